@@ -69,7 +69,7 @@ _LAID = '"""X, added along an axis of this size at first + factor * position + .
 
 
 def _places(arange: str) -> str:
-    """Lines that say at which places along an axis a helper reads or writes."""
+    """Return lines that compute the indices along an axis at which a helper reads or writes."""
     return f"""places = first + factors[0] * {arange.format("sizes[0]")}
     for count, factor in zip(sizes[1:], factors[1:], strict=True):
         places = places[..., None] + factor * {arange.format("count")}"""
@@ -268,5 +268,5 @@ BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (_NUMPY,
 
 
 def backend(name: str) -> Backend:
-    """Return a library by its name. An unknown name is refused with the known ones."""
+    """Return a library by name. Raises `InputError` for an unknown one."""
     return named_one("backend", name, BACKENDS)

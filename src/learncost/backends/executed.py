@@ -1,4 +1,4 @@
-"""Predict the memory of a step in a library: the peak of the program that `emit` writes."""
+"""Memory of a step in a library: the peak of the program that `emit` writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of Python with their precedence, so that one nests in another without changing the order of operations.
+"""Python expressions with their precedence, so that nesting preserves the order of operations.
 
 Names of tables become Python identifiers, one-to-one: attn.Q is attn_Q.
 """
@@ -34,25 +34,25 @@ class Code:
 
 
 def binary(left: Code, sign: str, right: Code, level: int) -> Code:
-    """Two operands and a sign that binds to the left; the right one keeps its parentheses."""
+    """Return a left-associative operation; the right operand keeps its parentheses."""
     return Code(f"{left.at(level)} {sign} {right.at(level + 1)}", level)
 
 
 def number(value: float) -> Code:
-    """A number as Python reads it back."""
+    """Return a number as a Python literal."""
     if value in (float("inf"), float("-inf")) or value != value:
         return Code(f'float("{value}")')
     return Code(repr(float(value)), ATOM if value >= 0 else POWER)
 
 
 def shape(sizes: Iterable[str]) -> str:
-    """A tuple of sizes."""
+    """Return a tuple of sizes."""
     items = tuple(sizes)
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
 def call(function: str, arguments: Iterable[str], before: str = "", indent: int = 4) -> str:
-    """A call, over several lines where one would be too long; `before` precedes it on its first line."""
+    """Return a call, wrapped if too long; `before` precedes it on its first line."""
     items = list(arguments)
     line = f"{before}{function}({', '.join(items)})"
     if len(line) + indent <= WIDTH:
@@ -68,7 +68,7 @@ def call(function: str, arguments: Iterable[str], before: str = "", indent: int 
 
 
 def returned(items: Iterable[str]) -> str:
-    """A return of several values, over several lines where one would be too long."""
+    """Return a return statement of several values, wrapped if too long."""
     every = tuple(items)
     line = f"return {', '.join(every)}"
     return line if len(line) < WIDTH or "\n" in line or len(every) == 1 else call("", every, "return ")
@@ -104,7 +104,7 @@ class Identifiers:
         self._taken = {*reserved, *dir(builtins)}
 
     def of(self, name: str, kind: str = "value") -> str:
-        """The identifier; a size, a mask or a function of the same name has another one."""
+        """Return the identifier of a name; a size, mask or function of the same name has another one."""
         identifier = self._given.get((kind, name))
         if identifier is None:
             wish = identifier = spelled(name)
@@ -118,5 +118,5 @@ class Identifiers:
 
     @property
     def values(self) -> dict[str, str]:
-        """Every value's name in the table with its identifier."""
+        """Return the identifiers of all values by their names in the table."""
         return {name: identifier for (kind, name), identifier in self._given.items() if kind == "value"}

@@ -1,4 +1,4 @@
-"""Print one function: parameters with their axes, sizes and masks, statements, and `del` after last uses."""
+"""The printer of a function: parameters with axes, sizes and masks, statements, and `del` after last uses."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def sizes(scope: FunctionScope, sources: Sequence[SizeSource]) -> tuple[list[Emi
 
 
 def masks(scope: FunctionScope, chosen: Set[Mask] | None = None) -> list[EmittedStatement]:
-    """Statements that make the masks of a function, each once; only of some, if these are given."""
+    """Return the statements that define the masks of a function, by default all."""
     statements = []
     for key, name in scope.masks.items():
         if chosen is not None and key not in chosen:
@@ -73,7 +73,7 @@ def masks(scope: FunctionScope, chosen: Set[Mask] | None = None) -> list[Emitted
 
 
 def _inside(scope: FunctionScope, key: Mask) -> str:
-    """Lower <= upper (or <, =, !=), and upper - lower < window."""
+    """Return the mask's expression: lower <= upper (or <, =, !=), and upper - lower < window."""
     upper, lower, relation, window = key
     ahead = "".join(f" {sign} {scope.first(axis)}" for sign, axis in (("+", upper), ("-", lower)) if sharded_over(axis))
     is_in_order = not any(side in scope.zigzag for side in (_size(upper), _size(lower)))
@@ -92,7 +92,7 @@ def _inside(scope: FunctionScope, key: Mask) -> str:
 
 
 def _positions(scope: FunctionScope, side: str) -> str:
-    """The positions of an axis, counted over all devices; a number as it is."""
+    """Return the global positions of an axis; a number as it is."""
     if side.isdigit():
         return side
     text = scope.backend.arange(scope.size(side), scope.like).text
@@ -106,7 +106,7 @@ def _positions(scope: FunctionScope, side: str) -> str:
 
 
 def _size(axis: str) -> str:
-    """The size of all of an axis: M of `M/cp'`."""
+    """Return the global size of an axis: M for `M/cp'`."""
     return base(whole(axis))
 
 
@@ -146,7 +146,7 @@ def text(
     first: Sequence[EmittedStatement],
     rest: Sequence[EmittedStatement],
 ) -> str:
-    """The whole function."""
+    """Return the text of the function."""
     lines = [f"def {name}(", *(f"    {parameter}" for parameter in parameters), "):", f'    """{about}"""']
     lines += _block(first)
     if first and rest and not rest[0].heading:

@@ -1,4 +1,4 @@
-"""Print ops as calls: of the library's function if it has one, else of a helper from the op's body."""
+"""The printer of ops as calls: of the library's function if it has one, else of a helper from the op's body."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST = 60
 
 
 def primitive(backend: Backend, op: str, operands: Sequence[Code], numbers: Sequence[bool], **along: str) -> Code:
-    """A primitive; `numbers` are the operands that are Python's numbers, `along` the axes and sizes as parameters."""
+    """Return a primitive; `numbers` are the operands that are Python numbers, `along` the axes and sizes."""
     row = entry(op)
     if row.truth:
         return Code(f"{operands[0].at(SUM)} {row.sign} {operands[1].at(SUM)}", COMPARISON)
@@ -44,7 +44,7 @@ def primitive(backend: Backend, op: str, operands: Sequence[Code], numbers: Sequ
 
 
 def _at_the_end(spelled: str, operand_of: dict[str, str], axis: str) -> str:
-    """The call of a function along the last axes, with their sizes as parameters; others are moved there and back."""
+    """Return the call of a function along the last axes, with their sizes; other axes are moved there and back."""
     first, *rest = operand_of
     x, axes = operand_of[first], [int(place) for place in re.findall(r"-\d+", axis)]
     last = [*range(-len(axes), 0)]
@@ -57,7 +57,7 @@ def _at_the_end(spelled: str, operand_of: dict[str, str], axis: str) -> str:
 
 
 def is_along(op: OpDef) -> bool:
-    """Return whether the operator acts along axes, which its helper then has as parameters."""
+    """Return whether the operator has axes, which are parameters of its helper."""
     return not op.pointwise and bool(op.body or op.kind in ("reduction", "scan"))
 
 
@@ -69,12 +69,12 @@ class Helpers:
     texts: dict[str, str] = field(default_factory=dict)
 
     def library(self, name: str) -> None:
-        """Note that a helper of the backend is used, such as NumPy's einsum."""
+        """Mark a helper of the backend as used, such as NumPy's einsum."""
         if name in self.backend.helpers:
             self.texts.setdefault(name, self.backend.helpers[name])
 
     def call(self, op: str, part: str, gives: tuple[str, ...], operands: Sequence[str], axis: str) -> str:
-        """The call of a whole word: operands as its part reads them, `axis` where it acts along some."""
+        """Return the call of an operator: its operands, and `axis` if it has axes."""
         def_of_op = entry(op)
         if (
             part == "body"
@@ -110,7 +110,7 @@ class Helpers:
 
 
 class _HelperWriter:
-    """One helper: the lines of a word's part, what is read once written into its reader."""
+    """Prints one helper: the lines of an operator's body or gradient, with single-use values inlined."""
 
     def __init__(self, helpers: Helpers, op: OpDef, part: str, gives: tuple[str, ...]) -> None:
         self.helpers, self.backend, self.op, self.part, self.gives = helpers, helpers.backend, op, part, gives
@@ -191,5 +191,5 @@ class _HelperWriter:
 
 
 def _is_count(term: Operand) -> bool:
-    """One over the number of elements along the axes: with a sum before it, it is a mean."""
+    """Return whether a term is one over the number of elements along the axes, which makes a sum a mean."""
     return isinstance(term, Literal) and term.sizes == ("n",) and term.power == -1 and term.value == 1

@@ -1,4 +1,4 @@
-"""Reads and writes at indices: as slices, along the rows of an array, or at the points of several indices."""
+"""The printer of indexed reads and writes: slices, rows of an array, or points of several indices."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def gathered(scope: FunctionScope, term: Term, want: tuple[str, ...]) -> Code:
 
 
 def _parts(term: Term) -> list[Read]:
-    """The axes that are read or written at an index, of which the device has a part."""
+    """Return the indexed axes that are sharded."""
     return [axis for axis in term.axes if isinstance(axis, Read) and sharded_over(axis.axis)]
 
 
@@ -73,7 +73,7 @@ def is_taken(line: Line) -> bool:
 
 
 def take(scope: FunctionScope, line: Line, remark: str, heading: str) -> None:
-    """A value read at places that positions give, one axis after another, the last one first: a statement each."""
+    """Return a value read at affine indices, by a statement for each axis, the last one first."""
     left, (term,) = line.left[0], line.right
     assert isinstance(term, Term)
     scope.layouts.pop(left.name, None)
@@ -98,7 +98,7 @@ def take(scope: FunctionScope, line: Line, remark: str, heading: str) -> None:
 
 
 def _laid(scope: FunctionScope, left: Term, value: Code) -> Code:
-    """A value over all axes of a term, added at places that positions give, one axis after another."""
+    """Return a value over all axes of a term, added at affine indices, axis by axis."""
     for place, at in left.beyond:
         scope.helpers.library("laid")
         size = scope.size(scope.axes[left.name][place])
@@ -107,7 +107,7 @@ def _laid(scope: FunctionScope, left: Term, value: Code) -> Code:
 
 
 def scatter(scope: FunctionScope, line: Line, remark: str, heading: str) -> None:
-    """A value written at indices: added where several meet."""
+    """Return a value scattered to indices, with a sum at repeated ones."""
     left, (term,) = line.left[0], line.right
     assert isinstance(term, Term)
     scope.layouts.pop(left.name, None)
@@ -143,7 +143,7 @@ def _points(scope: FunctionScope, left: Term) -> str:
 
 
 def _into(scope: FunctionScope, left: Term, place: IndexPlace, name: str, value: Code) -> str:
-    """NumPy's statement, which fills an array of zeros."""
+    """Add NumPy's statement, which fills an array of zeros."""
     if place.slices and place.fixed:
         return f"{name}[{place.index(scope)}] = {value.text}"
     if place.one_a_row:  # so that nothing meets
@@ -159,13 +159,13 @@ def _into(scope: FunctionScope, left: Term, place: IndexPlace, name: str, value:
 
 
 def _added(scope: FunctionScope, left: Term, place: IndexPlace, value: Code) -> str:
-    """JAX's method."""
+    """Return JAX's method call."""
     index = place.index(scope) if place.slices else _points(scope, left)
     return f".at[{index}].{'set' if left.apart else 'add'}({value.text})"
 
 
 def _added_in_place(scope: FunctionScope, left: Term, place: IndexPlace, value: Code) -> str:
-    """PyTorch's method, each the fastest that means it."""
+    """Return PyTorch's method call, the fastest of the equivalent ones."""
     if place.slices and place.count:
         positions, at = scope.positions(place.read).atom, place.first
         if place.count > 1:

@@ -1,4 +1,4 @@
-"""Each line of the normal form as a statement: products, moves, sums, primitives, whole words."""
+"""The printer of lines in normal form as statements: products, moves, sums, primitives, operators."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def headed(items: Iterable[Item]) -> Iterator[tuple[Item, str | None]]:
 
 
 def comment(line: Line) -> str:
-    """The axes of the results, under which condition, and the numbers of the equations."""
+    """Return the comment of a line: axes of results, condition, and equation numbers."""
     axes = ", ".join(dict.fromkeys(f"[{' '.join(term.declared)}]" for term in line.left))
     where = "".join(f" where {condition}" for condition in line.where)
     return axes + where + (f"  ({line.meta.equation})" if line.meta.equation else "")
@@ -103,7 +103,7 @@ def _product(scope: FunctionScope, line: Line) -> Code:
 
 
 def _matrix(a: Code, a_axes: tuple[str, ...], b: Code, b_axes: tuple[str, ...], want: tuple[str, ...]) -> Code | None:
-    """The product as `a @ b`, where the axes lie as matrices have them; a matrix on the right may be transposed."""
+    """Return the product as `a @ b` if the axes are laid out as matrices; the right one may be transposed."""
     if not a_axes or a_axes[-1] in want or a_axes[-1] not in b_axes:
         return None
     summed, rows = a_axes[-1], a_axes[:-1]
@@ -129,7 +129,7 @@ def _einsum(
 
 
 def _letters(axes: tuple[str, ...]) -> dict[str, str]:
-    """A letter for each axis: its own, or the other case of it, or the next one that is free."""
+    """Return a letter for each axis: its own, or its other case, or the next free one."""
     every = dict.fromkeys(axes)
     letters = {axis: axis for axis in every if axis in ascii_letters and len(axis) == 1}
     for axis in every:
@@ -144,7 +144,7 @@ def _letters(axes: tuple[str, ...]) -> dict[str, str]:
 
 
 def _move(scope: FunctionScope, line: Line, term: Operand) -> Code:
-    """One factor: a gather, a reduction, a transposition, a spread."""
+    """Return a line of one factor: a gather, reduction, transposition or broadcast."""
     want = line.left[0].loops
     if isinstance(term, Literal):
         return scope.full(scope.shape(want), scope.literal(term).text)
@@ -157,7 +157,7 @@ def _move(scope: FunctionScope, line: Line, term: Operand) -> Code:
 
 
 def _summed(scope: FunctionScope, code: Code, have: tuple[str, ...], want: tuple[str, ...], kind: str = "sum") -> Code:
-    """The sum over the axes that are not wanted."""
+    """Return the sum over the axes that are not required."""
     remaining = [axis for axis in have if axis in want]
     if len(remaining) < len(have):
         places = [str(place) for place, axis in enumerate(have) if axis not in want]
@@ -227,7 +227,7 @@ def _primitive(scope: FunctionScope, line: Op) -> Code:
 
 
 def _whole(scope: FunctionScope, line: Op, heading: str) -> None:
-    """A word as a call; what it gives without the axes that it acts on keeps these with length 1."""
+    """Return an operator as a call; reduced axes stay in the result with length 1."""
     op = entry(line.op)
     terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
     every = set(line.loops)

@@ -1,4 +1,4 @@
-"""Print a loop as a function of one iteration, called in a loop; its saved tensors are one object."""
+"""The printer of a loop: a function of one iteration, called in a loop, with its saved tensors in one object."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SavedList:
 
 @dataclass
 class LoopsWriter:
-    """Writes the loops of a program. `statements` writes the lines of a function, given the names that leave it."""
+    """Prints the loops of a program. `statements` prints the lines of a function, given its outputs."""
 
     table: Table
     weights: WeightRecords
@@ -97,7 +97,7 @@ class _LoopWriter:
         self._loop(read)
 
     def _like(self, lasting: Sequence[str]) -> str:
-        """The array whose type numbers have: one that is there to the end, and no index."""
+        """Return the array whose type numbers have: one that lives to the end and is no index."""
         line, known = self.line, {**self.iterations.table.known, **self.line.values}
         taken = {carry.start for carry in line.carry} | {name for name, _ in line.each} | {*line.shared}
         name_of = {self.names.of(name): name for name in taken & known.keys()}
@@ -110,13 +110,13 @@ class _LoopWriter:
     # What an iteration takes.
 
     def _take(self, name: str, axes: tuple[str, ...], argument: str) -> None:
-        """A value as a parameter; if its layout is as declared, sizes are read from its shape."""
+        """Return a value as a parameter; if its layout is as declared, sizes are read from its shape."""
         self.parameters.append(FunctionParameter(self.names.of(name), axes=axes, argument=argument))
         if self.inner.layout(name) == tuple(range(len(axes))):
             self.sources.append(SizeSource(self.names.of(name), axes))
 
     def _slices(self) -> list[Made]:
-        """Slices of stacks: weights as one record, kept objects, other arrays; the statements that open the objects."""
+        """Return the slices of stacks (weight records, saved objects, arrays), and statements that open the objects."""
         line, inner, opened = self.line, self.inner, list[Made]()
         rest = dict(line.each)
         for group in self.iterations.weights.groups:
@@ -153,7 +153,7 @@ class _LoopWriter:
         return f"{self.iteration} * {together} : ({self.iteration} + 1) * {together}" if together else self.iteration
 
     def _joins(self, inside: str, outer: str) -> str:
-        """The function that makes a stack of what the iterations give: a slice each, or several together."""
+        """Return the function that stacks the results of iterations: one slice each, or several."""
         backend = self.inner.backend
         return backend.join if self.line.part(inside, self.scope.axes.get(outer, ())) else f"{backend.module}.stack"
 
@@ -188,7 +188,7 @@ class _LoopWriter:
     # What it gives.
 
     def _gives(self) -> None:
-        """Carried values, what it keeps for later loops as one object, gradients of weights as records, the rest."""
+        """Return the iteration's results: carried values, an object of saved tensors, records of gradients, others."""
         inner, names, values = self.inner, self.names, self.iterations.table.known
         for carry in self.line.carry:
             self.returned.append(inner.settled(carry.end).text)
@@ -239,7 +239,7 @@ class _LoopWriter:
         self._collect(kept_object.variable, f"record {kept_object.variable}", text)
 
     def _gradients(self, group: WeightGroup, inside_of: Mapping[str, str]) -> None:
-        """The gradients of a group's weights, each by its stack: a record each iteration, then a record of stacks."""
+        """Return the gradients of a group's weights by stack: a record per iteration, then a record of stacks."""
         inner, names = self.inner, self.names
         outer, inside = next(iter(inside_of.items()))
         variable = names.of(f"d{group.field}", f"record {self.number}")
@@ -254,7 +254,7 @@ class _LoopWriter:
         return [line for line in repeats if not {outer for _, outer in line.each}.isdisjoint(stacks)]
 
     def _read_whole(self) -> set[str]:
-        """Names that are read other than slice by slice."""
+        """Return the names that are read other than slice by slice."""
         names = set(self.handed)
         for line in self.around:
             if isinstance(line, Loop):
@@ -354,5 +354,5 @@ def loop_title(loop: CallLoop, table: Table) -> str:
 
 
 def _what(line: Loop) -> str:
-    """Return the description of its iterations: blocks, or several of them."""
+    """Return the description of the loop's iterations: blocks, or several of them."""
     return "segment" if line.count.partition("/")[2].isdigit() else "block"

@@ -1,4 +1,4 @@
-"""The optimizer's lines: those of a stack's weights as one statement over the fields of their record."""
+"""The printer of the optimizer's lines: one statement over the fields of a record of weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from learncost.ops.collectives import is_collective
 
 
 def collapsed(scope: FunctionScope, lines: Sequence[Line], weights: WeightRecords) -> Iterator[tuple[Line | None, str]]:
-    """Write the groups that can be written as one; the lines that are left over, with the heading of the first."""
+    """Print the groups that can be one statement; return the remaining lines, with the heading of the first."""
     heading = "optimizer"
     left = list(lines)
     for group in weights.groups:
@@ -28,7 +28,7 @@ def collapsed(scope: FunctionScope, lines: Sequence[Line], weights: WeightRecord
 
 
 def _record(scope: FunctionScope, lines: Sequence[Op], group: WeightGroup, heading: str) -> bool:
-    """One statement for all lines, if they are one word of fields of the same records; whether it was written."""
+    """Print one statement for all lines if they apply one operator to fields of the same records; return whether."""
     names, kind = group.names, group.record
     if [line.right[0].name for line in lines] != list(names) or len({line.op for line in lines}) != 1:
         return False

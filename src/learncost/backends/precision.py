@@ -47,7 +47,7 @@ class Rounding:
 
 
 def contraction(line: Line) -> bool:
-    """A product of two arrays that each have a separate axis and are summed over a common one."""
+    """Return a product of two arrays that each have a separate axis and are summed over a common one."""
     if not isinstance(line, Product) or len(line.right) != 2:
         return False
     first, second = line.right
@@ -66,7 +66,7 @@ OPERATORS = Rounding(contraction, lambda line: isinstance(line, Op) and bool(lin
 
 
 def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Table, Mapping[str, str]]:
-    """The table with the copies that it needs, and the type of every name in it.
+    """Return the table with casts, and the type of every name in it.
 
     dtype   a precision: fp32 or fp64 for all; bf16-masters: products in bf16, weights and sums in fp32; bf16-true: all
             in bf16
@@ -85,7 +85,7 @@ def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Tab
 
 
 def check_runs(kind: Precision) -> None:
-    """Raise `InputError` for a precision with types that programs do not compute in or keep."""
+    """Raise `InputError` for a precision with types that programs do not support."""
     check_trained(kind)
     types = (kind.weights, kind.gradients, kind.values, kind.states, kind.masters, kind.loss)
     if not kind.is_whole and (wrong := next((name for name in types if name and name not in COMPUTED), None)):
@@ -109,13 +109,13 @@ def _pure(table: Table, kind: Precision) -> set[str]:
 
 
 def rounds_states(table: Table) -> bool:
-    """Return whether the optimizer's states are rounded between steps to a type that it has instead of a precision."""
+    """Return whether the optimizer's states are rounded between steps to a type of the optimizer."""
     operators = {line.meta.operator for line, _ in walk(table.lines) if isinstance(line, Op)}
     return any(optimizer.states and name in operators for name, optimizer in OPTIMIZERS.items())
 
 
 def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
-    """The type of every name of every scope."""
+    """Return the type of every name of every scope."""
     names = {*table.known, *table.inputs, *table.weights}
     conditions = condition_names(table.lines)
     indices = {*table.indices, *(name for name, value in table.known.items() if value.role == "index")}
@@ -130,7 +130,7 @@ def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
 
 
 def _of_stacks(lines: Iterable[Statement], types: dict[str, str]) -> None:
-    """Give slices the types of their stacks, and stacks those of what they collect."""
+    """Give slices the types of their stacks, and stacks those of their slices."""
     for line in lines:
         if isinstance(line, Loop):
             types |= {inside: types[outer] for inside, outer in line.each}
@@ -139,7 +139,7 @@ def _of_stacks(lines: Iterable[Statement], types: dict[str, str]) -> None:
 
 
 def _streams(table: Table) -> set[str]:
-    """Values that stay in fp32: loop-carried ones, rows that are added at an index to those of a table, and sums of
+    """Return the values that stay in fp32: loop-carried ones, rows scattered into those of a table, and sums of
     arrays that are as large as the sum."""
     names: set[str] = set()
     for line, _ in visit(table.lines):
@@ -154,7 +154,7 @@ def _streams(table: Table) -> set[str]:
 
 @dataclass
 class _Mixed:
-    """Adds the copies, scope by scope; `low` are the names in bf16."""
+    """Adds casts scope by scope; `low` are the names in bf16."""
 
     rounding: Rounding
     streams: set[str]
@@ -168,7 +168,7 @@ class _Mixed:
         values: Mapping[str, Value],
         around: Iterable[str] = (),
     ) -> tuple[Statement, ...]:
-        """The lines of a scope; `around` are names from outside that have a copy there."""
+        """Return the lines of a scope; `around` are outer names with casts."""
         result: list[Statement] = []
         copied = set(around)
         for line in lines:
@@ -222,12 +222,12 @@ class _Mixed:
         )
 
     def _is_activation(self, term: Term) -> bool:
-        """Rows of features that are no stream."""
+        """Return whether a value is rows of features and no residual stream."""
         features = [axis for axis in term.declared if base(axis) in self.features]
         return term.name not in self.streams and bool(features) and len(features) < len(term.declared)
 
     def _copy(self, result: list[Statement], name: str, value: Value, line: Line) -> None:
-        """Add the line that rounds: in the kernel that makes the value, or before the product that reads it."""
+        """Add the cast: in the kernel that defines the value, or before the product that reads it."""
         low, axes = f"{name}{LOW}", value.axes
         self.copies[low] = Value(axes, "copy", name)
         self.low.add(low)

@@ -1,4 +1,4 @@
-"""Print a table as a program: a function for the step, one per loop iteration, records and helpers."""
+"""The printer of a table as a program: a function for the step, one per loop iteration, records and helpers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def program(
     sizes: Mapping[str, int] | None = None,
     dtype: str | None = None,
 ) -> Program:
-    """The program of a table, whose weights and inputs are its arguments and whose outputs it returns.
+    """Return the program of a table, with weights and inputs as arguments and outputs as results.
 
     function_name   of the function
     title           what the program is, its first lines
@@ -104,7 +104,7 @@ def program(
 
 
 def in_types(table: Table, library: Backend, dtype: str | None) -> tuple[Table, frozenset[str]]:
-    """A table with the copies that a precision needs, and its names in bf16. Raises `InputError` without a type."""
+    """Return a table with the casts of a precision, and its names in bf16. Raises `InputError` without a type."""
     if dtype is None or precision_of(dtype).values != "bf16":
         return table, frozenset()
     if not library.casts:
@@ -114,7 +114,7 @@ def in_types(table: Table, library: Backend, dtype: str | None) -> tuple[Table, 
 
 
 def closed(table: Table) -> Table:
-    """The table with everything that its lines read and do not make among its inputs."""
+    """Return the table with all undefined names of its lines as inputs."""
     available: set[str] = {*table.inputs, *table.weights}
     free: list[str] = []
     for line in table.lines:
@@ -124,7 +124,7 @@ def closed(table: Table) -> Table:
 
 
 def _codes(table: Table) -> frozenset[str]:
-    """The names of indices that are kept in bytes, and of their slices."""
+    """Return the names of indices that are stored in bytes, and of their slices."""
     codes = table.codes
     return codes | {inside for line in table.repeats for inside, outer in line.each if outer in codes}
 
@@ -140,11 +140,11 @@ class Stops:
 
     @property
     def behind(self) -> tuple[str, ...]:
-        """The passes behind which it stops."""
+        """Return the passes after which it stops."""
         return ("forward",) if self.updates is None else ("forward", "backward")
 
     def passed(self, line: Statement, table: Table) -> int:
-        """Behind how many of them a lowered line of the table is."""
+        """Return the number of stops before a lowered line of the table."""
         meta = next(inner for inner, _ in walk((line,))).meta
         if self.updates is None or meta.phase == "forward":
             return int(meta.phase != "forward")
@@ -153,7 +153,7 @@ class Stops:
 
 @dataclass
 class FunctionWriter:
-    """A function during printing, with those of its loops' iterations."""
+    """A function during printing, with the functions of its loops' iterations."""
 
     table: Table
     backend: Backend
@@ -216,7 +216,7 @@ class FunctionWriter:
         return f"{blocks.pop()}_block" if len(every) > 1 and len(blocks) == 1 and None not in blocks else "block"
 
     def _states(self) -> dict[str, dict[str, str]]:
-        """Inputs that belong to every weight, such as `W.M` or gradients: records like that of the weights."""
+        """Return the inputs that belong to weights, such as `W.M` or gradients, as records like that of the weights."""
         if self.weights.tree is None:
             return {}
         states: dict[str, dict[str, str]] = {}
@@ -248,7 +248,7 @@ class FunctionWriter:
         return (f"the new state_{end}", weight) if weight else ("the new weights", value.of)
 
     def _like(self, paths: Mapping[str, str]) -> str:
-        """The array whose type all numbers have: the first weight, or the first input that is no index or condition.
+        """Return the array whose type all numbers have: the first weight, or the first input that is no index or mask.
 
         Where there is none, such as in a layer of constants, the program begins with a number of the library's type.
         """
@@ -265,12 +265,12 @@ class FunctionWriter:
     # The whole.
 
     def program(self) -> Program:
-        """The whole text, of this function alone."""
+        """Return the program's text with this function alone."""
         inputs, _, results, sizes = self.written()
         return Program(self._text(), self.function, self.identifiers.values, inputs, results, sizes, self.scope.meets)
 
     def written(self) -> tuple[tuple[Tree, ...], list[FunctionParameter], tuple[Tree, ...], dict[str, str]]:
-        """Write the function: what it takes, its parameters, what it returns, and the sizes among its parameters."""
+        """Print the function; return its arguments, parameters, results, and the sizes among its parameters."""
         table, scope = self.table, self.scope
         inputs, parameters = self._parameters()
         self.statements(scope, self.lowered.lines, set(table.outputs))
@@ -303,7 +303,7 @@ class FunctionWriter:
         return inputs, parameters, results, {name: scope.sizes[name] for name in missing}
 
     def _filled(self) -> dict[str, int]:
-        """The axes of which parts are filled up, with their sizes; helpers that do it are noted."""
+        """Return the axes with padded shards and their sizes; mark the padding helpers as used."""
         filled = self.scope.filled
         for axis in filled:
             if axis.rpartition("/")[0] in filled:
@@ -317,7 +317,7 @@ class FunctionWriter:
         return {whole(axis): int(size_of(whole(axis), self.given)) for axis in filled}
 
     def _number(self, size: str) -> int | None:
-        """A size that is given, or that is a part of one."""
+        """Return a given size, or a shard of one."""
         try:
             return int(size_of(size, self.given))
         except KeyError:
@@ -360,7 +360,7 @@ class FunctionWriter:
     # Statements.
 
     def statements(self, scope: FunctionScope, lines: Sequence[Statement], handed: set[str]) -> None:
-        """The lines of one function; `handed` are the names that leave it."""
+        """Print the lines of one function; `handed` are its outputs."""
         scope.once = _read_once(lines, self.steps) - handed
         scope.handed = handed
         makes = Counter(name for line in lines for name in line.makes)
@@ -391,7 +391,7 @@ class FunctionWriter:
     # Results.
 
     def _results(self) -> tuple[Tree, ...]:
-        """The outputs in order, but gradients, new weights and new states as records like that of the weights."""
+        """Return the outputs in order, with gradients, weights and states as records like that of the weights."""
         tree, table = self.weights.tree, self.table
         if tree is None:
             return tuple(dict.fromkeys(table.outputs))
@@ -422,7 +422,7 @@ class FunctionWriter:
         return more + text.replace("return", "yield", 1)
 
     def built(self, scope: FunctionScope, tree: Tree) -> str:
-        """A tree of names as Python: a record's own name where all its fields are that record's."""
+        """Return a tree of names in Python: a record's name if all fields are that record's."""
         if tree is None:
             return "None"
         if isinstance(tree, str):
@@ -435,7 +435,7 @@ class FunctionWriter:
         return f"{tree.record}({', '.join(texts)})"
 
     def _part(self, scope: FunctionScope, tree: Tree) -> str:
-        """A part of a record; a record that is too long for its place gets a separate line and a name."""
+        """Return a part of a record; a long one is assigned to a name on a separate line."""
         text, name = self.built(scope, tree), next(leaves(tree), None)
         if not isinstance(tree, RecordNode) or name is None or len(text) < WIDTH // 2:
             return text
@@ -485,7 +485,7 @@ class FunctionWriter:
 
 
 def _last(lines: Sequence[Statement]) -> list[Line]:
-    """The optimizer's lines that nothing else reads, such as those of drawn directions in iterations with updates."""
+    """Return the optimizer's lines that nothing else reads, such as those of random directions."""
     steps = [line for line in lines if isinstance(line, Line) and line.meta.phase == "optimizer_step"]
     read = {name for line in lines if line not in steps for name in line.reads}
     for line in reversed(steps):
@@ -499,7 +499,7 @@ def _meets(lines: Iterable[Statement]) -> bool:
 
 
 def _read_once(lines: Iterable[Statement], steps: Set[str]) -> set[str]:
-    """Names of steps within one line that one other line reads, so that they may be written into it."""
+    """Return the names of intermediate steps with a single reader, into which they can be inlined."""
     reads: Counter[str] = Counter()
     barred: set[str] = set()
     for line in lines:

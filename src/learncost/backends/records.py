@@ -1,4 +1,4 @@
-"""Records: a model's weights as one object, an iteration's weights as another, saved tensors as a third."""
+"""Records: objects of a model's weights, of an iteration's weights, and of saved tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEW = 6
 
 @dataclass(frozen=True)
 class RecordNode:
-    """A record or a part of one: its class and its fields, each a name of the table, a part, or nothing."""
+    """A record or a part of one: its class and its fields, each a name of the table, a part, or None."""
 
     record: str
     fields: tuple[Tree, ...]
@@ -25,7 +25,7 @@ Tree: TypeAlias = "str | RecordNode | None"
 
 
 def leaves(tree: Tree) -> Iterator[str]:
-    """The names in a tree."""
+    """Yield the names in a tree."""
     if isinstance(tree, RecordNode):
         for part in tree.fields:
             yield from leaves(part)
@@ -34,21 +34,21 @@ def leaves(tree: Tree) -> Iterator[str]:
 
 
 def renamed(tree: Tree, names: Mapping[str, str]) -> Tree:
-    """The tree with other names; those that have none are left empty."""
+    """Return the tree with other names; fields without one are None."""
     if isinstance(tree, RecordNode):
         return RecordNode(tree.record, tuple(renamed(part, names) for part in tree.fields))
     return names.get(tree) if tree is not None else None
 
 
 def fill(tree: Tree, values: Mapping[str, Any], namespace: Mapping[str, Any]) -> Any:
-    """The argument that a tree describes, made of arrays by name, with the classes of an executed program."""
+    """Return the argument that a tree describes, from arrays by name and the classes of an executed program."""
     if isinstance(tree, RecordNode):
         return namespace[tree.record](*(fill(part, values, namespace) for part in tree.fields))
     return None if tree is None else values[tree]
 
 
 def unfold(tree: Tree, value: Any) -> Iterator[tuple[str, Any]]:
-    """The arrays of a result, each with its name in the table."""
+    """Yield the arrays of a result with their names in the table."""
     if isinstance(tree, RecordNode):
         for part, field_value in zip(tree.fields, value, strict=True):
             yield from unfold(part, field_value)
@@ -58,7 +58,7 @@ def unfold(tree: Tree, value: Any) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Record:
-    """A class of the program: its name, what it is, its fields with the names and axes behind them."""
+    """A class of the program: its name, description, and fields with names and axes."""
 
     name: str
     title: str
@@ -74,7 +74,7 @@ class Record:
 
 
 def groups(table: Table) -> list[tuple[str, ...]]:
-    """Weights that the iterations of the same repeats slice, group by group, in the order of the table's weights."""
+    """Return the weights in groups sliced by the same loops, in the order of the table's weights."""
     merged: list[set[str]] = []
     for loop in table.repeats:
         sliced = {outer for _, outer in loop.each if outer in table.weights}
@@ -88,7 +88,7 @@ def groups(table: Table) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Weights of which every iteration of some repeats has its own: a record of stacks, a field of the whole."""
+    """Weights with a slice for every iteration of some loops: a record of stacks, which is a field of the model's."""
 
     field: str
     record: str
@@ -101,7 +101,7 @@ class WeightGroup:
 
 @dataclass(frozen=True)
 class WeightRecords:
-    """The arguments of a program's weights: one each, or one record with a part for each group."""
+    """The arguments of a program's weights: one each, or a record with a part for each group."""
 
     tree: RecordNode | None = None
     records: tuple[Record, ...] = ()
@@ -110,7 +110,7 @@ class WeightRecords:
 
     @staticmethod
     def of(table: Table, names: Identifiers, array: str, titled: Callable[[Sequence[str]], str]) -> WeightRecords:
-        """The records that the weights of a table need; `titled` says what the iterations of a group are called."""
+        """Return the records of a table's weights; `titled` returns the name of a group's iterations."""
         slices_together = groups(table)
         if len(table.weights) <= FEW or not slices_together:
             return WeightRecords()

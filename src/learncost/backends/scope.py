@@ -26,7 +26,7 @@ FIRST = ":first"
 
 @dataclass
 class EmittedStatement:
-    """A statement with the names that it makes and reads; `heading` is above it, `comment` behind it."""
+    """A statement with the names that it defines and reads, its heading and its comment."""
 
     text: str
     makes: tuple[str, ...] = ()
@@ -87,18 +87,18 @@ class FunctionScope:
         return self.layouts.get(name, tuple(range(len(self.axes[name]))))
 
     def have(self, term: Term) -> tuple[str | None, ...]:
-        """The axes of the array behind a term, as the line reads them."""
+        """Return the axes of a term's array, as the line reads them."""
         axes = tuple(a for axis in term.axes for a in ((axis,) if isinstance(axis, str) else axis.at.loops))
         return tuple(None if place is None else axes[place] for place in self.layout(term.name))
 
     def operand(self, term: Operand, want: tuple[str, ...]) -> Code:
-        """An operand such that it spreads over the axes wanted, by itself or with axes of length 1."""
+        """Return an operand that broadcasts over the required axes, if necessary with axes of length 1."""
         if isinstance(term, Literal):
             return self.literal(term)
         return self.spread(self.wide(term.name), self.have(term), want)
 
     def wide(self, name: str) -> Code:
-        """A value as lines compute with it: in fp32, but in products of bf16."""
+        """Return a value in the type of computation: fp32, but bf16 in products."""
         code = self.value(name)
         if name in self.narrow and self.backend.name == "torch":
             return Code(f"{code.atom}.to({self.like}.dtype)")
@@ -120,7 +120,7 @@ class FunctionScope:
         return code if term.value == 1 else Code(f"{number(term.value).at(POWER)} * {code.at(POWER)}", PRODUCT)
 
     def squeezed(self, term: Term) -> tuple[Code, tuple[str, ...]]:
-        """An operand without axes of length 1, and its axes."""
+        """Return an operand without axes of length 1, and its axes."""
         code, have = self.wide(term.name), self.have(term)
         plain = tuple(axis for axis in have if axis is not None)
         return self.without_ones(code, have), plain
@@ -131,7 +131,7 @@ class FunctionScope:
         return Code(f"{code.atom}[{', '.join('0' if axis is None else ':' for axis in have)}]")
 
     def spread(self, code: Code, have: Sequence[str | None], want: Sequence[str]) -> Code:
-        """The array such that broadcasting puts its axes where they are wanted."""
+        """Return the array so that broadcasting aligns its axes with the required ones."""
         last = want[len(want) - len(have) :] if have else ()
         plain = [axis for axis in have if axis is not None]
         if len(have) <= len(want) and all(
@@ -157,14 +157,14 @@ class FunctionScope:
     # Sizes and masks.
 
     def size(self, axis: str) -> str:
-        """The size of an axis: a number, or a variable that the function's first lines set."""
+        """Return the size of an axis: a number, or a variable set in the function's first lines."""
         size = base(axis)
         if size.isdigit():
             return size
         return self.sizes.setdefault(size, self.identifiers.of(size, "size"))
 
     def total(self, size: str) -> str:
-        """A size, or a sum of sizes in parentheses."""
+        """Return a size, or a sum of sizes in parentheses."""
         (_, first), *more = summands(size)
         rest = "".join(f" {'+' if sign > 0 else '-'} {self._product(summand)}" for sign, summand in more)
         return f"({self._product(first)}{rest})" if more else self._product(first)
@@ -173,14 +173,14 @@ class FunctionScope:
         return " * ".join(map(self.size, factors(summand)))
 
     def first(self, axis: str) -> str:
-        """The first position that this device has of an axis that is cut over the mesh."""
+        """Return this device's first position on a sharded axis."""
         return self.size(f"{marked(axis)}{FIRST}")
 
     def shape(self, axes: Iterable[str]) -> list[str]:
         return [self.size(axis) for axis in axes]
 
     def mask(self, condition: Condition, want: tuple[str, ...]) -> Code:
-        """Return the mask of a condition, over the axes wanted."""
+        """Return the mask of a condition over the required axes."""
         upper, lower = condition.upper, condition.lower
         key = (marked(upper), marked(lower), condition.relation, condition.window)
         axes = tuple(axis for axis in (upper, lower) if not axis.isdigit())
@@ -189,7 +189,7 @@ class FunctionScope:
         return self.spread(Code(name), axes, want)
 
     def own_mask(self, key: Mask, inner: FunctionScope) -> str:
-        """The mask that a function which is called from here needs."""
+        """Return the mask for a function called from this one."""
         self.conditions.setdefault(key, inner.conditions[key])
         return self.masks.setdefault(key, inner.masks[key])
 
@@ -198,7 +198,7 @@ class FunctionScope:
         return masks[0] if len(masks) == 1 else Code(" & ".join(mask.at(PRODUCT) for mask in masks), PRODUCT)
 
     def zeros(self, name: str) -> Code:
-        """An array of zeros with the axes that a name is declared with."""
+        """Return an array of zeros with a name's declared axes."""
         same = next((text for text, axes in self.weights_of.items() if axes == self.axes[name]), None)
         if same:
             return Code(f"{self.backend.module}.zeros_like({same})")
@@ -207,7 +207,7 @@ class FunctionScope:
     # Indices.
 
     def positions(self, axis: Read) -> Code:
-        """The index of an axis over the axes of the index, or the place that positions give."""
+        """Return an index over its axes, or an affine index."""
         if isinstance(axis.at, Affine):
             return self._affine(axis.at)
         code = self.value(axis.at.name)
@@ -218,19 +218,19 @@ class FunctionScope:
         return code
 
     def _affine(self, at: Affine) -> Code:
-        """A place, `2 * np.arange(I)[:, None] + np.arange(U) - 1`."""
+        """Return an affine index, such as `2 * np.arange(I)[:, None] + np.arange(U) - 1`."""
         counts = {axis: self.backend.arange(self.size(axis), self.like) for axis in at.loops}
         positions = {axis: self.spread(count, (axis,), at.loops).text for axis, count in counts.items()}
         return Code(self._total(at.parts, positions), SUM)
 
     def steps(self, at: Affine) -> str:
-        """An index as an argument of helpers: the sizes of its axes, with which factor each, and what is added."""
+        """Return an affine index as an argument of helpers: the sizes and factors of its axes, and the constant."""
         factors = [self._total([part for part in at.parts if part.axis == loop]) for loop in at.loops]
         first = self._total([part for part in at.parts if not part.axis])
         return f"{shape(self.shape(at.loops))}, {shape(factors)}, {first}"
 
     def _total(self, parts: Sequence[AffineTerm], positions: Mapping[str, str] = {}) -> str:
-        """The sum of the parts of a place: of what positions are multiplied with, or with the positions themselves."""
+        """Return the sum of an affine index's parts, of their factors or of factors times positions."""
         terms = []
         for part in parts:
             sizes, position = " * ".join(self.size(size) for size in part.sizes), positions.get(part.axis, "")
@@ -254,7 +254,7 @@ class FunctionScope:
         return Code(f"({place.at(SUM)} >= {first}) & ({place.at(SUM)} < {first} + {size})", COMPARISON)
 
     def _point(self, axis: Read, want: tuple[str, ...], size: str) -> Code:
-        """The positions over the axes wanted, those beyond an axis of this size moved onto it.
+        """Return the positions over the required axes, clamped to an axis of this size.
 
         PyTorch writes at arrays alone.
         """
@@ -279,7 +279,7 @@ class FunctionScope:
     # Statements.
 
     def put(self, text: str, makes: Sequence[str], comment: str = "", heading: str = "") -> None:
-        """Add a statement; what was read since the one before is read by this one."""
+        """Add a statement, which reads all names noted since the previous one."""
         self.statements.append(EmittedStatement(text, tuple(makes), tuple(self.read), comment, heading))
         self.read = []
 
@@ -289,14 +289,14 @@ class FunctionScope:
         self.read = []
 
     def open_record(self, variable: str, fields: Mapping[str, str]) -> None:
-        """A variable that holds a record: names of the table with their fields."""
+        """Declare a variable that holds a record: names of the table with their fields."""
         record = f"record {variable}"
         self.variables[record] = variable
         self.paths |= {name: f"{variable}.{field_name}" for name, field_name in fields.items()}
         self.owners |= dict.fromkeys(fields, record)
 
     def put_two(self, first: str, makes: Sequence[str], second: str, comment: str, heading: str) -> None:
-        """Add a statement that makes a value and one that fills it, of which the second reads."""
+        """Add a statement that allocates a value and one that fills it; the second has the reads."""
         read, self.read = self.read, []
         self.put(first, makes, "", heading)
         self.read = [*read, *makes]
@@ -315,7 +315,7 @@ class FunctionScope:
         return True
 
     def settled(self, name: str) -> Code:
-        """A value as it is declared, without axes of length 1 and in their order."""
+        """Return a value with its declared axes in order, without axes of length 1."""
         layout = self.layout(name)
         if layout == tuple(range(len(self.axes[name]))):
             return self.value(name)

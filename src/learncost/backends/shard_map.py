@@ -1,4 +1,4 @@
-"""Print a sharded step for JAX: a function that runs it on each device of a mesh, by `jax.shard_map`."""
+"""The printer of a sharded step for JAX: a function that runs it on each device of a mesh by `jax.shard_map`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sharded(
     axes: Mapping[str, tuple[str, ...]],
     filled: Mapping[str, int] | None = None,
 ) -> str:
-    """The text of a function of a mesh: the step of all its devices together, which takes and returns whole arrays.
+    """Return the text of a function of a mesh: the step of all devices, with global arrays as arguments and results.
 
     function  the step of one device, whose last argument is the mesh
     axes      of every name, `f/tp` where it is cut

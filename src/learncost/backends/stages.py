@@ -1,4 +1,4 @@
-"""Print pipeline stages as one program: the functions of each, and the schedule, a value with their order.
+"""The printer of pipeline stages as one program: the functions of each, and the schedule.
 
 A stage has a function of one microbatch, a generator that stops behind its forward pass and goes on where its backward
 pass is due: what the backward pass reads waits in it. Where weight updates are separate passes, it stops behind the
@@ -90,7 +90,7 @@ def step(given, mesh: DeviceMesh):
 
 @dataclass(frozen=True)
 class StageTables:
-    """The tables of a stage: a microbatch in its passes, and the update with the sums of their gradients."""
+    """The tables of a stage: the passes of a microbatch, and the update from accumulated gradients."""
 
     gather: Table
     update: Table
@@ -124,7 +124,7 @@ def stages_program(
     sizes: Sequence[Mapping[str, int]],
     dtype: str | None = None,
 ) -> StagesProgram:
-    """The program of a pipeline for PyTorch.
+    """Return the program of a pipeline for PyTorch.
 
     axis   of the mesh, along which the stages lie
     sizes  of a microbatch, of each stage
@@ -168,14 +168,14 @@ def stages_program(
 
 
 def _ways(stages: Iterable[StageTables]) -> str:
-    """The groups of processes that the stages need, as the arguments of `along`."""
+    """Return the process groups that the stages require, as arguments of `along`."""
     lines = [line for tables in stages for line in tables.update.lines if is_collective(line)]
     among = dict.fromkeys(shape(('"together"', *line.axes[1:])) for line in lines if len(line.axes) > 1)
     return shape(('("forth",)', '("back",)', *among))
 
 
 class _StageWriter:
-    """The functions of one stage, written."""
+    """The printer of one stage's functions."""
 
     def __init__(
         self,
@@ -213,14 +213,14 @@ class _StageWriter:
         self.defined = [str(text).partition("(")[0].split()[1] for text in texts]
 
     def _record(self, tree: RecordNode) -> str:
-        """Return the update's name of a record of arrays that has some or the new values of this one."""
+        """Return the update's name of a record with some arrays, or their new values, of this one."""
         table, some = self.update.table, next(leaves(tree))
         some = some if some in table.inputs else table.values[some].of
         records = (name for name, members in self.update.states.items() if some in members.values())
         return next(records, self.update.w)
 
     def _renewed(self, tree: Tree) -> str:
-        """The parameter in whose place a new array or record comes."""
+        """Return the parameter that a new array or record replaces."""
         if isinstance(tree, RecordNode):
             return self._record(tree)
         return self.gather.identifiers.of(self.update.table.values[str(tree)].of)

@@ -33,7 +33,7 @@ class SizeNeededError(Exception):
 
 
 class _ConstantSizes(dict[str, int]):
-    """The constant sizes, by their names."""
+    """The constant sizes by name."""
 
     def __missing__(self, size: str) -> int:
         raise SizeNeededError(size)

@@ -45,7 +45,7 @@ def _variable(arrays: Arrays, value: ScheduledValue, ending: str) -> tree.NameEx
 
 
 def _scan(numbers: Numbers, value: ScheduledValue, axis: str) -> Sequence[tree.CStatement]:
-    """A sum that is stored at each position (a prefix sum)."""
+    """Return the loops of a prefix sum, which is stored at each position."""
     arrays, place = numbers.arrays, dict(numbers.arrays.positions)
     if op_of(value).backwards:
         place[axis] = tree.OperationExpression("-", (minus(arrays.size(axis), ONE), place[axis]))
@@ -58,7 +58,7 @@ def _scan(numbers: Numbers, value: ScheduledValue, axis: str) -> Sequence[tree.C
 
 
 def _choice(numbers: Numbers, value: ScheduledValue, axis: str, result_axis: str) -> Sequence[tree.CStatement]:
-    """Place after place: of those behind the last one in the order of values, and of places of one value, the first."""
+    """Return the loops of a choice: for each result, the next index in the order of values, ties by index."""
     arrays, none, sign = numbers.arrays, tree.NameExpression("-1"), ">" if op_of(value).largest else "<"
     last, best, last_number, best_number = (
         _variable(arrays, value, ending) for ending in ("last", "best", "last.number", "best.number")

@@ -37,7 +37,7 @@ _SUFFIXES = {"float": "f", "real": "_real"}
 
 @dataclass(frozen=True)
 class Numbers:
-    """Return the values that a loop of the schedule reads and computes."""
+    """The values that a loop of the schedule reads and computes."""
 
     arrays: Arrays
     node: LoopNode

@@ -1,4 +1,4 @@
-"""Print expressions and statements in C, shared by all dialects."""
+"""The printer of C expressions and statements, which all dialects share."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class KernelSchedule:
         self.nodes = sorted({node for value in self.values.values() for node in self._sites(value)})
 
     def joined(self) -> KernelSchedule:
-        """Return the same schedule with adjacent axes merged."""
+        """Return the schedule with adjacent axes merged."""
         products = (self.inner(value.space) for value in self.values.values() if value.kind == "product")
         grouped = groups(self._lines, frozenset(self.steps).union(*products), self.iterations)
         iterations = dict.fromkeys(" ".join(grouped.get(axis, (axis,))) for axis in self.iterations)
@@ -153,7 +153,7 @@ class KernelSchedule:
         self.library = {line.name for line in self._lines if self._is_library(line, fixed)}
 
     def _is_library(self, line: Line, fixed: set[str]) -> bool:
-        """Return whether it is computed as matrix products; it is by loops where these are not contiguous in memory
+        """Return whether it is computed as matrix products; it is by loops if these are not contiguous in memory
         or its result is scattered over other iterations."""
         if not is_library(line, fixed):
             return False

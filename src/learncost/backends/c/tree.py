@@ -95,7 +95,7 @@ class CallExpression(Expression):
 
 @dataclass(frozen=True)
 class Named(Expression):
-    """A number that is computed once, in the outermost loop with its operands, at most as far out as `within`.
+    """A number computed once, in the outermost loop with its operands, not outside of `within`.
 
     key     equal for equal numbers
     name    that it gets unless another has it
@@ -130,7 +130,7 @@ class Store(CStatement):
 
 @dataclass(frozen=True)
 class SimultaneousStores(CStatement):
-    """Everything is read before anything is stored."""
+    """Stores whose values are all read before the first store."""
 
     stores: tuple[Store, ...]
 
@@ -186,7 +186,7 @@ class MatrixBlock(CNode):
 
 @dataclass(frozen=True)
 class Packed(CNode):
-    """A factor in rows or strips of cells: where it begins, and how long its summed axis is."""
+    """A factor packed in rows or strips of cells: its start and the length of its summed axis."""
 
     form: str
     array: ArrayMemory
@@ -272,7 +272,7 @@ def walk(*parts: object) -> Iterator[CNode]:
 
 
 def times(*factors: Expression) -> Expression:
-    """The product of all, in one row."""
+    """Return the product of all factors."""
     flat: list[Expression] = []
     for factor in factors:
         flat += factor.operands if isinstance(factor, OperationExpression) and factor.sign == "*" else (factor,)
@@ -281,17 +281,17 @@ def times(*factors: Expression) -> Expression:
 
 
 def plus(left: Expression, right: Expression) -> Expression:
-    """The sum; nothing is added to an index in vain."""
+    """Return the sum without zero terms."""
     return left if right == ZERO else right if left == ZERO else OperationExpression("+", (left, right))
 
 
 def minus(left: Expression, right: Expression) -> Expression:
-    """The difference of two indices."""
+    """Return the difference of two indices."""
     return ZERO if left == right else left if right == ZERO else OperationExpression("-", (left, right))
 
 
 def evaluated(expression: Expression, known: Mapping[str, int]) -> int:
-    """A product of sizes as a number. `known` has those of its sizes."""
+    """Return a product of sizes as a number; `known` has the values of sizes."""
     if isinstance(expression, SizeExpression):
         return known[expression.text]
     if isinstance(expression, NameExpression):
@@ -302,7 +302,7 @@ def evaluated(expression: Expression, known: Mapping[str, int]) -> int:
 
 
 def joined(sign: str, operands: list[Expression]) -> Expression:
-    """Operands with a sign between them; one alone is itself."""
+    """Return operands joined by an operator; a single one is returned as it is."""
     return operands[0] if len(operands) == 1 else OperationExpression(sign, tuple(operands))
 
 

@@ -69,7 +69,7 @@ def _atom(value: object) -> Polynomial:
 
 
 def _key(polynomial: Polynomial) -> frozenset[tuple[Monomial, float]]:
-    """Equal for equal polynomials, whatever the order in which their coefficients were rounded."""
+    """Return a key that is equal for equal polynomials, independent of the rounding of coefficients."""
     return frozenset((monomial, float(f"{number:.12g}")) for monomial, number in polynomial.items())
 
 

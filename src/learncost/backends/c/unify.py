@@ -121,7 +121,7 @@ def is_point(line: Line) -> bool:
 
 
 def _without_factors(lines: Sequence[Line], named: Collection[str]) -> list[Line]:
-    """A product that is added where an index says, both in one line, is multiplied there: at once, as it is priced.
+    """Merge a product into the scatter-add that reads it, so that it is multiplied in place, as it is priced.
 
     named  results of separate lines, which are priced so
     """
@@ -160,7 +160,7 @@ def _without_points(lines: Sequence[Line]) -> list[Line]:
 
 
 def _early(lines: Sequence[Line], iterations: frozenset[str]) -> list[Line]:
-    """A sum over iterations is known after them: what it is multiplied by becomes a factor of its line, which is late
+    """Make the multiplier of a sum over iterations, which is complete after them, a late factor of its line
     (`schedule.Value`), and where it is zero goes to its terms."""
     result: list[Line] = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""Steps as freestanding C99: for processors without an operating system, every byte known before compiling."""
+"""Steps as freestanding C99 for processors without an operating system, with memory known before compiling."""
 
 from learncost.backends.c99.layout import Alone, ProgramMemory, alone, program_memory
 from learncost.backends.c99.program import Firmware, FirmwareInputs, firmware

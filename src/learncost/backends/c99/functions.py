@@ -30,7 +30,7 @@ _OF_A_NUMBER = re.compile(r"(?!product_)[a-z0-9]+_real")
 
 @cache
 def known(dtype: str) -> Mapping[str, str]:
-    """The text of every function for a type; in the files a blank line parts them, and the first part is a remark."""
+    """Return the text of every function for a type; files separate them by blank lines, after an initial comment."""
     texts: dict[str, str] = {}
     for name in SOURCES[dtype]:
         _, *parts = Path(__file__).with_name(f"{name}.c").read_text(encoding="utf-8").split("\n\n")
@@ -81,7 +81,7 @@ WIDTH = 112
 
 
 def initial(number: Any, dtype: str) -> str:
-    """One number."""
+    """Return the C text of a number."""
     return initializer([number], dtype)[1:-1].strip()
 
 
@@ -98,7 +98,7 @@ def initializer(values: Any, dtype: str) -> str:
 
 
 def _lines(texts: list[str]) -> Iterator[str]:
-    """Numbers in lines of a width; `textwrap` takes a minute for a million of them."""
+    """Return numbers in lines of a width; `textwrap` takes a minute for a million of them."""
     first, width = 0, 0
     for number, text in enumerate(texts):
         width += len(text) + 2

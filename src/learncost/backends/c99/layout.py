@@ -1,4 +1,4 @@
-"""Lay out the memory of a bare-metal program, to the byte, before compiling."""
+"""The memory layout of a bare-metal program, exact before compiling."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ as such (6.5, paragraph 7)."""
 
 
 def widths(dtypes: Iterable[str]) -> dict[str, int]:
-    """Bytes of an element of each arena: of the widest type in it."""
+    """Return the bytes of an element of each arena: those of its widest type."""
     alignments: dict[str, int] = {}
     for dtype in dtypes:
         alignments[ARENAS[dtype]] = max(WIDTHS[dtype], alignments.get(ARENAS[dtype], 1))
@@ -68,7 +68,7 @@ class Alone(InPlaceLayout):
         return replace(function, writes=(*function.writes, *names))
 
     def _check(self) -> None:
-        """Nothing: values that iterations update elsewhere are copied back (`Steps`)."""
+        """Accept all: values that iterations update out of place are copied back (`StepsWriter`)."""
 
     def _product(self, line: Line) -> MatrixProduct | None:
         return matrix_product(line)
@@ -204,7 +204,7 @@ def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> ProgramMemory:
 
 
 def arrays(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, int]:
-    """Bytes in RAM, which `counted` sums: arrays by name, `ARENA` before that of an arena, single numbers as ""."""
+    """Return the bytes in RAM that `counted` sums: arrays by name, arenas prefixed with `ARENA`, scalars as ""."""
     own = ("weights", "states", "inputs", "masks")
     result = {
         name: declared(prod(shape_of(axes, layouts[0].sizes)), dtype) * WIDTHS[dtype]
@@ -217,7 +217,7 @@ def arrays(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, int]:
 
 
 def placed(layouts: Sequence[Alone], fixed: frozenset[str], regions: Sequence[Region]) -> dict[str, str]:
-    """The region of everything in RAM, by the names of `arrays`; nothing where no regions are given.
+    """Return the region of everything in RAM, by the names of `arrays`; empty without regions.
 
     Raises `InputError` where it does not fit.
     """

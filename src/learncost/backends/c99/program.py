@@ -85,7 +85,7 @@ REGIONS = """
 
 
 def _public(prefix: str) -> tuple[str, ...]:
-    """Other names that the header declares, which arrays may not have."""
+    """Return the other names that the header declares, which arrays may not have."""
     names = ("real", "steps", "seed", "learning_rate", "begin", "step", "gather", "update", "loss", "predict")
     upper = prefix.upper()
     return *(f"{prefix}_{name}" for name in names), f"{upper}_H", f"{upper}_RAM_BYTES", f"{upper}_FLASH_BYTES"
@@ -144,7 +144,7 @@ def firmware(
     content: FirmwareInputs,
     title: Sequence[str] = (),
 ) -> Firmware:
-    """The program of steps by their entries: step, or predict, or both; gather and update are a step in microbatches.
+    """Return the program of steps by entry: step, predict, or both; gather and update for microbatches.
 
     title  paragraphs of what it is
     Raises `InputError` for a line that cannot be computed in place.
@@ -270,7 +270,7 @@ class _FirmwareWriter:
         return f"{head} {{\n{body}\n}}\n"
 
     def _numbers(self) -> Iterator[str]:
-        """Return the numbers that follow from the step count and the learning rate."""
+        """Return the numbers derived from the step count and the learning rate."""
         by_role = {self.values[name].of: name for name in self.given if self.values[name].role == "number"}
 
         def spelled(of: str) -> str:
@@ -293,7 +293,7 @@ class _FirmwareWriter:
                 yield f"{self.names[name]} = (real)(({mixed} >> 8) + 1u);"
 
     def _masks(self, entry: str) -> Iterator[str]:
-        """Masks of dropout, drawn from the seed, the step, the microbatch and the mask's number: `masks.drawn`."""
+        """Return the dropout masks, drawn from the seed, the step, the microbatch and the mask's number."""
         names = [name for name, (kind, _, _) in self.given.items() if kind == "masks"]
         if not names:
             return
@@ -471,7 +471,7 @@ class _FirmwareWriter:
         return "\n".join(lines)
 
     def _group(self, name: str) -> str:
-        """The group in which the header has an array."""
+        """Return the header's group of an array."""
         value, kind = self.values[name], self.given[name][0]
         predict = self.layouts.get("predict")
         if kind == "inputs" and value.role == "constant" and predict is not None and name not in predict.table.inputs:

@@ -1,4 +1,4 @@
-"""Print a step in C: a function for all lines, one for an iteration of each loop, each line with its equation."""
+"""The printer of a step in C: a function for the step and one for an iteration of each loop, with equations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CODES = "int8"
 
 @dataclass(frozen=True)
 class _StepScope:
-    """The calls of one function; `path` are the numbers of the loops around.
+    """The calls of one function; `path` are the numbers of the enclosing loops.
 
     renewed  weights and states, or an iteration's parts of them, with the names of what becomes of them there
     """
@@ -37,7 +37,7 @@ class _StepScope:
 
 
 class StepsWriter:
-    """Writes the functions of one laid out step.
+    """Prints the functions of one laid out step.
 
     spell        what C calls an array that is given
     constant     whether C knows an array by this name as one that never changes
@@ -61,7 +61,7 @@ class StepsWriter:
         self.tables: dict[str, str] = {}
 
     def body(self) -> list[str]:
-        """The statements of the step."""
+        """Return the statements of the step."""
         table = self.layout.table
         return self._statements(_StepScope(self.layout.items, table.axes, "", (), table.renewed))
 
@@ -259,7 +259,7 @@ def _sum(base: str, steps: Sequence[int]) -> str:
 
 
 def call_text(function: str, arguments: Sequence[str]) -> str:
-    """A call, on as many lines as it needs."""
+    """Return a call, wrapped if necessary."""
     lines, line = [], f"{function}("
     indent = " " * len(line)
     for number, argument in enumerate(arguments):
@@ -272,7 +272,7 @@ def call_text(function: str, arguments: Sequence[str]) -> str:
 
 
 def equations(lines: Sequence[Line], number: int) -> Iterator[str]:
-    """Lines of a table as a comment with a number."""
+    """Return lines of a table as a numbered comment."""
     texts = [str(line).replace("*/", "* /").replace("/*", "/ *") for line in lines]
     texts[0] = f"{number}. {texts[0]}"
     if len(texts) == 1:

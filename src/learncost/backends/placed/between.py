@@ -101,7 +101,7 @@ Shape = Callable[[Sequence[str]], tuple[int, ...]]
 
 
 def helper(op: str) -> str:
-    """The name of a collective's helper. Raises `InputError` where it has none."""
+    """Return the name of a collective's helper. Raises `InputError` if it has none."""
     name = "all_reduce" if op in REDUCES else op
     if name not in HELPERS:
         raise InputError(f"{op} is not supported in place")
@@ -109,7 +109,7 @@ def helper(op: str) -> str:
 
 
 def written(lines: Sequence[Op], of: Callable[[str], str], shape: Shape) -> tuple[str, list[str]]:
-    """The helper that computes collectives, and its arguments.
+    """Return the helper that computes collectives, and its arguments.
 
     of     what the program calls the array of a name
     shape  the numbers of axes

@@ -18,19 +18,19 @@ from learncost.program.calls import Axes
 
 @dataclass(frozen=True)
 class _WrittenKernel:
-    """A kernel, the lines that it was written for, and of their sizes those that are constants in it."""
+    """A kernel, the lines for which it was printed, and the sizes that are constants in it."""
 
     like: NamedPattern
     constants: tuple[int | None, ...]
     function: KernelFunction
 
     def fits(self, numbers: Sequence[int]) -> bool:
-        """Return whether it computes identical lines at these sizes."""
+        """Return whether the kernel computes identical lines at these sizes."""
         return all(constant in (None, number) for constant, number in zip(self.constants, numbers, strict=True))
 
 
 class KernelTable:
-    """Functions in a dialect of C, written when they are first called. Several steps may have them together.
+    """Functions in a dialect of C, printed at their first call; several steps can share them.
 
     Before any is written, the calls of a step are noted: sizes in which calls of a kernel differ are its parameters.
     In a dialect that allocates no memory, calls that need some, or constants of their sizes, have separate kernels.
@@ -45,14 +45,14 @@ class KernelTable:
         self._written: dict[Pattern, list[_WrittenKernel]] = {}
 
     def note(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], dtypes: Mapping[str, str]) -> None:
-        """Remember what is computed at which sizes."""
+        """Record the sizes of a computation."""
         like = identical(*flat(lines, axes), others, dtypes)
         self._sizes_of.setdefault(like.pattern, set()).add(self._numbers(like.sizes))
 
     def written(
         self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str, dtypes: Mapping[str, str]
     ) -> KernelFunction:
-        """The kernel of lines, with the names that these have for its arrays and sizes."""
+        """Return the kernel of lines, with the lines' names for its arrays and sizes."""
         lines, axes = flat(lines, axes)
         like = identical(lines, axes, others, dtypes)
         numbers = self._numbers(like.sizes)
@@ -104,6 +104,6 @@ class KernelTable:
         return tuple(map(self.number, sizes))
 
     def _fixed(self, like: NamedPattern) -> dict[str, int]:
-        """The sizes that are the same in all calls."""
+        """Return the sizes that are equal in all calls."""
         several = zip(*self._sizes_of[like.pattern], strict=True)
         return {size: numbers[0] for size, numbers in zip(like.sizes, several, strict=True) if len({*numbers}) == 1}

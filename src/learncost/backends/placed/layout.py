@@ -1,4 +1,4 @@
-"""Lay out a step in place: its calls, their kernels, and every array's address."""
+"""The layout of a step in place: its calls, their kernels, and every array's address."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def laid_out(table: Table, sizes: Mapping[str, int], dtype: str = "fp32") -> InP
 
 
 class InPlaceLayout:
-    """The calls of a step, the kernels that these need, and the address of each array.
+    """The calls of a step, their kernels, and the address of each array.
 
     kernels  those of other steps, where these and the step's are to be one library
     """
@@ -57,7 +57,7 @@ class InPlaceLayout:
 
     @property
     def given(self) -> dict[str, tuple[tuple[str, ...], str]]:
-        """The axes and types of arrays that the caller owns and a call reads, by name."""
+        """The axes and types of the caller's arrays that calls read, by name."""
         owned = {value.owner for fields in self.lifetimes.fields.values() for value in fields.values()}
         names = (*self.table.inputs, *self.table.weights)
         return {name: (self.table.axes[name], self.dtypes[name]) for name in names if name in owned}
@@ -82,14 +82,14 @@ class InPlaceLayout:
         return arena.laid_out(self.lifetimes, lambda array: self.points(array) * WIDTHS[self.dtypes[array.name]])
 
     def _check(self) -> None:
-        """Refuse weights and states that iterations update out of place: nothing copies them back."""
+        """Refuse weights and states that iterations update out of place, since they are not copied back."""
         for old, new in self.table.renewed.items():
             lifetime = self.lifetimes.outputs.get(new)
             if isinstance(lifetime, Stack) and any(array.owner != old for array in lifetime.arrays()):
                 raise InputError(f"{old} is not updated in place in a loop; a copy would be needed")
 
     def _product(self, line: Line) -> MatrixProduct | None:
-        """The line as a product of a library, whose factors are of one type."""
+        """Return the line as a library product, whose factors have one type."""
         product = matrix_product(line)
         return product if product and all(self.dtypes[name] != "int8" for name in product.reads) else None
 
@@ -97,7 +97,7 @@ class InPlaceLayout:
         return table
 
     def _noted(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> KernelFunction:
-        """In place of a kernel, which sizes its call has."""
+        """Record the sizes of a kernel's call."""
         self.kernels.note(lines, axes, others, self.dtypes)
         return KernelFunction(wish, "", (), (), (), ())
 

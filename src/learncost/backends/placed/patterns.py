@@ -15,7 +15,7 @@ Axes = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A computation without names: arrays and sizes are numbered in order of appearance.
+    """A computation without names: its arrays and sizes are numbered in order of appearance.
 
     arrays  of each array its axes, its type, and whether it is made here and read by others
     """
@@ -26,7 +26,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class NamedPattern:
-    """A pattern, and the names that these lines have for its arrays and sizes, in its order."""
+    """A pattern, with the lines' names for its arrays and sizes in its order."""
 
     pattern: Pattern
     arrays: tuple[str, ...]
@@ -34,7 +34,7 @@ class NamedPattern:
 
 
 def identical(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtypes: Mapping[str, str]) -> NamedPattern:
-    """The pattern of the lines of one kernel.
+    """Return the pattern of the lines of one kernel.
 
     axes     the declared axes of every name
     outputs  the names, of those that the lines make, that others read
@@ -63,7 +63,7 @@ def identical(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtype
 
 
 def flat(lines: Sequence[Line], axes: Axes) -> tuple[Sequence[Line], Axes]:
-    """Lines element by element over the same axes as lines over one axis, which is called as they are together."""
+    """Return elementwise lines over equal axes as lines over one axis, named as their concatenation."""
     terms = [term for line in lines for term in (*line.left, *line.right)]
     (axes_together, *others) = {term.axes for term in terms if term.axes} or {()}
     declared = {axes[term.name] for term in terms if isinstance(term, Term) and term.axes}
@@ -99,7 +99,7 @@ def _places(line: Line) -> bool:
 
 
 def named_by_op(lines: Sequence[Line]) -> Mapping[str, str]:
-    """Of a kernel of one word the arrays by the names that the word has for them; else none."""
+    """Return the arrays of a kernel of one operator by the operator's names; else none."""
     (line, *more) = lines
     if more or not isinstance(line, Op):
         return {}
@@ -110,7 +110,7 @@ def named_by_op(lines: Sequence[Line]) -> Mapping[str, str]:
 
 
 def _plain(line: Line, kernel: FusedKernel | None) -> Line:
-    """The line without what it is for: how it is grouped stays."""
+    """Return the line without its purpose, but with its grouping."""
     return replace(line, meta=Meta(kernel=kernel))
 
 
@@ -122,7 +122,7 @@ def _kernel(kernel: FusedKernel | None, places: Mapping[str, str]) -> FusedKerne
 
 
 def _others(line: Line) -> Iterator[str]:
-    """The axes and sizes of a line that are not in its terms."""
+    """Return the axes and sizes of a line that are not in its terms."""
     yield from line.loops
     for condition in line.where:
         yield from (condition.lower, condition.upper, *([condition.window] if condition.window else []))

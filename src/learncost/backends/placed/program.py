@@ -1,4 +1,4 @@
-"""A step in place: PyTorch's products and kernels in C, all of them writing into one arena that is laid out beforehand.
+"""A step in place: PyTorch's products and C kernels, which write into one arena with a fixed layout.
 
 The text needs PyTorch and, for its kernels, a C compiler. Every array is a matrix, as products read it; which axes are
 its rows is in the remark behind the line that fills it: `[B M | d]`.
@@ -92,7 +92,7 @@ class InPlaceProgram:
 
 
 def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: str = "") -> InPlaceProgram:
-    """The program of a step for arrays of given sizes and one type.
+    """Return the program of a step for arrays of given sizes and one type.
 
     table    a step whose gradients are no outputs; lines with kernels run as one
     sizes    of every axis, and of the counts of repeats
@@ -105,7 +105,7 @@ def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: s
 
 @dataclass
 class _PlacedScope:
-    """One function: its calls, the axes of its names, how each of them is cut into rows and columns."""
+    """One function: its calls, the axes of its names, and their division into rows and columns."""
 
     items: tuple[Item, ...]
     axes: Axes
@@ -164,7 +164,7 @@ class _InPlaceWriter:
     # Functions.
 
     def _scope(self, scope: _PlacedScope) -> None:
-        """The text of a function, after those of the loops in it."""
+        """Return the text of a function, after those of its loops."""
         self._cut(scope)
         body: list[str] = []
         for item, heading in headed(scope.items):
@@ -232,7 +232,7 @@ class _InPlaceWriter:
         return result
 
     def _scatter(self, rows: Scatter, call: Call, scope: _PlacedScope) -> list[str]:
-        """Rows added at an index; the first of them to nothing, unless they are added to an array."""
+        """Print rows added at an index, to a zeroed array unless they are added to an existing one."""
         written, shape = f"m.{self._of(call.writes[0])}", self.layout.shape(scope.axes[rows.rows])
         columns = prod(shape[len(shape) - rows.columns :])
         added = f"m.{self._of(rows.rows)}.view(-1, {columns})"
@@ -313,7 +313,7 @@ def _begin(array: ScheduledArray) -> int:
 
 
 def _part_of(array: ScheduledArray) -> tuple[str | int | slice, ...]:
-    """The array that is given and the indices of its part, iteration by iteration; adjacent slices are one slice."""
+    """Return the given array and the indices of its part by iteration; adjacent slices are merged."""
     if array.part is None:
         return (array.given,)
     container, iteration = array.part[0].root, array.part[1]

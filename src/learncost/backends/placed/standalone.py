@@ -1,4 +1,4 @@
-"""A step in place as one file that needs PyTorch and a C compiler, and nothing of this package."""
+"""A step in place as one file that requires only PyTorch and a C compiler."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ To run it, with `given` a dictionary of tensors by the names that PLACES has in 
 
 
 def standalone(placed: InPlaceProgram, title: str) -> str:
-    """The whole file: what it is and how to run it, the step, its places, the kernels in C and what compiles them."""
+    """Return the file: documentation, the step, its layout, the kernels in C and their compilation."""
     imports = "import ctypes\nimport math\nimport os\nimport subprocess\nimport tempfile\n"
     text = placed.text.replace("import math\n", imports, 1)
     names = "".join(f'    "{function.name}",\n' for function in placed.functions)

@@ -84,7 +84,7 @@ def theirs(given: argparse.Namespace, how: str) -> Callable[[dict[str, np.ndarra
     keys = hugging_face.config(configuration, 0.0, None)
     module: Any = GPT2LMHeadModel(GPT2Config(**keys, use_cache=False, bos_token_id=None, eos_token_id=None))
     weights = {
-        name: torch.from_numpy(array) for name, array in hugging_face.to_theirs(drawn.model, drawn.weights).items()
+        name: torch.from_numpy(array) for name, array in hugging_face.to_checkpoint(drawn.model, drawn.weights).items()
     }
     missing, unexpected = module.load_state_dict(weights, strict=False)
     assert not unexpected, unexpected

@@ -11,7 +11,7 @@ from against_torch_and_jax.sides import PEERS, SIDES
 from against_torch_and_jax.subject import Subject
 from torch.nn import functional
 
-from learncost.engines.hugging_face import from_theirs, to_theirs
+from learncost.engines.hugging_face import from_checkpoint, to_checkpoint
 from learncost.ir.errors import InputError
 from learncost.timing import MatmulShape
 from sampling import sampled
@@ -48,7 +48,7 @@ def theirs(subject: Subject, weights):
     keys = {name: value for name, value in subject.config.items() if name != "model_type"}
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if subject.model == "gpt2" else {}
     model = getattr(transformers, kind[1])(getattr(transformers, kind[0])(**keys, **off))
-    tensors = {name: torch.from_numpy(np.array(array)) for name, array in to_theirs(subject.built, weights).items()}
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in to_checkpoint(subject.built, weights).items()}
     left = model.load_state_dict(tensors, strict=False)
     assert not left.unexpected_keys
     assert set(left.missing_keys) <= {"lm_head.weight"}
@@ -56,7 +56,7 @@ def theirs(subject: Subject, weights):
     loss = functional.cross_entropy(model(tokens).logits.flatten(0, 1), targets.flatten())
     loss.backward()
     gradients = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
-    return loss.item(), from_theirs(subject.built, gradients, "transformers")
+    return loss.item(), from_checkpoint(subject.built, gradients, "transformers")
 
 
 def large(subject: Subject, name: str):

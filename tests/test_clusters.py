@@ -241,7 +241,7 @@ def test_a_link_that_cannot_be_measured_is_one_line(more, message, capsys):
 def test_devices_and_clusters_are_one_namespace(asked, capsys):
     """Every command answers a name that stands for several with the same sentence."""
     assert main([*asked.split(), "--on", "H100"]) == 2
-    says = "learncost: 'H100' is one of NVIDIA H100 SXM, NVIDIA H100 PCIe, DGX H100: say which\n"
+    says = "learncost: 'H100' matches NVIDIA H100 SXM, NVIDIA H100 PCIe, DGX H100: give one of these\n"
     assert capsys.readouterr().err == says
 
 

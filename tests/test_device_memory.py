@@ -179,7 +179,7 @@ def test_compare_has_the_time_and_the_memory_of_each_procedure(capsys):
     assert "; does not fit in 80.0 GB: bp, pepita" in first_line(text)
     assert "peak memory" in text
     assert main(["compare", "gpt2", "--on", "H100"]) == 2
-    assert "'H100' is one of NVIDIA H100 SXM, NVIDIA H100 PCIe, DGX H100: say which" in capsys.readouterr().err
+    assert "'H100' matches NVIDIA H100 SXM, NVIDIA H100 PCIe, DGX H100: give one of these" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ways", [{"procedure": "recompute"}, {"plan": "recompute=all"}])

@@ -317,7 +317,7 @@ def test_a_row_on_a_device_is_cost_and_memory_on_it(model, sizes):
     [
         ("--seq-len 1:1002 --on A100-SXM-40GB", "at most 1,000 rows; the sizes make 1,001"),
         ("--seq-len 8 --by macro-operation --on A100-SXM-40GB", "--on requires --by total"),
-        ("--seq-len 8 --on H100", "'H100' is one of NVIDIA H100 SXM, NVIDIA H100 PCIe, DGX H100: say which"),
+        ("--seq-len 8 --on H100", "'H100' matches NVIDIA H100 SXM, NVIDIA H100 PCIe, DGX H100: give one of these"),
         ("--seq-len 8 --on A100-SXM-40GB --price-book paper", "time requires --price-book run or matmul, not paper"),
         ("--seq-len 8 --precision bf16-true", "--precision requires --on"),
     ],

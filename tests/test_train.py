@@ -204,7 +204,7 @@ def ours(run, tensors):
     from learncost.engines import hugging_face
     from learncost.models.model import build
 
-    return hugging_face.from_theirs(build(configure(str(run / "config.json"))), tensors, "")
+    return hugging_face.from_checkpoint(build(configure(str(run / "config.json"))), tensors, "")
 
 
 def test_the_rate_rises_and_falls():

@@ -82,7 +82,7 @@ def test_logits_of_their_checkpoint(checkpoint):
 def test_every_tensor_comes_back_bit_for_bit(checkpoint):
     folder, module = checkpoint
     model = build(configure(str(folder)))
-    tensors = hugging_face.to_theirs(model, hugging_face.read(model, folder))
+    tensors = hugging_face.to_checkpoint(model, hugging_face.read(model, folder))
     parameters = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
     assert tensors.keys() == parameters.keys()
     assert all(np.array_equal(tensors[name], parameters[name]) for name in parameters)
@@ -152,7 +152,7 @@ def test_half_precision_and_several_files_are_read(tmp_path):
     module.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
     model = build(configure(str(tmp_path / "theirs")))
-    tensors = hugging_face.to_theirs(model, hugging_face.read(model, tmp_path / "theirs"))
+    tensors = hugging_face.to_checkpoint(model, hugging_face.read(model, tmp_path / "theirs"))
     for name, parameter in module.named_parameters():
         assert np.array_equal(tensors[name], parameter.detach().float().numpy())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.engines.hugging_face import from_theirs, to_theirs
+from learncost.engines.hugging_face import from_checkpoint, to_checkpoint
 from learncost.models.model import Model
 
 Arrays = Mapping[str, Any]
@@ -25,7 +25,7 @@ _BARE = ("transformer.", "model.")
 
 def packed(model: Model, weights: Arrays) -> dict[str, Any]:
     """The peers' arrays by their names, from the weights of the model's table."""
-    theirs = {_without_prefix(name): array for name, array in to_theirs(model, weights).items()}
+    theirs = {_without_prefix(name): array for name, array in to_checkpoint(model, weights).items()}
     result: dict[str, Any] = {}
     for name, array in theirs.items():
         fused, parts, block = _fused(name)
@@ -47,7 +47,7 @@ def unpacked(model: Model, arrays: Arrays) -> dict[str, Any]:
         rows = _rows(model)[fused]
         for part, part_array in zip(_FUSED[fused], np.split(array, np.cumsum(rows)[:-1]), strict=True):
             theirs[name.removesuffix(fused) + part] = part_array
-    return from_theirs(model, theirs, "a side of the benchmark")
+    return from_checkpoint(model, theirs, "a side of the benchmark")
 
 
 def _rows(model: Model) -> dict[str, tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """Calibrate this machine by timing single operations; no step of a model is timed.
 
-The timed operations are in `torch`, `kernels` and `operations`, each a `Bench`; this module times them.
+This module times the operations that the benches in `torch`, `kernels` and `operations` define.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import harmonic_mean, median, quantiles
 from time import perf_counter
 from typing import TypeAlias
 
-from learncost.calibration.operations import Bench, Doing
+from learncost.calibration.operations import Bench, TimedCall
 from learncost.devices.calibration import Calibration
 from learncost.engines import processor
 from learncost.timing import MatmulGrid, RateCurve, Rates
@@ -25,18 +25,18 @@ from learncost.timing.rates import FRESH, ORIENTATIONS
 Report: TypeAlias = Callable[[str], None]
 
 SIZES, QUICK = (24, 88, 312, 1104, 4000), (40, 312, 1600)
-"""Rows, columns and summed places of the products: none is a width, a length or a vocabulary that models have, and all
-are multiples of 8, as the units for products of GPUs want them."""
+"""Rows, columns and summed sizes of the products: none is a width, a length or a vocabulary of a model, and all are
+multiples of 8, as tensor cores require."""
 
 LONGEST = 0.005
-"""Seconds of the longest product that is timed; one that would take longer has the rate of the one with a third of its
-longest side."""
+"""The time limit of a timed product in seconds; a longer one is assumed to have the rate of the product with a third of
+its longest side."""
 
 WORKING_SETS = tuple(3 * 2**power for power in range(14, 27, 2))
-"""Sizes of repeatedly read and written memory in bytes, from the smallest caches to larger than any cache."""
+"""Sizes in bytes of the memory that is repeatedly read and written, from the smallest caches to beyond any cache."""
 
 LEAST_SECONDS, REPEATS = 0.002, 3
-"""The duration and number of an operation's timings; the median counts."""
+"""The shortest duration of a timing in seconds, and the number of timings; the median counts."""
 
 ROUNDS = 2
 """The number of rounds over products and bandwidth, some seconds apart, since a machine's speed varies; the mean
@@ -51,12 +51,12 @@ INTERVAL_FACTORS = (0.9, 1.3)
 of an AMD EPYC."""
 
 
-def seconds(doing: Doing, wait: Doing, least: float = LEAST_SECONDS, repeats: int = REPEATS) -> float:
+def seconds(operation: TimedCall, wait: TimedCall, least: float = LEAST_SECONDS, repeats: int = REPEATS) -> float:
     """Return the median time of an operation, after one warm-up."""
-    doing()
+    operation()
     wait()
     began = perf_counter()
-    doing()
+    operation()
     wait()
     once = max(perf_counter() - began, 1e-7)
     several = max(1, int(least / once))
@@ -64,7 +64,7 @@ def seconds(doing: Doing, wait: Doing, least: float = LEAST_SECONDS, repeats: in
     for _ in range(repeats):
         began = perf_counter()
         for _ in range(several):
-            doing()
+            operation()
         wait()
         times.append((perf_counter() - began) / several)
     return median(times)
@@ -72,7 +72,7 @@ def seconds(doing: Doing, wait: Doing, least: float = LEAST_SECONDS, repeats: in
 
 @dataclass
 class _Measuring:
-    """One bench being measured."""
+    """The measurement of one bench."""
 
     bench: Bench
     sizes: tuple[int, ...]
@@ -80,11 +80,11 @@ class _Measuring:
 
     def rates(self) -> Rates:
         self.report("calls")
-        calls = {name: self._time(doing) / times for name, (doing, times) in self.bench.calls().items()}
+        calls = {name: self._time(operation) / times for name, (operation, times) in self.bench.calls().items()}
         product = calls.pop("product")
         rates = Rates(
             *self._mean_of_rounds(product, calls["launch"]),
-            dict(self._words(calls["launch"])),
+            dict(self._operators(calls["launch"])),
             threads=self.bench.threads,
             operators=self.bench.operators,
             queues=self.bench.busy is not None,
@@ -102,22 +102,24 @@ class _Measuring:
         rounds = []
         for number in range(1, ROUNDS + 1):
             grids = {
-                way: self._grid(f"products {way}, {number} of {ROUNDS}", self._products(way, product))
-                for way in ORIENTATIONS
+                orientation: self._grid(
+                    f"products {orientation}, {number} of {ROUNDS}", self._products(orientation, product)
+                )
+                for orientation in ORIENTATIONS
             }
             inner = self._grid(f"products inside of kernels, {number} of {ROUNDS}", self._inner)
             rounds.append((grids, inner, self._bandwidth(launch)))
-        ways = {way: _mean([grids[way] for grids, _, _ in rounds]) for way in ORIENTATIONS}
+        products = {orientation: _mean([grids[orientation] for grids, _, _ in rounds]) for orientation in ORIENTATIONS}
         curves = [curve for _, _, curve in rounds]
         values = tuple(map(harmonic_mean, zip(*(curve.values for curve in curves), strict=True)))
-        return ways, _mean([inner for _, inner, _ in rounds]), RateCurve(curves[0].places, values)
+        return products, _mean([inner for _, inner, _ in rounds]), RateCurve(curves[0].places, values)
 
-    def _time(self, doing: Doing) -> float:
-        return seconds(doing, self.bench.wait)
+    def _time(self, operation: TimedCall) -> float:
+        return seconds(operation, self.bench.wait)
 
-    def _ran(self, doing: Doing, launch: float) -> float:
-        """Return the seconds of an operation without its call."""
-        return self.bench.busy(doing) if self.bench.busy else _without(launch, self._time(doing))
+    def _ran(self, operation: TimedCall, launch: float) -> float:
+        """Return the seconds of an operation without the overhead of its call."""
+        return self.bench.busy(operation) if self.bench.busy else _without(launch, self._time(operation))
 
     def _products(self, orientation: str, launch: float) -> Callable[[int, int, int], float]:
         def seconds_of(m: int, n: int, k: int) -> float:
@@ -126,11 +128,11 @@ class _Measuring:
         return seconds_of
 
     def _inner(self, m: int, n: int, k: int) -> float:
-        doing, several = self.bench.inner(m, n, k)
-        return (self.bench.busy or self._time)(doing) / several
+        operation, several = self.bench.inner(m, n, k)
+        return (self.bench.busy or self._time)(operation) / several
 
     def _grid(self, name: str, timed: Callable[[int, int, int], float]) -> MatmulGrid:
-        """Return the FLOP/s at every shape of the grid."""
+        """Measure the FLOP/s of products at every shape of the grid."""
         self.report(name)
         rates: dict[tuple[int, ...], float] = {}
         for shape in product(self.sizes, repeat=3):
@@ -154,17 +156,18 @@ class _Measuring:
         return RateCurve(tuple(places), tuple(values))
 
     def _fresh(self) -> float:
-        """Return the extra seconds per byte of new memory over existing memory."""
-        new, existing = (self._time(doing) for doing in self.bench.fill(2 * FRESH))
+        """Measure the extra seconds per byte of a result in newly allocated memory instead of existing memory."""
+        new, existing = (self._time(operation) for operation in self.bench.fill(2 * FRESH))
         return max(0.0, new - existing) / (2 * FRESH)
 
-    def _words(self, launch: float) -> Iterator[tuple[str, float]]:
-        self.report("words")
-        for name, doing, points in self.bench.ops():
-            yield name, self._ran(doing, launch) / points
+    def _operators(self, launch: float) -> Iterator[tuple[str, float]]:
+        self.report("operators")
+        for name, operation, points in self.bench.ops():
+            yield name, self._ran(operation, launch) / points
 
     def _interval(self, rates: Rates) -> tuple[float, float]:
-        """Return the outer tenths of measured over predicted time off the grid, widened for other costs."""
+        """Return the interval of a step's time: the first and last decile of measured over predicted times of products
+        off the grid, widened for other costs."""
         ratios, larger = [], self.bench.larger
         launch, timed = (0.0, self.bench.busy) if self.bench.busy else (rates.launch, self._time)
         for orientation, shape in product(ORIENTATIONS, CHECKS):
@@ -179,20 +182,20 @@ class _Measuring:
 
 
 def _mean(grids: Sequence[MatmulGrid]) -> MatmulGrid:
-    """Return the rate of each shape by its mean time."""
+    """Return the rate of each shape from its mean time."""
     return MatmulGrid(grids[0].sizes, tuple(map(harmonic_mean, zip(*(grid.rates for grid in grids), strict=True))))
 
 
 def _without(launch: float, taken_seconds: float) -> float:
-    """Subtract the call overhead, which is charged separately; at least a quarter remains."""
+    """Return the time minus the call overhead, which is charged separately, but at least a quarter of it."""
     return max(taken_seconds - launch, taken_seconds / 4)
 
 
 def calibrate(report: Report, quick: bool = False) -> Calibration:
     """Measure this machine: its GPU by PyTorch if there is one, else its CPU by PyTorch or NumPy.
 
-    tell   is called with the name of the current measurement
-    quick  a coarser grid of products, in some seconds
+    report  a function that receives the name of each measurement before it starts
+    quick   whether to use a coarser grid of products, which takes some seconds
     """
     sizes = QUICK if quick else SIZES
     rates_of: dict[str, dict[str, Rates]] = {"operators": {}}

@@ -11,7 +11,7 @@ import torch
 
 from learncost.autodiff.derive import derive
 from learncost.backends.c import KernelFunction, kernel
-from learncost.calibration.operations import Doing, operands, timed_ops
+from learncost.calibration.operations import TimedCall, operands, timed_ops
 from learncost.calibration.torch import COLUMNS, ROWS, TorchBench, factors
 from learncost.engines.compiler import CompiledKernels
 from learncost.engines.in_place import library_products
@@ -30,25 +30,25 @@ _ADAMW = (
 
 
 class KernelBench(TorchBench):
-    """The CPU; products use the engine's library."""
+    """The bench of learncost's engine on the CPU: matrix products of the engine's library, and compiled kernels."""
 
     operators = False
 
-    def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
+    def product(self, orientation: str, m: int, n: int, k: int) -> TimedCall:
         left, right = factors(orientation, m, n, k, self.dtype, self.device)
         out = torch.empty(m, n, dtype=self.dtype)
 
-        def doing() -> None:
+        def operation() -> None:
             with library_products():
                 torch.mm(left, right, out=out)
 
-        return doing
+        return operation
 
-    def fill(self, bytes_: int) -> tuple[Doing, Doing]:
+    def fill(self, bytes_: int) -> tuple[TimedCall, TimedCall]:
         _, existing = super().fill(bytes_)
         return existing, existing  # the arena is allocated once
 
-    def ops(self) -> Iterator[tuple[str, Doing, int]]:
+    def ops(self) -> Iterator[tuple[str, TimedCall, int]]:
         tables = {name: _table(f"own({operands(text)};) -> Y\nY[B d] = {text}") for name, text in _OTHERS.items()}
         bias = derive(layer("own(X; b) -> Y\nY[B d] = X[B d] + b[d]"), ("b",))
         tables["sum"] = replace(bias.update, values=bias.step.values)  # of all rows, as a bias's gradient is one
@@ -65,17 +65,19 @@ class KernelBench(TorchBench):
         for name, (function, axes) in functions.items():
             yield name, self._calling(kernels, function, axes), ROWS * COLUMNS
 
-    def _calling(self, kernels: CompiledKernels, function: KernelFunction, axes: Mapping[str, Sequence[str]]) -> Doing:
-        """A kernel with its arrays."""
+    def _calling(
+        self, kernels: CompiledKernels, function: KernelFunction, axes: Mapping[str, Sequence[str]]
+    ) -> TimedCall:
+        """A compiled kernel with the arrays that it is called on."""
         sizes = {"B": ROWS, "d": COLUMNS}
         arrays = [self._random(*(sizes[axis] for axis in axes[name])) for name in (*function.reads, *function.writes)]
 
-        def doing(arguments: Sequence[Any] = arrays, call: Any = kernels[function.name]) -> None:
+        def operation(arguments: Sequence[Any] = arrays, call: Any = kernels[function.name]) -> None:
             call(*[array.data_ptr() for array in arguments])
 
-        return doing
+        return operation
 
-    def calls(self) -> Mapping[str, tuple[Doing, int]]:
+    def calls(self) -> Mapping[str, tuple[TimedCall, int]]:
         table = _table("own(X Z;) -> Y\nY[B d] = X[B d] + Z[B d]")
         function = _function("smallest", [line for line, _ in walk(table.lines)], table, {"B": 4, "d": 8})
         call = self._calling(CompiledKernels([function]), function, table.axes)
@@ -94,7 +96,7 @@ def _table(text: str) -> Table:
 
 
 def _function(name: str, lines: Sequence[Line], table: Table, sizes: Mapping[str, int] | None = None) -> KernelFunction:
-    """Return lines as one kernel that processes a row per iteration."""
+    """Return the lines as one kernel, whose iterations process one row each."""
     tag_kernel = FusedKernel(name, ("B",))
     tagged = [replace(line, meta=replace(line.meta, kernel=tag_kernel)) for line in lines]
     results = frozenset(term.name for line in tagged for term in line.left)

@@ -1,6 +1,8 @@
-"""Time collectives between processes of torch.distributed and write the link as a file that a cluster may name.
+"""Time collectives between processes of torch.distributed, and write the fitted link to a file for a cluster's
+description.
 
-Run as a program it is one of the processes: `python -m learncost.calibration.links MEETING RANK NUMBER ROUNDS`.
+Run as a program, this module is one of the processes: `python -m learncost.calibration.links MEETING RANK NUMBER
+ROUNDS`.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ class Links:
     @property
     def row(self) -> dict[str, Any]:
         """Return the link in the format of clusters.toml."""
-        said = f"measured here: {self.backend} of {self.library} between {self.processes} processes"
-        sources = dict.fromkeys(("gbs", "links", "latency_us", "topology"), said)
+        source = f"measured here: {self.backend} of {self.library} between {self.processes} processes"
+        sources = dict.fromkeys(("gbs", "links", "latency_us", "topology"), source)
         name = f"{self.backend} here"
         return {
             "name": name, "gbs": self.gbs, "links": 1, "latency_us": self.latency_us, "topology": "network",
@@ -128,12 +130,12 @@ def fitted(timed: tuple[Timed, ...], processes: int, backend: str) -> tuple[floa
 
 
 def save(links: Links, path: Path) -> None:
-    """Write the link into a file that `inside` or `between` of a cluster may name."""
+    """Write the link to a file that the keys `inside` and `between` of a cluster may refer to."""
     save_text(json.dumps(links.row, indent=1), path)
 
 
 def _calls(distributed: Any, torch: Any, device: str, number: int, payload: int) -> dict[str, Callable[[], Any]]:
-    """Return the collectives by their calls, on arrays of a global payload that is split over the processes."""
+    """Return a call for each collective, on arrays whose global payload is split over the processes."""
     count = max(number, payload // 4 // number * number)
     whole, part = (torch.zeros(size, device=device) for size in (count, count // number))
     rank = distributed.get_rank()

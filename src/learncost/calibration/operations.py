@@ -1,7 +1,4 @@
-"""The operations that are timed, for any library.
-
-NumPy's are here, for a machine without PyTorch.
-"""
+"""Define the operations that a calibration times, for any library; those of NumPy serve machines without PyTorch."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ import numpy as np
 from learncost.ops import entries, entry
 from learncost.ops.op_def import OpDef
 
-Doing: TypeAlias = Callable[[], object]
+TimedCall: TypeAlias = Callable[[], object]
 
 
 def timed_ops() -> dict[str, str]:
-    """The ops that can be timed, as right sides of a layer's line: those with a function in PyTorch.
+    """Return the ops with a function in PyTorch, each as the right side of a layer's line.
 
-    Selecting primitives, primitives timed as moves, ops that reduce an axis, and ops with an operand without gradient,
-    such as a bound, are excluded.
+    Excluded are primitives that select, primitives that are timed as moves, ops that reduce an axis, and ops with an
+    operand that has no gradient, such as a bound.
     """
     lines = {}
     for row in entries():
@@ -50,10 +47,11 @@ def operands(text: str) -> str:
 
 
 class Bench(Protocol):
-    """The timed operations of a library, each as a function that can run repeatedly.
+    """The operations of a library that a calibration times; each is a function that can run repeatedly.
 
-    threads    at work at once; `operators` as in `Rates`
-    larger     the factor by which operations must be larger than on a CPU to outlast their launch
+    threads    the number of threads that run in parallel
+    operators  whether lines run as PyTorch's operators, as in `Rates`
+    larger     the factor by which operations are larger than on a CPU, so that they take longer than their launch
     """
 
     threads: int
@@ -61,36 +59,38 @@ class Bench(Protocol):
     larger: int
 
     @property
-    def busy(self) -> Callable[[Doing], float] | None:
-        """Return the device seconds of an operation, for a device with a queue."""
+    def busy(self) -> Callable[[TimedCall], float] | None:
+        """Return the seconds for which an operation keeps a device with a queue busy."""
 
     def wait(self) -> None:
         """Wait until all queued work has finished."""
 
-    def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
-        """Return one product with all threads."""
+    def product(self, orientation: str, m: int, n: int, k: int) -> TimedCall:
+        """Return a matrix product that uses all threads, as a call."""
 
-    def inner(self, m: int, n: int, k: int) -> tuple[Doing, int]:
-        """Return several one-thread products and their number (on a GPU, one batch)."""
+    def inner(self, m: int, n: int, k: int) -> tuple[TimedCall, int]:
+        """Return a call of several matrix products of one thread each, or of a batch on a GPU, and their number."""
 
-    def move(self, elements: int) -> Doing:
-        """Return the sum of two arrays of 4-byte elements into an existing third one."""
+    def move(self, elements: int) -> TimedCall:
+        """Return a call that adds two arrays of 4-byte elements into an existing third one."""
 
-    def fill(self, bytes_: int) -> tuple[Doing, Doing]:
-        """Return the fill of a new array and of an existing one; the same if results are never new."""
+    def fill(self, bytes_: int) -> tuple[TimedCall, TimedCall]:
+        """Return two calls, which fill a new array and an existing one; they are identical if results are never newly
+        allocated."""
 
-    def ops(self) -> Iterator[tuple[str, Doing, int]]:
-        """Return each op or primitive by name, with its number of elements."""
+    def ops(self) -> Iterator[tuple[str, TimedCall, int]]:
+        """Return a call of each op and primitive, by name, with its number of elements."""
 
-    def calls(self) -> Mapping[str, tuple[Doing, int]]:
-        """Return the smallest launch, launch_backward, optimizer and product, with their numbers of calls."""
+    def calls(self) -> Mapping[str, tuple[TimedCall, int]]:
+        """Return the smallest operations that measure the launch, the launch in the backward pass, the optimizer and a
+        product, with their numbers of calls."""
 
 
 POINTS = 70_000
 
 
 class NumPyBench:
-    """NumPy: products use its library's threads, everything else one thread."""
+    """The bench of NumPy: its library multiplies matrices with several threads, everything else runs on one."""
 
     threads, operators = 1, True
     larger, busy = 1, None
@@ -99,22 +99,22 @@ class NumPyBench:
     def wait(self) -> None:
         """Do nothing: NumPy's calls are synchronous."""
 
-    def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
+    def product(self, orientation: str, m: int, n: int, k: int) -> TimedCall:
         left, right = _factor(orientation[0], m, k), _factor(orientation[1], k, n)
         return partial(np.matmul, left, right)
 
-    def inner(self, m: int, n: int, k: int) -> tuple[Doing, int]:
+    def inner(self, m: int, n: int, k: int) -> tuple[TimedCall, int]:
         return self.product("NN", m, n, k), 1
 
-    def move(self, elements: int) -> Doing:
+    def move(self, elements: int) -> TimedCall:
         left, right = (np.ones(elements, np.float32) for _ in range(2))
         return partial(np.add, left, right, out=np.empty_like(left))
 
-    def fill(self, bytes_: int) -> tuple[Doing, Doing]:
+    def fill(self, bytes_: int) -> tuple[TimedCall, TimedCall]:
         existing = np.ones(bytes_, np.uint8)
         return partial(np.ones_like, existing), partial(existing.fill, 1)
 
-    def ops(self) -> Iterator[tuple[str, Doing, int]]:
+    def ops(self) -> Iterator[tuple[str, TimedCall, int]]:
         left, right = (np.linspace(0.1, 1, POINTS, dtype=np.float32) for _ in range(2))
         rows = [row for row in map(entry, timed_ops()) if row.kind and row.name != "erf"]
         pairs = ("add", "multiply", *(row.called or row.name for row in rows if len(row.inputs) == 2))
@@ -123,13 +123,13 @@ class NumPyBench:
         for name in ("sum", "max", *(row.called or row.name for row in rows if len(row.inputs) == 1)):
             yield name, partial(getattr(np, name), left), POINTS
 
-    def calls(self) -> Mapping[str, tuple[Doing, int]]:
+    def calls(self) -> Mapping[str, tuple[TimedCall, int]]:
         small = np.ones(4, np.float32)
         call = (partial(np.add, small, small), 1)
         return {"launch": call, "launch_backward": call, "optimizer": call, "product": (self.product("NN", 4, 4, 4), 1)}
 
 
-def _factor(way: str, rows: int, columns: int) -> np.ndarray:
-    shape = (columns, rows) if way == "T" else (rows, columns)
+def _factor(layout: str, rows: int, columns: int) -> np.ndarray:
+    shape = (columns, rows) if layout == "T" else (rows, columns)
     array = np.random.default_rng(0).random(shape, np.float32)
-    return array.T if way == "T" else array
+    return array.T if layout == "T" else array

@@ -1,12 +1,13 @@
-"""Measured energy: the counters of processors (RAPL) and of NVIDIA's devices (NVML), where the machine has them.
+"""Measure energy by the counters of processors (RAPL) and of NVIDIA's devices (NVML), where the machine has them.
 
     with measured() as energy:
         ...
     energy.joules, energy.by_counter
 
-RAPL is Linux's powercap: a package is a processor with its caches, dram its memory if it has a separate counter. Since
-Linux 5.10 only root may read it, unless the machine's owner says otherwise. NVML needs the package `nvidia-ml-py` and a
-device since Volta. The rest of the host and its power supply are not included.
+Linux exposes RAPL as powercap: a package is a processor with its caches, dram is its memory if that has a separate
+counter. Since Linux 5.10 only root may read it by default. NVML needs the package
+`nvidia-ml-py` and a device of the generation Volta or later. The rest of the host and its power supply are not
+included.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ POWERCAP = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class EnergyCounter:
-    """An energy counter: joules since some start; it wraps to 0 beyond `wraps_at` joules."""
+    """An energy counter, in joules since an arbitrary start; it wraps to 0 beyond `wraps_at` joules."""
 
     name: str
     read: Callable[[], float]
     wraps_at: float | None = None
 
     def between(self, before: float, after: float) -> float:
-        """Return the joules between two readings; a wrapped counter is assumed to have wrapped once."""
+        """Return the joules between two readings; a counter that wrapped is assumed to have wrapped once."""
         if after >= before:
             return after - before
         if self.wraps_at is None:
@@ -43,7 +44,7 @@ class EnergyCounter:
 
 @dataclass
 class Energy:
-    """Joules by counter, filled when the measured block ends."""
+    """The joules of each counter, which are set when the measured block ends."""
 
     by_counter: dict[str, float] = field(default_factory=dict)
 
@@ -58,19 +59,19 @@ class Energy:
         return tuple(Figure(joules, "J", "measured", name) for name, joules in self.by_counter.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON value, with the keys of the energy that `cost --on` models."""
+        """Return the energy as a JSON value, with the keys of the modelled energy of `cost --on`."""
         return {"joules": self.joules, "label": "measured", "by_counter": dict(self.by_counter)}
 
 
 def counters(powercap: Path = POWERCAP, nvml: Any = None) -> tuple[EnergyCounter, ...]:
-    """Return the non-overlapping counters of this machine, empty if it has none. `nvml`: the module, by default pynvml
-    if installed. Raises `InputError` for a counter without read permission."""
+    """Return the non-overlapping counters of this machine; empty if it has none. `nvml` is the module to use, by
+    default pynvml if it is installed. Raises `InputError` for a counter without read permission."""
     return (*_rapl(powercap), *_nvml(nvml))
 
 
 @contextmanager
 def measured(powercap: Path = POWERCAP, nvml: Any = None) -> Iterator[Energy]:
-    """Measure the energy of the full machine during a block of code, including other processes."""
+    """Measure the energy of the whole machine, other processes included, during a `with` block."""
     counters_found = counters(powercap, nvml)
     if not counters_found:
         raise InputError(f"no energy counter here: {powercap} has no RAPL, and NVML has no device (nvidia-ml-py)")
@@ -82,7 +83,8 @@ def measured(powercap: Path = POWERCAP, nvml: Any = None) -> Iterator[Energy]:
 
 
 def _rapl(powercap: Path) -> Iterator[EnergyCounter]:
-    """Return the counters of packages and their memory; psys, core and uncore overlap with them and are excluded."""
+    """Return the counters of processor packages and their memory, without psys, core and uncore, which overlap with
+    them."""
     for zone in sorted(powercap.glob("intel-rapl:*")):  # AMD's processors have the same names
         kind = _text(zone / "name")
         if not kind.startswith("package") and kind != "dram":
@@ -97,10 +99,10 @@ def _reader(file: Path) -> Callable[[], float]:
 
 
 def _joules(file: Path) -> float:
-    """A file of microjoules."""
+    """A file with a counter in microjoules."""
     text = _text(file)
     if not text.isdigit():
-        raise InputError(f"{file} holds no microjoules: {text[:40]!r}")
+        raise InputError(f"{file} must contain a number of microjoules, not {text[:40]!r}")
     return int(text) / 1e6
 
 

@@ -1,4 +1,4 @@
-"""Time PyTorch's operators as a module with autograd calls them: new result memory, one call per operation."""
+"""Time PyTorch's operators as a module with autograd calls them: each call allocates its result."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - PyTorch's own custom
 
 from learncost.backends import program
-from learncost.calibration.operations import Doing, operands, timed_ops
+from learncost.calibration.operations import TimedCall, operands, timed_ops
 from learncost.layers.layer import layer
 from learncost.ops import entry
 
 ROWS, COLUMNS = 210, 330
-"""The bytes of the arrays on which ops are timed: a quarter of a mebibyte, which fits in caches."""
+"""The shape of the arrays on which ops are timed: a quarter of a mebibyte, which fits in caches."""
 
 ON_GPU = 8
-"""The factor by which arrays and products off the grid are larger on a GPU, where small ones are launch-bound."""
+"""The factor by which arrays, and products off the grid, are larger on a GPU, where small ones are bound by their
+launch."""
 
 BUSY, MOST = 0.002, 50
-"""The seconds of repetition of an operation on a GPU, and the most repetitions: the queue holds so many."""
+"""The seconds for which an operation is repeated on a GPU, and the largest number of repetitions, which the queue can
+hold."""
 
 HEADS, ROUNDS, LONG = (64, 128), 1024, 1040
 """The head width, model width and sequence length of the timed attention."""
 
 CLOCK = 2e9
-"""Cycles of a GPU's clock in a second, at most: a kernel that sleeps counts them."""
+"""An upper bound of a GPU's clock in cycles per second, for the duration of the sleeping kernel."""
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -37,7 +39,7 @@ NORMS: Mapping[str, Callable[[Any], Any]] = {
     "normalize": lambda x: F.layer_norm(x, x.shape[-1:], torch.ones_like(x[0]), torch.ones_like(x[0])),
     "rms_normalize": lambda x: F.rms_norm(x, x.shape[-1:], torch.ones_like(x[0])),
 }
-"""Ops that PyTorch fuses with the following scale and shift."""
+"""Normalizations, which PyTorch fuses with the scale and shift that follow."""
 
 OTHERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "add": torch.add,
@@ -53,28 +55,29 @@ def on_gpu() -> str:
 
 
 def library() -> str:
-    """Return the timed version."""
+    """Return the version of PyTorch that is timed."""
     return f"PyTorch {torch.__version__}"
 
 
 def factors(orientation: str, m: int, n: int, k: int, dtype: Any, device: Any, batch: int = 0) -> tuple[Any, Any]:
     """Return matrices m x k and k x n in the memory layout of an orientation."""
     arrays = []
-    for way, shape in zip(orientation, ((m, k), (k, n)), strict=True):
-        stored = (shape[1], shape[0]) if way == "T" else shape
+    for layout, shape in zip(orientation, ((m, k), (k, n)), strict=True):
+        stored = (shape[1], shape[0]) if layout == "T" else shape
         array = (torch.rand((batch, *stored) if batch else stored, device=device) - 0.5).to(dtype)
-        arrays.append(array.transpose(-1, -2) if way == "T" else array)
+        arrays.append(array.transpose(-1, -2) if layout == "T" else array)
     return arrays[0], arrays[1]
 
 
-def gpu_seconds(doing: Doing) -> float:
-    """Return GPU seconds by events around operations queued behind a sleeping kernel, which hides launches."""
+def gpu_seconds(operation: TimedCall) -> float:
+    """Return the seconds of an operation on a GPU, by events around repetitions that are queued behind a sleeping
+    kernel, so that launches take no time."""
     cuda: Any = torch.cuda
     for _ in range(2):
-        doing()
+        operation()
     cuda.synchronize()
     began = perf_counter()
-    doing()
+    operation()
     called = perf_counter() - began
     cuda.synchronize()
     several = max(2, min(MOST, int(BUSY / max(perf_counter() - began, 1e-6))))
@@ -84,7 +87,7 @@ def gpu_seconds(doing: Doing) -> float:
         cuda._sleep(int(CLOCK * (0.001 + 1.5 * several * called)))
         first.record()
         for _ in range(several):
-            doing()
+            operation()
         last.record()
         cuda.synchronize()
         times.append(first.elapsed_time(last) / 1e3 / several)
@@ -92,7 +95,7 @@ def gpu_seconds(doing: Doing) -> float:
 
 
 class TorchBench:
-    """The GPU if there is one, else the CPU with PyTorch's number of threads."""
+    """The bench of PyTorch on the GPU if there is one, else on the CPU with PyTorch's number of threads."""
 
     operators = True
 
@@ -103,56 +106,56 @@ class TorchBench:
         self.larger = ON_GPU if on_gpu() else 1
 
     @property
-    def busy(self) -> Callable[[Doing], float] | None:
+    def busy(self) -> Callable[[TimedCall], float] | None:
         return gpu_seconds if self.device.type == "cuda" else None
 
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
+    def product(self, orientation: str, m: int, n: int, k: int) -> TimedCall:
         left, right = factors(orientation, m, n, k, self.dtype, self.device)
         return partial(torch.mm, left, right)
 
-    def inner(self, m: int, n: int, k: int) -> tuple[Doing, int]:
+    def inner(self, m: int, n: int, k: int) -> tuple[TimedCall, int]:
         if self.device.type == "cuda":
             return self._attention(m, n, k)
         several = max(2, min(64, 2**22 // (m * n + n * k + m * k)))
         left, right = factors("NN", m, n, k, self.dtype, self.device, several)
         out = torch.empty(several, m, n, dtype=self.dtype, device=self.device)
 
-        def doing() -> None:
+        def operation() -> None:
             torch.bmm(left, right, out=out)
 
-        return partial(_on_one_thread, doing), several
+        return partial(_on_one_thread, operation), several
 
-    def _attention(self, m: int, n: int, k: int) -> tuple[Doing, int]:
-        """Return attention as the product inside a GPU kernel: forward and backward, and the equivalent number of
-        products of its seven."""
+    def _attention(self, m: int, n: int, k: int) -> tuple[TimedCall, int]:
+        """Return the forward and backward pass of attention, which is timed for products inside of a GPU kernel, and
+        the number of products that its seven are equivalent to."""
         head = HEADS[min(m, n, k) >= HEADS[1]]
         batch, length = 4, LONG
         q, key, v = (self._random(batch, ROUNDS // head, length, head).requires_grad_() for _ in range(3))
         gradient = self._random(batch, ROUNDS // head, length, head)
 
-        def doing() -> None:
+        def operation() -> None:
             result = F.scaled_dot_product_attention(q, key, v)
             torch.autograd.grad(result, (q, key, v), gradient)
 
-        return doing, max(1, round(7 * batch * ROUNDS * length**2 / (m * n * k)))
+        return operation, max(1, round(7 * batch * ROUNDS * length**2 / (m * n * k)))
 
-    def move(self, elements: int) -> Doing:
+    def move(self, elements: int) -> TimedCall:
         width = torch.finfo(self.dtype).bits // 8
         left, right = (self._random(elements * 4 // width) for _ in range(2))
         return partial(torch.add, left, right, out=torch.empty_like(left))
 
-    def fill(self, bytes_: int) -> tuple[Doing, Doing]:
+    def fill(self, bytes_: int) -> tuple[TimedCall, TimedCall]:
         existing = torch.ones(bytes_, dtype=torch.uint8, device=self.device)
         return partial(torch.ones_like, existing), partial(existing.fill_, 1)
 
     def _random(self, *shape: int) -> Any:
         return torch.rand(shape, device=self.device).to(self.dtype) + 0.1
 
-    def ops(self) -> Iterator[tuple[str, Doing, int]]:
+    def ops(self) -> Iterator[tuple[str, TimedCall, int]]:
         rows, columns = self.larger * ROWS, self.larger * COLUMNS
         points = rows * columns
         left, right = self._random(rows, columns), self._random(rows, columns)
@@ -171,7 +174,7 @@ class TorchBench:
         weight.grad = right
         yield "adamw", torch.optim.AdamW([weight], fused=True).step, points
 
-    def calls(self) -> Mapping[str, tuple[Doing, int]]:
+    def calls(self) -> Mapping[str, tuple[TimedCall, int]]:
         times = 20
         linear = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(times))).to(self.device, self.dtype)
         x = self._random(4, 8)
@@ -190,7 +193,7 @@ class TorchBench:
 
 
 def _called(name: str, text: str) -> Callable[..., Any]:
-    """Return PyTorch's operator for an op, as emitted programs call it."""
+    """Return PyTorch's function for an op, as emitted programs call it."""
     op_layer = layer(f"own({operands(text)}) -> Y\nY[B d] = {text}")
     names: dict[str, Any] = {}
     exec(compile(program(op_layer.table, "torch", name).text, f"{name}.py", "exec"), names)
@@ -198,10 +201,10 @@ def _called(name: str, text: str) -> Callable[..., Any]:
     return function
 
 
-def _on_one_thread(doing: Doing) -> None:
+def _on_one_thread(operation: TimedCall) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        doing()
+        operation()
     finally:
         torch.set_num_threads(before)

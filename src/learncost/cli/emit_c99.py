@@ -17,7 +17,7 @@ from learncost.backends.c99.layout import varies
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.engines.boards.script import linker_script
-from learncost.engines.hugging_face import from_theirs, to_theirs
+from learncost.engines.hugging_face import from_checkpoint, to_checkpoint
 from learncost.engines.inputs import data, random_batch
 from learncost.engines.made import names_made
 from learncost.engines.numpy_engine import Training
@@ -145,7 +145,7 @@ class FirmwareProgram:
             raise InputError("--state-dict requires --weights FILE: otherwise the device draws the weights")
         weights = {**training.plain_weights, **training.state, **training.buffers}
         if configuration.layer is None:
-            return to_theirs(training.model, weights)
+            return to_checkpoint(training.model, weights)
         origin, others = configuration.layer.origin, self.begin.others
         like = dict(origin.saved()) if origin is not None else dict(others)
         like |= {path: np.asarray(array, like[path].dtype) for path, array in others.items() if path in like}
@@ -336,7 +336,7 @@ def begun(configuration: Configuration) -> Begin:
     model = build(configuration)
     values = layer.origin.values() if layer.origin is not None else {}
     if values and layer.origin is not None:
-        return Begin(from_state(_stored(configuration), values, layer.name), layer.origin.said)
+        return Begin(from_state(_stored(configuration), values, layer.name), layer.origin.description)
     return Begin({}, "", deviations(model.table, model.sizes))
 
 
@@ -465,7 +465,7 @@ def _read(configuration: Configuration, path: str | None) -> tuple[Mapping[str, 
     arrays = {name.removeprefix("weights."): array for name, array in arrays.items()}
     model = build(configuration)
     if not set(model.table.weights) & set(arrays):
-        arrays = from_theirs(model, arrays, path)
+        arrays = from_checkpoint(model, arrays, path)
     check_finite(arrays, path, "give --weights a file of weights")
     return arrays, {}
 

@@ -24,7 +24,7 @@ FEWEST_ROWS, FEWEST_SOURCES = 10, 3
 
 @dataclass(frozen=True)
 class Observation:
-    """A published number, its source, and the groups that it belongs to, the narrowest first, "all" last."""
+    """A published number with its source and the groups that it belongs to, from the narrowest to "all"."""
 
     source: str
     value: float
@@ -33,7 +33,8 @@ class Observation:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The statistics of a group. `middle`: the median of the sources' medians; `held`: as `held` returns it."""
+    """The statistics of a group of observations: `middle` is the median of the sources' medians, `share_held` the
+    leave-one-source-out coverage of the interval."""
 
     group: str
     middle: float
@@ -45,19 +46,19 @@ class Evidence:
 
     @property
     def trusted(self) -> bool:
-        """Return whether there are enough rows and sources, and the interval covers left-out sources."""
+        """Return whether there are enough rows and sources and the interval covers the rows of left-out sources."""
         return self.rows >= FEWEST_ROWS and self.sources >= FEWEST_SOURCES and self.share_held >= NEEDED
 
     @property
     def many(self) -> str:
-        """Return the numbers of rows and sources, and the group."""
+        """Return a text with the numbers of rows and sources and the group."""
         few = f" - fewer than {FEWEST_ROWS}, so the estimate is uncertain" if self.rows < FEWEST_ROWS else ""
         sources = "one source" if self.sources == 1 else f"{self.sources} sources"
         return f"{self.rows:,} published number{'s' if self.rows > 1 else ''} of {sources} ({self.group}){few}"
 
     @property
     def tested(self) -> str:
-        """Return how the interval was tested."""
+        """Return a text that reports the leave-one-source-out coverage of the interval."""
         ends = "2.5th to 97.5th percentile"
         if self.sources == 1:
             return f"{ends}; with one source it cannot be tested on another"
@@ -75,13 +76,13 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def ends(rows: Sequence[Observation]) -> tuple[float, float]:
-    """Return the interval of rows."""
+    """Return the ends of the interval that covers most of the rows."""
     values = [row.value for row in rows]
     return percentile(values, ENDS[0]), percentile(values, ENDS[1])
 
 
 def share_held(rows: Sequence[Observation]) -> float:
-    """Return the leave-one-source-out coverage: the share of rows that the interval of the other sources holds.
+    """Return the leave-one-source-out coverage: the share of a source's rows inside the interval of the other sources.
 
     It is the smaller of the share of all rows and the mean share per source, so that a large source does not dominate.
     """
@@ -139,7 +140,7 @@ def groups(family: str, kind: str) -> tuple[str, ...]:
 
 
 def kind_of(row: dict[str, str]) -> str:
-    """Return the kind of a published training."""
+    """Return the kind of a published training by its number of devices."""
     if row["work"] != "pretraining":
         return "fine-tuning"
     if row["of"] == "hours":
@@ -149,7 +150,7 @@ def kind_of(row: dict[str, str]) -> str:
 
 @cache
 def utilizations() -> tuple[Observation, ...]:
-    """Return the published shares of the peak."""
+    """Return the published utilizations: achieved shares of the peak."""
     return tuple(
         Observation(row["source"], float(row["mfu"]), groups(devices()[row["device"]].family, kind_of(row)))
         for row in _rows("utilization.csv")
@@ -157,7 +158,7 @@ def utilizations() -> tuple[Observation, ...]:
 
 
 def power_groups(device: Device) -> tuple[str, ...]:
-    """Return the groups for a device's power: the device, its family, its kind, all."""
+    """Return the groups for a device's power, narrowest first: the device, its family, its kind, all."""
     kind = "TPUs" if device.family == "TPU" else "GPUs"
     return (device.name, *([device.family] if device.family else []), kind, ALL)
 
@@ -192,8 +193,8 @@ def mfu(device: Device, fine_tuning: bool = False) -> Figure:
 
 
 def power(device: Device) -> Figure | None:
-    """Return a device's watts in training with its share of the host (processors, memory, network, fans), from the best
-    known source; None if nothing is known. The data centre's overhead (PUE) is excluded.
+    """Return a device's power in training, in watts, from the best known source; None if nothing is known. It includes
+    the device's share of the host (processors, memory, network, fans), not the data centre's overhead (PUE).
     """
     if device.system_power_w:
         several, mean = device.system_power_w, sum(device.system_power_w) / len(device.system_power_w)

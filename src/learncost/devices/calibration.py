@@ -1,4 +1,4 @@
-"""Calibrations: a machine's measured rates, in a JSON file that is validated when it is read."""
+"""Read, validate and write calibrations: JSON files with a machine's measured rates."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from learncost.timing.rates import ORIENTATIONS
 
 SCHEMA = 1
 ENGINES = ("operators", "kernels")
-"""The executions of a step: operator by operator, as in PyTorch's autograd, or by learncost's engine."""
+"""The two ways to execute a step: operator by operator, as PyTorch's autograd does, or by learncost's engine."""
 
 MOST = 64
-"""The most sizes of a grid and points of a curve."""
+"""The largest number of sizes of a grid and of points of a curve."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Calibration:
 
 
 def own_file() -> Path:
-    """Return the path of this machine's calibration: $XDG_DATA_HOME or ~/.local/share, under learncost."""
+    """Return the path of this machine's calibration, in $XDG_DATA_HOME/learncost or ~/.local/share/learncost."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "learncost" / "device.json"
 
 

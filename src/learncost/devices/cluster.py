@@ -25,7 +25,8 @@ TOPOLOGIES = ("switch", "full", "torus", "network")
 
 @dataclass(frozen=True)
 class Reduces(Displayed):
-    """In-network reduction: the busbw of an all_reduce as a share of the link speed, from a number of devices on."""
+    """In-network reduction of a switch: the busbw of an all_reduce as a share of the link's speed, and the smallest
+    number of devices that it is used for."""
 
     share: float
     devices: int
@@ -50,7 +51,7 @@ class Link(Displayed, Serializable):
     dimensions
         The dimensions of a torus.
     attained
-        The share of its speed that large collectives attain.
+        The share of its published speed that large collectives attain.
     reduces
         The in-network reduction of the switch, if it has one.
     sources
@@ -69,14 +70,14 @@ class Link(Displayed, Serializable):
 
     @property
     def bandwidth(self) -> float:
-        """Return the bytes per second out of a device over all its links, as data sheets give it."""
+        """Return the bytes per second that a device sends over all its links, as data sheets state it."""
         return self.gbs * 1e9 * self.links
 
     def speed(self, devices: int) -> float:
         """Return the attained bytes per second that a device sends to its neighbours in a ring of devices.
 
-        In a full mesh two devices share one link, eight have seven each; a mesh axis follows one dimension of a torus,
-        with a link each way.
+        In a full mesh, a device has one link to every other device. In a torus, a mesh axis uses one dimension, with
+        one link in each direction.
         """
         peak = self.bandwidth
         if self.topology == "full":
@@ -87,7 +88,7 @@ class Link(Displayed, Serializable):
 
 
 COMMUNICATING = 20 / 132
-"""The multiprocessors of a GPU that run communication kernels: 20 of the 132 of an H800 saturate its links
+"""The share of a GPU's multiprocessors that run communication kernels: 20 of the 132 of an H800 saturate its links
 (DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.5.1). TPUs send without their cores."""
 
 
@@ -110,9 +111,9 @@ class Cluster(Displayed, Serializable):
     source
         The source.
     names
-        Other names.
+        Other names of the cluster.
     note
-        A note.
+        A remark.
 
     Examples
     --------
@@ -156,8 +157,8 @@ def cluster(name: object) -> Cluster:
     Parameters
     ----------
     name
-        A name (`learncost list clusters`), or the path of a TOML or JSON file; a device stands for the first published
-        cluster of its kind.
+        A name (`learncost list clusters`), or the path of a TOML or JSON file. The name of a device means the first
+        published cluster of such devices.
 
     Returns
     -------
@@ -167,7 +168,8 @@ def cluster(name: object) -> Cluster:
     Raises
     ------
     InputError
-        For an unknown name, with the nearest; for a file, with the wrong key; for a device of no known cluster.
+        For an unknown name (the message suggests the nearest), for a wrong key of a file, and for a device that no
+        published cluster has.
 
     Examples
     --------
@@ -180,7 +182,7 @@ def cluster(name: object) -> Cluster:
 
 
 def known_cluster(name: str) -> Cluster | None:
-    """Return the published cluster of that name, ignoring case and separators; None if there is none."""
+    """Return the published cluster of a name, ignoring case and separators; None if there is none."""
     squeezed = {_squeeze(spelling): each for each in clusters().values() for spelling in (*each.names[::-1], each.name)}
     return squeezed.get(_squeeze(name))
 
@@ -216,8 +218,8 @@ def _squeeze(name: str) -> str:
 
 
 def _link(row: object, where: str) -> Link:
-    """Return the link of a file's entry: the name of a published link, the path of a file (as `learncost calibrate
-    --processes` writes it), or a table; every key is validated."""
+    """Return the link that an entry of a file describes: the name of a published link, the path of a file that
+    `learncost calibrate --processes` wrote, or a table. Every key is validated."""
     if isinstance(row, str):
         if row in links():
             return links()[row]
@@ -242,10 +244,10 @@ def _link(row: object, where: str) -> Link:
         pair = _checked(checked["reduces"], Reduces, where, "reduces")
         share, devices = above_0("share", pair["share"], where), _whole("devices", pair["devices"], where)
         checked["reduces"] = Reduces(share, devices)
-    said = checked.get("sources", {})
-    if not isinstance(said, dict) or not all(isinstance(text, str) for text in said.values()):
+    sources = checked.get("sources", {})
+    if not isinstance(sources, dict) or not all(isinstance(text, str) for text in sources.values()):
         raise InputError(f"{where}: sources must be a table with one line of text per number")
-    _checked({"name": "", "gbs": 1, **said}, Link, where, "link")
+    _checked({"name": "", "gbs": 1, **sources}, Link, where, "link")
     return Link(**checked)
 
 

@@ -1,4 +1,4 @@
-"""The traffic and time of a collective by a named algorithm: latency terms and bytes over a link."""
+"""Compute the traffic and time of a collective by its algorithm, from latency and bytes over a link."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from learncost.ir.errors import InputError, named_one
 from learncost.ir.polynomial import Polynomial
 
 WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-"""The kinds of communication; every other collective op is one of these."""
+"""The kinds of communication that algorithms are defined for."""
 
 KINDS = {
     "all_reduce_max": "all_reduce",
@@ -26,17 +26,18 @@ KINDS = {
     "pass_on": "send",
     "shard": "",
 }
-"""Ops of sharded tables by the kind with the same traffic; a shard is a free slice."""
+"""The kind of communication with the same traffic, for each other op of sharded tables; `shard` is a free slice."""
 
 CALL = 5e-6
-"""The assumed seconds to start a collective: the launch of its kernel, as for any other (devices/rates.py)."""
+"""The assumed seconds to start a collective: the launch time of any kernel (devices/rates.py)."""
 
 USUAL = "ring"
 
 
 @dataclass(frozen=True)
 class Algorithm(Displayed):
-    """A collective algorithm: by op, the share of the payload that a device sends (times p), and the steps."""
+    """A collective algorithm: for each op, the share of the payload that a device sends (times the number of devices
+    p), and the number of steps."""
 
     name: str
     title: str
@@ -52,7 +53,7 @@ class Algorithm(Displayed):
         return Fraction(self.sent_by_op[kind].at(_sizes(devices)), devices)
 
     def steps(self, op: str, devices: int) -> int:
-        """Return the number of steps in which a device waits for another."""
+        """Return the number of sequential steps, in each of which a device waits for another."""
         kind = kind_of(op)
         return 0 if devices == 1 or not kind else int(self.steps_by_op[kind].at(_sizes(devices)))
 
@@ -62,7 +63,7 @@ def _sizes(devices: int) -> dict[str, int]:
 
 
 def kind_of(op: str) -> str:
-    """Return the kind of communication of an op; nothing if it moves no data."""
+    """Return the kind of communication of an op; empty if it moves no data."""
     kind = KINDS.get(op, op)
     if kind and kind not in WORDS:
         raise InputError(f"no collective is called {op!r} (there are {', '.join((*WORDS, *KINDS))})")
@@ -105,7 +106,7 @@ class MeshGroup(Displayed):
 def groups(mesh: Mapping[str, int], node: int) -> dict[str, MeshGroup]:
     """Return the group of every mesh axis; the last axis is innermost.
 
-    node  devices of a node
+    node  the number of devices in a node
     """
     result, stride = {}, 1
     for axis, size in reversed(list(mesh.items())):
@@ -142,11 +143,11 @@ def transfer(op: str, payload: float, group: MeshGroup, cluster: Cluster, name: 
     """Return the time of one collective on a mesh axis of a cluster.
 
     payload  bytes of the global array, as `collectives.toml` counts them
-    group    the devices of the axis
-    name     the algorithm; by default in-network reduction if it is faster, else a ring. Between nodes a ring
-             enters and leaves a node over the adapters of all its devices in the group.
-    copies   of every row for several devices, if it is sent once per node and forwarded inside; copies are uniformly
-             random
+    group    the devices of the mesh axis
+    name     the algorithm; by default in-network reduction if it is faster, else a ring. Between nodes, a ring
+             enters and leaves a node through the network adapters of all its devices in the group.
+    copies   the number of devices that each row of an all_to_all is sent to, uniformly at random, if a row is sent once
+             to each node and forwarded inside the node
 
     Raises `InputError` for an axis beyond the node of a cluster without a network.
     """
@@ -160,13 +161,13 @@ def transfer(op: str, payload: float, group: MeshGroup, cluster: Cluster, name: 
     sent = float(chosen.sent(op, group.devices)) * payload
     latency = CALL + chosen.steps(op, group.devices) * link.latency_us * 1e-6
     moving = sent / speed
-    if by_switch and not name and reduces is not None:  # what was measured is busbw: the ring's bytes a second
+    if by_switch and not name and reduces is not None:  # the measured busbw is defined by the bytes of a ring
         moving = float(algorithm("ring").sent(op, group.devices)) * payload / (reduces.share * link.bandwidth)
     return Transfer(op, group, payload, sent, link.name, chosen.name, latency, moving)
 
 
 def _bounding(kind: str, group: MeshGroup, cluster: Cluster, copies: int = 0) -> tuple[Link, float]:
-    """Return the limiting link of a collective, and a device's bytes per second on it."""
+    """Return the link that limits a collective, and the bytes per second that a device sends over it."""
     inside = cluster.inside.speed(group.inside)
     if group.nodes == 1:
         return cluster.inside, inside

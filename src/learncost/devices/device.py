@@ -31,7 +31,7 @@ def regions_of(value: object, where: str) -> tuple[Region, ...]:
             or not re.fullmatch(r"[A-Za-z]\w*", name)
             or name in ("FLASH", *(region.name for region in regions))
         ):
-            raise InputError(f"{where}: a region's name must be a word that no other has, not {shown(name)}")
+            raise InputError(f"{where}: a region's name must be a unique word, not {shown(name)}")
         if isinstance(size, bool) or not isinstance(size, int) or not 0 < size < 2**32 or size % 8:
             raise InputError(f"{where}: the bytes of region {name} must be a multiple of 8, not {shown(size)}")
         if not isinstance(note, str) or not note.isprintable() or "*/" in note:
@@ -54,14 +54,14 @@ LARGEST = 1e9  # the largest value of any device property, in its unit
 RATES = (*BYTES, "tf32", *PRODUCTS_ALONE)  # data types of rates
 
 TRAINED_IN = ("bf16", "fp16", "fp32")
-"""Data types of training by default: the first with a peak of the device."""
+"""The default data types of training; the first with a published peak of the device is used."""
 
 STACK = 4096
-"""Bytes of RAM that are left for the stack of a microcontroller, which a linker script asks for too: emitted steps took
-less than 700 in QEMU (docs/microcontrollers.md)."""
+"""Bytes of RAM that are reserved for the stack of a microcontroller, also by its linker script: emitted steps used less
+than 700 in QEMU (docs/microcontrollers.md)."""
 
 _MAKERS = ("nvidia", "tesla", "geforce", "amd", "instinct", "intel", "google", "apple")
-"""Prefixes of names that may be left out, as drivers of different years do."""
+"""Prefixes of names that may be left out, as some versions of drivers do."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,17 @@ class Device(Displayed):
     name
         Its name.
     source
-        The source.
+        The publication of these numbers.
     confidence
-        The trust in the source.
+        How reliable the source is.
     peak_tflops
-        10^12 FLOPs a second of dense matrix products, by data type.
+        10^12 FLOP/s of dense matrix products, by data type.
     measured_tflops
         The best matrix product measured by the source, in the same unit, by data type.
     memory_gb
-        10^9 bytes of memory, for every variant.
+        The memory of each variant, in 10^9 bytes.
     flash_gb
-        10^9 bytes of flash of a microcontroller.
+        The flash of a microcontroller, in 10^9 bytes.
     regions
         The RAM regions of a microcontroller for a program's data; the first holds the stack.
     flash_begin
@@ -99,7 +99,7 @@ class Device(Displayed):
     interconnect
         The link between devices.
     names
-        Other names, such as that of `torch.cuda.get_device_name()`.
+        Other names, such as the one that `torch.cuda.get_device_name()` returns.
     family
         The family whose published runs give its MFU and power.
     note
@@ -109,9 +109,9 @@ class Device(Displayed):
     core
         The core of a microcontroller, whose cycles per MACC are published or assumed (`microcontrollers.toml`).
     clock_mhz
-        The highest clock of the core, in 10^6 a second.
+        The highest clock of the core, in MHz.
     ua_per_mhz
-        Current of the running core, in 10^-6 ampere for 10^6 cycles a second.
+        The current of the running core, in microamperes per MHz.
     volts
         The supply voltage of that current.
 
@@ -147,7 +147,7 @@ class Device(Displayed):
 
     @property
     def trained_in(self) -> str:
-        """Return the default data type of training: the first with a peak, fp32 where none is published."""
+        """Return the default data type of training: the first of `TRAINED_IN` with a published peak, otherwise fp32."""
         return next((dtype for dtype in TRAINED_IN if dtype in self.peak_tflops), TRAINED_IN[-1])
 
     @property
@@ -162,7 +162,8 @@ class Device(Displayed):
 
     @property
     def free(self) -> tuple[Region, ...]:
-        """Return the memory for a program's arrays: its regions without the stack, or the memory of larger devices."""
+        """Return the bytes of memory for a program's arrays: the RAM of a microcontroller without the stack, or the
+        memory of a larger device."""
         first, *others = self.regions or (Region("RAM", self.ram),)
         stack = STACK if self.core else 0
         return replace(first, bytes=max(first.bytes - stack, 0)), *others
@@ -174,7 +175,7 @@ class Device(Displayed):
 
     @property
     def cited(self) -> str:
-        """Return the source with its trust."""
+        """Return the source with its confidence."""
         return f"{self.source} - {self.confidence}" if self.confidence else self.source
 
 
@@ -194,8 +195,8 @@ def device(name: object) -> Device:
     Parameters
     ----------
     name
-        A name (`learncost list devices`), a unique part of one, or the path of a TOML or JSON file; a cluster stands
-        for its device.
+        A name (`learncost list devices`), a unique part of one, or the path of a TOML or JSON file. The name of a
+        cluster means its device.
 
     Returns
     -------
@@ -205,7 +206,7 @@ def device(name: object) -> Device:
     Raises
     ------
     InputError
-        For an unknown name, with the nearest ones; for a file, with the wrong key.
+        For an unknown name (the message suggests the nearest) and for a wrong key of a file.
 
     Examples
     --------
@@ -231,7 +232,7 @@ def device(name: object) -> Device:
 
 
 def known_device(name: str) -> Device | None:
-    """Return the published device of a name or a unique part of one; None if there is none. No file is opened.
+    """Return the published device of a name or a unique part of one, without opening files; None if there is none.
 
     Raises `InputError` if several match.
     """
@@ -246,19 +247,19 @@ def known_device(name: str) -> Device | None:
         from learncost.devices.cluster import clusters  # is built on this module
 
         several += [group for group in clusters() if words_asked <= set(_words(group))]
-        raise InputError(f"{shown(name)} is one of {', '.join(several)}: say which")
+        raise InputError(f"{shown(name)} matches {', '.join(several)}: give one of these")
     return devices()[several[0]] if several else None
 
 
 def _near_words(name: str) -> str:
-    """Return the devices with a model number near the name, such as H100 for H10."""
+    """Return the names of devices with a model number similar to the name, such as H100 for H10."""
     words = {word: full_name for full_name in devices() for word in full_name.split() if any(map(str.isdigit, word))}
     return nearest(name, words)
 
 
 @cache
 def _spellings() -> tuple[tuple[str, str], ...]:
-    """Return every device's name with its spellings, the name first."""
+    """Return every device with the spellings of its names, its own name first."""
     return tuple(
         (full_name, spelling)
         for full_name, device_found in devices().items()
@@ -276,13 +277,13 @@ def _place(name: str) -> int:
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a name without case and maker."""
+    """Return the words of a name in lower case, without the maker."""
     words = re.findall(r"[a-z0-9.]+", name.lower())
     return [word for word in words if word not in _MAKERS] or words
 
 
 def _squeeze(name: str) -> str:
-    """Return a name without case, maker and separators: RTX4090 is NVIDIA GeForce RTX 4090."""
+    """Return a name in lower case without maker and separators, so that RTX4090 matches NVIDIA GeForce RTX 4090."""
     joined = "".join(re.findall(r"[a-z0-9]+", name.lower()))
     while maker_found := next((maker for maker in _MAKERS if joined.startswith(maker) and joined != maker), ""):
         joined = joined.removeprefix(maker_found)
@@ -333,12 +334,14 @@ def _rates(key: str, value: object, where: str) -> Mapping[str, float]:
         raise InputError(f"{where}: {key} must be a table such as {{ bf16 = 312 }}, not {shown(value)}")
     for name in value:
         if name not in RATES:
-            raise InputError(f"{where}: {key} knows {', '.join(RATES)}, not {shown(name)}{nearest(name, RATES)}")
+            raise InputError(
+                f"{where}: {key} has the data types {', '.join(RATES)}, not {shown(name)}{nearest(name, RATES)}"
+            )
     return {name: above_0(f"{key}.{name}", rate, where) for name, rate in value.items()}
 
 
 def above_0(key: str, value: object, where: str) -> float:
-    """Return a positive number of a file, in its unit. Raises `InputError`."""
+    """Return a positive number from a file. Raises `InputError`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
         raise InputError(f"{where}: {key} must be a number above 0 and at most 10^9, not {shown(value)}")
     return float(value)

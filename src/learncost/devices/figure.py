@@ -72,8 +72,8 @@ def computed(
 ) -> Figure:
     """Return the product of figures divided by that of others. `source` is the formula.
 
-    Its interval is the outermost one: every figure at the end of its own interval that makes the result smallest, or
-    largest. It is too wide for correlated figures (a busier device is faster and draws more power).
+    The ends of its interval are the smallest and the largest result for figures in their intervals. The interval is too
+    wide for correlated figures (a busier device is faster and draws more power).
     """
 
     def at(end: int) -> float:

@@ -22,15 +22,15 @@ from learncost.timing import MatmulGrid, RateCurve, Rates
 from learncost.timing.rates import ORIENTATIONS
 
 WORDS = 0.5
-"""Words of four bytes that a core loads or stores in a cycle: a load takes two on a Cortex-M4 (Arm, Cortex-M4 Technical
-Reference Manual, table of instructions)."""
+"""Four-byte words that a core loads or stores per cycle: a load takes two cycles on a Cortex-M4 (Arm, Cortex-M4
+Technical Reference Manual, table of instructions)."""
 
 SPREAD = 8.3 / 4.5
 """The ratio of the two published figures of the Cortex-M4; it bounds the cycles of a core with one published figure."""
 
 CYCLES_INTERVAL = (0.4, 1.5)
-"""Assumed factors of the time, in addition to those of the cycles: published times are of MACCs only, less than half of
-a step at one sample, and memory stalls make a step longer."""
+"""Assumed factors of the time, in addition to the interval of the cycles: published times cover MACCs only, which are
+less than half of a step at batch size 1, and memory stalls lengthen a step."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Cycles:
 
 @dataclass(frozen=True)
 class ProcessorCore:
-    """A core and its published cycles.
+    """A microcontroller's core and its published cycles.
 
-    like  the core whose figures it uses if it has none
+    like  the similar core whose figures are used if this one has none
     """
 
     name: str
@@ -58,7 +58,7 @@ class ProcessorCore:
 
     @property
     def published(self) -> tuple[Cycles, ...]:
-        """Return its figures, or those of the core in `like`."""
+        """Return the core's figures, or those of the core named by `like`."""
         return self.cycles_per_macc or (cores()[self.like].published if self.like else ())
 
     @property
@@ -92,7 +92,8 @@ def core_of(device: Device) -> ProcessorCore:
 
 
 def rates_of(device: Device) -> Rates:
-    """Return a microcontroller's fp32 rates: products by its core's cycles, all else by the words moved."""
+    """Return a microcontroller's fp32 rates: products take the core's cycles per MACC, all else the cycles of loads and
+    stores."""
     core = core_of(device)
     low, middle, high = core.cycles
     if device.clock_mhz is None:
@@ -152,8 +153,8 @@ def rates(on: str | Device | Rates, dtype: str | None = None, engine: str = "ope
         The data type of the products. The default is that of training on a published device (bf16, fp16 or fp32, the
         first with a peak), and fp32 on a measured one.
     engine
-        operators: the step runs operator by operator, as PyTorch's autograd does. kernels: it runs on learncost's
-        engine. A calibration without kernels uses its operators for both.
+        operators, for a step that runs operator by operator as in PyTorch's autograd, or kernels, for a step on
+        learncost's engine. A calibration without rates of kernels uses those of operators for both.
 
     Returns
     -------
@@ -210,7 +211,7 @@ def _measured(path: Path, dtype: str | None, engine: str) -> Rates:
 
 
 def published(device: Device, dtype: str | None = None, engine: str = "operators") -> Rates:
-    """Return the rates of a published device, with assumptions where nothing is measured."""
+    """Return the rates of a published device; unmeasured ones are assumptions."""
     if device.core:
         if dtype not in (None, "fp32"):
             raise InputError(f"the cycles of {device.name} are modelled only in fp32, not {dtype}")
@@ -253,7 +254,7 @@ def published(device: Device, dtype: str | None = None, engine: str = "operators
 
 
 def highest(device: Device, dtype: str) -> float:
-    """Return the highest share of the peak attained by a product on the device or by a training of its family."""
+    """Return the highest share of the peak that a product on the device or a training of its family attained."""
     measured = device.measured_tflops.get(dtype, 0.0) / device.peak_tflops.get(dtype, float("inf"))
     if measured and not device.family:
         return measured
@@ -262,7 +263,8 @@ def highest(device: Device, dtype: str) -> float:
 
 
 def _best(device: Device, dtype: str, peak: float) -> tuple[float, str]:
-    """Return the best product rate: measured by the source, or by the mean share of measured devices."""
+    """Return the best product rate: the source's measurement, or the peak times the mean measured share of other
+    devices."""
     if dtype in device.measured_tflops:
         best = device.measured_tflops[dtype] * 1e12
         return best, f"products at the {best / 1e12:,.4g} TFLOP/s that the source measured"

@@ -27,7 +27,7 @@ def _measured() -> dict[str, dict[str, Any]]:
 
 
 def shares(device: Device, dtype: str) -> tuple[float, float, str]:
-    """The shares of its peak that a device attains in products and in attention, with the source."""
+    """Return the shares of its peak that a device attains in products and in attention, with the source."""
     known = [(devices()[name], each) for name, each in _measured().items() if name in devices()]
     attention = sum(each["attention"] for _, each in known) / len(known)
     row = _measured().get(device.name) or _measured().get(device.family)
@@ -47,17 +47,17 @@ def shares(device: Device, dtype: str) -> tuple[float, float, str]:
         if "bf16" in other.measured_tflops and "bf16" in other.peak_tflops
     ]
     share = (best or sum(usual) / len(usual)) * sum(ratios) / len(ratios)
-    said = f"assumed: the best known product times {sum(ratios) / len(ratios):.2f}, the mean of measured devices"
-    return share, min(attention, 1.0), said
+    derivation = f"assumed: the best known product times {sum(ratios) / len(ratios):.2f}, the mean of measured devices"
+    return share, min(attention, 1.0), derivation
 
 
 def sustained(device: Device, dtype: str, engine: str = "kernels") -> Rates:
     """Return a published device's sustained training rates. Raises `InputError` if its peak is unknown.
 
-    engine  operators or kernels, as `rates` has it
+    engine  operators or kernels, as in `rates`
     """
     usual = published(device, dtype, engine)
-    products, attention, said = shares(device, usual.dtype or dtype)
+    products, attention, derivation = shares(device, usual.dtype or dtype)
     peak = device.peak_tflops[dtype] * 1e12
 
     def filled(size: int) -> float:
@@ -68,7 +68,7 @@ def sustained(device: Device, dtype: str, engine: str = "kernels") -> Rates:
     flat = MatmulGrid((1, 2), (attention * peak,) * 8)
     source = (
         f"products at {products:.0%} and attention at {attention:.0%} of the dense {peak / 1e12:,.0f} TFLOP/s in "
-        f"{dtype} ({said}); {usual.source.partition('; ')[2]}"
+        f"{dtype} ({derivation}); {usual.source.partition('; ')[2]}"
     )
     moved = _measured().get(device.name, {}).get("bandwidth")
     if moved is not None:
@@ -80,7 +80,7 @@ def sustained(device: Device, dtype: str, engine: str = "kernels") -> Rates:
 
 
 def most_of_peak(device: Device, dtype: str) -> float:
-    """Return the highest measured share of the peak on such a device, of a product or a full training."""
+    """Return the highest measured share of the peak of a product or a full training on devices of this family."""
     return max(highest(device, dtype), shares(device, dtype)[0])
 
 

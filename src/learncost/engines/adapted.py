@@ -22,8 +22,8 @@ Arrays = dict[str, Any]
 
 
 def begun(model: Model, plain: Mapping[str, Any], seed: int, dtype: Any) -> Arrays:
-    """Return the weights of an adapted or quantized model: the plain model's, split into its ranges of layers; codes
-    and scales of quantized ones; initial low-rank paths, whose second matrix is 0, so that the model is unchanged.
+    """Return the initial weights of an adapted or quantized model, which computes the same as the plain model: its
+    weights are split into ranges of layers or quantized, and the second matrix of each low-rank path is 0.
     """
     start_weights: Arrays = {}
     drawn = initial_weights(model.table, model.sizes, seed, dtype)
@@ -52,7 +52,7 @@ def _second_halves(table: Table) -> set[str]:
 
 
 def _stretches(model: Model) -> dict[str, tuple[str, slice]]:
-    """Yield every weight with its plain weight and, for split loops, its range of iterations."""
+    """Map each weight to the weight of the plain model that contains it, and to the range of its iterations there."""
     stored = {weight.codes.name: weight for weight in model.quantized}
     stretches: dict[str, tuple[str, slice]] = {}
     begin: dict[str, int] = {}
@@ -70,7 +70,7 @@ def _stretches(model: Model) -> dict[str, tuple[str, slice]]:
 
 
 def _codes(model: Model) -> dict[str, str]:
-    """Map the arrays of codes to their weights."""
+    """Map the name of each array of codes to its weight."""
     return {weight.codes.name: weight.weight for weight in model.quantized}
 
 
@@ -108,7 +108,7 @@ def merged(model: Model, plain: Table, weights: Mapping[str, Any]) -> Arrays:
 
 
 def _lines(table: Table) -> Iterator[tuple[Line, Mapping[str, Line], Mapping[str, str]]]:
-    """Yield every line with the producers of its scope's values and the stacks of its slices."""
+    """Yield every line with the lines that define its scope's values and the stacks that its slices are read from."""
     scopes: list[Table | Loop] = [table, *table.repeats]
     for scope in scopes:
         makers = {name: line for line in scope.lines if isinstance(line, Line) for name in line.makes}
@@ -119,7 +119,7 @@ def _lines(table: Table) -> Iterator[tuple[Line, Mapping[str, Line], Mapping[str
 
 
 def _path(line: Line, makers: Mapping[str, Line]) -> tuple[Term, Term, Term, float] | None:
-    """Return weight, A, B and scale of the sum of a product and its low-rank path."""
+    """Return the weight, A, B and the scale of a line that adds a low-rank path to a product."""
     if not isinstance(line, Sum) or line.meta.layer != "lora":
         return None
     base, scaled = (makers[term.name] for term in line.right)

@@ -133,7 +133,7 @@ class CompiledKernels:
 
 
 def bind(library: ctypes.CDLL, addresses: Mapping[str, int] | None = None) -> None:
-    """Pass the matrix products of PyTorch's math library to a library of kernels, if there is one.
+    """Give a library of kernels the addresses of the matrix products of PyTorch's math library, if there is one.
 
     addresses   addresses to use instead, by BLAS's names
     """
@@ -144,7 +144,8 @@ def bind(library: ctypes.CDLL, addresses: Mapping[str, int] | None = None) -> No
 
 
 def products() -> Mapping[str, int]:
-    """Return the addresses of BLAS's products in an imported PyTorch; NumPy alone has none under these names."""
+    """Return the addresses of the BLAS products in PyTorch, if it is imported; NumPy has no products under these
+    names."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}

@@ -1,4 +1,4 @@
-"""The core of every training on NumPy: the table of its step, weights, optimizer state and scalars."""
+"""The common base of trainings: the table of the step, weights, optimizer state and scalars."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """The settings of a training. Only `learning_rate` may change between steps, by `Core.learning_rate`."""
+    """The settings of a training. Only the learning rate may change between steps, through `Core.learning_rate`."""
 
     procedure: str = "bp"
     optimizer: str = DEFAULT
@@ -69,13 +69,13 @@ class Prepared:
 class TableRunner(Protocol):
     """An executor of a training's tables.
 
-    keeps_place  whether weights and state stay in the same memory and types
+    updates_in_place  whether weights and state stay in the same memory and types
     """
 
-    keeps_place: bool
+    updates_in_place: bool
 
-    def turned(self) -> None:
-        """Reset for another trainable block, with another table and state."""
+    def change_block(self) -> None:
+        """Prepare for training another block, with another table and state."""
 
     def __call__(self, prepared: Prepared) -> Values:
         """Return the table's results by name."""
@@ -97,7 +97,7 @@ class Core(Displayed):
         self.state: dict[str, Any] = {}
         self.fixed: dict[str, Any] = {}
         self.steps = 0
-        self._blocks = 1  # that alternate
+        self._blocks = 1  # the number of blocks that are trained in turn
         self.precision = precision_of("fp32")  # the precision of a step's values, if it differs from `dtype`
         self.low: frozenset[str] = frozenset()  # weights and state stored in bf16
         self.runner: TableRunner = Interpreter(self)
@@ -106,12 +106,13 @@ class Core(Displayed):
         self._split: dict[IdentityKey[Table], Accumulated] = {}
 
     def _drawn(self, steps: int) -> int:
-        """Return the integer from which all random directions of a step follow."""
+        """Return the integer from which all random directions of a step are drawn."""
         return int(generator(self.settings.seed, steps, "draw").integers(1, 2**24))
 
     @property
     def iteration(self) -> int:
-        """Return the trainable block of the next step if blocks alternate; 1 if the step computes directions."""
+        """Return the number of the block that the next step trains, if blocks alternate; for a procedure that computes
+        projection directions, 1 if the next step computes them anew, else 0."""
         if self._chosen.finds:
             return int(self.steps % self._chosen.held == 0)
         return self.steps // self._chosen.held % self._blocks
@@ -209,7 +210,7 @@ class Core(Displayed):
         values = {name: table.values[name] for name in table.inputs if not table.axes[name]}
         names = {name: value.of for name, value in values.items() if value.role == "number"}
         names |= {name: name for name in values if name == "dloss"}
-        for number in {*names.values()} - numbers.keys():  # draw/200: the same one for so many steps
+        for number in {*names.values()} - numbers.keys():  # draw/200 stays the same for 200 steps
             numbers[number] = self.draw(self.steps - self.steps % int(number.partition("/")[2]))
         return {name: np.asarray(whole(table, name, numbers[number]), self.dtype) for name, number in names.items()}
 
@@ -259,7 +260,7 @@ class Core(Displayed):
         # One of several processes may have only some of them.
         new = {name: values[result] for name, result in table.renewed.items() if result in values}
         for name, part in self.weights_read.items():
-            if name in new and name not in self.weights:  # of a stack, in its memory
+            if name in new and name not in self.weights:  # a view of a stack is written in place
                 part[...] = new[name]
         self.weights = self._keep({name: new.get(name, array) for name, array in self.weights.items()})
         self.state = self._keep({name: new.get(name, array) for name, array in self.state.items()})
@@ -269,11 +270,11 @@ class Core(Displayed):
                 array[...] = eight_bits(array, kind, len(array) if table.values[name].of in stacks else 1)
         self.steps += 1
         if self._blocks > 1 and not self.steps % self._chosen.held:
-            self._turned()
+            self._change_block()
 
-    def _turned(self) -> None:
+    def _change_block(self) -> None:
         """Switch to the trainable block of this step, with a new state."""
-        self.runner.turned()
+        self.runner.change_block()
         self._begin_state(self._of_iteration())
 
     def _of_iteration(self) -> Table:
@@ -282,7 +283,7 @@ class Core(Displayed):
 
     def _keep(self, arrays: Values) -> Values:
         """Return weights or state as stored between steps."""
-        low = frozenset() if self.runner.keeps_place else self.low
+        low = frozenset() if self.runner.updates_in_place else self.low
         return {name: in_rows(stored(array) if name in low else array) for name, array in arrays.items()}
 
     def _updates(self, values: Values) -> Values:
@@ -292,10 +293,10 @@ class Core(Displayed):
 class Interpreter:
     """Executes tables line by line with the interpreter; in bf16, results are rounded."""
 
-    keeps_place = False
+    updates_in_place = False
 
-    def turned(self) -> None:
-        """Keep all cached tables for their next use."""
+    def change_block(self) -> None:
+        """Do nothing: all cached tables remain for their next use."""
 
     def __init__(self, training: Core) -> None:
         self._training = training

@@ -30,7 +30,7 @@ def levels(signed: bool) -> Any:
 def rounded(array: Any, kind: BlockScales, iterations: int = 1) -> Any:
     """Round a state to a code per number and a scale per block; a state below `kind.least` numbers is unchanged.
 
-    iterations the number of consecutive weights of the state
+    iterations  the number of iterations whose states are stacked; each is rounded in separate blocks
     """
     rows = np.asarray(array, np.float32).reshape(iterations, -1)
     size = rows.shape[1]

@@ -38,7 +38,7 @@ class EmittedProgram:
         self._function = compiled(function) if compiled else function
 
     def __call__(self, values: Mapping[str, Any], *devices: Any) -> dict[str, Any]:
-        """Return the results; for one of several devices, those on this one."""
+        """Return the results; on a mesh of devices, those of this device."""
         arguments = [fill(tree, values, self.namespace) for tree in self._program.parameters]
         with np.errstate(all="ignore"):  # a diverging training shows in its loss
             result = self._function(*arguments, *devices)
@@ -48,15 +48,15 @@ class EmittedProgram:
 
 
 class Programs:
-    """Executes tables as emitted programs, in which every value is freed after its last use.
+    """An executor of tables as emitted programs, which free every value after its last use.
 
     The step returns weights and state, but no gradients.
     """
 
-    keeps_place = False
+    updates_in_place = False
 
-    def turned(self) -> None:
-        """Keep the programs for the next use of their blocks."""
+    def change_block(self) -> None:
+        """Do nothing: the programs of all blocks remain for their next use."""
 
     def __init__(self, training: Core) -> None:
         self._training, self._interpreter = training, Interpreter(training)
@@ -79,7 +79,7 @@ class Programs:
         return self._programs[key](prepared.values)
 
     def _predicted(self, table: Table, sizes: Mapping[str, int]) -> int:
-        """Return the peak of the program plus the training's memory that it does not read."""
+        """Return the peak bytes of the program plus the bytes of the training's other arrays."""
         read, training = {*table.weights, *table.inputs}, self._training
         arrays = {**training.weights_read, **training.state}
         unread: int = sum(array.nbytes for name, array in arrays.items() if name not in read)

@@ -1,4 +1,4 @@
-"""Convert the inputs and results of an integer-only step, on NumPy."""
+"""Convert the inputs and results of an integer-only step between numbers and integers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 
 LARGEST = {"int8": 127}
-"""The largest number of a type; otherwise 2^29 - 1, so that a sum of two fits."""
+"""The largest integer of each number of bits; for others 2^29 - 1, so that a sum of two fits."""
 
 
 def whole(table: Table, name: str, array: Any) -> Any:
-    """Return the integers that a table reads for an input; the input itself if it is not converted.
+    """Return an input as the integers that the table reads; an input that is not converted is returned unchanged.
 
-    Raises `InputError` where they are too large by more than one.
+    Raises `InputError` where a number exceeds the type's range by more than one unit.
     """
     value = table.values.get(name)
     if value is None or value.power is None:
@@ -32,13 +32,13 @@ def whole(table: Table, name: str, array: Any) -> Any:
 
 
 def real(table: Table, name: str, array: Any) -> Any:
-    """Return the numbers that integers represent."""
+    """Return the real numbers that integers with a scale represent."""
     value = table.values.get(name)
     return array if value is None or value.power is None else np.asarray(array) * 2.0**value.power
 
 
 def results(table: Table, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values after a step with its results converted to numbers; weights stay integers."""
+    """Return a step's values with its results converted to numbers; weights remain integers."""
     renewed = set(table.renewed.values())
     numbers = {
         name: real(table, name, values[name]) for name in table.outputs if name in values and name not in renewed

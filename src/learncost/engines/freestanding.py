@@ -1,4 +1,4 @@
-"""Compile a freestanding C99 program with a small main and run it on this machine, with bytes in and out."""
+"""Compile a freestanding C99 program with a small `main`, and run it on this machine."""
 
 from __future__ import annotations
 
@@ -165,7 +165,8 @@ def compiled(program: Firmware) -> Object:
 
 
 def _symbols(program: Firmware) -> tuple[str, str]:
-    """Read the object with `nm` and `size`; tables of addresses count as constants, as on a device."""
+    """Return the symbols and sizes that `nm` and `size` report; tables of addresses count as constants, as on a
+    device."""
     with tempfile.TemporaryDirectory() as folder:
         _write(folder, _texts(program))
         _called(folder, (*c_compiler(), "-std=c99", "-O2", "-fno-pic", "-c", f"{program.prefix}.c", "-o", "program.o"))
@@ -196,7 +197,8 @@ def _texts(program: Firmware) -> dict[str, str]:
 
 
 def _main(program: Firmware, steps: int, counts: bool = False) -> str:
-    """Return a main that reads rate, weights, states and inputs of every step, and writes results for `run`."""
+    """Return the C code of a `main` that reads the learning rate, weights, states and inputs of every step, and writes
+    the results that `run` reads."""
     prefix, names = program.prefix, program.names
     size = {name: int(np.prod(shape(program, name))) for name in (*changed(program), *fed(program))}
     trains = any(entry != "predict" for entry in program.layouts)
@@ -242,7 +244,7 @@ template <class T> static void take(T *to, int count) { for (int i = 0; i < coun
 
 
 def _bytes(program: Firmware, begin: Arrays, batches: Sequence[Arrays], real: str = "") -> bytes:
-    """Return the input bytes of a main, optionally with all numbers in another type."""
+    """Return the bytes that `main` reads, optionally with all numbers in another type."""
 
     def spelled(name: str, array: Any) -> bytes:
         dtype = program.given[name][2]
@@ -273,6 +275,6 @@ def _called(folder: str, command: Sequence[str], given: bytes = b"") -> bytes:
     done = subprocess.run(command, cwd=folder, input=given, capture_output=True, check=False)
     if done.returncode:
         errors = done.stderr.decode(errors="replace").splitlines()
-        said = next((line for line in errors if "error" in line.lower()), f"exit code {done.returncode}")
-        raise InputError(f"{Path(command[0]).name}: {said.strip()[:200]}")
+        message = next((line for line in errors if "error" in line.lower()), f"exit code {done.returncode}")
+        raise InputError(f"{Path(command[0]).name}: {message.strip()[:200]}")
     return done.stdout

@@ -35,7 +35,7 @@ class CheckpointLayout:
     keys: Mapping[str, str]
 
     def of(self, model: Model) -> Iterator[tuple[str, tuple[str, ...], int | None]]:
-        """Yield every tensor of a model: its name, our weights, the number of the block."""
+        """Yield every tensor of a checkpoint: its name, the weights of the table in it, and the number of the block."""
         for name, ours in self.tensors.items():
             if not set(ours) <= set(model.table.weights):
                 continue
@@ -66,7 +66,7 @@ def layout(family: str) -> CheckpointLayout:
     return layouts()[family]
 
 
-def to_theirs(model: Model, weights: Arrays) -> dict[str, Any]:
+def to_checkpoint(model: Model, weights: Arrays) -> dict[str, Any]:
     """Return the tensors of a checkpoint, from our weights."""
     their_layout, result = layout(model.configuration.family), {}
     for name, ours, block in their_layout.of(model):
@@ -78,7 +78,7 @@ def to_theirs(model: Model, weights: Arrays) -> dict[str, Any]:
     return result
 
 
-def from_theirs(model: Model, tensors: Arrays, where: str) -> dict[str, Any]:
+def from_checkpoint(model: Model, tensors: Arrays, where: str) -> dict[str, Any]:
     """Return our weights from the tensors of a checkpoint; `where` names it in an InputError."""
     their_layout = layout(model.configuration.family)
     parts_of: dict[str, list[Any]] = {}
@@ -126,7 +126,7 @@ def read(model: Model, folder: Path) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for file in files:
         tensors |= read_arrays(folder / Path(file).name, ADVICE)[0]
-    weights = from_theirs(model, tensors, str(folder))
+    weights = from_checkpoint(model, tensors, str(folder))
     check_finite(weights, str(folder), ADVICE)
     return weights
 
@@ -134,7 +134,7 @@ def read(model: Model, folder: Path) -> dict[str, Any]:
 def config(configuration: Configuration, dropout: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Return the keys of a config.json that transformers and `configure` read identically.
 
-    dropout    of all that the family has
+    dropout    the probability of every dropout of the family
     tokenizer  gives the token that ends a document, and the decoder's start token of an encoder-decoder
     """
     tokens = {} if tokenizer is None else {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end}

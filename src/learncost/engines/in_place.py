@@ -1,4 +1,4 @@
-"""Run a step in place: PyTorch's products and compiled kernels on one arena, as in the emitted program."""
+"""Run a step's emitted program in one arena, with PyTorch's matrix products and compiled kernels."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class InPlace:
-    """A step that can run repeatedly: its program, its kernels, its arena and the tensors that it changes.
+    """A compiled step that can run repeatedly: its program, kernels, arena and the tensors that it changes in place.
 
     table    a step's table whose outputs are results and new weights, no gradients
-    sizes    of all axes and counts
+    sizes    the sizes of all axes and trip counts
     dtype    fp32, fp64, or bf16-masters for products in bf16 with weights in fp32
-    tensors  weights and the optimizer's state by name: these very tensors are changed
-    arena    memory to use if it is large enough, of another step that never runs at the same time
-    devices  the DeviceMesh of its collectives, if it is one of several
+    tensors  weights and optimizer state by name; the step changes these tensors in place
+    arena    memory to reuse if it is large enough: that of another step that never runs at the same time
+    devices  the DeviceMesh of its collectives, on a mesh of devices
     Raises `InputError` where a line cannot be computed in place, or without a compiler.
     """
 
@@ -85,7 +85,7 @@ class InPlace:
 
 
 def _large(size: int) -> torch.Tensor:
-    """Return memory in huge pages if the system has them, which need fewer page table lookups."""
+    """Return memory in huge pages where the system supports them, since these need fewer page table lookups."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # Private, because shared memory uses another kind of pages.
         memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -115,8 +115,8 @@ def library_products() -> Iterator[None]:
 
 @cache
 def _library() -> str:
-    """Return the precision setting that makes PyTorch use this library: `highest` for MKL on Intel's CPUs; a lower one
-    for oneDNN, unless it then rounds the factors."""
+    """Return PyTorch's setting of the fp32 precision that selects the fastest exact library: `highest` selects MKL on
+    Intel's CPUs; a lower one selects oneDNN, unless it then rounds the factors."""
     if processor.cpu_field("vendor_id") == "GenuineIntel":
         return "highest"
     return next((precision for precision in ("medium", "high") if _is_exact(precision)), "highest")

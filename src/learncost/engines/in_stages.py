@@ -1,4 +1,4 @@
-"""Run a step or a forward pass over pipeline stages: their sharded tables as one program."""
+"""Build the sharded tables and the PyTorch program of a step or a forward pass over pipeline stages."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from learncost.sharding.stages import Pipeline, place_stages
 
 @dataclass(frozen=True)
 class StageUpdate:
-    """The weight update of pipeline stages, and the plan of their step.
+    """The optimizer and the plan of a step over pipeline stages.
 
     clips   whether gradients are clipped by the norm over all stages
-    decays  whether weight decay is outside of the optimizer's op
+    decays  whether weight decay is added to the gradients, outside of the optimizer's op
     """
 
     optimizer: str
@@ -47,13 +47,13 @@ def step_in_stages(
     """Return the tables that the devices of each stage run in a step.
 
     whole  the step of all stages together
-    sizes  the global sizes of one microbatch, over all mesh axes except the pipeline
+    sizes  the global sizes of one microbatch: those of all devices of a stage together
     Raises `InputError` where blocks are not divisible.
     """
     over = replace(pipeline, stages=schedule.stages)
     if pipeline.blocks and schedule.chunks > 1:
         raise InputError(
-            f"{pipeline.said} gives the blocks of each device, which {schedule.name} would split "
+            f"{pipeline.clause} gives the blocks of each device, which {schedule.name} would split "
             f"further: use another schedule"
         )
     layers = over.layers(iterations_of(model.table, sizes))
@@ -85,9 +85,9 @@ def program_in_stages(
 ) -> StagesProgram:
     """Return the program of stages for PyTorch.
 
-    outputs  of all stages together: what a stage sends is none
+    outputs  the outputs of the global step, without the values that stages send to each other
     axis     the mesh axis of the stages
-    dtype    a precision, as for `stages_program`
+    dtype    the precision, as for `stages_program`
     """
     tables = [in_halves(_at_devices(each.table, axis, schedule.devices), outputs) for each in placed]
     return stages_program(tables, schedule, axis, title, [{**sizes, **each.sizes} for each in placed], dtype)
@@ -127,7 +127,8 @@ def in_halves(table: Table, outputs: Collection[str]) -> StageTables:
 
 
 def _at_devices(table: Table, axis: str, devices: int) -> Table:
-    """Return a stage with messages addressed to devices, each of which may have several stages."""
+    """Return a stage's table with its messages addressed to devices instead of stages, as a device may have several
+    stages."""
 
     def changed(line: Statement) -> Statement:
         if not is_collective(line) or line.axes[0] != axis:

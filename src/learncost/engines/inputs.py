@@ -34,14 +34,14 @@ ALSO: Mapping[str, str] = {"token_types": "types"}
 
 @dataclass(frozen=True)
 class Datum:
-    """One data input of a batch.
+    """A data input of a batch.
 
     name     the user's name; of several inputs with this name, the one along the last positions keeps it
     input    the table's name; "" for targets of which the table reads only the sign
     axes     its axes
     places   the axis whose positions it holds; "" for numbers; "2" for booleans
-    answers  whether it is a loss's target: negative where there is none
-    usual    whether it defaults to 0
+    answers  whether it is a target of a loss; a negative number means no target
+    usual    whether it is optional, with 0 as its default
     """
 
     name: str
@@ -77,16 +77,16 @@ def _data(table: IdentityKey[Table], fixed: frozenset[str]) -> tuple[Datum, ...]
 
 
 def data(model: Model) -> tuple[Datum, ...]:
-    """Return a model's data inputs, without those that follow from positions or dequantize weights."""
+    """Return a model's data inputs, without those that positions determine and those that dequantize weights."""
     stored = {name for weight in model.quantized for name in weight.reads}
     return _data(IdentityKey(model.table), names_made(model) | stored)
 
 
 def derived_inputs(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], unit: Any) -> Arrays:
-    """Return the inputs that follow from targets and sequence lengths; missing targets are 0.
+    """Return the inputs that targets and sequence lengths determine; missing targets become 0.
 
     arrays   the given arrays, by the names of the table's inputs and of targets
-    keeps    by axis of positions, the padding mask, [B, axis]; all tokens if absent
+    keeps    the padding mask [B, axis] of each axis of positions; no padding if absent
     unit     the number 1 in the type of the results
     """
     result: Arrays = {}
@@ -110,7 +110,7 @@ def derived_inputs(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, 
 
 
 def with_derived(table: Table, data_given: Mapping[str, Any], keeps: Mapping[str, Any]) -> tuple[Arrays, int]:
-    """Return NumPy's arrays with the inputs derived from them, and the number of targets of the first share; else 0.
+    """Return the arrays with the inputs derived from them, and the number of targets of the loss; 0 without targets.
 
     Raises InputError if there is no target.
     """
@@ -125,14 +125,14 @@ def with_derived(table: Table, data_given: Mapping[str, Any], keeps: Mapping[str
 
 
 def answered(answers: Any, axes: Sequence[str], keeps: Mapping[str, Any]) -> Any:
-    """Return where there is a target: not negative and no padding."""
+    """Return a mask that is true where a target is neither negative nor padding."""
     is_answered = answers >= 0
     keep = keeps.get(axes[1]) if len(axes) > 1 else None
     return is_answered if keep is None else is_answered & (keep > 0)
 
 
 def random_data(model: Model, batch_size: int, seq_len: int, target_len: int, seed: int = 0) -> Arrays:
-    """Draw random data for all of a model's inputs: positions of their axes, and normal numbers.
+    """Draw random data for all inputs of a model: normal numbers, and indices below the size of their axis.
 
     A length that the model fixes or does not have is ignored.
     """
@@ -142,7 +142,7 @@ def random_data(model: Model, batch_size: int, seq_len: int, target_len: int, se
 
 
 def random_batch(model: Model, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
-    """Return the same for given sizes of all axes."""
+    """Draw random data for all inputs of a model, given the sizes of all axes."""
     generator = np.random.default_rng(seed)
 
     def drawn(datum: Datum) -> Any:
@@ -155,11 +155,11 @@ def random_batch(model: Model, sizes: Mapping[str, int], seed: int = 0) -> Array
 
 
 class Batch:
-    """Validate a step's data and return the inputs of a model's table.
+    """The validated data of a step, from which it computes the inputs of a model's table.
 
     model      with or without a mask of padding: the data are the same
-    given      by the names of `data`, and masks
-    gradients  the gradients of a bare model's outputs, in place of targets
+    given      the user's arrays by the names of `data`, and masks
+    gradients  the gradients of the outputs of a model without a loss, in place of targets
     Raises InputError for what is missing, unknown, or does not fit.
     """
 
@@ -199,11 +199,11 @@ class Batch:
             raise InputError(f"{self.name} has no output {min(wrong)}; gradients are of {', '.join(sorted(outputs))}")
 
     def _positions(self, axis: str) -> list[Datum]:
-        """Return the data along the positions of an axis: tokens and per-token data."""
+        """Return the data inputs with the positions of an axis: tokens and per-token data."""
         return [datum for datum in self._data if datum.axes == ("B", axis) and datum.places]
 
     def _array(self, datum: Datum, data: Mapping[str, Any]) -> Any:
-        """Return the data as one array. Rows of unequal length are padded on the right."""
+        """Return data as one array; rows of unequal length are padded on the right."""
         array = data[datum.name]
         axis = datum.axes[-1] if datum.axes else ""
         if _unequal(array):
@@ -232,7 +232,8 @@ class Batch:
             self.keeps[axis] = keep
 
     def _default(self) -> None:
-        """Return the defaults of a batch: the next tokens as targets of a language model, and token types."""
+        """Fill in missing inputs: the next tokens as targets of a language model, and token types of 0. Raises
+        `InputError` for inputs without a default."""
         tokens = next((datum for datum in self._positions("M") if not datum.answers and not datum.usual), None)
         for datum in self._data:
             key = self._key(datum)
@@ -300,7 +301,8 @@ class Batch:
         return np.where(keep, array, 0)
 
     def part(self, number: int, parts: int) -> Batch:
-        """Return one of several equal parts of the sequences. `count` and shares stay those of the full batch."""
+        """Return one of several equal parts of the batch; the number of targets and their shares remain those of the
+        full batch."""
         rows = self.sizes["B"]
         if rows % parts:
             raise InputError(
@@ -324,7 +326,7 @@ class Batch:
         return self.keeps.get(axis, np.ones((self.sizes["B"], self.sizes[axis]), bool))
 
     def inputs(self, table: Table) -> Arrays:
-        """Return the inputs of a table of this model that follow from the batch and the positions."""
+        """Return the inputs of a table of this model that the batch and its positions determine."""
         made_arrays = made_inputs(self.model.configuration, self.sizes)
         arrays = {name: array for name, array in made_arrays.items() if name in table.inputs}
         for name in table.inputs:
@@ -369,7 +371,7 @@ def _ragged(rows: Sequence[Any], filler: int) -> Any:
 
 
 def _filled(sizes: Sequence[int], expected: Sequence[int], known: Container[int]) -> tuple[slice, ...]:
-    """Return the part of each dimension that is read: full patches for `known` sides, else everything."""
+    """Return the slice of each dimension that is read: whole patches along sides of a known size, otherwise all."""
     rest, taken = list(expected), list[slice]()
     for size in sizes:
         first = rest.pop(0) if rest else size
@@ -379,7 +381,7 @@ def _filled(sizes: Sequence[int], expected: Sequence[int], known: Container[int]
 
 
 def _regrouped(sizes: Sequence[int], expected: Sequence[int]) -> bool:
-    """Return whether the wanted axes are the given ones with some split."""
+    """Return whether the wanted axes are the given ones, some of them split into several."""
     rest = list(expected)
     for size in sizes:
         part = [rest.pop(0)] if rest else [0]

@@ -1,4 +1,4 @@
-"""Compute the inputs of a model's table that follow from positions and settings, by its family's lines."""
+"""Compute the inputs of a model's table that positions and settings determine, by the lines of its family."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def input_table(configuration: Configuration) -> Table:
 
 
 def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mapping[str, Any]:
-    """Return the inputs that follow from positions and settings: float64, int64 for positions, and booleans.
+    """Return the inputs that positions and settings determine, as float64, int64 (for positions) or booleans.
 
-    sizes    those of the run (M, N), and of any axis that is to have another size than the configuration says
+    sizes    the lengths of the run (M, N), and sizes of axes that differ from the configuration
     Raises `InputError`.
     """
     if configuration.layer is not None:
@@ -55,7 +55,7 @@ def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mappi
 
 
 def written(configuration: Configuration, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the family's lines and their inputs; nothing without lines."""
+    """Return the values of the inputs that the family's lines compute; empty if it has no such lines."""
     if configuration.layer is not None:
         return ()
     try:
@@ -75,7 +75,7 @@ def written(configuration: Configuration, sizes: Mapping[str, int]) -> tuple[str
 
 @lru_cache(maxsize=32)
 def _made(configuration: IdentityKey[Configuration]) -> tuple[Table, frozenset[str]]:
-    """Return the lines, and which of their outputs are positions."""
+    """Return the table of the lines, and the names of those outputs that are positions."""
     table = build(replace(configuration.content, learned=None)).table
     return _lines(*making(configuration.content, table.inputs)), table.indices
 
@@ -86,7 +86,7 @@ def _lines(header: Header, lines: tuple[Parsed, ...]) -> Table:
 
 
 class _MadeValues(dict[str, Any]):
-    """Return the values for a configuration's expressions, and the sizes of axes."""
+    """The values of names in a configuration's expressions, including the sizes of axes."""
 
     def __init__(self, configuration: Configuration, sizes: Mapping[str, int]) -> None:
         super().__init__({**configuration.values, **sizes})

@@ -197,7 +197,7 @@ class Training(Core):
             weights = self._whole(begun(self.model, weights, self.settings.seed, self.dtype))
         self.steps = steps
         if self._blocks > 1:
-            self._turned()
+            self._change_block()
         for kind, loaded, current in (("weight", weights, self.weights), ("optimizer's state", state, self.state)):
             for name, array in current.items():
                 if name not in loaded:

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def cpu_field(key: str) -> str:
-    """Return the value of a key of the first core, such as vendor_id; empty if absent."""
+    """Return the value of a field of the first core, such as vendor_id; empty if it is absent."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -22,7 +22,7 @@ def cpu_field(key: str) -> str:
 
 
 def name() -> str:
-    """Return the name of the CPU."""
+    """Return the model name of the CPU."""
     return cpu_field("model name") or platform.processor() or platform.machine()
 
 
@@ -35,7 +35,8 @@ _NAMES = ("scipy_openblas_{}_num_threads64_", "scipy_openblas_{}_num_threads", "
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread for NumPy's OpenBLAS products in the block, unless the user chose a number.
+    """Limit OpenBLAS, which NumPy uses, to one thread inside a `with` block, unless the user has set a number of
+    threads.
 
     Threads that share a small product wait for each other longer than they compute, especially on a busy CPU: products
     of 128 x 32 x 128 on two cores took eight times as long.

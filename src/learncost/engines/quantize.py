@@ -66,7 +66,7 @@ def dequantized(quantized: Quantized, arrays: Mapping[str, Any], sizes: Mapping[
 
 
 def _by_powers(quantized: Quantized, rows: Any, sizes: Mapping[str, int]) -> Arrays:
-    """Return the codes of a weight and their power-of-two scale; the largest code starts between 32 and 64."""
+    """Return the codes of a weight and their power-of-two scale, chosen so that the largest code is from 32 to 64."""
     largest = np.max(np.abs(rows), axis=(1, 2), keepdims=True)
     powers = np.ceil(np.log2(np.where(largest > 0, largest, 1.0) / 64))
     codes = np.clip(np.rint(rows / 2.0**powers), -127, 127).astype(np.int8)
@@ -78,7 +78,8 @@ def _by_powers(quantized: Quantized, rows: Any, sizes: Mapping[str, int]) -> Arr
 
 
 def constants(quantized: Iterable[Quantized], sizes: Mapping[str, int], dtype: Any) -> Arrays:
-    """Return the shared inputs of all weights of a type, by name: levels, and the block of every position."""
+    """Return the inputs that all weights of a type share, by name: the levels, and the block number of every
+    position."""
     arrays: Arrays = {}
     for weight in quantized:
         for kind, axes in ((weight.kind, weight.inside), (weight.second, weight.out)):

@@ -24,7 +24,7 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True)
 class StateArray:
-    """An array of a table: its shape, whether it is stacked over iterations, and its state_dict entry."""
+    """An array of a table: its shape, whether it is stacked over iterations, and the path of its state_dict entry."""
 
     shape: tuple[int, ...]
     iterations: int | None
@@ -52,9 +52,9 @@ def stored(layer: Layer, sizes: Mapping[str, int]) -> dict[str, StateArray]:
 
 
 def from_state(arrays: Mapping[str, StateArray], state: Mapping[str, Any], where: str) -> Arrays:
-    """Return the arrays of a table from the entries of a state_dict, without missing ones.
+    """Return the arrays of a table that a state_dict has entries for.
 
-    where  names it in an `InputError` for an entry with another number of elements
+    where  the name of the state_dict in an `InputError` about an entry with another number of elements
     """
     result: Arrays = {}
     for name, array in arrays.items():
@@ -77,7 +77,7 @@ def from_state(arrays: Mapping[str, StateArray], state: Mapping[str, Any], where
 def to_state(arrays: Mapping[str, StateArray], values: Mapping[str, Any], like: Mapping[str, Any] = {}) -> Arrays:
     """Return the entries of a state_dict from the arrays of a table.
 
-    like  the entries of the target module: those without an array are copied, and types are theirs
+    like  the entries of the target module, which give the types; entries without an array are copied
     """
     result: Arrays = dict(like)
     for name, array in arrays.items():
@@ -95,7 +95,7 @@ def to_state(arrays: Mapping[str, StateArray], values: Mapping[str, Any], like: 
 def matched(evaluation: Layer, training: Layer, sizes: Mapping[str, int], own: Mapping[str, int]) -> Layer:
     """Return a layer in evaluation mode whose arrays have the names of the layer in training mode.
 
-    sizes, own  the sizes in training and in evaluation mode
+    sizes, own  the sizes in training mode and in evaluation mode
     Raises `InputError` if only one of them has certain blocks in a loop.
     """
     known, mine = stored(training, sizes), stored(evaluation, own)

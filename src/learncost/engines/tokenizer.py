@@ -11,9 +11,9 @@ from learncost.ir.errors import InputError
 
 
 class Tokenizer(Protocol):
-    """Converts text to numbers below `size` and back.
+    """A converter of text to token numbers below `size` and back.
 
-    `end` is the number of the token that ends a document, `mask` of the mask token.
+    `end` is the number of the end-of-document token, `mask` that of the mask token.
     """
 
     size: int
@@ -21,7 +21,7 @@ class Tokenizer(Protocol):
     mask: int
 
     def encode(self, text: bytes) -> Sequence[int]:
-        """Return the tokens of a text in UTF-8, without the end."""
+        """Return the tokens of a UTF-8 text, without the end-of-document token."""
 
     def encode_alone(self, text: bytes) -> Sequence[int]:
         """Return the tokens of a single text, with start and end tokens."""
@@ -30,13 +30,14 @@ class Tokenizer(Protocol):
         """Return the target tokens of a decoder, including the end token."""
 
     def number(self, name: str) -> int:
-        """Return the number of a special token; `end` if there is none of this name."""
+        """Return the number of a special token by name; the number of the end-of-document token if it does not
+        exist."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; invalid UTF-8 becomes �."""
 
     def files(self) -> Mapping[str, bytes]:
-        """Return the files of a folder for transformers' AutoTokenizer, by name."""
+        """Return the files that transformers' AutoTokenizer reads, by file name."""
 
 
 class Bytes:
@@ -63,7 +64,7 @@ class Bytes:
         return bytes(token for token in tokens if token < self.end).decode("utf-8", errors="replace")
 
     def files(self) -> Mapping[str, bytes]:
-        """Return a BPE tokenizer without merges: every byte is the letter of the format."""
+        """Return the files of a BPE tokenizer without merges, whose vocabulary has one letter for each byte."""
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         special = {ENDS[0]: self.end} | ({MASKS[0]: self.mask} if self.size > self.mask else {})
@@ -85,7 +86,7 @@ def _letters() -> list[str]:
 
 
 def _config(end: str) -> bytes:
-    """Return a tokenizer_config.json with the end token; its name in a text is not the token."""
+    """Return a tokenizer_config.json with the end token; the token's name within a text is not parsed as the token."""
     keys = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end, "pad_token": end}
     more = {"clean_up_tokenization_spaces": False, "split_special_tokens": True}
     return json.dumps({**keys, **more}, indent=1).encode()
@@ -154,10 +155,10 @@ class FromFile:
         return str(self._own.decode([int(token) for token in tokens]))
 
     def files(self) -> Mapping[str, bytes]:
-        """Return copies of the tokenizer's file and its configuration, if any."""
+        """Return copies of the tokenizer's file and of its configuration, if it has one."""
         return {TOKENIZER: self._content, TOKENIZER_CONFIG: self._config}
 
 
 def tokenizer(name: str, masks: bool = False) -> Tokenizer:
-    """Return the tokenizer `bytes` or that of a tokenizer.json; `masks`: with a mask token. Raises InputError."""
+    """Return the byte tokenizer, or that of a tokenizer.json; `masks` requires a mask token. Raises InputError."""
     return Bytes(masks) if name == "bytes" else FromFile(Path(name), masks)

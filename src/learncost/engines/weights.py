@@ -23,8 +23,8 @@ DEVIATION = 0.02
 def deviations(table: Table, sizes: Mapping[str, int]) -> dict[str, float]:
     """Return the standard deviation of each initial matrix of a user's layer.
 
-    It is sqrt(2 / fan-in) (He et al. 2015, equation 10), of the line with the smallest fan-in; 0.02 for rows that are
-    looked up.
+    It is sqrt(2 / fan-in) (He et al. 2015, equation 10) for the smallest fan-in of the lines that read the matrix; 0.02
+    for a matrix whose rows are looked up.
     """
     inputs: dict[str, int] = {}
     looked_up = set[str]()
@@ -47,12 +47,12 @@ def deviations(table: Table, sizes: Mapping[str, int]) -> dict[str, float]:
 
 
 def shape(table: Table, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape of one of a table's names."""
+    """Return the shape of a value of a table by its name."""
     return shape_of(table.axes[name], sizes)
 
 
 def generator(seed: int, *parts: int | str) -> np.random.Generator:
-    """Return random numbers that depend on a seed, names and numbers, not on the order of drawing."""
+    """Return a random generator seeded by a seed, names and numbers, so that the order of drawing does not matter."""
     return np.random.default_rng([seed, *(crc32(p.encode()) if isinstance(p, str) else p for p in parts)])
 
 
@@ -63,7 +63,7 @@ def initial_weights(
     dtype: Any = float,
     spread: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the initial weights of a training, by name; those of a loop are stacks.
+    """Return the initial weights of a training by name; weights of a loop are stacked over its iterations.
 
     Biases and norm shifts start at 0, elementwise factors (the gain of a norm) at 1, everything else is normal with
     standard deviation 0.02, or as in `spread`, drawn from the seed and the weight's name.
@@ -81,7 +81,7 @@ def initial_weights(
 
 
 def in_rows(array: Any) -> Any:
-    """Return a NumPy array in C order with the strides of a new one, copied only where they differ.
+    """Return a NumPy array in C order with the strides of a new array; it is copied only if its strides differ.
 
     BLAS's order of summation depends on the strides, so another layout of the same numbers rounds differently.
     """

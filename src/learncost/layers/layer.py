@@ -46,16 +46,16 @@ KEYS = "N"  # the axis of key positions in a layer of attention
 class Origin:
     """The module that a layer was imported from, in this process.
 
-    evaluation  returns its forward pass in evaluation mode as text, "" where it equals that in training
-    values      its initial parameters and buffers, by their paths; empty where they have no values
-    saved       the entries of its state_dict among these
-    said        a description of these values
+    evaluation   returns its forward pass in evaluation mode as text, "" where it equals that in training
+    values       its initial parameters and buffers, by their paths; empty where they have no values
+    saved        the entries of its state_dict among these
+    description  a description of these values
     """
 
     evaluation: Callable[[], str]
     values: Callable[[], Mapping[str, Any]]
     saved: Callable[[], Mapping[str, Any]]
-    said: str
+    description: str
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     roles: dict[str, Value] = {}
     cache: list[str] = []
     stated = Stated()
-    said: list[str] = []
+    declarations: list[str] = []
     lines: list[str] = []
     for line in text.splitlines():
         if (digits := _DIGITS.search(line)) is not None:
@@ -195,15 +195,15 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
             remarks.append(line.strip().lstrip("% "))
         elif line.strip().startswith("gradients:"):
             equations |= _equations(line)
-            said.append(line)
+            declarations.append(line)
         elif value_role := role(line):
             roles |= value_role
-            said.append(line)
+            declarations.append(line)
         elif line.strip().startswith("cache:"):
             cache += split_names(line.partition(":")[2])
-            said.append(line)
+            declarations.append(line)
         elif stated.take(line):
-            said.append(line)
+            declarations.append(line)
         elif line.strip() and not line.strip().startswith((ALSO, PART, SHOWN)):  # only in files of shipped layers
             lines.append(line)
     header = parse_header(lines[0] if lines else "")
@@ -216,7 +216,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     return replace(
         parsed,
         table=replace(parsed.table, sizes=stated.sizes),
-        text="\n".join([*lines[:1], *said, *lines[1:], *([EVALUATION, evaluation.text] if evaluation else [])]),
+        text="\n".join([*lines[:1], *declarations, *lines[1:], *([EVALUATION, evaluation.text] if evaluation else [])]),
         source=" ".join(remarks),
         cache=(*parsed.cache, *cache),
         sizes=stated.sizes,

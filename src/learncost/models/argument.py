@@ -96,20 +96,20 @@ def preset_of(values: Mapping[str, object]) -> Preset | None:
     A file may leave out defaults of the model's class.
     """
     classes = values.get("id2label")
-    said = {"num_labels": len(classes), **values} if isinstance(classes, Mapping) else values
-    return next((each for each in table_presets() if _is_of(each, said)), None)
+    given = {"num_labels": len(classes), **values} if isinstance(classes, Mapping) else values
+    return next((each for each in table_presets() if _is_of(each, given)), None)
 
 
-def _is_of(known: Preset, said: Mapping[str, object]) -> bool:
-    if any(said.get(key) != value for key, value in known.values.items()):
+def _is_of(known: Preset, given: Mapping[str, object]) -> bool:
+    if any(given.get(key) != value for key, value in known.values.items()):
         return False
-    return _agrees(known.usual, said)
+    return _agrees(known.usual, given)
 
 
-def _agrees(usual: Mapping[str, object], said: Mapping[str, object]) -> bool:
+def _agrees(usual: Mapping[str, object], given: Mapping[str, object]) -> bool:
     """Return whether all given values equal the defaults of a class."""
     for key, value in usual.items():
-        other = said.get(key, value)
+        other = given.get(key, value)
         if isinstance(value, Mapping) and isinstance(other, Mapping):
             if not _agrees(value, other):
                 return False

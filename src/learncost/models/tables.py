@@ -40,9 +40,9 @@ def family_of_layer(layer: Layer) -> Family:
 def check_open(layer: Layer, name: str, given: Container[str]) -> None:
     """Refuse a run of a layer that leaves sizes open; `given` are its sizes by name. A module takes one sample."""
     names = letters(layer)
-    said = {"B": ("batch_size",), "M": ("seq_len", "target_len"), "N": ("seq_len", *(() if "M" in names else RUN))}
+    typed = {"B": ("batch_size",), "M": ("seq_len", "target_len"), "N": ("seq_len", *(() if "M" in names else RUN))}
     known = {*layer.sizes, *layer.follows, *(("B",) if layer.steps else ())}
-    left = [size for size in names if size not in known and not any(s in given for s in said.get(size, (size,)))]
+    left = [size for size in names if size not in known and not any(s in given for s in typed.get(size, (size,)))]
     if not left:
         return
     flags = f"give {' '.join(f'--{size} N' for size in left)}"
@@ -73,8 +73,8 @@ def letters_of(layer: Layer | None, axes: Mapping[str, int]) -> str:
         return ""
     names, usual = letters(layer), ("B", *LENGTHS)
     others = (name for name in names if name not in {*usual, *layer.sizes, *layer.follows})
-    said = (f"{name} = {axes[name]:,}" for name in (*(name for name in usual if name in names), *others))
-    return ", ".join(said) or "at the sizes of its table"
+    sizes = (f"{name} = {axes[name]:,}" for name in (*(name for name in usual if name in names), *others))
+    return ", ".join(sizes) or "at the sizes of its table"
 
 
 def addable(table: Table) -> tuple[str, ...]:

@@ -205,7 +205,7 @@ def over_devices(
     """Return a pass over the mesh of a request. Raises `InputError`, also for pipeline stages."""
     grid, clauses = parse_mesh(request.mesh or ""), chosen(request.place, request.placement)
     if pipeline := pipeline_of(model.table, grid, clauses):
-        raise InputError(f"{pipeline.said} makes pipeline stages, which inference does not support: use dp, tp or ep")
+        raise InputError(f"{pipeline.clause} makes pipeline stages, which inference does not support: use dp, tp or ep")
     _, table, sizes, padded = padded_step(Structure(model).model, pass_of, grid, clauses, sizes)
     placed = place(table, grid, clauses, sizes)
     return OverMesh(placed, collectives(placed, sizes, widths_of(request.kind())), sizes, padded)

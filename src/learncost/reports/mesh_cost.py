@@ -109,7 +109,7 @@ class OverMesh(Serializable):
     @Key(after="devices")
     def clauses(self) -> tuple[str, ...]:
         """The sharding rules of the placement."""
-        stages = (str(self.pipeline.said),) if self.pipeline else ()
+        stages = (str(self.pipeline.clause),) if self.pipeline else ()
         return (*stages, *map(str, self.placed.clauses))
 
     @cached_property

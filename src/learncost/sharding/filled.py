@@ -38,7 +38,7 @@ def check_filled(table: Table, filled: Mapping[str, int]) -> None:
     check.lines(table.lines, zero)
     for name in table.renewed.values():
         if check.has(table.axes[name]) and name not in zero:
-            axis = check.said(table.axes[name])
+            axis = check.padded_axis(table.axes[name])
             raise InputError(f"padded region of {axis} may be non-zero in {name}")
 
 
@@ -58,7 +58,7 @@ class _PaddingCheck:
         """Return whether some of the axes are padded."""
         return any(base(axis) in self.filled for axis in axes)
 
-    def said(self, axes: Iterable[str]) -> str:
+    def padded_axis(self, axes: Iterable[str]) -> str:
         """Return the first padded axis."""
         return next(base(axis) for axis in axes if base(axis) in self.filled)
 

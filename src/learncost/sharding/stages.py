@@ -51,7 +51,7 @@ class Pipeline:
     stages: int
     mesh: Mesh
     clauses: tuple[Clause, ...]
-    said: Clause
+    clause: Clause
     blocks: tuple[int, ...] = ()
 
     def layers(self, iterations: int) -> tuple[int, ...]:
@@ -112,10 +112,15 @@ def place_stages(
     for step, placed, stage_iterations in zip(steps, every, iterations, strict=True):
         received = sorted(step.receives, key=lambda sent: order[sent.source][sent.made])
         table = _with_sends(placed, step, {sent.read: sent for sent in received}, pipeline.axis)
-        said = (pipeline.said, *placed.clauses)
+        clauses = (pipeline.clause, *placed.clauses)
         result.append(
             replace(
-                placed, table=table, mesh=mesh, clauses=said, iterations=stage_iterations, first=dict(step.stage.first)
+                placed,
+                table=table,
+                mesh=mesh,
+                clauses=clauses,
+                iterations=stage_iterations,
+                first=dict(step.stage.first),
             )
         )
     return tuple(result)

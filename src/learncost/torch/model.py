@@ -149,7 +149,7 @@ class ModelModule(TableModule):
             weights = hugging_face.read(self.model, Path(source))
         else:
             arrays = {name: _array(tensor) for name, tensor in source.items()}
-            weights = hugging_face.from_theirs(self.model, arrays, "the state dict")
+            weights = hugging_face.from_checkpoint(self.model, arrays, "the state dict")
         with torch.no_grad():
             for name, parameter in self.weights().items():
                 parameter.copy_(torch.from_numpy(np.ascontiguousarray(weights[name])))
@@ -158,7 +158,7 @@ class ModelModule(TableModule):
     def hugging_face(self) -> dict[str, torch.Tensor]:
         """The weights under the names and in the shapes that transformers has for them. Raises InputError."""
         arrays = {name: _array(tensor) for name, tensor in self.weights().items()}
-        tensors = hugging_face.to_theirs(self.model, arrays)
+        tensors = hugging_face.to_checkpoint(self.model, arrays)
         return {name: torch.tensor(array, dtype=self._like.dtype) for name, array in tensors.items()}
 
     def extra_repr(self) -> str:

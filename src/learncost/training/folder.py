@@ -148,7 +148,7 @@ class Folder:
         check_finite({**weights, **state}, f"step {steps:,}", f"give a smaller --learning-rate; {last_one}")
         kept = WriteAdvice(last_one, self.again)
         ours = model.configuration.family not in hugging_face.layouts()
-        theirs = dict(weights) if ours else hugging_face.to_theirs(model, weights)
+        theirs = dict(weights) if ours else hugging_face.to_checkpoint(model, weights)
         optimizer = self._optimizer(steps)
         fingerprint = write_arrays(optimizer, state, {OURS: json.dumps({"steps": steps})}, kept)
         facts = {"steps": steps, "optimizer": fingerprint, "logs": {name: self._length(name) for name in LOGS}}
@@ -199,7 +199,7 @@ class Folder:
         if facts.get("optimizer", metadata["digest"]) != metadata["digest"]:
             raise InputError(f"{self._optimizer(steps)} is of another run than {WEIGHTS}; {self.advice}")
         if model.configuration.family in hugging_face.layouts():
-            weights = hugging_face.from_theirs(model, weights, str(self.path / WEIGHTS))
+            weights = hugging_face.from_checkpoint(model, weights, str(self.path / WEIGHTS))
         return Checkpoint(weights, state, steps, self.lengths(facts.get("logs", {})))
 
     def _from_parts(self) -> Checkpoint | None:
@@ -231,7 +231,7 @@ class Folder:
             raise InputError(f"{self.path} has no checkpoint yet; {self.again} goes on")
         weights, _, _ = self._read(self.path / WEIGHTS)
         ours = model.configuration.family not in hugging_face.layouts()
-        return weights if ours else hugging_face.from_theirs(model, weights, str(self.path / WEIGHTS))
+        return weights if ours else hugging_face.from_checkpoint(model, weights, str(self.path / WEIGHTS))
 
     def _saved(self) -> bool:
         """Return whether there is a checkpoint. Raises InputError if steps were logged but weights are missing."""

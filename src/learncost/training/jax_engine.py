@@ -30,13 +30,13 @@ class _JaxRunner:
     new ones into the memory of the old.
     """
 
-    keeps_place, memory = False, None
+    updates_in_place, memory = False, None
 
     def __init__(self, training: Training) -> None:
         self._training = training
         self.place()
 
-    def turned(self) -> None:
+    def change_block(self) -> None:
         """Do nothing: blocks do not alternate on JAX."""
 
     def place(self) -> None:

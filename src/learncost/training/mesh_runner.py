@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class MeshRunner:
     """Executes tables as placed over the mesh: weights and state are this process's parts, all else is cut here."""
 
-    keeps_place = True
+    updates_in_place = True
 
     def __init__(self, training: Training, grid: Mesh, clauses: tuple[Clause, ...], options: Options) -> None:
         self.training, self.mesh, self.clauses = training, grid, clauses
@@ -51,7 +51,7 @@ class MeshRunner:
         self.pool = TensorPool(self.device, self.training.low)
         self._steps: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], _RunnableStep] = {}
 
-    def turned(self) -> None:
+    def change_block(self) -> None:
         """Do nothing: blocks do not alternate over a mesh."""
 
     @property

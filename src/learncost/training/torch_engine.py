@@ -38,7 +38,7 @@ class _TorchRunner:
     Batches, scalars and the masks of dropout are made as on NumPy, and only the arithmetic differs.
     """
 
-    keeps_place = True
+    updates_in_place = True
 
     def __init__(self, training: Training, plan: str | None, device: str) -> None:
         self._training, self.plan, self.device = training, plan, device
@@ -55,7 +55,7 @@ class _TorchRunner:
         """Bring weights and state back from the device into NumPy's arrays."""
         self._pool.fetch()
 
-    def turned(self) -> None:
+    def change_block(self) -> None:
         """Drop the state of the previous trainable block and everything compiled for it."""
         self.fetch()
         self.forget()

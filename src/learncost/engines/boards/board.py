@@ -1,4 +1,4 @@
-"""Boards: compile a program for one, measure its sections, and run it."""
+"""Compile a program for an emulated board, measure its sections, and run it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wdouble-promotion", "-Werror")
 class Board:
     """An emulated board.
 
-    prefix    of the compiler's programs; flags for its processor
-    emulator  and its arguments
-    begins    where flash and RAM begin
-    fpu       whether it computes in fp32 itself
+    prefix    the prefix of the compiler's programs
+    flags     the compiler's flags for the processor
+    emulator  the QEMU program
+    machine   its arguments that select the board
+    begins    the first addresses of flash and RAM
+    fpu       whether the processor has a floating-point unit for fp32
     """
 
     name: str
@@ -36,7 +38,7 @@ class Board:
 
     @property
     def missing(self) -> str:
-        """Return its missing programs; nothing if all are installed."""
+        """Return the names of the programs that are not installed, joined by "and"; empty if all are."""
         programs = (f"{self.prefix}gcc", self.emulator)
         return " and ".join(program for program in programs if shutil.which(program) is None)
 
@@ -84,7 +86,8 @@ BOARDS: Mapping[str, Board] = {
 class LinkedProgram:
     """A linked program.
 
-    data, bss  bytes of RAM that it takes; code, of flash, constants and what RAM begins with included
+    data, bss  bytes of RAM for initialized and zeroed variables
+    code       bytes of flash for instructions, constants and the initial contents of RAM
     """
 
     board: Board
@@ -164,8 +167,8 @@ def _called(program: str, *arguments: str, seconds: float = 600, errors: bool = 
         raise InputError(f"{program} took longer than {seconds:g} seconds") from None
     if ran.returncode:
         lines = [line for line in (ran.stderr + ran.stdout).splitlines() if line.strip()]
-        said = next(
-            (line for line in lines if "error" in line or "overflow" in line), lines[-1] if lines else "nothing"
+        message = next(
+            (line for line in lines if "error" in line or "overflow" in line), lines[-1] if lines else "no output"
         )
-        raise InputError(f"{program} said: {said}")
+        raise InputError(f"{program} failed: {message}")
     return ran.stdout + (ran.stderr if errors else "")

@@ -1,4 +1,4 @@
-"""Write the linker script of a device with RAM regions: board.ld with its addresses and sections for all regions."""
+"""Write the linker script of a device: board.ld with its addresses and a section for each RAM region."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
         several = (*clauses(f"{BLOCKS} over {PIPELINE}"), *several)
     pipeline = pipeline_of(step.model.table, grid, several)
     if pipeline and engine.name != GRAPH:
-        raise InputError(f"--engine {engine.name} does not support pipeline stages ({pipeline.said}): use graph")
+        raise InputError(f"--engine {engine.name} does not support pipeline stages ({pipeline.clause}): use graph")
     if pipeline and step.procedure not in ("bp", "recompute"):
         raise InputError(f"pipeline stages require --procedure bp, not {step.procedure}")
     inner = grid if pipeline is None else pipeline.mesh if pipeline.mesh.axes else Mesh((("dp", 1),))
@@ -133,5 +133,5 @@ def scheduled(request: Request, pipeline: Pipeline | None) -> tuple[str, int, tu
         return asked.schedule, 1, ()
     chunks = (asked.chunks or CHUNKS) if KINDS[asked.schedule].several else 1
     if pipeline.blocks and chunks > 1:
-        raise InputError(f"{str(pipeline.said)!r} gives the blocks of one stage per device: use --schedule 1f1b")
+        raise InputError(f"{str(pipeline.clause)!r} gives the blocks of one stage per device: use --schedule 1f1b")
     return asked.schedule, chunks, pipeline.blocks

@@ -157,7 +157,7 @@ def test_a_repeat_and_the_same_blocks_one_by_one_take_the_same(model, module):
         sizes = run_sizes(model_built, 2, 16, None)
         settings = StepOptions(
             module_of(model_built, module),
-            0,
+            {},
             4,
             frozenset(model_built.table.weights),
             frozenset(masks_of(model_built.table)),

@@ -36,6 +36,7 @@ def test_decode_holds_the_weights_and_the_keys_and_values_of_all_tokens(context,
     assert found.split["weights"] == BF16 * weights_of_gpt2()
     assert found.split["KV cache"] == BF16 * 2 * LAYERS * WIDTH * (context + new) * batch
     assert found.peak == sum(found.split.values()) == max(moment.bytes for moment in found.curve)
+    assert found.peak == sum(array.bytes for array in found.live_at_peak)
     for place, moment in enumerate(found.curve):
         assert moment.bytes == sum(array.bytes for array in found.arrays if array.first <= place <= array.last)
     assert found.context == context
@@ -194,6 +195,7 @@ def test_sequences_have_full_pages(page, tokens):
     assert decode.split["KV cache"] == 3 * each * tokens
     assert lc.memory("gpt2", "prefill", seq_len=1001, **asked).split["KV cache"] == 3 * each * tokens
     assert decode.peak == sum(decode.split.values()) == max(moment.bytes for moment in decode.curve)
+    assert decode.peak == sum(array.bytes for array in decode.live_at_peak)
 
 
 def test_pages_are_refused_without_a_cache(capsys):

@@ -116,7 +116,7 @@ def test_matrix_products_of_all_devices_are_those_of_one(placement):
     several = lc.cost("gpt2", mesh=f"{axis}=4", placement=placement, **more)
     assert several.total.maccs * 4 == alone.total.maccs
     assert several.to_dict()["total_of_all_devices"]["maccs"] == alone.total.maccs
-    assert sum(row.sent for row in several.rows) == sum(row.payload for row in several.over.sent)
+    assert sum(row.payload_bytes for row in several.rows) == sum(row.payload for row in several.over.sent)
 
 
 LAYERS, BATCH, LENGTH, HEADS, WIDTH = 7, 2, 8, 4, 24

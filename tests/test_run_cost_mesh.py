@@ -118,7 +118,7 @@ def test_without_a_mesh_the_fastest_that_fits_is_taken():
 def test_a_mesh_that_does_not_fit_is_said():
     run = lc.run_cost("llama-3-70b", 10**9, "DGX H100", mesh="dp=8", seq_len=2048, batch_size=8, num_hidden_layers=40)
     assert not run.spread.fits
-    assert "It does not fit in the 80.0 GB of a device" in " ".join(str(run).split())
+    assert f"It does not fit: {run.spread.step.peak / 1e9:.3g} GB of 80.0 GB" in " ".join(str(run).split())
 
 
 def test_a_device_is_no_cluster():

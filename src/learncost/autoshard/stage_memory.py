@@ -93,9 +93,22 @@ class StageMemory:
                 axes, shape = (array.iterations, *axes), (sum(self._times(each) for each, _ in several), *shape)
             if size:
                 result.append(LiveArray(array.name, axes, shape, size, array.layer, array.block, array.role))
-        if self.in_flight:
-            result.append(LiveArray(IN_FLIGHT, (), (self.in_flight,), self.in_flight, role="kept"))
+        result += (LiveArray(name, (), (), size) for name, (size, _) in self._throughout.items())
         return tuple(sorted(result, key=lambda array: -array.bytes))
+
+    @cached_property
+    def _throughout(self) -> dict[str, tuple[int, str]]:
+        """Return the bytes that are alive throughout and of no array of the stage, by name, each with its part."""
+        static, weights = self.stage.static, sum(weight.bytes for weight in self._weights)
+        several = {
+            "quantized weights": (static.weights - weights, "weights"),
+            "optimizer state": (static.states, "optimizer state"),
+            "master weights": (static.masters, "master weights"),
+            "gradients": (static.gradients, "gradients"),
+            IN_FLIGHT: (self.in_flight, "activations"),
+            "workspace": (self.stage.workspace, "workspace"),
+        }
+        return {name: (size, part) for name, (size, part) in several.items() if size}
 
     @property
     def _weights(self) -> Iterator[LiveArray]:
@@ -137,23 +150,13 @@ class StageMemory:
 
     def stays(self) -> Iterator[LiveInterval]:
         """Yield the arrays over the lines of the curve, at each of which their bytes sum to it."""
-        last, static = len(self._highest) - 1, self.stage.static
-        weights = [*self._weights]
-        for weight in weights:
+        last = len(self._highest) - 1
+        for weight in self._weights:
             yield LiveInterval(
                 weight.name, weight.axes, weight.shape, 1, weight.bytes, 0, last, "given", role="weight", part="weights"
             )
-        throughout = {
-            "quantized weights": (static.weights - sum(weight.bytes for weight in weights), "weights"),
-            "optimizer state": (static.states, "optimizer state"),
-            "master weights": (static.masters, "master weights"),
-            "gradients": (static.gradients, "gradients"),
-            IN_FLIGHT: (self.in_flight, "activations"),
-            "workspace": (self.stage.workspace, "workspace"),
-        }
-        for name, (size, part) in throughout.items():
-            if size:
-                yield LiveInterval(name, (), (size,), 1, size, 0, last, "given", part=part)
+        for name, (size, part) in self._throughout.items():
+            yield LiveInterval(name, (), (size,), 1, size, 0, last, "given", part=part)
         found = IntervalSet([self.alive.places[row] + 1 for row in self._highest.values()])
         groups: dict[Any, list[tuple[SymbolicInterval, int]]] = {}
         for array, size in self._sized:

@@ -232,7 +232,8 @@ def published(device: Device, dtype: str | None = None, engine: str = "operators
     drawn = assumptions.power(device)
     watts = None if drawn is None else (drawn.low or drawn.value, drawn.value, drawn.high or drawn.value)
     source = (
-        f"assumed: {basis}, half of it with {TILE} rows or columns; {BANDWIDTH:.0%} of the published "
+        f"assumed: {basis} (a mesh uses the lower rate sustained in training), half of it with {TILE} "
+        f"rows or columns; {BANDWIDTH:.0%} of the published "
         f"{max(device.bandwidth_gbs):,.0f} GB/s; {LAUNCH * 1e6:g} microseconds a call ({device.cited})"
     )
     return Rates(
@@ -267,9 +268,9 @@ def _best(device: Device, dtype: str, peak: float) -> tuple[float, str]:
     devices."""
     if dtype in device.measured_tflops:
         best = device.measured_tflops[dtype] * 1e12
-        return best, f"products at the {best / 1e12:,.4g} TFLOP/s that the source measured"
+        return best, f"products at up to {best / 1e12:,.4g} TFLOP/s, the best product that the source measured"
     share = _usual_share()
-    return share * peak, f"products at {share:.0%} of the peak, the mean of measured devices"
+    return share * peak, f"products at up to {share:.0%} of the peak, the mean best product of measured devices"
 
 
 def _usual_share() -> float:

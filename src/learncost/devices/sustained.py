@@ -67,8 +67,8 @@ def sustained(device: Device, dtype: str, engine: str = "kernels") -> Rates:
     grid = MatmulGrid(_SIZES, tuple(rate * filled(m) * filled(n) * filled(k) for m, n, k in product(_SIZES, repeat=3)))
     flat = MatmulGrid((1, 2), (attention * peak,) * 8)
     source = (
-        f"products at {products:.0%} and attention at {attention:.0%} of the dense {peak / 1e12:,.0f} TFLOP/s in "
-        f"{dtype} ({derivation}); {usual.source.partition('; ')[2]}"
+        f"sustained in training: products at {products:.0%} and attention at {attention:.0%} of the dense "
+        f"{peak / 1e12:,.0f} TFLOP/s in {dtype} ({derivation}); {usual.source.partition('; ')[2]}"
     )
     moved = _measured().get(device.name, {}).get("bandwidth")
     if moved is not None:

@@ -42,7 +42,7 @@ class LedgerRow(Serializable):
     equation: str = field(default="", metadata=Key(when=lambda row: row.line, after=_PHASE).field)
     kind: str = field(default="", metadata=_NAMED)
     module: str = field(default="", metadata=_NAMED)
-    sent: int | None = field(default=None, metadata=OPTIONAL)  # bytes of payload that a device of a mesh sends
+    payload_bytes: int | None = field(default=None, metadata=OPTIONAL)  # of the collectives of a device of a mesh
     time: RowTime | None = field(default=None, metadata=Key(inline=True).field)  # on a device
     not_derived: bool = field(default=False, metadata=OPTIONAL)  # whether a line of it has a cost and no meaning
     unknown: bool = field(default=False, metadata=Key("at_least", optional=True).field)  # whether a cost is unknown

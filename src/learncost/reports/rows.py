@@ -155,7 +155,7 @@ def _rows(
             not_derived=any(row.opaque for row in rows),
             unknown=any(row.unknown for row in rows),
             time=(timed.of_lines if by == "equation" else timed.of)(rows) if timed else None,
-            sent=sum(payloads.get(row.place, 0) for row in rows) if over else None,
+            payload_bytes=sum(payloads.get(row.place, 0) for row in rows) if over else None,
         )
         result.append(row)
     return tuple(result)

@@ -430,22 +430,31 @@ def rounded(value: int) -> str:
     return f"{digits / 1000:.3f}e{power}"
 
 
-def significant(value: float) -> str:
-    """Return three significant digits, with trailing zeros; from a thousand on as an integer."""
+def significant(value: float, digits: int = 3) -> str:
+    """Return significant digits, three by default, with trailing zeros; larger numbers as an integer."""
     if not value:
         return "0"
-    rounded_off = float(f"{value:.3g}")
-    return f"{rounded_off:,.0f}" if abs(rounded_off) >= 100 else f"{rounded_off:#.3g}"
+    rounded_off = float(f"{value:.{digits}g}")
+    return f"{rounded_off:,.0f}" if abs(rounded_off) >= 10 ** (digits - 1) else f"{rounded_off:#.{digits}g}"
 
 
-def size_of(count: int) -> str:
-    """Return bytes with three digits and a unit."""
+def sizes_of(*counts: int) -> list[str]:
+    """Return several numbers of bytes, with as many digits, three or more, as tell different ones apart."""
+    for digits in range(3, 20):
+        texts = [size_of(count, digits) for count in counts]
+        if len(set(texts)) == len(set(counts)):
+            break
+    return texts
+
+
+def size_of(count: int, digits: int = 3) -> str:
+    """Return bytes with three digits, or as many as given, and a unit."""
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
         if abs(value) < 999.5:
             break
         value, unit = value / 1000, larger
-    return f"{value:.0f} B" if unit == "B" else f"{significant(value)} {unit}"
+    return f"{value:.0f} B" if unit == "B" else f"{significant(value, digits)} {unit}"
 
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))

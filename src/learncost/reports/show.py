@@ -57,16 +57,16 @@ def _fitting(cost: Cost, width: int) -> Sheet:
 def _timed(cost: Cost) -> tuple[str, ...]:
     """Return the columns for a device, or for one of a mesh."""
     if cost.timing is None:
-        return ("sent",) if cost.over else ()
+        return ("payload",) if cost.over else ()
     if cost.over:
-        return ("time", "sent")
+        return ("time", "payload")
     return ("time", "bound") if cost.timing.joules is None else ("time", "energy", "bound")
 
 
 def _timed_cells(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
     """Return the cells of time, energy and bound of rows; time of no line is only in the total."""
     if cost.timing is None:
-        return _sent(cost, rows)
+        return _payload(cost, rows)
     bounds: dict[str, float] = {}
     for row in rows:
         bounds[row.bound] = bounds.get(row.bound, 0.0) + (row.seconds or 0.0)
@@ -75,15 +75,15 @@ def _timed_cells(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
         return {"time": "", "energy": "", "bound": f"in {inside[0]}"}
     seconds = sum(bounds.values())
     watts = cost.timing.rates.watts
-    return _sent(cost, rows) | {
+    return _payload(cost, rows) | {
         "time": seconds_of(seconds),
         "energy": joules_of(seconds * watts[1]) if watts else "",
         "bound": max(bounds, key=lambda name: bounds[name], default=""),
     }
 
 
-def _sent(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
-    return {"sent": size_of(sum(row.sent or 0 for row in rows))} if cost.over else {}
+def _payload(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
+    return {"payload": size_of(sum(row.payload_bytes or 0 for row in rows))} if cost.over else {}
 
 
 def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> Sheet:
@@ -244,7 +244,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
     if cost.timing:
         notes.extend(_timing_notes(cost.timing))
     if cost.over:
-        notes += [cost.over.said, "sent: the payload of the collectives of one device.", cost.over.sentence]
+        payload = "payload: the larger of input and output of each collective, on one device."
+        notes += [cost.over.said, payload, cost.over.sentence]
         every = (f"{count * cost.over.devices:,}" for count in (cost.total.maccs, cost.total.flops))
         notes.append("All devices together: {} MACCs, {} FLOPs.".format(*every))
     if cost.memory and cost.memory.batch_size:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded, seconds_of, size_of
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded, seconds_of, sizes_of
 from learncost.reports.show import active, convention, learning, step_title, words
 
 if TYPE_CHECKING:
     from learncost.reports.compare import Comparison, Overtaking
+    from learncost.reports.memory.on_device import DeviceMemory
     from learncost.reports.record import Amount, Cost
 
 _JACOBIANS = (
@@ -89,18 +90,29 @@ def _on_device(costs: Mapping[str, Cost]) -> Iterator[SheetRow]:
         return
     yield SheetRow((f"on {timings[0].rates.name}" if timings[0] else "", *("" for _ in costs)), "dim")
     yield SheetRow(("time", *(seconds_of(cost.seconds or 0.0) for cost in costs.values())), depth=1)
-    peaks = [cost.memory for cost in costs.values()]
-    if any(peaks):
-        yield SheetRow(("peak memory", *(size_of(peak.peak) if peak and peak.peak else "-" for peak in peaks)), depth=1)
+    if memories := _memories(costs):
+        *peaks, _ = _sizes(memories)
+        yield SheetRow(("peak memory", *peaks), depth=1)
+        yield SheetRow(("  by engine", *(memory.engine or "-" for memory in memories.values())), depth=1)
+
+
+def _memories(costs: Mapping[str, Cost]) -> dict[str, DeviceMemory]:
+    """Return the memory of each procedure on the device; empty if that of the device is not known."""
+    return {name: cost.memory for name, cost in costs.items() if cost.memory is not None}
+
+
+def _sizes(memories: Mapping[str, DeviceMemory]) -> list[str]:
+    """Return the peaks, and the memory of the device."""
+    several = [*memories.values()]
+    *peaks, available = sizes_of(*(memory.peak for memory in several), several[0].available)
+    return [*(peak if memory.peak else "-" for peak, memory in zip(peaks, several, strict=True)), available]
 
 
 def _misfits(costs: Mapping[str, Cost]) -> str:
     """Return the remark that procedures do not fit the device, with their peaks; empty if all do."""
-    memories = {name: cost.memory for name, cost in costs.items()}
-    unfit = [(name, memory) for name, memory in memories.items() if memory is not None and not memory.fits]
-    if not unfit:
-        return ""
-    return f"; does not fit in {size_of(unfit[0][1].available)}: {', '.join(name for name, _ in unfit)}"
+    memories = _memories(costs)
+    unfit = [name for name, memory in memories.items() if not memory.fits]
+    return f"; does not fit in {_sizes(memories)[-1]}: {', '.join(unfit)}" if unfit else ""
 
 
 def _optimizers(comparison: Comparison) -> str:

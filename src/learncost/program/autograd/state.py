@@ -24,7 +24,7 @@ from learncost.program.autograd.wrapped import ParameterGroup, Sharded, Wrapping
 class StepOptions:
     """The options of a step in addition to its table.
 
-    state        bytes of the optimizer state, including copies of weights
+    given        bytes by name of what is allocated before the step: optimizer state, master weights
     width        bytes of a weight
     learning     the trainable weights
     drawn        the inputs that are dropout noise
@@ -38,7 +38,7 @@ class StepOptions:
     """
 
     module: Module
-    state: int
+    given: Mapping[str, int]
     width: int
     learning: Collection[str]
     drawn: Collection[str] = ()

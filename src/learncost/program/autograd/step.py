@@ -180,8 +180,9 @@ def _held(
 def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOptions) -> None:
     """Run one step of a model's forward table on a tape."""
     state = StepState(tape, table, sizes, asked)
-    tape.label = "optimizer state"
-    allocations = [Allocation(tape.account, asked.state), Allocation(tape.account, asked.module.buffers)]
+    allocations = list[Allocation]()
+    for tape.label, size in {**asked.given, "buffers": asked.module.buffers}.items():
+        allocations.append(Allocation(tape.account, size))
     if asked.wrapping and asked.wrapping.parts == 1:
         tape.label = BUCKETS
         learned = sum(state.count(table.axes[name]) for name in asked.learning)

@@ -222,6 +222,17 @@ class Serving:
         return self.unit * largest_batch(lambda several: self.peak(several * self.unit), budget)
 
     @property
+    def said(self) -> Iterator[str]:
+        """Yield what pages and sliding windows make of the cache, in sentences."""
+        passes = _tables(Structure(self.model), self.plan, self.new > 1).passes
+        cache = () if passes is None else passes.cache
+        if cache and self.page_size > 1:
+            yield f"The cache of a sequence is rounded up to whole pages of {self.page_size:,} tokens."
+        windows = {int(size_of(array.window, self.sizes)) for array in cache if array.window}
+        for window in sorted(window for window in windows if window <= self.sizes["M"]):
+            yield f"Layers with a window of {window:,} tokens cache the last {window - 1:,}, as transformers does."
+
+    @property
     def unit(self) -> int:
         """The smallest batch: one sequence for each device that has its own."""
         return whole_batch(self.sharded) if self.sharded else 1
@@ -381,16 +392,16 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
     uncounted, peak, last = serving.uncounted, sum(split.values()), len(arrays.curve) - 1
     curve = tuple(replace(moment, bytes=moment.bytes + uncounted) for moment in arrays.curve)
     grown = split["KV cache"] and worst.grown * int(size_of(worst.batch, worst.local_sizes))
-    throughout = {
-        ("other weights", "weights"): uncounted - grown,
-        ("rest of the KV cache" if serving.page_size > 1 else "new tokens of the KV cache", "KV cache"): grown,
-    }
+    added = "new tokens and rest of the last page" if serving.page_size > 1 else "new tokens of the KV cache"
+    throughout = {("other weights", "weights"): uncounted - grown, (added, "KV cache"): grown}
     more = tuple(
         LiveInterval(each, (), (size,), 1, size, 0, last, "given", part=part)
         for (each, part), size in throughout.items()
         if size
     )
     stays = tuple(replace(each, part=worst.part(each)) for each in arrays.stays)
+    others = (LiveArray(each.name, (), (), each.bytes) for each in more if each.bytes > 0)
+    live_at_peak = tuple(sorted((*arrays.live_at_peak, *others), key=lambda array: -array.bytes))
     fits: dict[str, int | None] | None = None
     if budget is not None:
         longest = serving.longest(budget, LONGEST)
@@ -417,13 +428,13 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
         peak=peak,
         moment=next(moment for moment in curve if moment.bytes == peak),
         split=split,
-        live_at_peak=arrays.live_at_peak,
+        live_at_peak=live_at_peak,
         curve=curve,
         arrays=(*stays, *more),
         budget=budget,
         fits=fits,
         engine=GRAPH,
-        convention=CONVENTION,
+        convention=" ".join((CONVENTION, *serving.said)),
         letters=letters_of(run.model.configuration.layer, axes),
         over=worst.over,
     )

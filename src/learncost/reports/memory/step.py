@@ -251,6 +251,12 @@ class MemoryStep:
         return self.state + self.master + self.quantized - self.flash
 
     @property
+    def states_and_masters(self) -> dict[str, int]:
+        """Return the bytes of the optimizer state and of the master weights, if there are any, by name."""
+        parts = {"optimizer state": self.state, "master weights": self.master}
+        return {name: size for name, size in parts.items() if size}
+
+    @property
     def least(self) -> int:
         """The bytes in use at every moment under any engine: weights in RAM, and `uncounted`."""
         if self.on_mesh is not None:

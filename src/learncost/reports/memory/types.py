@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from learncost.ir.errors import BYTES, InputError, counted, shown
-from learncost.reports.sheet import size_of
+from learncost.reports.sheet import size_of, sizes_of
 
 INDEX = 4
 """Bytes of a token's number, whatever the type of the rest: int32."""
@@ -32,5 +32,6 @@ def misfit(peak: int, available: float, unfit: str = "", is_bound: bool = False)
     is_bound  whether the peak is only a lower bound
     """
     if peak > available:
-        return f"; does not fit: {'at least ' if is_bound else ''}{size_of(peak)} of {size_of(int(available))}"
+        needed, present = sizes_of(peak, int(available))
+        return f"; does not fit: {'at least ' if is_bound else ''}{needed} of {present}"
     return f"; does not fit: {unfit}" if unfit else ""

@@ -17,6 +17,7 @@ from learncost.reports.sheet import (
     seconds_of,
     significant,
     size_of,
+    sizes_of,
     table,
 )
 from learncost.reports.show import convention
@@ -132,8 +133,9 @@ def _of_mesh(spread: Spread) -> list[str]:
     from learncost.autoshard.step import ASSUMED
     from learncost.reports.search.spread import described  # only where there is a mesh: start-up counts
 
-    step, capacity = spread.step, size_of(int(spread.memory))
-    fits = f"It {'fits' if spread.fits else 'does not fit'} in the {capacity} of a device"
+    step = spread.step
+    needed, present = sizes_of(step.peak, int(spread.memory))
+    fits = f"It fits in the {present} of a device" if spread.fits else f"It does not fit: {needed} of {present}"
     sent = [
         f"{row.op} over {row.mesh_axis} of {row.role} {size_of(int(row.sent))} by {row.algorithm} on {row.link}"
         for row in sorted(step.sent, key=lambda row: -row.sent)

@@ -27,7 +27,7 @@ from learncost.reports.memory.types import bytes_of, misfit
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_tokens, prepare
 from learncost.reports.search.space import SearchSpace
-from learncost.reports.sheet import WIDTH, AtLength, Sheet, TableColumn, seconds_of, size_of, table
+from learncost.reports.sheet import WIDTH, AtLength, Sheet, TableColumn, seconds_of, size_of, sizes_of, table
 
 SHOWN = 8
 """Ways that are shown, if nothing is said."""
@@ -146,9 +146,10 @@ class Search(AtLength):
         assert self.nearest is not None
         size, way = self.nearest
         several = "1 device" if self.devices == 1 else f"{self.devices:,} devices"
+        needed, present = sizes_of(size, int(self.memory))
         return (
-            f"{self.model} does not fit on {several} of {size_of(int(self.memory))}: {way} needs the "
-            f"least, {size_of(size)} per device; use more devices, a smaller batch, or shorter sequences"
+            f"{self.model} does not fit on {several} of {present}: {way} needs the "
+            f"least, {needed} per device; use more devices, a smaller batch, or shorter sequences"
         )
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:

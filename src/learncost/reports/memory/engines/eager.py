@@ -101,7 +101,7 @@ def _run(step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None)
     module = module_of(model, step.module, recompute, kind.weight)
     settings = StepOptions(
         module,
-        step.state + step.master,
+        step.states_and_masters,
         kind.weight,
         frozenset(model.learning),
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
@@ -151,13 +151,13 @@ def _ran_on(device: str, step: MemoryStep, sizes: Mapping[str, int]) -> RunUsage
     assert layer is not None
     assert layer.steps is not None
     running = RunUsage(device, (layer.table.weights, model.learning) if learns_otherwise(model) else None)
-    running.label = "optimizer state"
-    state = [Allocation(running.account, step.state + step.master)]
+    given = step.states_and_masters
     if step.over:
-        running.label = BUCKETS
-        running.given[BUCKETS] = BUCKETS
-        learned = bytes_of(model.table, model.learning, sizes, lambda _: step.kind.weight)
-        state.append(Allocation(running.account, learned))
+        given[BUCKETS] = bytes_of(model.table, model.learning, sizes, lambda _: step.kind.weight)
+    running.given |= {name: name for name in given}
+    state = list[Allocation]()
+    for running.label, size in given.items():
+        state.append(Allocation(running.account, size))
     running.hooked, running.microbatches = _hooked(step), step.accumulate
     running.steps = lambda weights: step_weights(
         _stepping(step), weights, lambda elements, width: Allocation(running.account, elements * width)
@@ -229,9 +229,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     )
     table = _plain(step.model).table
     weights = sum(size for size, label in allocations if label in table.weights)
-    parts = {"weights": weights, "gradients": tape.gradients, "optimizer state": step.state}
-    if step.master:
-        parts["master weights"] = step.master
+    parts = {"weights": weights, "gradients": tape.gradients, "optimizer state": step.state} | step.states_and_masters
     buckets = {part: part for part in (BUCKETS, GATHERED, MESSAGES) if step.over}
     parts |= {part: size for part in buckets if (size := sum(size for size, label in allocations if label == part))}
     parts["workspace"] = backward_allocations - tape.gradients
@@ -242,11 +240,11 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     if step.instead:
         convention += f" The module itself was not run: {step.instead}."
     inputs = dict.fromkeys(table.inputs, "activations")
-    labels = inputs | dict.fromkeys(table.weights, "weights") | buckets
-    state = {name: size for name, size in (("optimizer state", step.state), ("master weights", step.master)) if size}
+    labels = inputs | dict.fromkeys(table.weights, "weights") | buckets | {"buffers": "activations"}
+    labels |= {name: name for name in step.states_and_masters}
     repeats = [line.count for line in table.repeats]
     counts = {int(size_of(count, sizes)): count for count in repeats}
-    curve, stays = Logs(tape.account.log, table, labels, state, counts).account()
+    curve, stays = Logs(tape.account.log, table, labels, counts).account()
     moment, rules = at_line(line, peak), _rules(step)
     return MemoryUse(peak, moment, parts, grouped(allocations), curve, stays, convention, rules=rules)
 
@@ -255,16 +253,12 @@ def _taken(step: MemoryStep, running: RunUsage) -> MemoryUse:
     """Return the memory use of an imported module that was executed."""
     account, arrays = running.account, running.at_peak()
     parts = dict.fromkeys(("weights", "gradients", "optimizer state", *running.given.values()), 0)
-    parts |= {"master weights": step.master} if step.master else {}
     parts |= {"workspace": 0, "activations": 0}
     for array in arrays:
         passes = array.label.endswith("backward") or array.label == "optimizer step"
-        part = running.given.get(array.label) or array.kind or ("workspace" if passes else "activations")
-        parts["optimizer state" if array.label == "optimizer state" else part] += array.bytes
-    parts["optimizer state"] -= step.master
-    state = {name: size for name, size in (("optimizer state", step.state), ("master weights", step.master)) if size}
+        parts[running.given.get(array.label) or array.kind or ("workspace" if passes else "activations")] += array.bytes
     table = _plain(step.model).table
-    curve, stays = Logs(account.log, table, running.given, state, {}).account()
+    curve, stays = Logs(account.log, table, running.given, {}).account()
     allocations = ((array.bytes, array.label) for array in arrays)
     said = _convention(Itself.said, step, running.device)
     if running.most > account.peak:

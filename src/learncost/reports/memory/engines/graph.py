@@ -26,7 +26,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     curve = tuple(replace(moment, bytes=moment.bytes + uncounted) for moment in alive.curve)
     moment = next(moment_of_peak for moment_of_peak in curve if moment_of_peak.bytes == alive.peak + uncounted)
     stays = _stays(step, alive, len(curve))
-    return MemoryUse(alive.peak + uncounted, moment, split, _with_quantized(alive.live_at_peak, step), curve, stays)
+    return MemoryUse(alive.peak + uncounted, moment, split, _complete(alive.live_at_peak, step), curve, stays)
 
 
 def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
@@ -46,22 +46,19 @@ def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
         for array in step.packed:
             shape = shape_of(array.axes, step.sizes())
             yield throughout(array.name, bytes_of_array(array, step.sizes()), "weights", array.axes, shape)
-    for name, size in (("optimizer state", step.state), ("master weights", step.master)):
-        if size:
-            yield throughout(name, size, name)
+    for name, size in step.states_and_masters.items():
+        yield throughout(name, size, name)
 
 
-def _with_quantized(live_at_peak: tuple[LiveArray, ...], step: MemoryStep) -> tuple[LiveArray, ...]:
-    """Return the live arrays, the largest first, with quantized weights as packed codes and scales."""
-    if step.in_flash or not step.quantized:
-        return live_at_peak
-    arrays, sizes = step.packed, step.sizes()
-    packed = [
-        LiveArray(array.name, array.axes, shape_of(array.axes, sizes), bytes_of_array(array, sizes), role="weight")
-        for array in arrays
-    ]
-    others = [array for array in live_at_peak if array.name not in step.model.quantized_widths]
-    return tuple(sorted((*others, *packed), key=lambda array: -array.bytes))
+def _complete(live_at_peak: tuple[LiveArray, ...], step: MemoryStep) -> tuple[LiveArray, ...]:
+    """Return the arrays in RAM, the largest first, with packed codes and scales and the states of the optimizer."""
+    away = {*step.model.quantized_widths, *(step.frozen if step.in_flash else ())}
+    arrays = [array for array in live_at_peak if array.name not in away]
+    for array in () if step.in_flash else step.packed:
+        size, shape = bytes_of_array(array, step.sizes()), shape_of(array.axes, step.sizes())
+        arrays.append(LiveArray(array.name, array.axes, shape, size, role="weight"))
+    arrays += (LiveArray(name, (), (), size) for name, size in step.states_and_masters.items())
+    return tuple(sorted(arrays, key=lambda array: -array.bytes))
 
 
 def part_of(step: MemoryStep, array: LiveArray | LiveInterval | SymbolicInterval) -> str:

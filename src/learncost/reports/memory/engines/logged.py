@@ -13,28 +13,26 @@ from learncost.program.allocation_log import AllocationHistory, Logged, LoggedLi
 ENGINES = ()
 """Return nothing: this module has none."""
 
-BACKWARD, STATE, UPDATE = ", backward", "optimizer state", "optimizer step"
+BACKWARD, UPDATE = ", backward", "optimizer step"
 
 
 @dataclass(frozen=True)
 class Logs:
     """A log, the forward table whose names are its labels, and the bytes in use before it starts.
 
-    given  by name, what part of the step's memory it is, the optimizer's state aside
-    state  the allocation of that name is the state and the master weights: bytes of each
+    given  by name, what part of the step's memory it is
     counts  the table's sizes that say how often blocks run, by how often that is
     """
 
     log: AllocationHistory
     table: Table
     given: Mapping[str, str]
-    state: Mapping[str, int]
     counts: Mapping[int, str]
 
     def account(self) -> tuple[tuple[Moment, ...], tuple[LiveInterval, ...]]:
         """Return the bytes and live arrays at every line."""
         labels = self.log.labels
-        before = {*self.given, STATE, ""}
+        before = {*self.given, ""}
         start = next((place for place, label in enumerate(labels) if label not in before), len(labels))
         lines = self.log.lines(start)
         again = _again(lines)
@@ -55,23 +53,11 @@ class Logs:
         for array, first, last in self.log.stays(lines):
             identical.setdefault((array.label, array.bytes, array.kind, first, last), []).append(array)
         for (label, size, kind, first, last), arrays in identical.items():
-            if label == STATE:
-                yield from self._state(arrays, first, last)
-                continue
             phase, part = self._origin(label, kind, phases[first])
             name = label.removesuffix(BACKWARD)
             name = name if name == label else f"d{name}"
             number = sum(array.number for array in arrays)
             yield LiveInterval(name, (), (size,), number, number * size, first, last, phase, part=part)
-
-    def _state(self, arrays: list[Logged], first: int, last: int) -> Iterator[LiveInterval]:
-        """Yield the arrays of the initial state: the optimizer's, by part, and the module's buffers."""
-        allocations = [*self.state.items()]
-        buffers = sum(array.bytes for array in arrays) - sum(self.state.values())
-        for name, size in (*allocations, ("buffers", buffers)):
-            if size > 0:
-                part = name if name in self.state else "activations"
-                yield LiveInterval(name, (), (size,), 1, size, first, last, "given", part=part)
 
     def _origin(self, label: str, kind: str, phase: str) -> tuple[str, str]:
         """Return the macro-operation that defines an array, and the array's part of the memory."""

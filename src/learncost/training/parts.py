@@ -112,12 +112,12 @@ def _written(path: Path, parts: Parts, kept: WriteAdvice) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save as write
 
-    from learncost.training.planners import CheckpointWriter, Saving
+    from learncost.training.shards import CheckpointWriter, nested
 
     alone = not distributed.is_initialized()
     try:
         with _quietly():
-            write(dict(parts), storage_writer=CheckpointWriter(path), planner=Saving(), no_dist=alone)
+            write(nested(parts), storage_writer=CheckpointWriter(path), no_dist=alone)
     except CheckpointException as error:
         raise _refusal(path, error.failures.values(), kept) from None
     except (OSError, RuntimeError) as error:
@@ -180,15 +180,15 @@ def _filled(saved: SavedCheckpoint, parts: Parts, advice: str) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from learncost.training.planners import Loading
+    from learncost.training.shards import nested
 
     # Every process reads for itself: nobody has to say what others need.
     try:
         with _quietly():
-            load(dict(parts), storage_reader=FileSystemReader(saved.path), planner=Loading(), no_dist=True)
+            load(nested(parts), storage_reader=FileSystemReader(saved.path), no_dist=True)
     except CheckpointException as error:
-        reason = next((str(each) for each, _ in error.failures.values()), "")
-        raise InputError(f"{saved.path} does not fit this model: {reason.splitlines()[0]}; {advice}") from None
+        reason = next(str(each) for each, _ in error.failures.values()).splitlines()[0].rstrip(".")
+        raise InputError(f"{saved.path} does not fit this model: {reason}; {advice}") from None
     _check_finite(parts, str(saved.path), advice)
 
 

@@ -361,6 +361,16 @@ def test_cost_imports_little():
     assert "880,690,382,336" in done.stdout
 
 
+@pytest.mark.parametrize(("command", "most"), [("cost gpt2", 70), ("memory gpt2", 116), ("emit attention", 93)])
+def test_a_command_imports_few_modules(command, most):
+    code = (
+        f"import sys; from learncost.cli.command import main; main({command.split()!r});"
+        "print(sum(name.partition('.')[0] == 'learncost' for name in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stderr) <= most
+
+
 def test_a_reader_that_goes_away():
     process = subprocess.Popen([*COMMAND, "cost", "gpt2", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None

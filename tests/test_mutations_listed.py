@@ -27,7 +27,7 @@ def test_a_text_that_does_not_occur_once_is_an_error(old):
 
 
 def test_a_survivor_fails_and_the_log_is_gone_on_with(tmp_path, monkeypatch, capsys):
-    listed = [Mutation(name, "version.py", "__version__", "version", ("tests/x.py",)) for name in ("one", "two")]
+    listed = [Mutation(name, "__main__.py", "main", "version", ("tests/x.py",)) for name in ("one", "two")]
     monkeypatch.setattr("mutations.mutations", lambda: listed)
     monkeypatch.setattr(
         Mutation, "text", lambda self: (PACKAGE / self.file).read_text(encoding="utf-8") + f"# {self.name}"
@@ -35,7 +35,7 @@ def test_a_survivor_fails_and_the_log_is_gone_on_with(tmp_path, monkeypatch, cap
     asked = []
 
     def found(sources, tests):
-        text = (sources / "learncost" / "version.py").read_text(encoding="utf-8")
+        text = (sources / "learncost" / "__main__.py").read_text(encoding="utf-8")
         asked.append(text.rpartition("# ")[2] if "# " in text else "unchanged")
         return "tests/x.py::test" if text.endswith("# one") else ""
 

@@ -16,12 +16,12 @@ from typing import NoReturn
 from against_torch_and_jax.rounds import bench
 from against_torch_and_jax.sides import PEERS, peers
 from against_torch_and_jax.subject import USUAL, subjects
+from learncost.interrupt import like_ctrl_c
 from learncost.ir.errors import InputError
 from learncost.models.storage import write_json
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.procedure import several
 from learncost.reports.sheet import FORMATS
-from learncost.training.interrupt import like_ctrl_c
 
 BAD_INPUT, INTERRUPTED = 2, 130
 

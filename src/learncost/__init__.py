@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir import displayed
-from learncost.version import __version__
 
 if TYPE_CHECKING:
     from learncost.autodiff.derive import Derived as Derived
@@ -76,6 +75,8 @@ if TYPE_CHECKING:
     from learncost.viz.report import report as report
     from learncost.viz.trace import Trace as Trace
     from learncost.viz.trace import trace as trace
+
+__version__ = "0.1.0"
 
 # Public name -> the module that defines it; imported on first use, so that a name costs only what it needs.
 _PUBLIC = {

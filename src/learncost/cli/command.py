@@ -18,10 +18,10 @@ from typing import Any
 
 from learncost import __version__
 from learncost.cli.typed import read
+from learncost.interrupt import like_ctrl_c
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.reports.question import FLAGS, Flag, flags_of, schema_of
 from learncost.reports.sheet import FORMATS, SPELLED
-from learncost.training.interrupt import like_ctrl_c
 
 ABOUT = "The cost of training neural networks: exact MACCs, FLOPs, bytes, memory and time, verified by execution."
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from learncost.interrupt import asked_to_stop
 from learncost.ir.errors import InputError, named_one, shown
 from learncost.models.sizes import check_size
 from learncost.models.storage import write_json
@@ -22,7 +23,6 @@ from learncost.training.contest.entrant import BOOKS, DTYPES, Setting, entrants
 from learncost.training.contest.entrant import budget as read_budget
 from learncost.training.contest.problem import Problem
 from learncost.training.contest.workers import workers as who_trains
-from learncost.training.interrupt import asked_to_stop
 
 PROCEDURES = "bp,recompute,pepita:paper,pepita:stable,mempepita:stable,head-only"
 

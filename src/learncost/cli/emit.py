@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from learncost import __version__
 from learncost.autodiff.derive import derive
 from learncost.backends import program
 from learncost.backends.precision import check_runs
@@ -26,7 +27,6 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
 from learncost.reports.request import ADAPTING, Request, takes_request
 from learncost.reports.run import lengths_of
-from learncost.version import __version__
 
 if TYPE_CHECKING:
     from learncost.cli.emit_mesh import MeshRequest

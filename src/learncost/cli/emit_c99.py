@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost import __version__
 from learncost.backends.c99 import Firmware, FirmwareInputs, firmware
 from learncost.backends.c99.layout import varies
 from learncost.devices.device import Device
@@ -49,7 +50,6 @@ from learncost.reports.memory.planner import frugal
 from learncost.reports.request import ADAPTING, Request
 from learncost.reports.run import lengths_of
 from learncost.training.train import number
-from learncost.version import __version__
 
 if TYPE_CHECKING:
     from learncost.cli.emit import Freestanding

@@ -18,7 +18,7 @@ from learncost.layers.active import active_parameters, choices, parameters
 from learncost.layers.products import matrix_maccs
 from learncost.models.families import instead
 from learncost.models.model import Model
-from learncost.ops.kinds import is_softmax
+from learncost.ops import is_softmax
 
 FORMULA = "formula"
 """The rule of these books."""

@@ -44,8 +44,7 @@ from learncost.layers.products import (
     with_a_second_gradient,
     with_windows,
 )
-from learncost.ops import entry
-from learncost.ops.kinds import is_softmax
+from learncost.ops import entry, is_softmax
 from learncost.passes.lower import lower, lower_line
 from learncost.passes.normal_forms import alone, shape
 from learncost.passes.rematerialization import first_name

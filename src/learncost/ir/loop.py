@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Sum
@@ -300,3 +300,25 @@ def _is_total(repeat: Loop, carry: Carry) -> bool:
         return False
     plain = all(isinstance(term, Term) and not term.indexed for term in (*line.left, *line.right))
     return plain and len({frozenset(term.loops) for term in (*line.left, *line.right)}) == 1
+
+
+Grouped = TypeVar("Grouped")
+
+
+def groups(items: Iterable[Grouped], together: Callable[[Sequence[Grouped], Grouped], bool]) -> Iterator[list[Grouped]]:
+    """Yield consecutive items that run at once, in order."""
+    group: list[Grouped] = []
+    for item in items:
+        if group and not together(group, item):
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
+def in_kernel(group: Sequence[Statement], line: Statement) -> bool:
+    """Return whether a line is of the same kernel as the line before it."""
+    last = group[-1]
+    kernel = line.meta.kernel if isinstance(line, Line) else None
+    return kernel is not None and isinstance(last, Line) and last.meta.kernel == kernel

@@ -27,8 +27,7 @@ from learncost.layers.active import PART, SHOWN
 from learncost.layers.called import expanded, own_equations
 from learncost.layers.gradient_plan import GradientPlan
 from learncost.layers.spelling import differentiable, spell
-from learncost.ops import OpDef, canonical, entries, entry, plain
-from learncost.ops.kinds import is_choice
+from learncost.ops import OpDef, canonical, entries, entry, is_choice, plain
 
 ALSO = "also:"  # synonyms of a layer, separated by commas; its own name is not repeated
 

@@ -12,7 +12,7 @@ from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.ops.kinds import is_log_softmax
+from learncost.ops import is_log_softmax
 
 
 def named_once(table: Table) -> Table:

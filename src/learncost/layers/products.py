@@ -8,13 +8,12 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from learncost.ir.kernels import groups, in_kernel
 from learncost.ir.line import Condition, Line, Product, sides
-from learncost.ir.loop import Statement, map_lines, repeats, walk
+from learncost.ir.loop import Statement, groups, in_kernel, map_lines, repeats, walk
 from learncost.ir.polynomial import ZERO, Polynomial, base, total
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
-from learncost.ops.kinds import is_softmax
+from learncost.ops import is_softmax
 
 _NAMESPACES = ("torch", "ops", "aten", "nn", "functional", "F")
 

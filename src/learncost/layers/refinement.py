@@ -43,8 +43,7 @@ from learncost.ir.term import Axis, Literal, Operand, Read, Term, terms_of
 from learncost.ir.value import Role, Value
 from learncost.layers.layer import Layer
 from learncost.layers.rewrite import rewritten
-from learncost.ops import entry
-from learncost.ops.kinds import is_choice
+from learncost.ops import entry, is_choice
 
 
 @dataclass(frozen=True)

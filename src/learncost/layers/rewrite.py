@@ -14,8 +14,7 @@ from learncost.ir.loop import map_lines
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.layers.layer import Layer
-from learncost.ops import entry
-from learncost.ops.kinds import is_normalization
+from learncost.ops import entry, is_normalization
 
 DROPOUT = "dropout"  # the layer of the lines that dropout adds
 

@@ -13,7 +13,7 @@ from learncost.ir.term import Read, Term
 from learncost.models.model import Model
 from learncost.models.modules import joint, names, weights_named
 from learncost.models.purposes import layers_that, linear_layers
-from learncost.ops.kinds import is_normalization
+from learncost.ops import is_normalization
 from learncost.passes.rewrite_lora import LoraTarget, is_linear, is_lookup
 
 _HEAD, _EMBEDDINGS = ("head", "lm_head", "proj_out"), ("embeddings", "wte", "embed_tokens", "word_embeddings")

@@ -10,8 +10,7 @@ from learncost.ir.polynomial import base
 from learncost.ir.term import Read, Term
 from learncost.models.configuration import family_of
 from learncost.models.model import Model
-from learncost.ops import entry
-from learncost.ops.kinds import is_choice, is_softmax
+from learncost.ops import entry, is_choice, is_softmax
 from learncost.passes.rewrite_lora import is_linear
 
 

@@ -2,17 +2,34 @@
 
 from learncost.ops import collectives as _collectives
 from learncost.ops import composites as _composites
-from learncost.ops import modern_composites as _modern_composites
 from learncost.ops import optimizers as _optimizers
 from learncost.ops import primitives as _primitives
-from learncost.ops.op_def import OpDef, canonical, define, entries, entry, op_called, plain
+from learncost.ops.op_def import (
+    OpDef,
+    canonical,
+    define,
+    entries,
+    entry,
+    is_choice,
+    is_log_softmax,
+    is_normalization,
+    is_softmax,
+    op_called,
+    plain,
+)
 
-__all__ = ["OpDef", "canonical", "define", "entries", "entry", "op_called", "plain"]
+__all__ = [
+    "OpDef",
+    "canonical",
+    "define",
+    "entries",
+    "entry",
+    "is_choice",
+    "is_log_softmax",
+    "is_normalization",
+    "is_softmax",
+    "op_called",
+    "plain",
+]
 
-_DEFINING = (
-    _primitives,
-    _composites,
-    _modern_composites,
-    _optimizers,
-    _collectives,
-)  # imported for the operators that they define
+_DEFINING = (_primitives, _composites, _optimizers, _collectives)  # imported for the operators that they define

@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeGuard
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line
+from learncost.ir.line import Line, Op
 from learncost.ir.parse import parse_line
 from learncost.ir.term import Literal
 
@@ -204,3 +205,23 @@ OPAQUE = OpDef("opaque", (), (), kind="opaque", source="what is not derived: a l
 def entries() -> tuple[OpDef, ...]:
     """Return every operator that a layer may use, in the order of definition; collectives are left out."""
     return tuple(op for op in _entries.values() if op.kind != "collective")
+
+
+def is_softmax(line: object) -> TypeGuard[Op]:
+    """Return whether a line is a softmax of any kind, or its gradient."""
+    return isinstance(line, Op) and entry(line.op).makes == "shares"
+
+
+def is_log_softmax(line: object) -> TypeGuard[Op]:
+    """Return whether a line is a log-softmax, or its gradient."""
+    return isinstance(line, Op) and entry(line.op).makes == "logarithms"
+
+
+def is_normalization(line: object) -> TypeGuard[Op]:
+    """Return whether a line is a normalization of any kind, or its gradient."""
+    return isinstance(line, Op) and entry(line.op).makes == "normal"
+
+
+def is_choice(line: object) -> TypeGuard[Op]:
+    """Return whether the results of a line are indices, such as those of the largest values."""
+    return isinstance(line, Op) and entry(line.op).kind == "choice"

@@ -16,7 +16,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
 from learncost.layers.spelling import merging
-from learncost.ops.kinds import is_log_softmax
+from learncost.ops import is_log_softmax
 
 BATCH = "B"
 

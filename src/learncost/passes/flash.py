@@ -16,8 +16,7 @@ from learncost.ir.loop import Loop, Statement, map_scopes, repeats, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.layers.names import KernelNames, named_once
-from learncost.ops import entry
-from learncost.ops.kinds import is_softmax
+from learncost.ops import entry, is_softmax
 from learncost.passes.inverse import inverted, kept_again
 from learncost.passes.rematerialization import recomputed, run_once
 

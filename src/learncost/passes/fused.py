@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.ir.kernels import in_kernel
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
-from learncost.ir.loop import Loop, Statement, map_scopes, walk
+from learncost.ir.loop import Loop, Statement, in_kernel, map_scopes, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from learncost.ir.displayed import Displayed
-from learncost.ir.kernels import groups, in_kernel
-from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, groups, in_kernel, walk
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 from learncost.ops.collectives import is_collective

@@ -10,9 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.ir.kernels import groups, in_kernel
 from learncost.ir.line import Line, Op, Product
-from learncost.ir.loop import Loop, Statement, defined, map_scopes, walk
+from learncost.ir.loop import Loop, Statement, defined, groups, in_kernel, map_scopes, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value

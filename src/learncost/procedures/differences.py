@@ -21,8 +21,7 @@ from learncost.ir.value import Role, Value
 from learncost.models.configuration import family_of
 from learncost.models.families import instead
 from learncost.models.model import Model
-from learncost.ops import entry
-from learncost.ops.kinds import is_choice
+from learncost.ops import entry, is_choice
 from learncost.procedures.modulation import Modulation, identical
 from learncost.procedures.procedure import PROCEDURES, Mode, Procedure
 

@@ -21,7 +21,7 @@ from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
 from learncost.layers.active import of_part
 from learncost.layers.layer import Layer, marked
-from learncost.ops.kinds import is_log_softmax
+from learncost.ops import is_log_softmax
 from learncost.procedures.decoding import ALL, CACHED, TOKENS, CachedValue, Decoding, axis_of, cache
 from learncost.procedures.needed import needed
 

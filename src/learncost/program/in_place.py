@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from learncost.ir.errors import InputError
-from learncost.ir.kernels import groups, in_kernel
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
-from learncost.ir.loop import Loop, Statement, defined, walk
+from learncost.ir.loop import Loop, Statement, defined, groups, in_kernel, walk
 from learncost.ir.polynomial import sharded_over
 from learncost.ir.table import Table
 from learncost.ir.term import Read, terms_of

@@ -44,6 +44,9 @@ class Shared:
         """The allowed values of a flag, if they are a list."""
         names = list[str]()
         for word in self.known.split():
+            if word.endswith(".toml"):
+                names += tomllib.loads((Path(__file__).parents[1] / word).read_text(encoding="utf-8"))
+                continue
             module, is_registry, name = word.partition(":")
             registered = getattr(import_module(f"learncost.{module}"), name) if is_registry else (word,)
             names += registered() if callable(registered) else registered

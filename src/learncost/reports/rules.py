@@ -16,7 +16,7 @@ from learncost.ir.loop import check_known, walk
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import Configuration
 from learncost.models.purposes import activates, attentions, layers_that
-from learncost.ops.kinds import is_softmax
+from learncost.ops import is_softmax
 from learncost.reports.measures import BlockMeasure, Measures, backward, forward
 from learncost.reports.request import Request, takes_request
 from learncost.reports.rules_of_thumb import Case, ErrorPart, Number, Rule, RuleOfThumb, Rules, evaluate, rules_of_thumb

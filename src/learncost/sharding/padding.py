@@ -12,8 +12,7 @@ from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
 from learncost.models.model import Model
-from learncost.ops import entry
-from learncost.ops.kinds import is_log_softmax
+from learncost.ops import entry, is_log_softmax
 from learncost.sharding.clauses import Clause, parts_of
 from learncost.sharding.mesh import Mesh
 

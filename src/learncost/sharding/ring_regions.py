@@ -9,9 +9,8 @@ from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import place_cut, sharded_over
 from learncost.ir.term import Read, Term, terms_of
-from learncost.ops import entry
+from learncost.ops import entry, is_softmax
 from learncost.ops.collectives import is_collective
-from learncost.ops.kinds import is_softmax
 
 
 @dataclass(eq=False)

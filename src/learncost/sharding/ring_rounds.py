@@ -9,7 +9,7 @@ from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement
 from learncost.ir.polynomial import ROUND, base
 from learncost.ir.term import Literal, Term
-from learncost.ops.kinds import is_softmax
+from learncost.ops import is_softmax
 from learncost.sharding.ring_step import (
     Normalizer,
     Ring,

@@ -10,8 +10,7 @@ from learncost.ir.loop import Statement
 from learncost.ir.polynomial import ROUND, base
 from learncost.ir.term import Axis, Literal, Operand, Term
 from learncost.ir.value import Value
-from learncost.ops import entry
-from learncost.ops.kinds import is_softmax
+from learncost.ops import entry, is_softmax
 from learncost.sharding.ring_regions import RingRegion
 
 LOWEST = Literal(-1e29)

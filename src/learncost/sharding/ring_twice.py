@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.line import Line, Meta, Op
 from learncost.ir.loop import Statement
-from learncost.ops.kinds import is_softmax
+from learncost.ops import is_softmax
 from learncost.sharding.ring_regions import RingRegion
 
 

@@ -12,9 +12,8 @@ from functools import reduce
 from math import prod
 from typing import Any, Protocol
 
-from learncost.ir.kernels import groups, in_kernel
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum, alias, sides
-from learncost.ir.loop import check_derived
+from learncost.ir.loop import check_derived, groups, in_kernel
 from learncost.ir.polynomial import Polynomial, base, comes_round, larger, size_of, smaller, whole
 from learncost.ir.precision import BYTES
 from learncost.ir.term import Literal, Read, Term, terms_of

@@ -22,6 +22,7 @@ from learncost.engines import hugging_face
 from learncost.engines.options import LEARNS, MINUTES, Options
 from learncost.engines.processor import one_thread
 from learncost.engines.weights import shape
+from learncost.interrupt import asked_to_stop
 from learncost.ir import displayed
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
@@ -38,7 +39,6 @@ from learncost.training.engine import TrainingEngine
 from learncost.training.engines import engine
 from learncost.training.folder import CONFIG, LOGS, Checkpoint, Folder, last_checkpoint
 from learncost.training.generate import Decoder, Sampling, sample
-from learncost.training.interrupt import asked_to_stop
 from learncost.training.log import MetricsLog, NoLog
 from learncost.training.parts import read
 from learncost.training.processes import ALONE, Processes

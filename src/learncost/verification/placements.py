@@ -18,8 +18,8 @@ from learncost.ir.value import IdentityKey
 from learncost.models.families import FAMILIES
 from learncost.models.model import Model, build
 from learncost.models.small import small
+from learncost.ops import is_normalization
 from learncost.ops.collectives import sends
-from learncost.ops.kinds import is_normalization
 from learncost.passes.normal_forms import joined
 from learncost.passes.plan import planned
 from learncost.passes.stages import iterations_of

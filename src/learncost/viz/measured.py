@@ -11,10 +11,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from learncost import __version__
 from learncost.devices.rates import HERE
 from learncost.ir.errors import InputError
 from learncost.timing.traced import TracedStep, TraceMark
-from learncost.version import __version__
 from learncost.viz.predicted import phases
 from learncost.viz.timeline import Slice, Timeline, TimelineCounter, TimelineProcess, changes
 from learncost.viz.trace import ENDINGS, Trace, trace

@@ -9,9 +9,8 @@ from itertools import count, groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from learncost.cost_models import Price, PricedLine
-from learncost.ir.kernels import groups
 from learncost.ir.line import Line, alias
-from learncost.ir.loop import Loop, Statement
+from learncost.ir.loop import Loop, Statement, groups
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.layers.active import shown_layer

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from learncost import __version__
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import check_known
@@ -26,7 +27,6 @@ from learncost.reports.request import Request, takes_request
 from learncost.reports.run import prepare
 from learncost.reports.sheet import Sheet, SheetRow, Shown, number, seconds_of
 from learncost.reports.timing import timing
-from learncost.version import __version__
 from learncost.viz.perfetto import perfetto
 from learncost.viz.predicted import PricedStep, StepMemory, process
 from learncost.viz.timeline import Slice, Timeline, TimelineProcess

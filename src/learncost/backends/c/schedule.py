@@ -17,8 +17,7 @@ from learncost.backends.c.unify import is_point, is_reduction, needs
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.term import Literal, Term
-from learncost.ops import entry
-from learncost.ops.kinds import is_choice
+from learncost.ops import entry, is_choice
 
 BEFORE, MAIN, AFTER = range(3)
 KINDS = {"int64": "index", "uint8": "index", "bool": "bool"}

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from learncost import __version__
 from learncost.cli.importing.user_file import Target
 from learncost.cli.typed import How
 from learncost.importer.configured import check_installed
@@ -23,7 +24,6 @@ from learncost.ir.errors import InputError, printable
 from learncost.models.files import read_path, user_folder
 from learncost.models.storage import written
 from learncost.program.autograd import RunUsage
-from learncost.version import __version__
 
 if TYPE_CHECKING:
     from learncost.importer.pipeline import ImportOptions

@@ -11,8 +11,7 @@ from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.term import Literal, Operand, Read, Term
-from learncost.ops import entry
-from learncost.ops.kinds import is_choice
+from learncost.ops import entry, is_choice
 from learncost.program.autograd.calls import (
     Attention,
     Dropout,

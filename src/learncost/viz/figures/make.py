@@ -12,9 +12,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from learncost import __version__
 from learncost.ir.errors import InputError, shown
 from learncost.models.storage import written
-from learncost.version import __version__
 from learncost.viz.figures import module_of
 from learncost.viz.figures.panel import Panel
 from learncost.viz.figures.style import RC, WIDTHS

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from learncost.version import __version__
+from learncost import __version__
 
 SEVERAL = 50
 """Trainings and contests that are watched at most, the latest ones."""

@@ -89,7 +89,7 @@ def test_every_package_is_in_one_of_at_most_ten_layers():
     assert len(LAYERS) <= 10
     assert len(listed) == len(set(listed))
     assert set(listed) == packages() - set(CONTRACT["exhaustive_ignores"])
-    assert set(CONTRACT["exhaustive_ignores"]) <= {"__main__", "version"}
+    assert set(CONTRACT["exhaustive_ignores"]) <= {"__main__"}
 
 
 def test_no_public_name_is_that_of_a_package():

@@ -1,1 +1,1 @@
-"""The explorer as a server on this machine, and the page that watches trainings."""
+"""The server of the explorer and of the page of training runs, on this machine."""

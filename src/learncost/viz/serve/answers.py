@@ -1,4 +1,4 @@
-"""The answers to requests, as bytes: documents and exports. A wrong request gets a one-line error."""
+"""The responses to requests: documents and exports; an invalid request gets a one-line error."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FIRST: Mapping[str, str] = {"model": "gpt2", "on": "NVIDIA A100 SXM 40GB"}
 
 
 def _page(watches: bool) -> bytes:
-    """The page, with what may be asked for."""
+    """Return the page, with the fields that it may request."""
     more = {"api": API, "fields": fields(document), "watches": watches}
     return page([document(**FIRST)], more, NONCE).encode()
 
 
 def answer(route: str, pairs: Pairs, config: str = "") -> Answer:
-    """The answer to a request.
+    """Return the response to a request.
 
     route   document; view, whose name is `view`; export, whose form is `as`; fields, what may be asked for; page, or
             page that watches runs
@@ -70,7 +70,7 @@ def _named(key: str, known: Mapping[str, Any], pairs: Pairs) -> tuple[str, Pairs
 
 
 def _arguments(pairs: Pairs, config: str) -> dict[str, Any]:
-    """The arguments of the question. Raises `InputError` for what only others take, which is no size either."""
+    """Return the arguments of the question. Raises `InputError` for those of other questions that are no sizes."""
     keywords = arguments(pairs, config)
     names = {flag.name for flag in flags_of(document)}
     if strange := [flag.name for flag in flags_of(cost) if flag.name in keywords and flag.name not in names]:

@@ -1,4 +1,4 @@
-"""The application: which address gives what."""
+"""The web application: its routes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def policy(nonce: str) -> str:
 
 
 def application(port: int, run: Path | None = None, answers: Answers | None = None) -> Application:
-    """The server's application.
+    """Return the server's application.
 
     port     that it listens to
     run      the folder whose trainings and contests are watched
@@ -81,34 +81,34 @@ def _response(answer: Answer) -> Response:
 
 
 def _html(content: bytes) -> Response:
-    """A page whose scripts and styles are known by a number that is used once."""
+    """Return a page whose scripts and styles have a single-use nonce."""
     nonce = token_urlsafe(16)
     headers = {"content-type": "text/html; charset=utf-8", "content-security-policy": policy(nonce)}
     return Response(content.replace(NONCE.encode(), nonce.encode()), 200, headers)
 
 
 class _Views:
-    """The handlers of each address."""
+    """The handlers of the routes."""
 
     def __init__(self, answers: AnswerCache, runs: Runs | None) -> None:
         self.answers, self.watched = answers, runs
         self.page = "page" if runs is None else "page beside runs"
 
     async def explorer(self, _: Request) -> Response:
-        """The page, which begins with a document and asks for others."""
+        """Respond with the page, which starts with a document and requests others."""
         answer = await self.answers.answer(self.page, ())
         return _html(answer.content) if answer.status == 200 else _response(answer)
 
     async def document(self, request: Request) -> Response:
-        """All that a page shows of a step."""
+        """Respond with the document of a step."""
         return await self._answer("document", request)
 
     async def view(self, request: Request) -> Response:
-        """A view in addition to the document, for the same step."""
+        """Respond with an additional view of the step."""
         return await self._answer("view", request)
 
     async def export(self, request: Request) -> Response:
-        """A step as a file."""
+        """Respond with a step as a file."""
         return await self._answer("export", request)
 
     async def _answer(self, route: str, request: Request) -> Response:
@@ -120,7 +120,7 @@ class _Views:
         return _response(await self.answers.answer("fields", ()))
 
     async def run(self, _: Request) -> Response:
-        """The page of what is watched."""
+        """Respond with the page of the watched runs."""
         self._watched()
         return _html(run_page(NONCE).encode())
 

@@ -1,4 +1,4 @@
-"""`learncost serve`: the explorer in a browser, on this machine alone."""
+"""`learncost serve`: the explorer in a browser on this machine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def serve(*, port: int | str = PORT, run: str | None = None) -> None:
 
 
 def server(port: int, run: Path | None = None) -> uvicorn.Server:
-    """The server of the application at a port, which is not running yet."""
+    """Return the server of the application at a port; it does not run yet."""
     import uvicorn
 
     from learncost.viz.serve.app import application
@@ -83,7 +83,7 @@ def server(port: int, run: Path | None = None) -> uvicorn.Server:
 
 
 def _listening(port: int) -> socket.socket:
-    """A socket at the port. Raises `InputError` where it is taken."""
+    """Return a socket at the port. Raises `InputError` if it is in use."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,4 +1,4 @@
-"""A connection of the server: who sends half a request, or reads nothing, does not keep it from others."""
+"""A connection of the server with time limits, so that incomplete requests and idle readers do not block it."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ MOST = 512
 
 
 class Connection(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, with limits of time."""
+    """uvicorn's HTTP/1.1 protocol with time limits."""
 
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for a header, unless there are too many connections already."""
+        """Start the timer for a header, or refuse if there are too many connections."""
         super().connection_made(transport)
         if len(self.connections) > MOST:
             transport.abort()
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        """Wait no longer where a header is complete."""
+        """Stop the timer when a header is complete."""
         super().data_received(data)
         self._expect()
 
     def on_response_complete(self) -> None:
-        """Wait for the next header, or for the answer to be read."""
+        """Start the timer for the next header, or for the response to be read."""
         super().on_response_complete()
         self.loop.call_later(READING, self._abandon)
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing."""
+        """Stop the timer."""
         super().connection_lost(exc)
         self._forget()
 
     def _expect(self) -> None:
-        """Begin to wait where no header is complete; where bytes trickle, the time is not begun anew."""
+        """Start the timer if no header is complete; further bytes do not restart it."""
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
             self._forget()
         elif self._late is None:
@@ -64,6 +64,6 @@ class Connection(H11Protocol):
         self.loop.call_later(READING, self._abandon)
 
     def _abandon(self) -> None:
-        """Drop what is still to be sent on a connection that is to be closed."""
+        """Discard unsent data of a connection that is to be closed."""
         if self.transport.is_closing():
             self.transport.abort()

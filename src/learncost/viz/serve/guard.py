@@ -1,4 +1,4 @@
-"""Refusals before any handler: other hosts and origins, bodies and addresses that are too large."""
+"""Refusals before any handler: other hosts and origins, too large bodies and URLs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAFE = (
 
 
 class Guard:
-    """Passes on what comes from a page of this server, or from a program on this machine.
+    """Passes on requests from a page of this server or a program on this machine.
 
     port  that the server listens to; a name of a host without it, or with another, is foreign
     """
@@ -101,7 +101,7 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 async def _body(receive: Receive) -> tuple[bytes, tuple[int, str] | None]:
-    """The body, where it is not too large."""
+    """Return the body if it is not too large."""
     parts, size = list[bytes](), 0
     while True:
         message = await receive()

@@ -40,17 +40,17 @@ OFTEN = 20_000
 
 
 class Answers(Protocol):
-    """The interface of what answers requests."""
+    """The interface of request processors."""
 
     async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
-        """The answer to a request."""
+        """Return the answer to a request."""
 
     async def close(self) -> None:
-        """No more are asked for."""
+        """Release all resources."""
 
 
 class Here:
-    """Answers in this very process, without limits."""
+    """Answers in this process, without limits."""
 
     async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
         from learncost.viz.serve.answers import answer  # with all that counts
@@ -58,11 +58,11 @@ class Here:
         return answer(route, pairs, config)
 
     async def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there are no resources."""
 
 
 class AnswerCache:
-    """Answers that were given before are given again: the latest ones, within so many bytes."""
+    """A cache of the latest answers within a number of bytes."""
 
     def __init__(self, others: Answers, most: int = KEPT) -> None:
         self.others, self.most = others, most
@@ -74,7 +74,7 @@ class AnswerCache:
         return len(self._known)
 
     async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
-        """The answer to a request, from before where there is one, and the same one for all who ask at once."""
+        """Return the cached or new answer to a request; concurrent equal requests share one."""
         key = blake2b(json.dumps([route, sorted(pairs), config]).encode(), digest_size=16).digest()
         if (answer := self._known.get(key)) is not None:
             self._known.move_to_end(key)
@@ -93,7 +93,7 @@ class AnswerCache:
         return answer
 
     async def close(self) -> None:
-        """Nor are the others asked."""
+        """Close the cached processor."""
         for coming in [*self._coming.values()]:
             coming.cancel()
         await self.others.close()
@@ -111,11 +111,11 @@ class ProcessPool:
         self._waiting = 0
 
     async def start(self) -> None:
-        """Begin before anybody asks."""
+        """Start the processes."""
         await asyncio.gather(*(worker.start() for worker in self._workers))
 
     async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
-        """The answer to a request; a refusal where it takes too long, or where too many wait."""
+        """Return the answer to a request, or a refusal after a timeout or if too many wait."""
         if self._waiting >= WAITING:
             return refusal(503, "too many requests at once: ask again in a moment")
         self._waiting += 1
@@ -138,7 +138,7 @@ class ProcessPool:
             self._free.put_nowait(worker)
 
     async def _within(self, worker: _Worker, answer: Coroutine[None, None, Answer]) -> Answer:
-        """The answer, where no more of the processor's time is taken than may be. Raises `TimeoutError`."""
+        """Return the answer within the limit of processor time. Raises `TimeoutError`."""
         task = asyncio.create_task(answer)
         began, before = time.monotonic(), worker.worked
         try:
@@ -158,7 +158,7 @@ class ProcessPool:
 
 
 class _Worker:
-    """A process that answers one request after the other, and is begun again where it ended."""
+    """A process that answers requests sequentially, and is restarted if it ended."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -167,7 +167,7 @@ class _Worker:
 
     @property
     def worked(self) -> float | None:
-        """Seconds that a processor has worked for it (proc(5), stat: fields 14 and 15); None where nobody says."""
+        """Return its processor seconds (proc(5), stat: fields 14 and 15); None if unknown."""
         if self._process is None:
             return 0.0
         try:
@@ -203,7 +203,7 @@ class _Worker:
         return Answer(content=content, **head)
 
     async def end(self) -> None:
-        """End the process, at once."""
+        """Kill the process."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -1,4 +1,4 @@
-"""The parser of requests into arguments of a question: known names and data, never a path.
+"""The parser of requests into arguments of a question: known names and data, never paths.
 
 What may be asked for, a question's flags with their help and choices, is here too.
 """
@@ -49,7 +49,7 @@ _RUN = {"batch_size": "1", "seq_len": "128"}
 
 
 def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, Any]:
-    """The arguments of `document`, and of other questions that take the same, of the pairs of an address.
+    """Return the arguments of `document`, and of questions with the same parameters, from the pairs of a URL.
 
     pairs   names as flags have them, with - or _ between words, and their values as texts
     config  the text of a config.json, or of a table in the notation, which replaces the model
@@ -88,7 +88,7 @@ def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, A
 
 
 def _with_length(keywords: dict[str, Any]) -> dict[str, Any]:
-    """With the initial length of a model that has no default length, such as transformer-base."""
+    """Add the initial length of a model without a default length, such as transformer-base."""
     model, procedure = keywords["model"], keywords.get("procedure", "").lower()
     if (isinstance(model, str) and model.lower() in GENERIC) or procedure in INFERENCE or "seq_len" in keywords:
         return keywords
@@ -102,7 +102,7 @@ def _with_length(keywords: dict[str, Any]) -> dict[str, Any]:
 
 
 def known_model(name: str) -> str:
-    """A preset's or a generic name. Raises `InputError`: whatever else it may be on a command line, here it is none."""
+    """Return the name of a preset or generic model. Raises `InputError` for anything else, such as a path."""
     if name.lower() in GENERIC or preset(name.lower()):
         return name
     hint = nearest(name, (*preset_names(), *GENERIC)) or "; learncost list models has all"
@@ -111,20 +111,20 @@ def known_model(name: str) -> str:
 
 
 def procedure_name(name: str) -> str:
-    """The name of a procedure that is known, never of a file. Raises `InputError`."""
+    """Return the name of a known procedure, never of a file. Raises `InputError`."""
     known = {**LEARNING, **INFERENCE}
     return named_one("procedure", name if name in known else name.lower(), known).name
 
 
 def cluster_name(name: str) -> str:
-    """The name of a published cluster, never of a file. Raises `InputError`."""
+    """Return the name of a published cluster, never of a file. Raises `InputError`."""
     if cluster := known_cluster(name):
         return cluster.name
     raise InputError(f"no cluster is called {shown(name)}{nearest(name, clusters()) or ''}; learncost list clusters")
 
 
 def device_name(name: str) -> str:
-    """The name of a published device, or of this machine. Raises `InputError`."""
+    """Return the name of a published device or of this machine. Raises `InputError`."""
     if name.lower() == HERE:
         return HERE
     if device := known_device(name):
@@ -217,7 +217,7 @@ def choices() -> Mapping[str, Any]:
 
 
 def mesh_parts() -> list[Choice]:
-    """The axes that a mesh may have, outermost first, each with the most devices that a slider goes to."""
+    """Return the possible axes of a mesh, outermost first, with the maximum of each slider."""
     titles = {PIPELINE: "pipeline stages"}
     for row in PLACEMENTS.values():
         for axis in row.mesh_axes:

@@ -29,5 +29,5 @@ class Answer:
 
 
 def refusal(status: int, message: str) -> Answer:
-    """A refusal, in one line."""
+    """Return a refusal of one line."""
     return Answer(status, JSON, json.dumps({"error": " ".join(message.split())}).encode())

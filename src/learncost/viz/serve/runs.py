@@ -1,4 +1,4 @@
-"""The watched runs: trainings and contests of a folder, by the files that they write.
+"""The watched trainings and contests of a folder, read from their files.
 
 The folder is named when the server starts; a request names nothing. What grows is read on from where it was read to.
 """
@@ -36,7 +36,7 @@ CONTEST = frozenset(("schema", "problem", "budget", "seeds", "results"))
 
 @dataclass
 class _TrainingCurves:
-    """A training step by step: losses, the seconds of all steps so far, examples a second, memory; and validations."""
+    """The curves of a training: losses, elapsed seconds, examples per second and memory by step; and validations."""
 
     step: list[int] = field(default_factory=list)
     loss: list[float | None] = field(default_factory=list)
@@ -71,7 +71,7 @@ class _TrainingCurves:
 
 
 def thinned(values: Sequence[float | None], most: int = POINTS) -> list[int]:
-    """The places of at most so many values: all, or the lowest and the highest of equally many neighbours."""
+    """Return the indices of at most a number of values: all, or the minimum and maximum of equal intervals."""
     if len(values) <= most:
         return list(range(len(values)))
     size = -(-len(values) // max(1, (most - 1) // 2))  # two of each, and the last
@@ -105,7 +105,7 @@ class _TrainingFolder:
         return self.read, _size(self.path / SAMPLES)
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read new records."""
         options = _json(self.path / OPTIONS)
         if options != self.options:
             self.options, self.flops = options, self._flops_of(self.path, options)
@@ -165,7 +165,7 @@ class _ContestFile:
         self.content: dict[str, Any] = {}
 
     def look(self) -> None:
-        """Read it anew where it has changed."""
+        """Read the file again if it has changed."""
         try:
             status = self.path.stat()
         except OSError:
@@ -174,7 +174,7 @@ class _ContestFile:
             self.version, self.content = (status.st_size, status.st_mtime_ns), _json(self.path)
 
     def curves(self) -> Iterator[dict[str, Any]]:
-        """A curve for each training of each entrant."""
+        """Return a curve for each training of each entrant."""
         for result in self.content.get("results", ()):
             for training in result.get("trainings", ()):
                 curves, losses = _TrainingCurves(), training.get("losses", [])
@@ -209,7 +209,7 @@ class _ContestFile:
 
 
 class Runs:
-    """The trainings and contests of a folder: the folder of a training itself, or all that lie in it.
+    """The trainings and contests of a folder: the folder of one training, or all inside it.
 
     flops  FLOPs of a step of a training, where they are known
     """
@@ -237,7 +237,7 @@ class Runs:
                 self.known[path] = _TrainingFolder(path, self.flops) if path in trainings else _ContestFile(path)
 
     def state(self, since: str = "") -> dict[str, Any]:
-        """All that is known of them; nothing where it is what was known before, at the version `since`."""
+        """Return the state of all runs; only the version if it equals `since`."""
         self._find()
         for file in self.known.values():
             file.look()
@@ -255,7 +255,7 @@ class Runs:
 
 
 def flops_of_step(path: Path, options: Mapping[str, Any]) -> int | None:
-    """The FLOPs of a training's step as `learncost cost` counts them; None where it cannot say."""
+    """Return the FLOPs of a training's step as `learncost cost` counts them; None if unknown."""
     from learncost.engines.options import from_dict
     from learncost.ir.errors import InputError
     from learncost.reports.cost import cost
@@ -296,7 +296,7 @@ def _time(path: Path) -> float:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The object of a file; nothing where there is none, or where it is being written."""
+    """Return the JSON object of a file; empty if it is missing or incomplete."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(LARGEST))
@@ -306,7 +306,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _sample(path: Path) -> dict[str, Any] | None:
-    """The last sample that a training wrote, and after which step."""
+    """Return the last sample of a training, and its step."""
     size = _size(path)
     if not size:
         return None
@@ -324,7 +324,7 @@ def _sample(path: Path) -> dict[str, Any] | None:
 
 
 def run_page(nonce: str) -> str:
-    """The page of what is watched, as HTML with all that it needs inside of it."""
+    """Return the page of the watched runs as self-contained HTML."""
     page = files("learncost.viz.page")
 
     def part(name: str) -> str:

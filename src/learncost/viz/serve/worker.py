@@ -1,4 +1,4 @@
-"""A process that answers requests: one that takes too long or too much is ended, and another takes its place.
+"""The worker process that answers requests; it is replaced after exceeding its time or memory.
 
 It reads a request from standard input, as a line of JSON, and writes a line of JSON with the answer's length and the
 answer behind it, again and again.
@@ -23,7 +23,7 @@ WANT = (MemoryError, ImportError)
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until there are no more requests."""
+    """Answer requests until there are no more."""
     for line in requests:
         reply = _answer(line)
         head = {"status": reply.status, "kind": reply.kind, "name": reply.name, "length": len(reply.content)}
@@ -32,7 +32,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _answer(request: bytes) -> Answer:
-    """The answer to a request; of a mistake in this package, its name. Raises what want of memory raises."""
+    """Return the answer to a request, or the name of an internal error. Raises `MemoryError`."""
     try:
         from learncost.viz.serve.answers import answer
 
@@ -46,7 +46,7 @@ def _answer(request: bytes) -> Answer:
 
 
 def main(capacity: int = CAPACITY) -> None:
-    """Answer what comes from standard input, in so many bytes; where they do not do, end without a word."""
+    """Answer requests from standard input within a limit of memory; exit silently if it is exceeded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which ends this process then
     with suppress(ImportError, ValueError, OSError):
         import resource

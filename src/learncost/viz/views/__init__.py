@@ -1,4 +1,4 @@
-"""Views in addition to the document: each a question whose answer is a picture that any page draws.
+"""Views in addition to the document: questions whose answers are pictures that any page draws.
 
 A new view is a module here and a row of `VIEWS`; the page draws it, and has a control for each of its flags.
 """
@@ -38,7 +38,7 @@ class ReportView:
     report: Callable[..., Picture] | None = None
 
     def taken(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Of the arguments of a page those that it takes, and all sizes of the model."""
+        """Return the page's arguments that the view accepts, and all sizes of the model."""
         names = {flag.name for flag in flags_of(self.question)}
         return {name: value for name, value in arguments.items() if name in names or name not in NOT_SIZES}
 
@@ -59,7 +59,7 @@ NOT_SIZES = frozenset(flag.name for view in VIEWS.values() for flag in flags_of(
 
 
 def pictures(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The pictures of a report, by name; those that the step has none of are left out."""
+    """Return the pictures of a report by name, without those that do not apply to the step."""
     result: dict[str, Any] = {}
     for name, view in VIEWS.items():
         if view.report is None:

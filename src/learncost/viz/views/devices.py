@@ -42,7 +42,7 @@ PASSES = {"F": "forward", "B": "backward", "W": "weight update"}
     dropout=None,
 )
 def over_devices(request: Request, cluster: str | None = None) -> Picture:
-    """A training step over many devices: over a mesh, or over the fastest that are found.
+    """Return a training step over a mesh, or over the fastest meshes found.
 
     Parameters
     ----------
@@ -109,12 +109,12 @@ def _cluster(name: str | None, on: str | None) -> Cluster:
 
 
 def _causes(step: StepUsage) -> dict[str, float]:
-    """Seconds by what they go to; what rounding left is none."""
+    """Return seconds by cause, without rounding residues."""
     return {name: seconds for name, seconds in step.causes.items() if seconds > 1e-9 * step.seconds}
 
 
 def _searched(request: Request, answer: Search) -> Picture:
-    """The ways that fit, the fastest first."""
+    """Return the configurations that fit, the fastest first."""
     command = replace(request, on=answer.cluster.name).command("search", devices=answer.devices)
     sequences = f"{answer.batch_size:,} sequence{'s' if answer.batch_size > 1 else ''}"
     what = f"{sequences} of {answer.seq_len:,} tokens a step on {answer.cluster.name}"
@@ -153,7 +153,7 @@ def _searched(request: Request, answer: Search) -> Picture:
 
 
 def _name(answer: Found) -> str:
-    """A way in words."""
+    """Return the name of a configuration."""
     way = answer.step.way
     schedule = "" if way.stages == 1 else way.schedule + (f" x {way.chunks}" if way.chunks > 1 else "")
     return ", ".join(filter(None, (f"{way} {answer.zero}", schedule, said_of(answer.plan))))
@@ -171,7 +171,7 @@ def _pick(model: Any, answer: Found) -> dict[str, str]:
 
 
 def _held(step: StepUsage, device: int | None = None) -> dict[str, float]:
-    """Bytes of a device by what they are for; by default of the fullest."""
+    """Return the bytes of a device by part, by default of the fullest."""
     stage = max(step.stages, key=lambda stage: stage.peak) if device is None else step.stages[device]
     static = stage.static
     parts = {
@@ -186,7 +186,7 @@ def _held(step: StepUsage, device: int | None = None) -> dict[str, float]:
 
 
 def _taken(many: Spread) -> list[Chart]:
-    """The step's time by cause, the memory of each device, the pipeline, and what is sent."""
+    """Return the step's time by cause, the memory of each device, the pipeline, and the traffic."""
     step = many.step
     held = [_held(step, device) for device in range(len(step.stages))]
     word = "stage" if step.way.chunks == 1 else "device"
@@ -226,7 +226,7 @@ def _taken(many: Spread) -> list[Chart]:
 
 
 def _pipeline(step: StepUsage) -> Lanes:
-    """The passes of the first microbatches on every stage."""
+    """Return the passes of the first microbatches on every stage."""
     way = step.way
     few = min(way.microbatches, 2 * way.stages + (2 if way.chunks == 1 else 0))
     order = schedule_of(way.schedule, way.stages, few, way.chunks)
@@ -245,7 +245,7 @@ def _pipeline(step: StepUsage) -> Lanes:
 
 
 def _placed(request: Request, many: Spread) -> list[Chart]:
-    """The table of every device, with what its collectives move."""
+    """Return the table of every device, with the bytes of its collectives."""
     inner = {axis: size for axis, size in many.step.way.mesh.items() if axis != PIPELINE and size > 1}
     if not inner:
         return []

@@ -1,4 +1,4 @@
-"""Memory by engine: the same step as each of them executes it."""
+"""The memory of one step by engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STEP = (
 
 @takes_request(f"{_STEP} engine on")
 def by_engine(request: Request) -> Picture:
-    """The memory of a step at its peak, as every engine executes it.
+    """Return the peak memory of a step under every engine.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ ENGINE = "c99"
 
 @takes_request(_STEP)
 def arena(request: Request) -> Picture:
-    """The memory map of a step on a processor without an operating system.
+    """Return the memory map of a step on a microcontroller.
 
     Raises
     ------
@@ -109,12 +109,12 @@ SMALL = 64 * 2**20
 
 @takes_request(_STEP)
 def small_arena(request: Request) -> Picture:
-    """The same of a step that a microcontroller may hold. Raises `InputError` for others, too."""
+    """Return the memory map of a step that may fit a microcontroller. Raises `InputError` for others, too."""
     return _laid(request, SMALL)
 
 
 def _laid(request: Request, most: int | None = None) -> Picture:
-    """The picture of a step that takes at most so many bytes as the table says."""
+    """Return the picture of a step whose table takes at most a number of bytes."""
     table = memory(replace(request, engine=GRAPH))
     assert isinstance(table, Memory)
     if why := too_large(table):

@@ -1,4 +1,4 @@
-"""The tree of a table's modules, each with what its lines cost."""
+"""The tree of a table's modules with the costs of their lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _ModuleNode:
     "train train_layers lora lora_rank lora_alpha"
 )
 def modules(request: Request) -> Picture:
-    """The cost of a step by the modules that a table's lines say they are of, as a tree.
+    """Return the cost of a step by the modules of a table's lines, as a tree.
 
     Raises
     ------

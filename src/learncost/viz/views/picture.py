@@ -1,4 +1,4 @@
-"""A picture as data: what it says, and charts of a few kinds, which a page draws without knowing what they are of."""
+"""A picture as data: its finding, and charts of a few generic kinds for a page to draw."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BarRow:
 
 @dataclass(frozen=True)
 class Bars:
-    """Rows on one scale.
+    """Bars on one scale.
 
     unit   bytes, seconds or FLOPs
     limit  a line on that scale, and what it is
@@ -57,7 +57,7 @@ MADE = {
 
 @dataclass(frozen=True)
 class Lanes:
-    """Slices of time in lanes: of each lane its name, and slices as (kind, text, begin, end)."""
+    """Slices of time in named lanes: (kind, text, begin, end)."""
 
     kind: ClassVar[str] = "lanes"
     heading: str
@@ -103,7 +103,7 @@ class TextLines:
 
 @dataclass(frozen=True)
 class TableRows:
-    """A table: columns as (name, unit), "" where a cell is text, and rows; `choose` is what each row picks."""
+    """A table: columns as (name, unit), "" for text, and rows; `choose` are the settings that a row selects."""
 
     kind: ClassVar[str] = "rows"
     heading: str

@@ -1,4 +1,4 @@
-"""Ctrl-C asks a training to save and stop, and a second one ends it at once; SIGTERM and SIGHUP do what Ctrl-C does."""
+"""Interruption of a training: Ctrl-C, SIGTERM or SIGHUP saves and stops it, a second one ends it at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHERS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """A question whether Ctrl-C or a signal like it came, while the block runs."""
+    """Yield a function that returns whether Ctrl-C or an equivalent signal was received while the block runs."""
     stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -28,7 +28,7 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt while the block runs, so that what Ctrl-C keeps is kept."""
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt while the block runs, so that they save as Ctrl-C does."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -39,7 +39,7 @@ def like_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def _handled(numbers: tuple[int, ...], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Signals go to a function; outside the main thread none does, nor SIGHUP where nohup had it ignored."""
+    """Handle signals by a function, except outside the main thread, and SIGHUP if nohup ignores it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""The beginning of a run: its model is chosen, and its options are validated before anything is written."""
+"""The start of a run: choice of the model and validation of options before anything is written."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def begin(options: Options) -> Beginning:
 
 
 def _within(configuration: Configuration, options: Options) -> str:
-    """The plan under which a step takes no more bytes than there are."""
+    """Return a plan under which a step fits the available bytes."""
     unsupported = {
         "engine": options.engine != "torch",
         "plan": options.plan is not None,
@@ -129,7 +129,7 @@ def _try(configuration: Configuration, options: Options, data_task: Task) -> Non
 
 
 def _with_classes(configuration: Configuration, data_task: Task, options: Options) -> Configuration:
-    """With as many classes as the files have, unless they are given. Raises InputError for fewer."""
+    """Return the configuration with the number of classes of the files, unless given. Raises InputError for fewer."""
     labels = data_task.labels(options.paths)
     if not labels:
         return configuration
@@ -149,7 +149,7 @@ def _tokenizer(options: Options) -> str:
 
 
 def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenizer | None]:
-    """The model, of the checkpoint to start from or of the preset, with the vocabulary of its tokenizer; and that."""
+    """Return the model, of the initial checkpoint or the preset, with its tokenizer's vocabulary, and the tokenizer."""
     if options.start:
         if options.sizes or options.model != Options.model:
             raise InputError("--from FOLDER cannot be combined with --model or sizes: the checkpoint has its own model")
@@ -189,6 +189,6 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
 
 
 def _model_type(model: Any) -> str:
-    """The family that a model names; that of a decoder where configure is to say what is wrong."""
+    """Return the family of a model; a decoder's if `configure` is to report the error."""
     family = str(find(model).values.get("model_type"))
     return family if family in FAMILIES else "decoder"

@@ -1,4 +1,4 @@
-"""Engines that run the steps of a training, by name; NumPy's is the definition."""
+"""Engines that run the steps of a training; NumPy's is the definition."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class TrainingEngine(Protocol):
 
     @property
     def weights(self) -> Arrays:
-        """The weights as they are now."""
+        """The current weights."""
 
     @property
     def plain_weights(self) -> Arrays:
-        """Those of the plain model that computes the same: low-rank paths merged, codes dequantized."""
+        """The weights of the equivalent plain model: low-rank paths merged, codes dequantized."""
 
     @property
     def is_plain(self) -> bool:
@@ -49,7 +49,7 @@ class TrainingEngine(Protocol):
 
     @property
     def learns(self) -> str:
-        """The trained parameters, as a phrase."""
+        """The text on the trained parameters."""
 
     @property
     def state(self) -> Arrays:
@@ -57,7 +57,7 @@ class TrainingEngine(Protocol):
 
     @property
     def steps(self) -> int:
-        """The number of steps that were taken."""
+        """The number of completed steps."""
 
     @property
     def says(self) -> str:
@@ -65,32 +65,32 @@ class TrainingEngine(Protocol):
 
     @property
     def memory(self) -> int | None:
-        """The bytes of weights, state and steps, where the engine lays them out beforehand."""
+        """The bytes of weights, state and steps, if the engine has a fixed layout."""
 
     def parts(self) -> Parts | None:
-        """This process's parts of weights and states, called model.NAME and optimizer.NAME; None of one process."""
+        """Return this process's shards as model.NAME and optimizer.NAME; None for one process."""
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
-        """Go on from there."""
+        """Load weights, state and the number of steps."""
 
     def load_parts(self, parts: Parts, steps: int) -> None:
-        """Go on from there, with parts as `parts` gives them."""
+        """Load shards as returned by `parts`, and the number of steps."""
 
     def step(self, batch: Batch, learning_rate: float) -> float:
-        """One step on a batch, arrays by the names of `lc.Training.step`; the loss before it, in nats a target."""
+        """Run a step on a batch with the arguments of `lc.Training.step`; return its loss in nats per target."""
 
     def loss(self, batch: Batch) -> float:
-        """The loss of a batch, without dropout; nothing is learned."""
+        """Return the loss of a batch without dropout or an update."""
 
     def look(self, batch: Batch) -> tuple[float, Any]:
-        """The loss of a batch, and the scores [..., classes] that are compared with its answers."""
+        """Return the loss of a batch, and the scores [..., classes] to compare with its answers."""
 
     def flops(self, batch: Batch) -> int:
-        """The FLOPs of the matrix products of a step on such a batch, as priced: of all microbatches."""
+        """Return the priced FLOPs of the matrix products of a step on such a batch, over all microbatches."""
 
 
 class NumPyEngine:
-    """The tables that are priced, as the programs that `emit --backend numpy` writes: exact, and slow.
+    """Executes the priced tables as the programs of `emit --backend numpy`: exact and slow.
 
     Other engines are this one with another runner, which executes the same tables otherwise.
     """

@@ -32,12 +32,12 @@ ENGINES: Mapping[str, Callable[[Configuration, Options], TrainingEngine]] = {
 
 
 def usual() -> str:
-    """The engine where none is named: PyTorch's, if PyTorch is installed."""
+    """Return the default engine: PyTorch's, if PyTorch is installed."""
     return "torch" if find_spec("torch") else "numpy"
 
 
 def engine(configuration: Configuration, options: Options) -> TrainingEngine:
-    """The engine that the options name, with initial weights."""
+    """Return the engine of the options, with initial weights."""
     if options.mesh is not None:
         from learncost.training.stages_engine import mesh_engine
 

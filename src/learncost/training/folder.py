@@ -48,7 +48,7 @@ OURS = "learncost"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state to resume from: weights by our names, the optimizer's state, steps, and the lengths of the logs."""
+    """The state to resume from: weights by this package's names, optimizer state, steps, and lengths of the logs."""
 
     weights: Mapping[str, Any]
     state: Mapping[str, Any]
@@ -75,7 +75,7 @@ class Folder:
     # The beginning.
 
     def make(self) -> None:
-        """Make the folder, where there is none. Raises InputError where there is a run, or something else."""
+        """Create the folder. Raises InputError if it exists."""
         if (self.path / OPTIONS).exists():
             raise InputError(
                 f"{self.path} already contains a run: continue it with {self.again}, or give another --out"
@@ -96,14 +96,14 @@ class Folder:
         write_json(self.path / OPTIONS, options.to_dict())
 
     def forget(self) -> None:
-        """Take away a run that has not begun, and its folder."""
+        """Delete a run that has not started, and its folder."""
         with suppress(OSError):  # why it has not begun is the news
             for path in self.path.iterdir():
                 path.unlink()
             self.path.rmdir()
 
     def alone(self) -> AbstractContextManager[None]:
-        """No other process trains here while the block runs. Raises InputError where one does."""
+        """Lock the folder while the block runs. Raises InputError if another process trains there."""
         return alone(self.path, f"another training is at work in {self.path}: wait for it, or give another --out")
 
     def is_begun(self) -> bool:
@@ -123,18 +123,18 @@ class Folder:
         return options
 
     def rewrite(self, options: Options, kept: WriteAdvice) -> None:
-        """Other options in place of the first ones."""
+        """Replace the options."""
         write_json(self.path / OPTIONS, options.to_dict(), kept)
 
     def configuration(self) -> Configuration:
-        """The model of the run."""
+        """Return the model of the run."""
         path = self.path / CONFIG
         if not path.exists():
             raise InputError(f"no such file: {path}; {self.advice}")
         return configure(str(path))
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the run: its own copy of a file, or bytes; None for a model without tokens."""
+        """Return the run's tokenizer: its copy of a file, or bytes; None for a model without tokens."""
         tokenizer_name = self.options().tokenizer
         return tokenizer_of(
             self.configuration(), str(self.path / TOKENIZER) if tokenizer_name == TOKENIZER else "bytes"
@@ -143,7 +143,7 @@ class Folder:
     # Checkpoints.
 
     def save(self, model: Model, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int, last: int) -> None:
-        """A checkpoint, which takes the place of the one before it, of step `last`, or -1. Raises InputError."""
+        """Write a checkpoint that replaces the previous one, of step `last` or -1. Raises InputError."""
         last_one = last_checkpoint(last)
         check_finite({**weights, **state}, f"step {steps:,}", f"give a smaller --learning-rate; {last_one}")
         kept = WriteAdvice(last_one, self.again)
@@ -159,7 +159,7 @@ class Folder:
         in_parts.forget(self.path, steps)
 
     def save_parts(self, arrays: Parts, steps: int, last: int, processes: Processes) -> None:
-        """A checkpoint of which every process writes its parts, in the place of all before it. Raises InputError."""
+        """Write this process's shards of a checkpoint that replaces all previous ones. Raises InputError."""
         kept = WriteAdvice(last_checkpoint(last), self.again)
         in_parts.save(self.path, arrays, steps, {name: self._length(name) for name in LOGS}, kept, processes)
 
@@ -172,7 +172,7 @@ class Folder:
         processes.of_first(forget_others)
 
     def distributed(self, whole: bool = False) -> SavedCheckpoint | None:
-        """The last checkpoint, where it was written in parts; those that are `whole` go first if requested.
+        """Return the last checkpoint if it is distributed; `whole` ones have priority if requested.
 
         Raises InputError for a damaged one.
         """
@@ -182,14 +182,14 @@ class Folder:
         return None
 
     def whole_steps(self) -> int:
-        """After how many steps the whole checkpoint was written; -1 where there is none that says it."""
+        """Return the number of steps of the whole checkpoint; -1 if there is none."""
         try:
             return int(json.loads(metadata(self.path / WEIGHTS)[OURS])["steps"])
         except (OSError, KeyError, TypeError, ValueError):
             return -1
 
     def load(self, model: Model) -> Checkpoint | None:
-        """The last checkpoint, None before the first. Raises InputError for a damaged or a foreign one."""
+        """Return the last checkpoint, None before the first. Raises InputError for a damaged or foreign one."""
         if (checkpoint := self._from_parts()) is not None:
             return checkpoint
         if not self._saved():
@@ -221,7 +221,7 @@ class Folder:
         return logs
 
     def weights(self, model: Model) -> Mapping[str, Any]:
-        """The weights of the last checkpoint. Raises InputError."""
+        """Return the weights of the last checkpoint. Raises InputError."""
         if (checkpoint := self._from_parts()) is not None:
             options = replace(self.options(), engine="numpy", plan=None, device="cpu")
             engine = NumPyEngine(self.configuration(), options)

@@ -1,4 +1,4 @@
-"""A model writes: prefill of the prompt, then token by token with the cache of keys and values."""
+"""Text generation: prefill of the prompt, then decode token by token with the KV cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from learncost.procedures.inference import inference
 
 
 class Decoder:
-    """The logits of the token after those that were given, one sequence at a time.
+    """The next token's logits for a sequence.
 
     The tables are those that `cost --procedure prefill` and `decode` price, run on NumPy. Where a model has learned
     positions and they are used up, the second half of the text is read again as if it were the beginning.
@@ -43,7 +43,7 @@ class Decoder:
         self._cache: dict[str, Any] = {}
 
     def begin(self, tokens: Sequence[int]) -> Any:
-        """The logits [v] after a text, which is not empty."""
+        """Return the logits [v] after a non-empty text."""
         if not len(tokens):
             raise InputError("there is nothing to begin with: the prompt is empty")
         if self._most and len(tokens) > self._most:
@@ -53,7 +53,7 @@ class Decoder:
         return self._run(self._prefill, values, {"M": len(tokens)}, len(tokens))
 
     def next(self, token: int) -> Any:
-        """The logits [v] after one more token."""
+        """Return the logits [v] after one more token."""
         before = len(self._tokens)
         if self._most and before == self._most:
             return self.begin([*self._tokens[before // 2 + 1 :], token])
@@ -88,14 +88,14 @@ class Decoder:
         return values[logits].reshape(-1)
 
     def _cut(self, cached: Any, value: Any, length: int) -> Any:
-        """A window's cache holds the last positions only."""
+        """Return the cache of a window with its last positions only."""
         most = self._tables.lengths(self._sizes, length, 1)[cached.positions]
         place = cached.axes.index(cached.positions)
         return value.take(np.arange(value.shape[place])[-most:], place) if value.shape[place] > most else value
 
 
 def _made(name: str, values: Mapping[str, Any]) -> str:
-    """The grown cache, where decode made one."""
+    """Return the grown cache of a decode step."""
     return f"{name}.2" if f"{name}.2" in values else name
 
 
@@ -126,7 +126,7 @@ class Sampling:
                 raise InputError(f"{name} must be {right}, not {getattr(self, name)!r}")
 
     def choose(self, logits: Any, draw: float) -> int:
-        """The token at the place `draw`, from 0 to 1, of the tokens that may be chosen, likeliest first."""
+        """Return the token at quantile `draw`, from 0 to 1, of the allowed tokens sorted by probability."""
         order = np.argsort(-logits, kind="stable")
         if self.temperature == 0:
             return int(order[0])
@@ -142,7 +142,7 @@ class Sampling:
 
 
 def continuation(decoder: Decoder, prompt: Sequence[int], end: int, how: Sampling) -> Iterator[int]:
-    """The tokens after the prompt, up to the end of the document, which is not among them."""
+    """Yield the tokens after the prompt, up to the end of the document, which is excluded."""
     draws = np.random.Generator(np.random.Philox(how.seed))
     logits = decoder.begin(prompt)
     for at in range(how.tokens):
@@ -155,6 +155,6 @@ def continuation(decoder: Decoder, prompt: Sequence[int], end: int, how: Samplin
 
 
 def sample(decoder: Decoder, tokenizer: Tokenizer, prompt: str, how: Sampling) -> str:
-    """The text after the prompt; without a prompt a document is begun."""
+    """Return the text after the prompt; without a prompt that of a new document."""
     tokens = [int(token) for token in tokenizer.encode(prompt.encode())] or [tokenizer.end]
     return tokenizer.decode(list(continuation(decoder, tokens, tokenizer.end, how)))

@@ -1,4 +1,4 @@
-"""The engine on JAX: the step's table as emitted source, compiled by `jax.jit` for any device that XLA has."""
+"""The engine on JAX: the step's emitted source, compiled by `jax.jit` for any device of XLA."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from learncost.training.engine import Arrays, NumPyEngine
 
 
 class _JaxRunner:
-    """Executes tables compiled, each once, of weights and state that are arrays of JAX.
+    """Compiles each table once and executes it on JAX arrays of weights and state.
 
     Batches, scalars and the masks of dropout are made as on NumPy. A step gives weights and state away: XLA writes the
     new ones into the memory of the old.
@@ -58,7 +58,7 @@ class _JaxRunner:
 
 
 def exact(dtype: Any) -> AbstractContextManager[object]:
-    """The context in which JAX has numbers of this type: it has 64 bits only if enabled."""
+    """Return the context in which JAX supports this type: 64 bits must be enabled."""
     import jax
 
     wide: AbstractContextManager[object] = jax.enable_x64(np.dtype(dtype).itemsize == 8)
@@ -106,7 +106,7 @@ class JaxEngine(NumPyEngine):
 
 
 class _Compiled:
-    """The program of a table under `jax.jit`. What it makes anew whole (`W.new` of all `W`) is given away."""
+    """The program of a table under `jax.jit`. Fully renewed arguments (`W.new` of all `W`) are donated."""
 
     def __init__(self, table: Table, sizes: Mapping[str, int], precision: str) -> None:
         import jax

@@ -1,4 +1,4 @@
-"""Files that grow while a run goes on: metrics, a line of JSON for each step, and samples."""
+"""Append-only files of a run: metrics, a line of JSON for each step, and samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from learncost.models.storage import WriteAdvice, cannot_write
 
 
 class MetricsLog:
-    """A file that is only added to; what was written after the last checkpoint is cut off when a run resumes."""
+    """An append-only file; a resumed run truncates it to its length at the last checkpoint."""
 
     def __init__(self, path: Path, length: int, kept: WriteAdvice) -> None:
         self._path, self._kept = path, kept
@@ -30,28 +30,28 @@ class MetricsLog:
             raise cannot_write(self._path, error, self._kept) from None
 
     def settle(self) -> None:
-        """Bring everything to the disk, before a checkpoint counts on it."""
+        """Flush everything to the disk before a checkpoint refers to it."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise cannot_write(self._path, error, self._kept) from None
 
     def close(self) -> None:
-        """No more is added."""
+        """Close the file."""
         with suppress(OSError):  # what could not be written was reported when it was added
             self._file.close()
 
 
 class NoLog(MetricsLog):
-    """Of a process that does not write."""
+    """The log of a process that does not write."""
 
     def __init__(self) -> None: ...
 
     def add(self, text: str) -> None:
-        """Another process writes it."""
+        """Do nothing: another process writes."""
 
     def settle(self) -> None:
-        """There is nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """There is nothing."""
+        """Do nothing."""

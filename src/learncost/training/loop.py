@@ -1,4 +1,4 @@
-"""A training from its beginning, or from its last checkpoint, to its end: one way for both.
+"""The loop of a training, from its start or its last checkpoint.
 
 `start` writes the run's options into its folder, `go_on` does everything that the folder does not have yet. So a
 run that was killed at any moment goes on where its last checkpoint is.
@@ -55,7 +55,7 @@ SMALL = 1e8
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """The record of a step; with validation only where it was done. `seconds` are of this step alone.
+    """The record of a step, with validation if it was run; `seconds` are of this step alone.
 
     accuracy   the share of right answers where they are classes
 
@@ -80,13 +80,13 @@ class TrainingStep:
 
     @property
     def validated(self) -> str:
-        """The text of the validation."""
+        """Return the text of the validation."""
         if self.bits_per_byte is not None:
             return f"{self.bits_per_byte:.3f} bits per byte"
         return f"loss {self.validation_loss:.3f}" + ("" if self.accuracy is None else f", {self.accuracy:.1%} right")
 
     def line(self) -> str:
-        """The line of metrics.jsonl."""
+        """Return the line of metrics.jsonl."""
         return json.dumps({name: value for name, value in vars(self).items() if value is not None}) + "\n"
 
 
@@ -94,21 +94,21 @@ class TrainingReporter(Protocol):
     """An observer of a training's progress."""
 
     def say(self, text: str) -> None:
-        """Something has begun or is finished."""
+        """Report a started or finished task."""
 
     def begin(self, step: int, steps: int) -> None:
-        """The steps begin, after `step` of `steps`."""
+        """Report the start of the steps, after `step` of `steps`."""
 
     def stepped(self, step: TrainingStep) -> None:
-        """A step is done."""
+        """Report a completed step."""
 
     def sampled(self, step: int, text: str) -> None:
-        """The model wrote something."""
+        """Report generated text."""
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The result of a training: its steps and the last of them; `stopped` before the end as that was `asked`, or late.
+    """The result of a training: its steps and the last one; whether it `stopped` early, `asked` or out of time.
 
     reports  whether this process reports for all of them
     """
@@ -148,7 +148,7 @@ def start(
     trace: int = 0,
     processes: Processes = ALONE,
 ) -> TrainingResult:
-    """Train as the options say, in a new folder; `stop`, `trace` and `processes` as for `go_on`. Raises InputError.
+    """Train with the options in a new folder; `stop`, `trace` and `processes` as for `go_on`. Raises InputError.
 
     What is refused before its first step, such as a list with a mistake, leaves no folder: it can be said again.
     """
@@ -179,7 +179,7 @@ def go_on(
     processes: Processes = ALONE,
     **changes: Any,
 ) -> TrainingResult:
-    """Continue a run from its last checkpoint, bit for bit as if it had never stopped. Raises InputError.
+    """Continue a run from its last checkpoint, bit-identical to an uninterrupted run. Raises InputError.
 
     stop       asked after every step; the run is saved where it says yes. None: Ctrl-C says yes
     trace      how many steps are timed line by line, for a trace in the folder
@@ -193,14 +193,14 @@ def go_on(
 
 @contextmanager
 def _alone(folder: Folder, processes: Processes) -> Iterator[None]:
-    """No other training is at work in the folder while the block runs. Raises InputError in all processes."""
+    """Lock the folder while the block runs. Raises InputError in all processes."""
     with ExitStack() as held:
         processes.of_first(lambda: held.enter_context(folder.alone()))
         yield
 
 
 class _TrainingRun:
-    """A run with everything that it needs to take steps."""
+    """A run with everything that its steps require."""
 
     def __init__(
         self, folder: Folder, report: TrainingReporter, changes: dict[str, Any], trace: int, processes: Processes
@@ -236,7 +236,7 @@ class _TrainingRun:
             processes.of_first(lambda: folder.rewrite(self.options, kept))
 
     def _loaded(self) -> Mapping[str, int] | None:
-        """Go on from the last checkpoint; how long the logs were then. None before the first."""
+        """Load the last checkpoint; return the lengths of the logs, None without one."""
         folder, engine, processes = self.folder, self.engine, self.processes
         answers: list[Any] = []
         parts = engine.parts()
@@ -268,13 +268,13 @@ class _TrainingRun:
         return self.task.load(self.options, path, self.folder.advice)
 
     def _threads(self) -> AbstractContextManager[None]:
-        """One thread for NumPy's products where they are small: a rule of sizes alone, so that bits stay the same."""
+        """Limit small NumPy products to one thread, by a rule of sizes alone, so that results stay bit-identical."""
         tokens = (self.options.batch_size or 1) * (self.options.seq_len or 1)
         width: int = self.configuration.sizes["hidden_size"]
         return one_thread() if 2 * tokens * width * width < SMALL else nullcontext()
 
     def _measure(self) -> None:
-        """As many steps as fit in the minutes: a few are timed, then the weights are put back."""
+        """Return the number of steps that fit the minutes: time a few, then restore the weights."""
         engine, minutes = self.engine, self.options.minutes or MINUTES
         self.report.say("measuring a step")
         parts = engine.parts()
@@ -302,7 +302,7 @@ class _TrainingRun:
         self.options = replace(self.options.resolved(steps), minutes=None)
 
     def to_the_end(self, stop: Callable[[], bool] | None) -> TrainingResult:
-        """All steps, or until somebody says stop."""
+        """Run all steps, or until the training is stopped."""
         if stop is not None:
             with self._threads():
                 return self._steps(stop)
@@ -310,7 +310,7 @@ class _TrainingRun:
             return self._steps(asked)
 
     def _steps(self, stop: Callable[[], bool]) -> TrainingResult:
-        """Step by step, with what is due after some of them."""
+        """Run the steps, with validation, samples and checkpoints when they are due."""
         options, engine = self.options.resolved(self.options.steps or 1), self.engine
         assert options.steps is not None
         began, interrupted, stopped = perf_counter(), False, False
@@ -366,7 +366,7 @@ class _TrainingRun:
         return TrainingStep(at + 1, loss, rate, seconds, tokens, examples, mfu, *bytes_)
 
     def _trace(self) -> None:
-        """The steps that were traced, as files that a viewer opens."""
+        """Write the traced steps as files for a viewer."""
         options, path = self.options, self.folder.path
         names = ("procedure", "optimizer", "seq_len", "target_len", "dropout", "precision", "plan", *LEARNS)
         step = {name: getattr(options, name, None) for name in names} | {"precision": options.dtype}
@@ -381,7 +381,7 @@ class _TrainingRun:
         return last_checkpoint(self.saved)
 
     def _validated(self, step: TrainingStep) -> TrainingStep:
-        """With the loss of what validates, as much at a time as a step has, and the share of answers that are right."""
+        """Add the validation loss, in batches of a step's size, and the share of right answers."""
         losses, counts, rights = [], [], 0
         for batch in self.data.check():
             counts.append(count(batch))
@@ -414,13 +414,13 @@ class _TrainingRun:
         return sample(decoder, self.tokenizer, self.options.prompt, how)
 
     def _shown(self) -> str:
-        """Some of what validates, with what is right and what the model says."""
+        """Show some validation examples with targets and predictions."""
         batch = next(self.data.check())
         _, scores = self.engine.look(batch)
         return "\n".join(self.data.show(batch, scores)[:SHOWN])
 
     def _save(self, last: bool = False) -> None:
-        """A checkpoint: in parts by several processes, and whole by one, or after the last step."""
+        """Write a checkpoint: distributed by several processes, and whole by one process or after the last step."""
         engine, parts, saved = self.engine, self.engine.parts(), self.saved
 
         def settle() -> None:
@@ -438,7 +438,7 @@ class _TrainingRun:
 
 
 def _held(engine: TrainingEngine) -> Iterator[Any]:
-    """The arrays of weights and of the optimizer's state that this process has."""
+    """Return this process's arrays of weights and optimizer state."""
     parts = engine.parts()
     if parts is None:
         yield from (*engine.weights.values(), *engine.state.values())

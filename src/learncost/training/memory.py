@@ -1,4 +1,4 @@
-"""The memory of this process, as the operating system counts it."""
+"""The memory of this process, as counted by the operating system."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def highest() -> int:
-    """The most memory that this process has had, in bytes (VmHWM on Linux)."""
+    """Return the peak memory of this process in bytes (VmHWM on Linux)."""
     most = _status("VmHWM")
     if most is None:
         import resource
@@ -17,7 +17,7 @@ def highest() -> int:
 
 
 def forget_highest() -> None:
-    """Count from now on, where the system can (clear_refs in proc(5)): drawing the weights is not the steps' memory."""
+    """Reset the peak, if supported (clear_refs in proc(5)), so that initialization is not counted."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -25,7 +25,7 @@ def forget_highest() -> None:
 
 
 def _status(name: str) -> int | None:
-    """The bytes of a line of /proc/self/status (proc(5)); None where there is none."""
+    """Return the bytes of a line of /proc/self/status (proc(5)); None if missing."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The engine on several processes: each runs its part of the placed step on PyTorch, with functional collectives.
+"""The engine on several processes: each runs its sharded step on PyTorch, with functional collectives.
 
 Every process draws the same weights, batches and masks and takes its own parts of them, so that what is learned does
 not depend on the mesh.
@@ -32,7 +32,7 @@ from learncost.training.torch_engine import check_codes, check_device
 
 
 class MeshEngine(NumPyEngine):
-    """NumPy's engine with every table placed over the mesh that the options say, and run on PyTorch."""
+    """NumPy's engine with every table placed over the mesh of the options, and run on PyTorch."""
 
     name = "torch"
     plans = True
@@ -71,7 +71,7 @@ class MeshEngine(NumPyEngine):
         return MeshRunner(self._training, self._mesh, clauses, options)
 
     def _micro(self, options: Options) -> Mapping[str, int]:
-        """The sizes of one batch that is computed at once."""
+        """Return the sizes of one microbatch."""
         return {**self._sizes, "B": self._sizes["B"] // options.accumulate}
 
     def _check_batch(self, options: Options) -> None:
@@ -84,7 +84,7 @@ class MeshEngine(NumPyEngine):
             )
 
     def _own(self, arrays: Mapping[str, Any]) -> Arrays:
-        """This process's parts of whole arrays."""
+        """Return this process's shards of global arrays."""
         here = self._sizes_here()
         return {name: np.array(mine(array, self._cut_as(name), here)) for name, array in arrays.items()}
 
@@ -93,7 +93,7 @@ class MeshEngine(NumPyEngine):
         return {**self._sizes, **self._filled, **self._mesh.sizes_at(self._runner.place)}
 
     def _take_parts(self) -> None:
-        """Keep this process's parts of weights and state alone; before the first step, by all processes together."""
+        """Keep only this process's shards of weights and state; before the first step, collectively."""
         if not self._cut:
             self._cut = True
             training = self._training
@@ -101,7 +101,7 @@ class MeshEngine(NumPyEngine):
             self._runner.forget()
 
     def _gathered(self, arrays: Mapping[str, Any]) -> Arrays:
-        """The wholes of which every process has a part, on all of them."""
+        """Return global arrays from all processes' shards, on all of them."""
         return {
             name: self._runner.gathered(array, self._layouts[name], self._whole[name]) for name, array in arrays.items()
         }
@@ -131,14 +131,14 @@ class MeshEngine(NumPyEngine):
 
     @property
     def says(self) -> str:
-        """On how many processes the steps run, and what is cut over them."""
+        """The text on the number of processes and the sharding."""
         clauses = ", ".join(map(str, self._runner.clauses))
         processes = "1 process" if self._mesh.devices == 1 else f"{self._mesh.devices} processes"
         return f"engine torch, {processes}, {self._mesh}: {clauses}{self._states}"
 
     @property
     def memory(self) -> int | None:
-        """Nobody lays out what operators allocate."""
+        """None: operators allocate without a fixed layout."""
         return None
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
@@ -181,7 +181,7 @@ class MeshEngine(NumPyEngine):
         self._runner.forget()
 
     def _empty(self, arrays: Mapping[str, Any]) -> Arrays:
-        """Whole arrays that take no memory, for their types and shapes."""
+        """Return global arrays without memory, for their types and shapes."""
         return {name: np.broadcast_to(np.zeros((), array.dtype), self._whole[name]) for name, array in arrays.items()}
 
     def step(self, batch: Batch, learning_rate: float) -> float:

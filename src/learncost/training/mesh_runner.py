@@ -1,4 +1,4 @@
-"""Steps of one of several processes: the table as it is placed, in place with compiled kernels or as operators."""
+"""Steps of one of several processes: the placed table, in place with compiled kernels or as operators."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class MeshRunner:
-    """Executes tables as placed over the mesh: weights and state are this process's parts, all else is cut here."""
+    """Executes tables placed over the mesh. Weights and state are this process's shards; it shards other arrays."""
 
     updates_in_place = True
 
@@ -47,7 +47,7 @@ class MeshRunner:
         self.forget()
 
     def forget(self) -> None:
-        """Forget compiled programs and tensors; weights and state are read again from the training."""
+        """Discard compiled programs and tensors; weights and state are read again from the training."""
         self.pool = TensorPool(self.device, self.training.low)
         self._steps: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], _RunnableStep] = {}
 
@@ -56,7 +56,7 @@ class MeshRunner:
 
     @property
     def devices(self) -> Any:
-        """The DeviceMesh, on which all processes have to ask for it together the first time."""
+        """Return the DeviceMesh; the first call is collective."""
         if self._devices is None:
             from torch.distributed.device_mesh import init_device_mesh
 
@@ -72,7 +72,7 @@ class MeshRunner:
 
     @property
     def within(self) -> tuple[Mesh, tuple[Clause, ...]]:
-        """The devices among which weights are cut, and how."""
+        """Return the devices among which weights are sharded, and their sharding rules."""
         return self.mesh, self.clauses
 
     def check(self, table: Table, sizes: Mapping[str, int]) -> None:
@@ -80,12 +80,12 @@ class MeshRunner:
         self.placed(without_gradients(table), sizes)
 
     def placed(self, table: Table, sizes: Mapping[str, int], plan: str | None = None) -> Placed:
-        """A table over the mesh, under the given plan, or else without one."""
+        """Return a table over the mesh, under the given plan or none."""
         plan = plan or "" if self.plan is None else self.plan
         return placed_over(planned(table, plan, sizes), self.mesh, self.clauses, sizes, self.training.table())
 
     def chosen(self, table: Table, sizes: Mapping[str, int]) -> str:
-        """The plan of the planner for a process's part of a batch."""
+        """Return the planner's plan for a process's share of a batch."""
         parts = parts_of_batch(self.clauses, self.mesh)
         return smallest(table, {**sizes, "B": max(sizes["B"] // parts, 1)}, self.training.precision.name)
 
@@ -107,7 +107,7 @@ class MeshRunner:
         return flag
 
     def gathered(self, array: Any, layout: ShardLayout, shape: Sequence[int] = ()) -> Any:
-        """The whole of which every process has a part, on all of them; its shape, where parts may be filled up."""
+        """Return the global array from all processes' shards, on all of them; `shape` removes padding."""
         if not layout.over:
             return array
         import torch
@@ -120,7 +120,7 @@ class MeshRunner:
 
 
 class _RunnableStep:
-    """A table for batches of one size, placed, and run in place where every line can be; else as operators."""
+    """A placed table for batches of one size, run in place if every line supports it, else as operators."""
 
     def __init__(self, prepared: Prepared, runner: MeshRunner) -> None:
         self._runner, self._sizes = runner, dict(prepared.sizes)
@@ -164,13 +164,13 @@ class _RunnableStep:
         return TorchProgram(bucketed(self.placed.table), sizes, precision, runner.device, devices=runner.devices)
 
     def _own(self, prepared: Prepared) -> Values:
-        """This process's parts of what a step is given."""
+        """Return this process's shards of a step's inputs."""
         table = self.placed.table
         names = (*table.weights, *table.inputs)
         return {name: mine(self._ordered(name, prepared.values[name]), table.axes[name], self._here) for name in names}
 
     def _ordered(self, name: str, array: Any) -> Any:
-        """An array of a batch with its positions if it has some; weights and states have none."""
+        """Return an array of a batch with its reordered positions, if any; weights and states have none."""
         table = self.placed.table
         if not table.zigzag or name in self._owned:
             return array
@@ -198,19 +198,19 @@ class _RunnableStep:
 
 
 def mine(array: Any, axes: tuple[str, ...], here: Mapping[str, int]) -> Any:
-    """A process's part of a whole array; of one that is its part already, that."""
+    """Return a process's shard of a global array; a shard is returned as it is."""
     return array if np.shape(array) == shape_of(axes, here) else part(array, axes, here)
 
 
 def parts_of_batch(clauses: Iterable[Clause], grid: Mesh) -> int:
-    """Into how many parts a batch is cut."""
+    """Return the number of shards of a batch."""
     return math.prod(grid.sizes[clause.mesh] for clause in clauses if clause.axes == ("B",))
 
 
 def placed_over(
     table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int], step: Table | None = None
 ) -> Placed:
-    """A table over a mesh; a batch that is not divisible is replicated on all devices.
+    """Return a table over a mesh; an indivisible batch is replicated on all devices.
 
     step  of which it may be a part, such as the update behind microbatches, which has no batch: clauses are about this
     Raises `InputError` where another axis does not divide.
@@ -219,7 +219,7 @@ def placed_over(
 
 
 def for_batch(grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]) -> tuple[Mesh, tuple[Clause, ...]]:
-    """A mesh and its clauses; without those of a batch that is not divisible, which is replicated."""
+    """Return a mesh and its sharding rules, without those of an indivisible batch, which is replicated."""
     if sizes["B"] % parts_of_batch(clauses, grid):
         clauses = tuple(clause for clause in clauses if clause.axes != ("B",))
         used = {clause.mesh for clause in clauses}

@@ -44,7 +44,7 @@ def _validation(step: TrainingStep) -> str:
 
 
 class ProgressLines:
-    """For files and pipes."""
+    """Progress for files and pipes."""
 
     def say(self, text: str) -> None:
         print(wrapped(text), file=sys.stderr, flush=True)
@@ -57,27 +57,27 @@ class ProgressLines:
             self.say(_validation(step))
 
     def sampled(self, step: int, text: str) -> None:
-        """Samples are in samples.txt."""
+        """Do nothing: samples are in samples.txt."""
 
 
 class Nobody:
     """The observer of a process that does not print."""
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def begin(self, step: int, steps: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stepped(self, step: TrainingStep) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def sampled(self, step: int, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class ProgressBar:
-    """For a terminal."""
+    """Progress for a terminal."""
 
     def __init__(self, progress: Any) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""The engine on several processes of which each has stages of a pipeline: some blocks, and what is at an end."""
+"""The engine on several processes, each with pipeline stages: some blocks, and the model's ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from learncost.training.stages_runner import StagesRunner
 
 
 def mesh_engine(configuration: Configuration, options: Options) -> MeshEngine:
-    """The engine for a mesh: with stages where blocks are cut over one of its axes."""
+    """Return the engine for a mesh, with pipeline stages if blocks are sharded over an axis."""
     grid, model = mesh(options.mesh or ""), build(configuration)
     clauses = chosen_for(grid, model.sizes, options.place, options.placement)
     if pipeline := pipeline_of(model.table, grid, clauses):
@@ -34,7 +34,7 @@ def mesh_engine(configuration: Configuration, options: Options) -> MeshEngine:
 
 
 class StagesEngine(MeshEngine):
-    """The mesh's engine with the blocks cut into stages; it trains a batch in microbatches, as the schedule says.
+    """The mesh's engine with blocks split into stages; it trains a batch in microbatches by the schedule.
 
     Of a stack a process has the iterations of its stages, one behind another.
     """
@@ -61,7 +61,7 @@ class StagesEngine(MeshEngine):
 
     @property
     def _stages(self) -> tuple[Placed, ...]:
-        """The placed tables of this process's stages."""
+        """Return the placed tables of this process's stages."""
         placed, _ = self._runner.staged(self._training.table(), self._sizes)
         return tuple(placed[number] for number in self._runner.stages)
 
@@ -105,7 +105,7 @@ class StagesEngine(MeshEngine):
         return self._plain(weights) if weights else weights
 
     def _together(self, kind: str) -> Arrays:
-        """The wholes of which every process has parts or none, one after the other: on the first, which alone asks."""
+        """Yield global arrays, of which processes have shards or none, on the first process."""
         import torch.distributed as distributed
 
         parts, wholes = self.parts(), Arrays()

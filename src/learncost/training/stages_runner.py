@@ -1,4 +1,4 @@
-"""Steps of one of several processes that has stages of a pipeline: the program that `emit` writes, in its order."""
+"""Steps of one of several processes with pipeline stages: the emitted program in the order of its schedule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Staged = tuple[tuple[Placed, ...], StagesProgram]
 
 
 class StagesRunner(MeshRunner):
-    """Executes tables as stages of a pipeline: weights and state are those of this process's stages."""
+    """Executes tables as pipeline stages: weights and state are those of this process's stages."""
 
     def __init__(
         self, training: Training, grid: Mesh, clauses: tuple[Clause, ...], options: Options, pipeline: Pipeline
@@ -60,7 +60,7 @@ class StagesRunner(MeshRunner):
         return range(self.place[self.pipeline.axis], devices * self._chunks, devices)
 
     def order(self, batch: int) -> Schedule:
-        """The schedule of a step of so many sequences of all processes. Raises `InputError`."""
+        """Return the schedule of a step with a global batch. Raises `InputError`."""
         parts = parts_of_batch(self.pipeline.clauses, self.mesh)
         number = self._microbatches or max(batch // parts, 1)
         if batch % (number * parts):
@@ -72,7 +72,7 @@ class StagesRunner(MeshRunner):
         return schedule(self._kind, self.pipeline.stages, number, self._chunks)
 
     def staged(self, table: Table, sizes: Mapping[str, int]) -> Staged:
-        """The stages of a table, and their program: of a step of the training in microbatches, else at once."""
+        """Return the stages of a table and their program, for training steps in microbatches."""
         key = IdentityKey(table), sizes["B"]
         if key not in self._staged:
             inner, clauses = for_batch(*self.within, sizes)
@@ -103,7 +103,7 @@ class StagesRunner(MeshRunner):
         return self._runs[key](prepared)
 
     def broadcast(self, name: str, made: tuple[int, Any] | None, placed: tuple[Placed, ...]) -> Any:
-        """On all processes what one stage has made, each of whose processes has a part of it.
+        """Return a stage's result on all processes, from the shards of the stage's processes.
 
         made  on these processes: the number of the stage, and the part
         """
@@ -119,7 +119,7 @@ class StagesRunner(MeshRunner):
 
 
 class _StagesStep:
-    """A table for batches of one size: what this process runs of it; what is new takes the place of what was there."""
+    """The part of a table that this process runs for batches of one size; new values replace old ones."""
 
     def __init__(self, prepared: Prepared, runner: StagesRunner) -> None:
         self._runner = runner
@@ -180,7 +180,7 @@ class _StagesStep:
         return None
 
     def _tensor(self, number: int, name: str, prepared: Prepared) -> Any:
-        """A stage's part of what a step is given; of weights and state the process has its parts already."""
+        """Return a stage's shard of a step's input; weights and state are shards already."""
         import torch
 
         training, stage = self._runner.training, self._placed[number]
@@ -191,7 +191,7 @@ class _StagesStep:
         return torch.from_numpy(np.require(array, requirements=("C", "W"))).to(self._runner.device)
 
     def _view(self, number: int, name: str, prepared: Prepared) -> Any:
-        """Weights or state of a stage, in the memory of the process."""
+        """Return weights or state of a stage as views of the process's arrays."""
         tensor = self._runner.pool.tensor(name, prepared.values[name])
         if (number, name) not in self._begin:
             return tensor

@@ -1,4 +1,4 @@
-"""The engine on PyTorch: the step under a plan, in place with compiled kernels, or on PyTorch's operators alone."""
+"""The engine on PyTorch: the step under a plan, in place with compiled kernels or as PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _TorchRunner:
-    """Executes tables in tensors that share the memory of NumPy's arrays: a step changes weights and state there.
+    """Executes tables in tensors that share memory with NumPy's arrays, which steps update.
 
     Batches, scalars and the masks of dropout are made as on NumPy, and only the arithmetic differs.
     """
@@ -47,16 +47,16 @@ class _TorchRunner:
         self.forget()
 
     def forget(self) -> None:
-        """Forget compiled programs; weights and state are read again from the training."""
+        """Discard compiled programs; weights and state are read again from the training."""
         self._pool = TensorPool(self.device, self._training.low)
         self._steps: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], _TorchStep] = {}
 
     def fetch(self) -> None:
-        """Bring weights and state back from the device into NumPy's arrays."""
+        """Copy weights and state from the device into NumPy's arrays."""
         self._pool.fetch()
 
     def change_block(self) -> None:
-        """Drop the state of the previous trainable block and everything compiled for it."""
+        """Discard the state of the previous trainable block and its compiled programs."""
         self.fetch()
         self.forget()
 
@@ -73,7 +73,7 @@ class _TorchRunner:
 
     @property
     def memory(self) -> int | None:
-        """The bytes of what stays from step to step, a batch and all arenas; None where operators allocate.
+        """The bytes of persistent arrays, a batch and all arenas; None if operators allocate.
 
         It is what `learncost memory --engine torch` says.
         """
@@ -91,7 +91,7 @@ class _TorchRunner:
 
 
 class TorchEngine(NumPyEngine):
-    """NumPy's engine with the same tables on PyTorch, under a chosen or given plan."""
+    """NumPy's engine with its tables on PyTorch, under the planner's or a given plan."""
 
     name = "torch"
     plans = True
@@ -125,17 +125,17 @@ class TorchEngine(NumPyEngine):
 
     @property
     def says(self) -> str:
-        """The description of how the steps were executed: the plan and the kernels."""
+        """The text on the executed steps: plan and kernels."""
         return f"engine torch, {self._runner.says}{self._states}"
 
     @property
     def memory(self) -> int | None:
-        """Weights, the optimizer's state, the batch and the arena, which is all that a step in place takes."""
+        """The bytes of weights, optimizer state, batch and arena, which are all of a step in place."""
         return self._runner.memory
 
     @property
     def plan(self) -> str | None:
-        """The plan of the first table that ran, which is the step's where no loss was asked for before."""
+        """The plan of the first executed table, usually the step's."""
         return self._runner.plan_taken
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
@@ -163,7 +163,7 @@ def check_device(options: Options) -> None:
 
 @dataclass
 class TensorPool:
-    """The tensors that all programs of a training share, on a CPU in the memory of arrays, and the largest arena."""
+    """The tensors that all programs of a training share, on a CPU as views of arrays, and the largest arena."""
 
     device: str = "cpu"
     low: frozenset[str] = frozenset()  # names whose tensors are bf16
@@ -172,7 +172,7 @@ class TensorPool:
     arena: torch.Tensor | None = None
 
     def tensor(self, name: str, array: Any) -> torch.Tensor:
-        """The tensor of a name, with the numbers of an array: its own memory if it was none before."""
+        """Return the tensor of a name with an array's numbers; a new one shares the array's memory."""
         import torch
 
         if name not in self.tensors:
@@ -184,12 +184,12 @@ class TensorPool:
         return self.tensors[name]
 
     def held(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The tensors of what is given as their own arrays, whose numbers may be older."""
+        """Return the tensors of arrays whose numbers may be outdated."""
         own = self.arrays
         return {name: self.tensors[name] for name, array in arrays.items() if name in own and _same(own[name], array)}
 
     def fetch(self, names: Iterable[str] | None = None) -> None:
-        """The numbers of tensors that lie elsewhere, all or those of some names, into their arrays."""
+        """Copy tensors of another memory, all or some, into their arrays."""
         for name in self.tensors if names is None else names:
             tensor = self.tensors[name]
             if self.device != "cpu" or name in self.low:
@@ -207,14 +207,14 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _as_array(tensor: torch.Tensor) -> torch.dtype:
-    """The type in which NumPy can have it."""
+    """Return the tensor in a type that NumPy supports."""
     import torch
 
     return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
 
 
 class _TorchStep:
-    """A table for arrays of one size: in place where every line can be, else as PyTorch's operators compute it."""
+    """A table for arrays of one size, run in place if every line supports it, else as PyTorch's operators."""
 
     def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: TensorPool) -> None:
         table = without_gradients(prepared.table)
@@ -246,21 +246,21 @@ class _TorchStep:
 
     @property
     def arena(self) -> torch.Tensor | None:
-        """The memory that it lays its arrays out in; None where operators allocate."""
+        """The arena; None if operators allocate."""
         return self._in_place.arena if self._in_place else None
 
     @property
     def batch(self) -> int:
-        """The bytes of what it is given anew in every step."""
+        """The bytes of the inputs of each step."""
         return self._in_place.batch if self._in_place else 0
 
     @property
     def _owned(self) -> tuple[str, ...]:
-        """The arrays that keep their memory from step to step."""
+        """Return the arrays whose memory persists from step to step."""
         return tuple(dict.fromkeys((*self._table.weights, *self.renewed)))
 
     def __call__(self, prepared: Prepared) -> Values:
-        """The results by name; new weights and states are the old ones' arrays."""
+        """Return the results by name; new weights and states have the old ones' arrays."""
         pool = self._pool
         for name in self._owned:
             pool.tensor(name, prepared.values[name])
@@ -277,7 +277,7 @@ class _TorchStep:
 
 
 class TorchProgram:
-    """The program of a table as PyTorch's operators, called with values by the names of the table.
+    """The program of a table as PyTorch's operators, called with values by name.
 
     On CUDA `torch.compile` takes it whole and writes its kernels.
 

@@ -135,7 +135,7 @@ def train(
 
 
 def _spread(options: dict[str, Any]) -> Mesh | None:
-    """The mesh, written with its numbers into the options; None for one process that nobody started as one of some."""
+    """Return the mesh after storing its sizes in the options; None for a single process."""
     if not options.get("mesh"):
         return None
     grid = parse_mesh(options["mesh"], started())
@@ -183,7 +183,7 @@ def number(name: str, value: Any, whole: bool) -> Any:
 
 @contextmanager
 def _reserved(processes: Processes) -> Iterator[Path]:
-    """A folder with the first name that is not taken, made at once, so that nobody else takes it; gone if unused."""
+    """Create a folder with the first free name; delete it if it stays unused."""
     names = map(Path, map("run-{}".format, count(1)))
     folder = Path(processes.of_first(lambda: str(next(path for path in names if _made(path)))))
     try:

@@ -1,4 +1,4 @@
-"""The parts of a page that do not depend on its procedure: the comparison of procedures, growth, price books."""
+"""The parts of a page that do not depend on its procedure: comparison of procedures, growth, price books."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from learncost.viz.data.procedures import procedures, table_memories
 
 
 def comparisons(request: Request, dtype: str, side_by_side: str | None = None) -> dict[str, Any]:
-    """Procedures side by side, their growth, and the conventions, for a document of the step that is asked for.
+    """Return the comparison of procedures, their growth, and the conventions, for a document of the requested step.
 
     side_by_side  names with commas between; by default the usual ones, and that of the step
     """
@@ -43,7 +43,7 @@ def _remembered(arguments: str, side_by_side: str | None, other: str) -> dict[st
 
 
 def of_memory(request: Request) -> Request:
-    """Return what a request says about memory."""
+    """Return the fields of a request that concern memory."""
     return replace(request, price_book="run", tokens=None, context=None, on=None)
 
 

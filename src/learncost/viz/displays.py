@@ -30,19 +30,19 @@ LINES = 200
 
 
 def html_of(thing: Any) -> str:
-    """The HTML of an object."""
+    """Return the HTML of an object."""
     show = next((show for kind, show in _SHOWN.items() if isinstance(thing, kind)), _fields)
     return show(thing)
 
 
 def rows_of(thing: Any) -> list[dict[str, Any]]:
-    """The rows of an object, as a frame has them."""
+    """Return the rows of an object, as for a data frame."""
     rows = next((rows for kind, rows in _ROWS.items() if isinstance(thing, kind)), _rows_of_fields)
     return list(rows(thing))
 
 
 def figure_of(kind: str, answer: Any, columns: int = 1) -> Any:
-    """Return an answer as a matplotlib Figure. Raises `InputError` for a kind that the answer has not the data of."""
+    """Return an answer as a matplotlib Figure. Raises `InputError` for a kind for which the answer has no data."""
     from learncost.viz.figures import make  # matplotlib is imported for figures alone
 
     return make.of_answer(kind, answer, columns)
@@ -139,7 +139,7 @@ def _training(training: Core) -> str:
 
 
 def _fields(thing: Any) -> str:
-    """The fields that say something, one below the other."""
+    """Return the non-empty fields as rows."""
     values: dict[str, Any] = {}
     if is_dataclass(thing):
         values = {field.name: getattr(thing, field.name) for field in fields(thing) if not field.name.startswith("_")}

@@ -1,4 +1,4 @@
-"""The document: all that a page shows of one step, as data, from the same calls as the command line.
+"""The document: the data of a page about one step, from the same calls as the command line.
 
 Numbers are whole where they count and in seconds or joules where they are modelled. Polynomials are exported with
 them, so that a page without Python gives the same numbers for other sizes.
@@ -117,7 +117,7 @@ def document(request: Request, side_by_side: str | None = None) -> dict[str, Any
 
 
 def _memory(request: Request, step: Cost) -> dict[str, Any]:
-    """The step's memory by an engine, with the arrays at every line; why it is not known where it is not.
+    """Return the step's memory under an engine, with the arrays at every line; or why it is unknown.
 
     Raises `InputError` where an engine was asked for that has no answer.
     """
@@ -156,7 +156,7 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
 
 
 def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:
-    """A line with places in place of its MathML, each of which is once among `formulas`."""
+    """Return a line with indices into the distinct `formulas` in place of its MathML."""
     places = {
         name: formula | {"mathml": formulas.setdefault(formula["mathml"], len(formulas))}
         for name, formula in line["formulas"].items()
@@ -166,7 +166,7 @@ def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:
 
 
 def _builder(request: Request) -> Callable[[Mapping[str, int]], Model]:
-    """The same model with other sizes. Raises `InputError` where there is none."""
+    """Return a function that builds the model with other sizes. Raises `InputError` if there is none."""
     of_training = request.procedure not in INFERENCE
     is_table = layer_given(request.model) is not None  # which says no lengths itself
     plain = replace(request, price_book="run", optimizer=None, tokens=None, plan=None).in_precision("fp32")
@@ -180,7 +180,7 @@ def _builder(request: Request) -> Callable[[Mapping[str, int]], Model]:
 
 
 def _facts(step: Cost) -> dict[str, Any]:
-    """The step in words and names."""
+    """Return the names and descriptions of the step."""
     assert step.built is not None
     return {
         "title": title(step),
@@ -220,7 +220,7 @@ def _totals(step: Cost) -> dict[str, Any]:
 
 
 def _errata(lines: tuple[CostLine, ...]) -> list[dict[str, str]]:
-    """The errata of the layers that lines are from."""
+    """Return the errata of the lines' layers."""
     identifiers = {name for line in lines for name in line.errata}
     return [
         {
@@ -255,7 +255,7 @@ def _settings(request: Request, side_by_side: str | None) -> dict[str, Any]:
 
 
 def _calls(request: Request) -> dict[str, str]:
-    """The same as a command and as a call of Python."""
+    """Return the equivalent command and Python call."""
     usual = request.optimizer == default_optimizer(find_book(request.price_book))
     request = replace(request, engine="", optimizer=None if usual else request.optimizer)
     return {"command": request.command("cost"), "python": request.call("cost")}
@@ -266,7 +266,7 @@ LARGEST = 2**53
 
 
 def as_json(value: Any) -> str:
-    """A document as JSON, whole numbers that JavaScript would round as texts of their digits."""
+    """Return a document as JSON, with integers that JavaScript would round as strings."""
     return json.dumps(_safe(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""Steps of a training as they ran: every line of the program with its time, and the memory."""
+"""Measured steps of a training: every line of the program with its time, and the memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOPS = "the blocks"
 
 @dataclass(frozen=True)
 class _NumberedStatement:
-    """A statement of a program that computes: where it begins, its layer, what it makes, its equation."""
+    """A computing statement of a program: its start, layer, result and equation."""
 
     first: int
     layer: str
@@ -43,7 +43,7 @@ class _NumberedStatement:
 
 @lru_cache(maxsize=16)
 def _read(text: str) -> Mapping[int, _NumberedStatement]:
-    """The statements of a program by the numbers of their lines."""
+    """Return the statements of a program by line number."""
     lines, statements = text.splitlines(), dict[int, _NumberedStatement]()
     layers, layer = [""], ""
     for line in lines:
@@ -74,7 +74,7 @@ def _named(statement: ast.stmt, code: str) -> str:
 
 
 def _pass(layer: str, name: str, function: str, weights: frozenset[str]) -> str:
-    """The pass of a line, by its layer's heading and by what it makes."""
+    """Return the pass of a line, by its layer's heading and its result."""
     if layer == OPTIMIZER:
         return "optimizer_step"
     if layer.endswith(", backward"):
@@ -83,7 +83,7 @@ def _pass(layer: str, name: str, function: str, weights: frozenset[str]) -> str:
 
 
 class _MeasuredSlices:
-    """The marks of a step as slices."""
+    """The slices of a step's marks."""
 
     def __init__(self, step: TracedStep, zero: int, weights: frozenset[str]) -> None:
         self.step, self.zero, self.weights = step, zero, weights
@@ -104,7 +104,7 @@ class _MeasuredSlices:
         return Slice(f"step {self.step.number:,}", "step", "step", start, end, facts, list(_in_passes(parts)))
 
     def _function(self, marks: Sequence[TraceMark]) -> tuple[list[TraceMark], list[Slice]]:
-        """The layers and iterations of the function that the first mark calls, and the marks after it."""
+        """Return the layers and iterations of the function that the first mark calls, and the marks after it."""
         call, *rest = marks
         lines: list[Slice] = []
         slices: list[Slice] = []
@@ -173,7 +173,7 @@ def _in_passes(parts: Sequence[Slice]) -> Iterable[Slice]:
 def timeline(
     steps: Sequence[TracedStep], weights: Iterable[str], facts: Mapping[str, str], predicted: int | None = None
 ) -> Timeline:
-    """The steps behind each other, with the memory of the process and what was predicted for it.
+    """Return the timeline of the steps, with the memory of the process and its prediction.
 
     weights    the model's, by name
     predicted  bytes of weights, state and step
@@ -198,7 +198,7 @@ def write(
     predicted: int | None,
     arguments: Mapping[str, Any],
 ) -> str:
-    """Write the traces of a run into its folder, in both forms; says what was written.
+    """Write the traces of a run into its folder in both formats; return the description of the files.
 
     title      how the engine runs
     arguments  of `learncost trace` for the step; the predicted one is added, if this machine is known
@@ -223,7 +223,7 @@ def write(
 
 
 def _predicted(arguments: Mapping[str, Any]) -> Trace | str:
-    """The step as predicted on this machine, or why there is none."""
+    """Return the predicted step on this machine, or why there is none."""
     ask: Callable[..., Trace] = trace
     try:
         return ask(**{name: value for name, value in arguments.items() if value is not None}, on=HERE)

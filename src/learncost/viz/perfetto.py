@@ -27,7 +27,7 @@ BOOT = 6
 
 
 def _varint(value: int) -> bytes:
-    """A number in groups of seven bits, the lowest first; of a negative one the complement to 2^64."""
+    """Return a number as a varint: groups of seven bits, the lowest first; a negative one modulo 2^64."""
     value &= (1 << 64) - 1
     groups = bytearray()
     while value > 0x7F:
@@ -38,7 +38,7 @@ def _varint(value: int) -> bytes:
 
 
 def _field(number: int, value: int | float | str | bytes) -> bytes:
-    """A field of a message: whole numbers are varints, others doubles, texts and messages bytes with their length."""
+    """Return a field of a message: integers are varints, floats doubles, strings and messages length-delimited."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     if isinstance(value, float):
@@ -48,7 +48,7 @@ def _field(number: int, value: int | float | str | bytes) -> bytes:
 
 
 def perfetto(timeline: Timeline) -> bytes:
-    """The timeline as the bytes of a `perfetto.protos.Trace`."""
+    """Return the timeline as the bytes of a `perfetto.protos.Trace`."""
     return b"".join(_field(1, packet) for packet in _packets(timeline))  # Trace.packet
 
 
@@ -67,14 +67,14 @@ def _packets(timeline: Timeline) -> Iterator[bytes]:
 
 
 def _described(uuid: int, kind: bytes, name: str) -> bytes:
-    """TrackPacket.trusted_packet_sequence_id, track_descriptor: its uuid, its name, what it is."""
+    """Return TrackPacket.trusted_packet_sequence_id and track_descriptor: uuid, name and kind."""
     return _field(10, SEQUENCE) + _field(60, _field(1, uuid) + _field(2, name) + kind)
 
 
 def _event(
     at: int, kind: int, track: int, name: str = "", category: str = "", facts: Mapping[str, Any] | None = None
 ) -> bytes:
-    """TracePacket.timestamp, its clock, the sequence, and track_event: type, track_uuid, name, categories."""
+    """Return TracePacket.timestamp, its clock, the sequence, and track_event: type, track_uuid, name, categories."""
     event = _field(9, kind) + _field(11, track)
     if name:
         event += _field(23, name) + _field(22, category)
@@ -88,7 +88,7 @@ def _packet(at: int, event: bytes) -> bytes:
 
 
 def _annotated(value: Any) -> bytes:
-    """DebugAnnotation.int_value, double_value or string_value."""
+    """Return DebugAnnotation.int_value, double_value or string_value."""
     if isinstance(value, int) and abs(value) < 2**63:
         return _field(4, value)
     return _field(5, value) if isinstance(value, float) else _field(6, str(value))

@@ -1,4 +1,4 @@
-"""The step as it is expected to run: every line of every block, as long as it takes, and the memory."""
+"""The predicted timeline of a step: every line of every block with its time, and the memory."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class StepMemory(Protocol):
         """The table of its lines."""
 
     def moments(self, iterations: Walked) -> Iterable[tuple[Line, Path, int]]:
-        """Every line as it runs, with the iterations around it, and the bytes that are alive."""
+        """Every executed line with its iterations and the live bytes."""
 
 
 @dataclass(frozen=True)
 class PricedStep:
-    """A step that is priced: its table with a row for each line, and the sizes of all axes.
+    """A priced step: its table with a row for each line, and the sizes of all axes.
 
     timing  of the rows on a device, where one is given
     """
@@ -59,12 +59,12 @@ class PricedStep:
 
     @property
     def flops(self) -> int:
-        """Of the whole step."""
+        """The FLOPs of the whole step."""
         return int(Price("run", tuple(self.rows), self.axes).flops)
 
     @property
     def scale(self) -> int:
-        """FLOPs per displayed nanosecond where there is no device: a power of a thousand."""
+        """FLOPs per displayed nanosecond without a device: a power of a thousand."""
         return next(scale for power in count() if self.flops <= LONGEST * (scale := int(1000**power)))
 
 
@@ -78,7 +78,7 @@ class _Leaf:
 
 @dataclass(frozen=True)
 class _DrawnLoop:
-    """A loop with its iterations, their names, and which of them are drawn."""
+    """A loop with its iterations, their names, and those that are drawn."""
 
     repeat: Loop
     parts: tuple[_Node, ...]
@@ -91,7 +91,7 @@ _Node: TypeAlias = "_Leaf | _DrawnLoop"
 
 @dataclass(frozen=True)
 class _IterationNames:
-    """The labels of a loop's iterations: blocks by their numbers in the model, several of them in an iteration."""
+    """The labels of a loop's iterations: the numbers of their blocks in the model."""
 
     block: str
     first: int
@@ -105,12 +105,12 @@ class _IterationNames:
 
 
 def process(step: PricedStep) -> TimelineProcess:
-    """The step as a process: its passes, in these blocks, layers and lines, and the memory as a counter."""
+    """Return the step as a process: passes, blocks, layers and lines, and the memory as a counter."""
     return _StepDrawing(step).process()
 
 
 class _StepDrawing:
-    """A step that is drawn line by line."""
+    """The line-by-line drawing of a step."""
 
     def __init__(self, step: PricedStep) -> None:
         self.step, self.pen = step, Pen()
@@ -141,7 +141,7 @@ class _StepDrawing:
         return _DrawnLoop(repeat, parts, iterations, names)
 
     def _blocks(self, block: str, repeat: Loop, iterations: int) -> _IterationNames:
-        """Repeats that read the same weights are the same blocks; others of the kind come behind those before."""
+        """Return the blocks of loops: loops that read the same weights have the same blocks."""
         weights_read = frozenset(outer for _, outer in repeat.each if outer in self.known)
         several = max(
             Tally(name.rpartition(".")[2] for name in weights_read if "attn" in name.split(".")).values(), default=1
@@ -166,7 +166,7 @@ class _StepDrawing:
         return self.outer if outermost else self.inner
 
     def _levels(self) -> dict[tuple[Path, str, str], int]:
-        """Bytes by iterations, pass and name of the line."""
+        """Return the bytes by iterations, pass and name of the line."""
         if self.step.memory is None:
             return {}
         outermost = {id(line) for line in self.step.memory.table.lines}
@@ -200,7 +200,7 @@ class _StepDrawing:
         return TimelineProcess(self.step.name, tuple(self.pen.slices), counters)
 
     def _scope(self, nodes: Sequence[_Node], path: Path, times: int, outermost: bool) -> None:
-        """The lines of one scope, `times` of them at once, in layers, and the iterations of its loops."""
+        """Draw the lines of a scope by layer, `times` of them merged, and the iterations of its loops."""
         for is_loop, group in groupby(nodes, lambda node: isinstance(node, _DrawnLoop)):
             if is_loop:
                 for loop in group:
@@ -225,7 +225,7 @@ class _StepDrawing:
                 self._scope(loop.parts, (*path, iteration), times, False)
 
     def _layer(self, leaves: Sequence[_Leaf], path: Path, times: int) -> None:
-        """Lines of a layer; those that run at once in a kernel."""
+        """Draw the lines of a layer, with the lines of a kernel as one slice."""
         timing = self.step.timing
         if timing is None:
             for leaf in leaves:
@@ -290,7 +290,7 @@ class _StepDrawing:
 
 
 def _by_line(timing: Timing | None) -> dict[int, float]:
-    """Seconds of every row: of a kernel's its share of the operations."""
+    """Return the seconds of every row; rows of a kernel share its time by operations."""
     if timing is None:
         return {}
     return {place: kernel.seconds * timing.shares[place] for place, kernel in timing.kernels.items()}
@@ -305,7 +305,7 @@ def _leaves(nodes: Iterable[_Node]) -> Iterator[_Leaf]:
 
 
 def _lines(nodes: Iterable[_Node], inner: bool, outer: bool) -> int:
-    """Lines as they run, with the iterations of outermost loops, and of those inside of them, or without."""
+    """Return executed lines, optionally with the iterations of outermost and inner loops."""
     lines = 0
     for node in nodes:
         iterations = node.count if isinstance(node, _DrawnLoop) and outer else 1
@@ -316,7 +316,7 @@ def _lines(nodes: Iterable[_Node], inner: bool, outer: bool) -> int:
 def phases(
     parts: Sequence[Part], passes_of: Callable[[Part], Iterable[str]]
 ) -> Iterator[tuple[tuple[str, ...], list[Part]]]:
-    """A step in passes; those whose lines are interleaved are one, as backward and weight update."""
+    """Return the passes of a step; interleaved ones are one, such as backward and weight update."""
     spans: dict[str, list[int]] = {}
     for place, part in enumerate(parts):
         for name in passes_of(part):
@@ -335,7 +335,7 @@ def phases(
 
 
 def _ordered(passes: Iterable[str]) -> tuple[str, ...]:
-    """Each once, in the order of a step."""
+    """Return each pass once, in the order of a step."""
     return tuple(sorted(set(passes), key=MACRO_OPERATIONS.index))
 
 
@@ -348,5 +348,5 @@ def _spaced(name: str) -> str:
 
 
 def _named(leaf: _Leaf) -> str:
-    """A line as its layer calls it; of the optimizer what it makes."""
+    """Return the name of a line in its layer; for the optimizer that of its result."""
     return leaf.line.name if leaf.row.layer == "optimizer" else leaf.row.line

@@ -28,7 +28,7 @@ LARGEST = 6_000_000
 
 @dataclass(frozen=True, repr=False)
 class Report(Readable):
-    """A report that was made.
+    """A written report.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ def report(request: Request, *models: str, procedure: str | None = None, output:
 
 
 def _called(model: object) -> str:
-    """A model as a report quotes it: by its name or its path."""
+    """Return the name or path of a model for the report."""
     if isinstance(model, Layer):
         return NamedLayer(model.name, model)
     if isinstance(model, str):
@@ -169,7 +169,7 @@ def _called(model: object) -> str:
 
 
 def _add_usual(step: dict[str, Any], request: Request) -> None:
-    """Add to the memory of engine graph that of the default engine, as `learncost memory` predicts it."""
+    """Add the memory of the default engine, as `learncost memory` predicts it, to that of engine graph."""
     if "usual" not in step["memory"]:
         return
     with suppress(InputError):

@@ -1,4 +1,4 @@
-"""Pictures of characters for a terminal: lines of braille dots and stairs of blocks, at most as wide as it is."""
+"""Character plots for a terminal: lines of braille dots and bars of block characters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FILLS: Mapping[str, str] = {"weights": "░", "state": "▒", "the rest": "█"
 
 @dataclass(frozen=True)
 class PlotLine:
-    """Points of a line, from left to right, and its name."""
+    """A named line by its points from left to right."""
 
     name: str
     xs: Sequence[float]
@@ -49,7 +49,7 @@ class PlotLine:
 
 @dataclass(frozen=True)
 class PlotAxis:
-    """From and to where an axis goes, whether it is logarithmic, and how its numbers are written."""
+    """The range of an axis, whether it is logarithmic, and the format of its numbers."""
 
     low: float
     high: float
@@ -72,7 +72,7 @@ class PlotAxis:
 
 
 def plot(answer: Any, width: int = WIDTH) -> str:
-    """The picture of an answer in characters: no line is wider than the width, nor than 80.
+    """Return the character plot of an answer, at most 80 columns wide.
 
     Raises `InputError` for an answer without numbers to draw.
     """
@@ -83,7 +83,7 @@ def plot(answer: Any, width: int = WIDTH) -> str:
 
 
 def lines(series: Sequence[PlotLine], x: PlotAxis, y: PlotAxis, width: int, title: str, below: str) -> Iterator[str]:
-    """Lines on two axes, their names at their right ends, and what the axes are."""
+    """Return a plot of lines on two labelled axes, with names at their right ends."""
     names = max(len(line.name) for line in series)
     written = {row: y.written(y.value(1 - row / (HIGH - 1))) for row in (0, HIGH // 2, HIGH - 1)}
     numbers = max(map(len, written.values()))
@@ -110,7 +110,7 @@ def lines(series: Sequence[PlotLine], x: PlotAxis, y: PlotAxis, width: int, titl
 
 
 def _between(points: Sequence[tuple[float, float]], share: float) -> float | None:
-    """The height of a line of points at a place; None outside of it."""
+    """Return the interpolated height of a line of points; None outside of it."""
     for (left, low), (right, high) in pairwise(points):
         if left <= share <= right:
             return low + (high - low) * ((share - left) / (right - left) if right > left else 0.0)
@@ -118,7 +118,7 @@ def _between(points: Sequence[tuple[float, float]], share: float) -> float | Non
 
 
 def _ends(series: Sequence[PlotLine], y: PlotAxis) -> dict[int, str]:
-    """The rows of the names, without overlap."""
+    """Return the rows of the names, without overlap."""
     rows: dict[int, str] = {}
     order = sorted(((1 - y.share(line.ys[-1])) * (HIGH - 1), line.name) for line in series if isfinite(line.ys[-1]))
     for best, name in order:
@@ -148,7 +148,7 @@ def _marks(x: PlotAxis, across: int) -> str:
 
 
 def _memory(memory: Memory, width: int) -> Iterator[str]:
-    """The bytes at every line: what is always there, and over it what passes make."""
+    """Return the plot of the bytes at every line: those in use throughout, and those of passes above."""
     data = curve(memory)
     numbers = max(len(size_of(data.peak)), 7)
     across = min(width - numbers - 1, 2 * len(data.lines))
@@ -183,13 +183,13 @@ def _memory(memory: Memory, width: int) -> Iterator[str]:
 
 
 def _highest(data: MemoryCurve, start: float, end: float) -> int:
-    """The line with the most bytes among those of a column."""
+    """Return the line with the most bytes of a column."""
     places = range(int(start), max(int(start) + 1, int(end)))
     return max(places, key=lambda place: data.lines[place].bytes)
 
 
 def _passes(data: MemoryCurve, across: int) -> str:
-    """The passes below the stairs, each where it begins."""
+    """Return the names of passes, each at the column of its start."""
     text, end = ["·"] * across, 0
     for phase, several in groupby(range(len(data.lines)), lambda place: data.lines[place].macro_operation):
         start = next(iter(several)) * across // len(data.lines)
@@ -201,7 +201,7 @@ def _passes(data: MemoryCurve, across: int) -> str:
 
 
 def _comparison(comparison: Comparison, width: int) -> Iterator[str]:
-    """The procedures over backpropagation by the length."""
+    """Return the plot of procedures relative to backpropagation by length."""
     data = growth(comparison)
     series = [
         PlotLine(series.procedure, data.places, [float("nan") if ratio is None else ratio for ratio in series.ratios])
@@ -215,7 +215,7 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str]:
 
 
 def _complexity(complexity: Complexity, width: int) -> Iterator[str]:
-    """The MACCs of the kinds of layers whose sizes are known, by the length."""
+    """Return the plot of the MACCs of kinds of layers with known sizes by length."""
     data = curves_of(complexity)
     series = [PlotLine(line.name, line.places, line.values) for line in data.lines]
     places = series[0].xs
@@ -225,7 +225,7 @@ def _complexity(complexity: Complexity, width: int) -> Iterator[str]:
 
 
 def _losses(result: TrainingResult, width: int) -> Iterator[str]:
-    """The losses of a training, from its log; cut above where it began, as a run that diverges sets no scale."""
+    """Return the plot of a training's losses from its log, cut above the initial loss."""
     path = Path(result.folder, "metrics.jsonl")
     rows = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     several = {

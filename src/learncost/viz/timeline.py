@@ -1,4 +1,4 @@
-"""A timeline: slices inside of slices, and counters; times are whole nanoseconds."""
+"""A timeline of nested slices and counters in integer nanoseconds."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Slice:
 
     @property
     def length(self) -> int:
-        """From its start to its end."""
+        """The time from start to end."""
         return self.end - self.start
 
     def walk(self) -> Iterator[Slice]:
-        """Itself, then its parts, in the order in which they begin."""
+        """Yield the slice, then its parts, in order of their starts."""
         yield self
         for part in self.parts:
             yield from part.walk()
@@ -39,7 +39,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class TimelineCounter:
-    """A number that changes: at each moment, in nanoseconds, its new value."""
+    """A counter: its new values by time in nanoseconds."""
 
     name: str
     unit: str
@@ -48,14 +48,14 @@ class TimelineCounter:
 
 @dataclass(frozen=True)
 class TimelineProcess:
-    """A process that runs in parallel with others: its slices, and its counters."""
+    """A process that runs in parallel with others: its slices and counters."""
 
     name: str
     slices: tuple[Slice, ...]
     counters: tuple[TimelineCounter, ...] = ()
 
     def walk(self) -> Iterator[Slice]:
-        """All slices, in the order in which they begin."""
+        """Yield all slices in order of their starts."""
         for part in self.slices:
             yield from part.walk()
 
@@ -69,7 +69,7 @@ class Timeline:
 
 
 class Pen:
-    """Draws slices one behind the other. Every end is rounded by itself, so that sums are right to a nanosecond."""
+    """Draws consecutive slices. Every end is rounded separately, so that sums are exact to a nanosecond."""
 
     def __init__(self, at: float = 0.0) -> None:
         self.at = at
@@ -78,7 +78,7 @@ class Pen:
 
     @contextmanager
     def around(self, name: str, kind: str, category: str, **facts: Any) -> Iterator[Slice]:
-        """A slice of all that is drawn in the block."""
+        """Draw a slice around all that is drawn in the block."""
         slice_ = Slice(name, kind, category, round(self.at), 0, facts)
         self._open[-1].append(slice_)
         self._open.append(slice_.parts)
@@ -87,7 +87,7 @@ class Pen:
         slice_.end = round(self.at)
 
     def draw(self, length: float, name: str, kind: str, category: str, **facts: Any) -> Slice:
-        """A slice of a length, in nanoseconds."""
+        """Draw a slice of a length in nanoseconds."""
         start, self.at = self.at, self.at + length
         slice_ = Slice(name, kind, category, round(start), round(self.at), facts)
         self._open[-1].append(slice_)
@@ -95,7 +95,7 @@ class Pen:
 
 
 def changes(values: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Values at moments without those that repeat the one before; of one moment the largest."""
+    """Return values at moments without repetitions; the largest of each moment."""
     largest: dict[int, int] = {}
     for at, value in values:
         largest[at] = max(value, largest.get(at, value))

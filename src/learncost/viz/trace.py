@@ -1,4 +1,4 @@
-"""`learncost trace MODEL`: the predicted step as a trace that Perfetto and chrome://tracing open."""
+"""`learncost trace MODEL`: the predicted step as a trace for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ THREAD = 1
 
 
 def trace_events(timeline: Timeline) -> dict[str, Any]:
-    """The timeline as the object that such a file holds."""
+    """Return the timeline as the JSON object of a trace file."""
     events = [event for number, process in enumerate(timeline.processes, 1) for event in _events(process, number)]
     return {"displayTimeUnit": "ns", "otherData": dict(timeline.facts), "traceEvents": events}
 
@@ -67,7 +67,7 @@ OPENS = "https://ui.perfetto.dev or chrome://tracing open it."
 
 @dataclass(frozen=True, repr=False)
 class Trace(Shown):
-    """A timeline of a step, with what it is of.
+    """A timeline of a step, with the step's description.
 
     Attributes
     ----------
@@ -92,22 +92,22 @@ class Trace(Shown):
     path: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The trace in the Trace Event Format, as its file has it."""
+        """Return the trace in the Trace Event Format."""
         return trace_events(self.timeline)
 
     def to_bytes(self, ending: str) -> bytes:
-        """The trace as a file holds it whose name ends so: .json or .pftrace."""
+        """Return the trace in the format of a suffix: .json or .pftrace."""
         if ending == ".pftrace":
             return perfetto(self.timeline)
         return (json.dumps(self.to_dict(), separators=(",", ":")) + "\n").encode()
 
     def write(self, path: str | Path) -> None:
-        """Write it into a file, whole or not at all. Raises `InputError`."""
+        """Write the file atomically. Raises `InputError`."""
         with written(path_of("trace", ENDINGS, path)) as temporary:
             temporary.write_bytes(self.to_bytes(Path(path).suffix))
 
     def sheets(self, width: int = 0) -> tuple[Sheet, ...]:
-        """The passes with what they take, and the file."""
+        """Return the passes with their times, and the file."""
         facts, parts = self.timeline.facts, [part for process in self.timeline.processes for part in process.slices]
         rows = [SheetRow((part.name, number(_lines(part)), _length(part.length, facts))) for part in parts]
         sums = number(sum(map(_lines, parts))), _length(sum(part.length for part in parts), facts)
@@ -204,7 +204,7 @@ def trace(request: Request, output: str | None = None) -> Trace:
 
 @dataclass(frozen=True)
 class _InferenceMemory:
-    """The memory of a pass of inference, as its table says."""
+    """The memory of a pass of inference, from its table."""
 
     table: Table
     axes: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""A contest: every entrant has the same data in the same order, the same initial weights, optimizer and budget.
+"""A contest of entrants with equal data order, initial weights, optimizer and budget.
 
 An entrant's learning rate is chosen before, by the first seed, on training examples that its trials did not learn from.
 What the search costs is in no budget.
@@ -26,18 +26,18 @@ class ContestReporter(Protocol):
     """An observer of a contest's progress."""
 
     def begin(self, steps: int) -> None:
-        """So many steps are to be done, of all trainings together, at most."""
+        """Report the largest number of steps of all trainings."""
 
     def say(self, text: str) -> None:
         """Report the current action."""
 
     def stepped(self, done: int) -> None:
-        """So many steps are done."""
+        """Report completed steps."""
 
 
 @dataclass(eq=False)
 class EntrantResult:
-    """The results of an entrant so far; what is not known yet is None or missing."""
+    """The results of an entrant so far; unknown ones are None or missing."""
 
     entrant: Entrant
     share: BudgetShare
@@ -80,7 +80,7 @@ class Contest(Drawn):
         return 130 if self.stopped else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as data (schema 1)."""
+        """Return all results as data (schema 1)."""
         from learncost.training.contest.show import as_dict
 
         return as_dict(self)
@@ -142,12 +142,12 @@ def contest(
 
 
 def _seconds(setting: Setting, entrant: Entrant, batch_size: int) -> float:
-    """Measure the time of a step on so many examples; its training is discarded."""
+    """Measure the time of a step on a number of examples; its training is discarded."""
     return EntrantTraining(setting, entrant).seconds(setting.problem.training, np.arange(batch_size))
 
 
 class _ContestRun:
-    """A running contest, which counts the steps in this process."""
+    """A running contest, which counts the steps of this process."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _ContestRun:
         self.done = self.over = 0  # steps: done or passed, of tasks that are over
 
     def rates_of(self, result: EntrantResult) -> tuple[float, ...]:
-        """Those that were given, or those that suit its optimizer."""
+        """Return the given learning rates, or those of the entrant's optimizer."""
         return self.rates or RATES[result.entrant.optimizer or self.contest.setting.optimizer]
 
     def trials(self, result: EntrantResult) -> int:
@@ -202,7 +202,7 @@ class _ContestRun:
         self._at(self.done + steps)
 
     def _came(self, steps: int) -> None:
-        """Count a finished task of so many steps, which were reported here or not."""
+        """Count the steps of a finished task that were not reported in this process."""
         self.over += steps
         self._at(max(self.done, self.over))
 

@@ -1,4 +1,4 @@
-"""An entrant: a learning procedure with an optimizer, what its step costs on a problem, and its training there.
+"""An entrant: a learning procedure with an optimizer, the cost of its step on a problem, and its training.
 
 Its budget is a number of steps, FLOPs or seconds, or of bytes at the peak.
 """
@@ -42,7 +42,7 @@ TIMED = 5  # steps whose median is how long one takes
 
 @dataclass(frozen=True)
 class Entrant:
-    """A procedure, its mode where it has some, and its optimizer where it is not the one that all have."""
+    """A procedure with its mode, if any, and its optimizer, if it differs from the others'."""
 
     procedure: str
     mode: str = ""
@@ -55,7 +55,7 @@ class Entrant:
 
 
 def entrants(text: str, mode: str, optimizers: Sequence[str] = ("",)) -> tuple[Entrant, ...]:
-    """Those that a list with commas names, such as `bp,pepita:paper`; `mode` is that of those that name none.
+    """Return the entrants of a comma-separated list such as `bp,pepita:paper`; `mode` is the default mode.
 
     optimizers  each procedure takes part with every one of them
     """
@@ -75,7 +75,7 @@ def entrants(text: str, mode: str, optimizers: Sequence[str] = ("",)) -> tuple[E
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings of all entrants; `optimizer` is the default. `book` prices what they execute."""
+    """The settings of all entrants; `optimizer` is the default, and `book` prices their steps."""
 
     problem: Problem
     optimizer: str
@@ -85,7 +85,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Of one step: MACCs and FLOPs as its table says, the bytes of all arrays at the worst moment of its program."""
+    """The cost of one step: MACCs and FLOPs of its table, and the peak bytes of its program."""
 
     maccs: int
     flops: int
@@ -108,7 +108,7 @@ def costs(setting: Setting, entrant: Entrant) -> Callable[[int], StepCost]:
 
 
 class EntrantTraining(LayerTraining):
-    """The training of an entrant: `LayerTraining` whose step runs as the program that `emit` writes of its table."""
+    """The training of an entrant: `LayerTraining` whose step runs as its table's emitted program."""
 
     def __init__(self, setting: Setting, entrant: Entrant, learning_rate: float = 0.0, seed: int = 0) -> None:
         self.problem = problem = setting.problem
@@ -125,11 +125,11 @@ class EntrantTraining(LayerTraining):
         self.runner = Programs(self)
 
     def learn(self, examples: Examples, rows: Any) -> float:
-        """One step on some examples; the loss before it."""
+        """Run one step on some examples; return the loss before it."""
         return self.step(**examples.rows(rows), **self.problem.fixed)
 
     def check(self, examples: Examples) -> tuple[float, float]:
-        """The mean loss of examples and the share of right answers; nothing is learned."""
+        """Return the mean loss of examples and the share of right answers, without an update."""
         losses, rights, weights = [], [], []
         for start in range(0, len(examples), AT_ONCE):
             batch = examples.rows(slice(start, start + AT_ONCE))
@@ -141,7 +141,7 @@ class EntrantTraining(LayerTraining):
         return float(np.average(losses, weights=weights)), float(np.average(rights, weights=weights))
 
     def peak(self, examples: Examples, rows: Any) -> int:
-        """The bytes of all arrays at the worst moment of a step, as NumPy reports them to tracemalloc.
+        """Return the peak bytes of a step's arrays, as NumPy reports them to tracemalloc.
 
         What the step reads counts, as in the prediction: weights, state, batch. Nothing is learned.
         """
@@ -167,7 +167,7 @@ class EntrantTraining(LayerTraining):
         return median(took)
 
     def _step_table(self, model: Model, iteration: int | None = None) -> Table:
-        """The step gives back what a training goes on with, and no gradients."""
+        """Return the step with the outputs that a training requires, without gradients."""
         return without_gradients(super()._step_table(model, iteration))
 
 
@@ -184,7 +184,7 @@ MOST_STEPS = 10**6  # of one training; what is more is a slip of the keyboard
 
 @dataclass(frozen=True)
 class Budget:
-    """So much of something, for every entrant."""
+    """An amount of a resource for every entrant."""
 
     kind: str
     amount: int
@@ -195,7 +195,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class BudgetShare:
-    """The share of an entrant in a budget: so many steps on so many examples, each at this cost."""
+    """An entrant's steps within a budget: their number, examples and cost."""
 
     steps: int
     batch_size: int
@@ -203,7 +203,7 @@ class BudgetShare:
 
 
 def budget(text: str) -> Budget:
-    """A budget as it is written: steps:300, flops:2e10, memory:5MB, seconds:60. Raises `InputError`."""
+    """Return the budget of a text: steps:300, flops:2e10, memory:5MB or seconds:60. Raises `InputError`."""
     kind, _, amount = text.partition(":")
     number = whole_number(amount.strip(), BYTES if kind == "memory" else COUNTS)
     if kind not in UNITS or not number:

@@ -40,7 +40,7 @@ VIT: Mapping[str, Any] = {
 
 
 def _digits() -> tuple[Any, Any]:
-    """Images [1797, 64] from 0 to 1 and their classes, in one shuffled order."""
+    """Return images [1797, 64] from 0 to 1 and their classes, in a fixed shuffled order."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -69,7 +69,7 @@ def _problem(name: str, shape: tuple[int, ...], inputs: tuple[str, str], optimiz
 
 
 def network(hidden: int) -> Layer:
-    """A dense network without biases, as PEPITA's authors train (Dellaferrera & Kreiman 2022), with relu."""
+    """Return a dense network without biases and with relu, as in PEPITA's paper (Dellaferrera & Kreiman 2022)."""
     lines = []
     for i in range(hidden):
         lines += [
@@ -91,7 +91,7 @@ share: share of targets"""
 
 
 def mlp(widths: tuple[int, ...] = WIDTHS) -> Problem:
-    """A dense network with hidden layers of these widths; its weights start uniform in +-sqrt(6 / inputs)."""
+    """Return a dense network with hidden widths and initial weights uniform in +-sqrt(6 / inputs)."""
     sizes = tuple(pairwise((SIDE * SIDE, *(check_size("widths", width) for width in widths), CLASSES)))
 
     def begin(seed: int) -> Arrays:
@@ -112,7 +112,7 @@ def mlp(widths: tuple[int, ...] = WIDTHS) -> Problem:
 
 
 def vit(sizes: Mapping[str, Any]) -> Problem:
-    """A vision transformer on patches; `sizes` are any of the family's."""
+    """Return a vision transformer on patches; `sizes` are any of the family's."""
     configuration = configure(dict(VIT), dict(sizes))
     image_sizes = {name: configuration.sizes[name] for name in ("image_size", "image_width", "num_channels")}
     if image_sizes != {"image_size": SIDE, "image_width": SIDE, "num_channels": 1}:
@@ -133,7 +133,7 @@ def vit(sizes: Mapping[str, Any]) -> Problem:
 
 
 def _drawn(model: Model, seed: int) -> Arrays:
-    """The class token and the positions are drawn as matrices are, as transformers does it.
+    """Draw the class token and the positions like matrices, as transformers does.
 
     What is only added would start at 0; then the class token's row is 0, and its normalization without bounds.
     """

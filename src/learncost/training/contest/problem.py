@@ -1,4 +1,4 @@
-"""A problem: a model with one right answer for each of its rows, examples to learn it from, others to check it on."""
+"""A learning problem: a model with one right answer per row, and examples for training and validation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Problem:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def sizes(self, batch_size: int) -> dict[str, int]:
-        """The sizes of all axes in a step on so many examples."""
+        """Return the sizes of all axes in a step on a number of examples."""
         return self._sizes | {"B": batch_size}
 
     @cached_property
@@ -64,7 +64,7 @@ class Problem:
 
     @cached_property
     def chance(self) -> tuple[float, float]:
-        """Loss and accuracy on the validation of a guess that knows only how often each class is in the training.
+        """Return the validation loss and accuracy of a guess from the class frequencies of the training data.
 
         Every class counts once more than it is there, so that none has no probability.
         """
@@ -74,5 +74,5 @@ class Problem:
 
     @property
     def diverged(self) -> float:
-        """A loss that nothing comes back from: ten times that of equal probabilities."""
+        """Return the loss from which a training counts as diverged: ten times that of equal probabilities."""
         return 10 * log(self.classes)

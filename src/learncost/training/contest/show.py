@@ -1,4 +1,4 @@
-"""Display of a contest: what each entrant learned, and its cost."""
+"""Display of a contest: each entrant's results and cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sheets(contest: Contest, width: int = WIDTH) -> tuple[Sheet, Sheet]:
 
 
 def _learned(contest: Contest) -> Sheet:
-    """Means over the seeds that did not diverge, and the diverged entrants; first chance and the initial weights."""
+    """Return means over the seeds that did not diverge, after the rows of chance and the initial weights."""
     loss, accuracy = contest.setting.problem.chance
     rows = [SheetRow(("chance", f"{loss:.3f}", "", f"{100 * accuracy:.1f} %"), "dim")]
     if begun := contest.results[0].outcomes:  # the initial weights are the same for all
@@ -61,7 +61,7 @@ def _of_rates(contest: Contest) -> Iterator[str]:
 
 
 def _taken(contest: Contest) -> Sheet:
-    """One training that goes to its end."""
+    """Return the cost of one complete training."""
     columns = (
         TableColumn("", lambda result: result.entrant.name, words=True),
         TableColumn("steps", lambda result: f"{result.share.steps:,}"),
@@ -87,7 +87,7 @@ def _seconds(result: EntrantResult) -> str:
 
 
 def _spread(values: Sequence[float], digits: int, unit: str = "") -> tuple[str, str]:
-    """Mean and standard deviation."""
+    """Return the mean and standard deviation."""
     if not values:
         return _UNKNOWN, _UNKNOWN
     return f"{fmean(values):,.{digits}f}{unit}", f"{pstdev(values):.{digits}f}" if len(values) > 1 else _UNKNOWN
@@ -111,7 +111,7 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 def as_dict(contest: Contest) -> dict[str, Any]:
-    """Everything as data: every step's loss of every training, every trial."""
+    """Return all as data: the losses of every training's steps, and every trial."""
     problem, setting = contest.setting.problem, contest.setting
     loss, accuracy = problem.chance
     return {

@@ -1,4 +1,4 @@
-"""Any text, by bytes, for a small decoder that says the next one."""
+"""Text as bytes for a small decoder that predicts the next byte."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CHECKED = 128  # windows that validate
 def text(
     paths: Iterable[str], model: str | Mapping[str, Any], sizes: Mapping[str, Any], seq_len: int, share: float = 0.1
 ) -> Problem:
-    """Windows of `seq_len` tokens, one after the other, of files and of all files in folders.
+    """Return consecutive windows of `seq_len` tokens of files and of all files in folders.
 
     share   of the documents that validate; of a single one its end does
     Raises `InputError` for a path that is not there, too little text, a model that does not say the next token.

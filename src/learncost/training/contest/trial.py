@@ -1,4 +1,4 @@
-"""One training from its beginning to its end, or to where it diverges, and the search for its learning rate."""
+"""One training, until its end or divergence, and the search for its learning rate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHOOSING = 5  # one of so many training examples chooses the learning rate
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """The outcome of a training. `losses` are those of its steps, each before the step.
+    """The outcome of a training. `losses` are those before each step.
 
     seconds   of the steps alone
     after     loss and accuracy on the examples that check; None where it diverged
@@ -37,20 +37,20 @@ class TrialOutcome:
 
 
 class StoppedError(Exception):
-    """Somebody asked to stop."""
+    """The contest was asked to stop."""
 
 
 class TrialReporter(Protocol):
     """An observer of an entrant's trainings."""
 
     def say(self, text: str) -> None:
-        """Report the trial that begins."""
+        """Report the start of a trial."""
 
     def stepped(self) -> bool:
-        """A step is done: whether to stop."""
+        """Report a completed step; return whether to stop."""
 
     def passed(self, steps: int) -> None:
-        """So many steps are not done: those of a training after a divergence."""
+        """Report skipped steps of a diverged training."""
 
 
 def readied(
@@ -62,7 +62,7 @@ def readied(
     seed: int,
     reporter: TrialReporter,
 ) -> tuple[int, LearningRateSearch]:
-    """The bytes of a step as they are measured, and the learning rate, before an entrant is trained.
+    """Report the measured bytes of a step and the learning rate before an entrant is trained.
 
     The rate is chosen on the last of the training examples, which the trials do not learn from.
     """
@@ -84,7 +84,7 @@ def readied(
 def trained(
     setting: Setting, entrant: Entrant, share: BudgetShare, rate: float, seed: int, reporter: TrialReporter
 ) -> TrialOutcome:
-    """One training on all training examples, checked on those that validate."""
+    """Run one training on all training examples, and validate it."""
     reporter.say(f"{entrant.name}: seed {seed}, learning rate {rate:.3g}")
     return outcome(
         setting, entrant, share, rate, seed, (setting.problem.training, setting.problem.validation), reporter
@@ -100,7 +100,7 @@ def outcome(
     examples: tuple[Examples, Examples],
     reporter: TrialReporter,
 ) -> TrialOutcome:
-    """Train on the first examples, check on the second. Raises `StoppedError` if `reporter` says so."""
+    """Train on the first examples and evaluate on the second. Raises `StoppedError` if the reporter stops."""
     learned, checked = examples
     training = EntrantTraining(setting, entrant, rate, seed)
     before = training.check(checked)
@@ -128,7 +128,7 @@ def outcome(
 
 @dataclass(frozen=True)
 class LearningRateSearch:
-    """The learning rates that were tried, in their order, and the best one.
+    """The tried learning rates in order, and the best one.
 
     edge   whether the best one is the first or the last of all, so that one beyond it may be better
     lost   whether all diverge
@@ -148,7 +148,7 @@ class LearningRateSearch:
 
 
 def search(rates: Iterable[float], trial: Callable[[float], TrialOutcome], finer: bool) -> LearningRateSearch:
-    """The rate of the lowest loss; where all diverge, the one that did so last, the lowest of several.
+    """Return the rate of the lowest loss; if all diverge, the one that did so last, or the lowest of several.
 
     finer   try a third and three times the best of the rates too
     """
@@ -161,7 +161,7 @@ def search(rates: Iterable[float], trial: Callable[[float], TrialOutcome], finer
 
 
 def _rank(outcome: TrialOutcome) -> tuple[bool, float, float]:
-    """The lower the better."""
+    """Return the sort key of an outcome; lower is better."""
     if outcome.after is None:
         return True, -float(outcome.diverged or 0), outcome.learning_rate
     return False, outcome.after[0], outcome.learning_rate

@@ -1,4 +1,4 @@
-"""Workers for the tasks of a contest: this process, one task after the other, or processes of Dask in parallel."""
+"""Workers for the tasks of a contest: this process sequentially, or Dask's processes in parallel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Task = Callable[..., Any]
 
 
 class Workers(Protocol):
-    """Does a task for each of several arguments, and gives the place of every one that is done with what came of it.
+    """Runs a task for each of several arguments, and yields the index and result of each completed one.
 
     shared  what every task reads first, the same for all
     reporter  the reporter of its steps, if tasks run in this process
@@ -35,12 +35,12 @@ class Workers(Protocol):
 def in_iteration(
     task: Task, shared: object, of: Sequence[tuple[Any, ...]], reporter: TrialReporter
 ) -> Iterator[tuple[int, Any]]:
-    """In this process, one after the other."""
+    """Run the tasks sequentially in this process."""
     return ((place, task(shared, *arguments, reporter)) for place, arguments in enumerate(of))
 
 
 class _Silent:
-    """In another process steps are not reported; it is stopped by ending the process."""
+    """The reporter in another process, which is stopped by ending it."""
 
     def say(self, text: str) -> None: ...
 
@@ -52,7 +52,7 @@ class _Silent:
 
 @contextmanager
 def workers(named: str | None, stop: Callable[[], bool]) -> Iterator[Workers]:
-    """Those that `named` says: how many processes of this machine, or the address of a scheduler of Dask.
+    """Yield the workers of `named`: a number of processes on this machine, or the address of a Dask scheduler.
 
     stop  asked while tasks run elsewhere; where it says yes, those that are not done are given up
     Raises `InputError` for what is neither, where Dask is missing, and where no scheduler answers.

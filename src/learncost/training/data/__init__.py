@@ -1,1 +1,1 @@
-"""Data to learn from: plain files, prepared once in the folder of a run, and the batches that are drawn from them."""
+"""Training data: plain files, prepared once in the folder of a run, and random batches of them."""

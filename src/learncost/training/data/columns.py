@@ -1,4 +1,4 @@
-"""Arrays on the disk, one a file, written row by row and mapped when they are read; and which rows validate."""
+"""Arrays on disk, one per file, written row by row and memory-mapped for reading; and the validation split."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FACTS = "data.json"
 
 
 def file_of(part: str, name: str) -> str:
-    """The file of a column of a part: its numbers one after the other, the least significant byte first."""
+    """Return the file of a column of a part, which has its numbers in little-endian order."""
     return f"{part}.{name}"
 
 
 @dataclass
 class Columns:
-    """The columns of both parts on their way to the disk."""
+    """The columns of both parts during writing."""
 
     folder: Path
     types: Mapping[str, str]
@@ -45,7 +45,7 @@ class Columns:
             self.sizes[part][name] += array.size
 
     def digests(self) -> dict[str, dict[str, str]]:
-        """Those of the columns of each part, once they are written."""
+        """The digests of the columns of each part after writing."""
         return {part: {name: self._digest(part, name) for name in self.types} for part in PARTS}
 
     def _digest(self, part: str, name: str) -> str:
@@ -54,7 +54,7 @@ class Columns:
 
 @contextmanager
 def columns(folder: Path, types: Mapping[str, str]) -> Iterator[Columns]:
-    """Columns of these types in the folder; their files are there when the block is done without an error."""
+    """Yield columns to write in the folder; their files appear when the block ends without an error."""
     written_columns = Columns(folder, types, {part: dict.fromkeys(types, 0) for part in PARTS})
     with ExitStack() as stack:
         for part, name in ((part, name) for part in PARTS for name in types):
@@ -64,7 +64,7 @@ def columns(folder: Path, types: Mapping[str, str]) -> Iterator[Columns]:
 
 
 def mapped(folder: Path, part: str, name: str, numbers: str, count: int, fingerprint: str, advice: str) -> Any:
-    """A column, which stays on the disk. Raises InputError, which `advice` ends, where it is not what was written."""
+    """Return a memory-mapped column. Raises InputError, ending with `advice`, if its digest differs."""
     path = folder / file_of(part, name)
     try:
         if path.stat().st_size != count * np.dtype(numbers).itemsize:
@@ -78,13 +78,13 @@ def mapped(folder: Path, part: str, name: str, numbers: str, count: int, fingerp
 
 
 def _mapped(path: Path, numbers: str) -> Any:
-    """The numbers of a file, which stay on the disk; an empty file cannot be mapped."""
+    """Return the memory-mapped numbers of a file; an empty file cannot be mapped."""
     return np.memmap(path, numbers, "r") if path.stat().st_size else np.zeros(0, numbers)
 
 
 @dataclass
 class Split:
-    """Deals rows to training and validation by a hash of what they are made of: the same always to the same part.
+    """Assigns rows to training and validation by a hash of their content, so that equal rows are in one part.
 
     One row waits, so that there is one of both at the end.
 
@@ -97,19 +97,19 @@ class Split:
     held: Any = None
 
     def add(self, content: bytes, row: Any) -> None:
-        """A row, and what it is made of."""
+        """Add a row with its content."""
         if self.held is None:
             self.held = row
         else:
             self.to("validation" if _place(content) < self.share else "training", row)
 
     def to(self, part: str, row: Any) -> None:
-        """Put a row there."""
+        """Write a row to a part."""
         self.put(part, row)
         self.counts[part] += 1
 
     def end(self) -> bool:
-        """The row that waits goes where one is missing. False where there is no other."""
+        """Move the waiting row to an empty part; return False if there is no other row."""
         if self.held is None or not any(self.counts.values()):
             return False
         self.to("validation" if not self.counts["validation"] else "training", self.held)

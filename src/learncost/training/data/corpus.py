@@ -1,4 +1,4 @@
-"""Text as two long rows of tokens, and the windows that are drawn from them.
+"""Text as two long rows of tokens, and random windows of them.
 
 It is read from text files, from all text files in folders, and from lists of two columns.
 """
@@ -22,7 +22,7 @@ from learncost.training.data.columns import FACTS, PARTS, Split, columns, mapped
 
 @dataclass
 class Skipped:
-    """Files that are no documents, counted while the documents are read."""
+    """The number of files that are no documents, counted during reading."""
 
     binary: int = 0
     empty: int = 0
@@ -30,7 +30,7 @@ class Skipped:
 
 
 def documents(paths: Iterable[str], skipped: Skipped) -> Iterator[bytes]:
-    """Every document, in the order of the paths and of the names in folders; each file once.
+    """Yield every document in the order of paths and names in folders, each file once.
 
     A document is a file in UTF-8 without a null character. Links to folders are not followed.
     Raises InputError for a path that is not there.
@@ -86,7 +86,7 @@ def _files(paths: Iterable[str]) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The tokens of a run: two long arrays, mapped from the disk, in which documents follow each other."""
+    """The tokens of a run: two long memory-mapped arrays of consecutive documents."""
 
     training: Any
     validation: Any
@@ -94,7 +94,7 @@ class Corpus:
     facts: dict[str, Any]
 
     def windows(self, size: int, length: int, seed: int, step: int) -> Any:
-        """So many tokens and the one after them [size, length + 1], from places that depend on seed and step alone.
+        """Return windows [size, length + 1] at positions that depend only on seed and step.
 
         The places are numbers of Philox, a counter-based generator (Salmon et al. 2011), at the counter of the step, so
         that a run that resumes draws what it would have drawn.
@@ -103,7 +103,7 @@ class Corpus:
         return _windows(self.training, starts, length)
 
     def check(self, length: int) -> Any:
-        """Windows of the validation's tokens, evenly spread and always the same: 16,384 tokens, or all where fewer."""
+        """Return fixed, evenly spaced windows of the validation tokens: 16,384 tokens, or all."""
         length = min(length, len(self.validation) - 1)
         last = len(self.validation) - length - 1
         number = max(1, min(16_384, len(self.validation)) // length)
@@ -111,7 +111,7 @@ class Corpus:
 
 
 def philox(seed: int, step: int, stream: int = 0) -> np.random.Philox:
-    """The random numbers of a step; `turn` tells those of the same step apart that are drawn for something else."""
+    """Return the random generator of a step; `turn` distinguishes several of one step."""
     return np.random.Philox(key=np.array([seed, stream], np.uint64), counter=[0, 0, 0, step])
 
 
@@ -156,7 +156,7 @@ def _numbers(encoded: Sequence[int]) -> Any:
 
 
 def load(folder: Path, advice: str) -> Corpus:
-    """The tokens in a run's folder; InputError where they are damaged."""
+    """Return the tokens in a run's folder. Raises InputError if they are damaged."""
     facts = read_json(folder / FACTS, advice)
     bytes_per_token = facts.get("bytes_per_token")
     try:
@@ -187,7 +187,7 @@ NAMES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class ListLine:
-    """A line of a list: its place, and its two columns."""
+    """A line of a list: its position and its two columns."""
 
     path: Path
     number: int
@@ -200,7 +200,7 @@ class ListLine:
 
 
 def lists(paths: Iterable[str]) -> tuple[Path, ...]:
-    """The lists that are named, and those in the folders that are named. Raises InputError."""
+    """Return the given lists and those in given folders. Raises InputError."""
     files: list[Path] = []
     for path in map(Path, paths):
         try:
@@ -212,7 +212,7 @@ def lists(paths: Iterable[str]) -> tuple[Path, ...]:
 
 
 def lines(path: Path, columns: tuple[str, str]) -> Iterator[ListLine]:
-    """The lines of a list; the first may say which of its columns are these two. Raises InputError."""
+    """Yield the lines of a list, whose first line may name the two columns. Raises InputError."""
     delimiter = DELIMITERS[path.suffix.lower()]
     between = "a comma" if delimiter == "," else "a tab"
     places = None

@@ -1,4 +1,4 @@
-"""Examples, a row each: on the disk as columns, drawn by shuffling them anew in every epoch."""
+"""Examples as rows, stored in columns on disk, and shuffled in every epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """The contents of a column: numbers of a type in rows of one shape; None: in rows of unequal length."""
+    """The contents of a column: numbers of a type in rows of one shape; None: of unequal length."""
 
     numbers: str
     shape: tuple[int, ...] | None
@@ -28,7 +28,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of unequal length, one after the other."""
+    """Consecutive rows of unequal length."""
 
     numbers: Any
     ends: Any
@@ -47,7 +47,7 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Examples:
-    """Arrays by name, an example a row each."""
+    """Arrays by name with a row for each example."""
 
     arrays: Mapping[str, Any]
 
@@ -55,11 +55,11 @@ class Examples:
         return len(next(iter(self.arrays.values())))
 
     def rows(self, places: Any) -> dict[str, Any]:
-        """Some of them; of a column with rows of unequal length a list."""
+        """Return some rows of a column, as a list if their lengths are unequal."""
         return {name: array[places] for name, array in self.arrays.items()}
 
     def part(self, first: int, last: int) -> Examples:
-        """Those from `first` to before `last`."""
+        """Return the examples from `first` to before `last`."""
         return Examples({name: array[first:last] for name, array in self.arrays.items()})
 
     def stream(self, seed: int, start: int, count: int) -> Any:
@@ -111,7 +111,7 @@ def _ends(name: str) -> str:
 
 
 def load(folder: Path, advice: str) -> tuple[Examples, Examples, dict[str, Any]]:
-    """The examples in a run's folder that are learned from and that validate, and the facts about them.
+    """Return the training and validation examples in a run's folder, and the facts about them.
 
     Raises InputError where they are damaged.
     """

@@ -27,7 +27,7 @@ MEAN = DEVIATION = 0.5
 
 
 def pillow() -> Any:
-    """Pillow's module Image. Raises InputError."""
+    """Return Pillow's module Image. Raises InputError."""
     try:
         from PIL import Image
     except ImportError:
@@ -37,7 +37,7 @@ def pillow() -> Any:
 
 @dataclass(frozen=True)
 class Images(ExampleReader):
-    """An image, and the class that it has."""
+    """Images with a class each."""
 
     height: int
     width: int
@@ -56,7 +56,7 @@ class Images(ExampleReader):
             yield content, {"image": self._pixels(line, content), "labels": number_of(line, line.second, labels)}
 
     def lines(self, paths: Sequence[str]) -> Iterator[ListLine]:
-        """An image a line: of lists, else of the folders in a folder, each being a class."""
+        """Yield an image per line of lists, or per file of class folders."""
         in_folders = [
             ListLine(folder, 0, str(file.relative_to(folder)), file.parent.name)
             for folder in map(Path, () if lists(paths) else paths)
@@ -66,7 +66,7 @@ class Images(ExampleReader):
         yield from in_folders or super().lines(paths)
 
     def _pixels(self, line: ListLine, content: bytes) -> Any:
-        """An image [channels, height, width] of this size, from 0 to 255: larger and smaller ones are resized.
+        """Return an image [channels, height, width] from 0 to 255, resized to this size.
 
         Bilinear, as transformers' ViTImageProcessor resizes.
         """
@@ -92,12 +92,12 @@ class Images(ExampleReader):
 
 
 def place(line: ListLine) -> str:
-    """The path of a file and the line that names it."""
+    """Return the path of a file and the line that names it."""
     return str(line.path / line.first) if not line.number else f"{line.where}: {line.path.parent / line.first}"
 
 
 def read(line: ListLine) -> bytes:
-    """The file that a line names, relative to the list or to its folder. Raises InputError."""
+    """Return the file of a line, relative to the list or its folder. Raises InputError."""
     folder = line.path.parent if line.number else line.path
     try:
         return (folder / line.first).read_bytes()

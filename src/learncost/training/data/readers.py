@@ -38,10 +38,10 @@ class ExampleReader(ABC):
     @property
     @abstractmethod
     def columns(self) -> Mapping[str, Column]:
-        """By the names that rows have."""
+        """The columns by name."""
 
     def lines(self, paths: Sequence[str]) -> Iterator[ListLine]:
-        """An example a line. Raises InputError where there is none."""
+        """Yield a line for each example. Raises InputError if there is none."""
         files = lists(paths)
         if not files:
             raise InputError(f"this model learns from {self.reads}; there is none in {', '.join(paths)}")
@@ -49,34 +49,34 @@ class ExampleReader(ABC):
             yield from lines(path, self.holds)
 
     def labels(self, paths: Sequence[str]) -> Sequence[str]:
-        """The names of the classes in their order."""
+        """Return the names of the classes in order."""
         return in_order({name for line in self.lines(paths) for name in self.classes_in(line)}) if self.classes else ()
 
     def classes_in(self, line: ListLine) -> Sequence[str]:
-        """The classes that an example has."""
+        """Return the classes of an example."""
         return (line.second,)
 
     @abstractmethod
     def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
-        """Every example, with what it is made of. Raises InputError."""
+        """Yield every example with its content. Raises InputError."""
 
     @abstractmethod
     def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
-        """Examples as a model takes them; `longest` of all rows of unequal length."""
+        """Return examples as a model's inputs; `longest` is the length of the longest row."""
 
     @abstractmethod
     def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
-        """A line for each example: what was right, and what the scores say."""
+        """Return a line for each example: the target and the prediction."""
 
 
 def in_order(names: set[str]) -> tuple[str, ...]:
-    """The names of classes: numbers by their size, all else by the alphabet."""
+    """Return the names of classes in numeric, then alphabetical order."""
     numbers = all(name.isascii() and name.isdigit() for name in names)
     return tuple(sorted(names, key=(lambda name: (int(name), name)) if numbers else None))
 
 
 def number_of(line: ListLine, name: str, labels: Sequence[str]) -> int:
-    """The number of a class. Raises InputError where the list has changed since its classes were read."""
+    """Return the number of a class. Raises InputError if the list has changed since its classes were read."""
     if name not in labels:
         raise InputError(f"{line.where}: there was no class {name!r} when the list was read first; leave it as it was")
     return labels.index(name)
@@ -91,7 +91,7 @@ def shifted(targets: Any, start: int) -> Any:
 
 @dataclass(frozen=True)
 class Pairs(ExampleReader):
-    """Two texts: the encoder reads the first, the decoder says the second."""
+    """Pairs of texts: the encoder reads the first, the decoder predicts the second."""
 
     tokenizer: Tokenizer
     start: int
@@ -140,7 +140,7 @@ def compared_text(tokenizer: Tokenizer, targets: Any, predictions: Any) -> str:
 
 @dataclass(frozen=True)
 class Classes(ExampleReader):
-    """A text, and the class that it has."""
+    """Texts with a class each."""
 
     tokenizer: Tokenizer
     length: int
@@ -169,7 +169,7 @@ class Classes(ExampleReader):
 
 
 def classes_of(batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
-    """The class of each example, and what is said."""
+    """Return the class of each example, and its prediction."""
     return [
         f"{labels[right]}, said {labels[predicted_label] if predicted_label < len(labels) else predicted_label}"
         for right, predicted_label in zip(batch["labels"], predicted(scores), strict=True)
@@ -178,7 +178,7 @@ def classes_of(batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str
 
 @dataclass(frozen=True)
 class Words(ExampleReader):
-    """A text of words with spaces between, each with a class; the class is said at a word's first token."""
+    """Texts of words with a class each, which is predicted at a word's first token."""
 
     tokenizer: Tokenizer
     length: int
@@ -242,7 +242,7 @@ class ExampleRows:
 
     @property
     def example(self) -> Batch:
-        """Numbers that are 0, two of each row whose length is free."""
+        """Return an example of zeros, with rows of length two where it is variable."""
         kinds = self.reader.columns.items()
         sizes = {name: (2,) if kind.shape is None else kind.shape for name, kind in kinds}
         rows = {name: np.zeros((1, *sizes[name]), kind.numbers) for name, kind in kinds}
@@ -268,7 +268,7 @@ class ExampleRows:
 
 @dataclass(frozen=True)
 class RowsData:
-    """A run's examples."""
+    """The examples of a run."""
 
     reader: ExampleReader
     options: Options
@@ -282,7 +282,7 @@ class RowsData:
 
     @property
     def longest(self) -> Mapping[str, int]:
-        """Of the columns whose rows are of unequal length."""
+        """The longest rows of the columns with rows of unequal length."""
         parts = (self.training.arrays.items(), self.validation.arrays.items())
         rows = [(name, column.longest) for part in parts for name, column in part if isinstance(column, Ragged)]
         return {name: max(length for other, length in rows if other == name) for name, _ in rows}
@@ -293,7 +293,7 @@ class RowsData:
         return self.reader.batch(self.training.rows(places), self.longest)
 
     def check(self) -> Iterator[Batch]:
-        """At most 1,024 of the examples that validate, evenly spread."""
+        """Return at most 1,024 evenly spaced validation examples."""
         total, size = len(self.validation), self.options.batch_size or 1
         places = np.linspace(0, total - 1, min(total, CHECKED)).astype(int)
         for at in range(0, len(places), size):

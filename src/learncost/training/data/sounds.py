@@ -1,4 +1,4 @@
-"""Sounds with what is said in them."""
+"""Sounds with their transcripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RATE, WINDOW, STRIDE = 16_000, 400, 160
 
 @lru_cache
 def mel_filters(channels: int) -> Any:
-    """Triangles [frequencies, channels] of equal area, evenly spread on Slaney's scale of pitch from 0 to 8,000 Hz.
+    """Return triangular filters [frequencies, channels] of equal area, evenly spaced on Slaney's scale to 8 kHz.
 
     The scale is linear below 1,000 Hz, 200/3 Hz a mel, and logarithmic above, 27 mels for a factor of 6.4 (Slaney 1998,
     Auditory Toolbox).
@@ -42,7 +42,7 @@ def mel_filters(channels: int) -> Any:
 
 
 def log_mel(sound: Any, frames: int, channels: int) -> Any:
-    """The spectrogram [frames, channels] of samples from -1 to 1: silence follows a short sound, a long one is cut.
+    """Return the log-mel spectrogram [frames, channels] of samples from -1 to 1, padded with silence or cut.
 
     Logarithms of the power to base 10, the lowest 8 below the highest, then a quarter of them and 1 (Radford et al.'s
     code, whisper/audio.py).
@@ -59,7 +59,7 @@ def log_mel(sound: Any, frames: int, channels: int) -> Any:
 
 @dataclass(frozen=True)
 class Sounds(ExampleReader):
-    """A sound, and the text that is said in it."""
+    """Sounds with a transcript each."""
 
     tokenizer: Tokenizer
     start: int
@@ -91,7 +91,7 @@ class Sounds(ExampleReader):
 
 
 def samples(line: ListLine, content: bytes) -> Any:
-    """The samples of a WAV from -1 to 1, 16,000 a second, the mean of its channels. Raises InputError."""
+    """Return the samples of a WAV from -1 to 1, at 16,000 per second, averaged over channels. Raises InputError."""
     try:
         with wave.open(BytesIO(content)) as file:
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
@@ -112,7 +112,7 @@ def samples(line: ListLine, content: bytes) -> Any:
 
 
 def resampled(sound: Any, rate: int) -> Any:
-    """A sound of so many samples a second with 16,000: the same waves, without those that are too short for it."""
+    """Return a sound resampled to 16,000 samples per second, without frequencies above their limit."""
     length = max(1, round(len(sound) * RATE / rate))
     if length == len(sound):
         return sound

@@ -17,11 +17,11 @@ Say = Callable[[str], None]
 
 
 class Data(Protocol):
-    """The data of a run in its folder. Its batches depend only on the run's options and the step."""
+    """The data of a run. Its batches depend only on the run's options and the step."""
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Bytes of text per target if every token of a text is a target; else None."""
+        """Bytes of text per target if every token is a target; else None."""
 
     def batch(self, step: int) -> Batch:
         """Return the batch of a step."""
@@ -30,7 +30,7 @@ class Data(Protocol):
         """Yield the batches of the validation, always the same."""
 
     def show(self, batch: Batch, scores: Any) -> Sequence[str]:
-        """A line for each of the first examples of a batch: what was right, and what the scores say."""
+        """Return a line for each of a batch's first examples: the target and the prediction."""
 
 
 class Task(Protocol):
@@ -51,17 +51,17 @@ class Task(Protocol):
     def example(self) -> Batch: ...
 
     def labels(self, paths: Sequence[str]) -> Sequence[str]:
-        """The names of the classes in the files, in the order of their numbers; none where they say none."""
+        """Return the names of the classes in the files, in numeric order; none if the files have none."""
 
     def prepare(self, options: Options, folder: Path, say: Say) -> None:
         """Write the data into the folder. Raises InputError."""
 
     def load(self, options: Options, folder: Path, advice: str) -> Data:
-        """The data in the folder. Raises InputError where they are damaged, or too few."""
+        """Return the data in the folder. Raises InputError for damaged or too few data."""
 
 
 def answers(batch: Batch) -> tuple[Any, ...]:
-    """The right answers of a batch, negative where there is none."""
+    """Return the targets of a batch, negative for none."""
     return tuple(np.asarray(batch[name]) for name in ("targets", "labels") if name in batch)
 
 
@@ -82,7 +82,7 @@ def predicted(scores: Any) -> Any:
 
 
 def padded(rows: Sequence[Any], length: int, nothing: int = 0) -> tuple[Any, Any]:
-    """Rows of unequal length as one array of this width, what is longer being cut; and where something is."""
+    """Return rows of unequal length as an array of this width, padded or cut, and its mask."""
     padded_rows = np.full((len(rows), length), nothing, np.int64)
     filled = np.zeros((len(rows), length), bool)
     for at, row in enumerate(rows):
@@ -93,7 +93,7 @@ def padded(rows: Sequence[Any], length: int, nothing: int = 0) -> tuple[Any, Any
 
 @dataclass(frozen=True)
 class Progress:
-    """Says now and then how many were read."""
+    """Reports the number of read examples at intervals."""
 
     say: Say
     what: str

@@ -1,4 +1,4 @@
-"""The choice of a model's task, which follows from its head and its inputs."""
+"""The choice of a model's task by its head and inputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def next_token(configuration: Configuration) -> bool:
 
 
 def tokenizer_of(configuration: Configuration, name: str) -> Tokenizer | None:
-    """The tokenizer of that name, with a mask where the model fills masks; None for a model without tokens."""
+    """Return the tokenizer of a name, with a mask token if the model requires it; None for a model without tokens."""
     model = build(configuration)
     return tokenizer(name, _rule(model) in (masked, two_sentences)) if "tokens" in _inputs(model) else None
 

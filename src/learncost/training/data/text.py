@@ -1,4 +1,4 @@
-"""Text without separate targets, which follow from the text."""
+"""Text without separate targets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHOSEN, MASKED, CHANGED = 0.15, 0.8, 0.1
 
 
 def next_tokens(rows: Any, draw: np.random.Generator, tokenizer: Tokenizer) -> Batch:
-    """Each token's successor."""
+    """Return each token's successor as target."""
     return {"tokens": rows[:, :-1], "targets": rows[:, 1:]}
 
 
@@ -105,7 +105,7 @@ class Text:
 
 @dataclass(frozen=True)
 class TextData:
-    """A run's text."""
+    """The text of a run."""
 
     task: Text
     corpus: Corpus
@@ -127,7 +127,7 @@ class TextData:
             yield self.task.rule(rows[at : at + size], np.random.Generator(philox(0, at, 2)), self.task.tokenizer)
 
     def show(self, batch: Batch, scores: Any) -> Sequence[str]:
-        """The text with what is said at the places that were asked for, or which of its tokens are called replaced."""
+        """Return the text with the predictions at target positions, or the tokens predicted as replaced."""
         tokenizer, lines = self.task.tokenizer, []
         for tokens, targets, predictions in zip(batch["tokens"], batch["targets"], predicted(scores), strict=True):
             is_asked = targets >= 0

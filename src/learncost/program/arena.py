@@ -179,7 +179,7 @@ class Arena(Serializable):
 
 
 def mapped(lifetimes: Lifetimes, kind: Callable[[ScheduledArray], str], taken: Mapping[str, int]) -> Arena:
-    """Return the arrays that `apart` has placed, with the arenas of the kinds one after another.
+    """Return the arrays that `laid_out` has placed, with the arenas of the kinds one after another.
 
     taken  bytes of each arena, in order
     """
@@ -207,25 +207,20 @@ def mapped(lifetimes: Lifetimes, kind: Callable[[ScheduledArray], str], taken: M
     return Arena(sum(taken.values()), tuple(passes), tuple(arrays))
 
 
-def laid_out(lifetimes: Lifetimes, size: Callable[[ScheduledArray], int]) -> int:
-    """Set the `bytes` of every array, and its `place` if it is in the arena; return the bytes of the arena.
-
-    size  the bytes of an array
-    Raises `InputError` where an array that must be overwritten is read afterwards.
-    """
-    return apart(lifetimes, size, lambda _: "")[""]
-
-
-def apart(
+def laid_out(
     lifetimes: Lifetimes,
     size: Callable[[ScheduledArray], int],
     kind: Callable[[ScheduledArray], str],
     aligned: int = ALIGNED,
     effort: int = 0,
 ) -> dict[str, int]:
-    """Do the same with an arena for arrays of each kind, with offsets at multiples of `aligned` bytes.
+    """Set the `bytes` of every array, and its `place` if it is in an arena; return the bytes of each arena.
 
-    effort  how many arrays are placed in search of a smaller arena, where one may exist
+    size     the bytes of an array
+    kind     the name of the arena in which an array lies
+    aligned  every offset is a multiple of as many bytes
+    effort   how many arrays are placed in search of a smaller arena, where one may exist
+    Raises `InputError` where an array that must be overwritten is read afterwards.
     """
     for fields in lifetimes.fields.values():
         for array in fields.values():
@@ -233,11 +228,8 @@ def apart(
     for array in lifetimes.arrays:
         array.bytes = size(array)
     _share(lifetimes)
-    placed_arrays = [
-        array for array in lifetimes.arrays if array.over is None and not array.given and array.part is None
-    ]
-    by_kind: dict[str, list[ScheduledArray]] = {"": []}
-    for array in placed_arrays:
+    by_kind: dict[str, list[ScheduledArray]] = {}
+    for array in lifetimes.roots:
         by_kind.setdefault(kind(array), []).append(array)
     return {name: _placed(arrays, aligned, effort) for name, arrays in by_kind.items()}
 
@@ -265,6 +257,11 @@ def _share(lifetimes: Lifetimes) -> None:
 def alive(arrays: Iterable[ScheduledArray]) -> int:
     """Return the largest sum of bytes of arrays that are live at the same moment."""
     return most(_pieces(arrays, 1))
+
+
+def fullest(arrays: Iterable[ScheduledArray]) -> int:
+    """Return the first call at which the most bytes of arrays are live, counted from 1."""
+    return max(1, max(_moments(_pieces(arrays, 1)), key=lambda moment: moment[1], default=(1, 0))[0])
 
 
 def _placed(arrays: Iterable[ScheduledArray], aligned: int, effort: int) -> int:

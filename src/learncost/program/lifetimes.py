@@ -170,6 +170,11 @@ class Lifetimes:
         self._parts: dict[tuple[ScheduledArray, int], ScheduledArray] = {}
         self._walk_all()
 
+    @property
+    def roots(self) -> list[ScheduledArray]:
+        """The arrays of the step that have memory of their own: no input, no slice, and over no other array."""
+        return [array for array in self.arrays if array.over is None and not array.given and array.part is None]
+
     def by_iteration(self, loops: tuple[int, ...]) -> list[tuple[Path, dict[str, ScheduledArray]]]:
         """Return the arrays that a scope's calls name, by iteration; `loops` are the numbers of the loops around it."""
         return sorted(

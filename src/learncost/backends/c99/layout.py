@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
-from learncost.backends.c import KernelFunction
 from learncost.backends.c.c99 import C99
 from learncost.backends.placed.kernels import KernelTable
-from learncost.backends.placed.layout import IN_PLACE, InPlaceLayout
-from learncost.backends.precision import typed
+from learncost.backends.placed.layout import ArenaRules, InPlaceLayout, laid_out
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line
-from learncost.ir.loop import check_derived
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, Value
-from learncost.program import arena
-from learncost.program.arena import Arena
-from learncost.program.calls import Axes, MatrixProduct, matrix_product
-from learncost.program.lifetimes import ScheduledArray
 from learncost.program.regions import ARENA, Region, assigned, too_large
 
 WIDTHS = {"fp32": 4, "fp64": 8, "int64": 4, "uint8": 1, "bool": 1, "int8": 1, "int32": 4}
@@ -34,108 +26,13 @@ ARENAS = {
 """The arena in which arrays of a type lie: memory never changes its type, which C forbids, but for bytes that are read
 as such (6.5, paragraph 7)."""
 
-
-def widths(dtypes: Iterable[str]) -> dict[str, int]:
-    """Return the bytes of an element of each arena: those of its widest type."""
-    alignments: dict[str, int] = {}
-    for dtype in dtypes:
-        alignments[ARENAS[dtype]] = max(WIDTHS[dtype], alignments.get(ARENAS[dtype], 1))
-    return alignments
+STATIC = ArenaRules(WIDTHS, arenas=ARENAS, effort=300_000, codes=True, copies=True)
+"""Arrays of C, whose type is that of their arena; the search for their places takes a second or two at most."""
 
 
-EFFORT = 300_000
-"""The limit of the search for an arena of the size of the live arrays: a second or two at most."""
-
-
-class Alone(InPlaceLayout):
-    """The calls of a step, its C99 kernels with their workspace, and every array's offset.
-
-    arenas  elements of each arena, by name
-    """
-
-    def __init__(
-        self, table: Table, dtypes: Mapping[str, str], sizes: Mapping[str, int], kernels: KernelTable | None = None
-    ) -> None:
-        self._scratch: dict[str, tuple[str, str]] = {}
-        self.arenas: dict[str, int] = {}
-        super().__init__(table, dtypes, sizes, kernels or KernelTable(sizes, C99))
-
-    def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> KernelFunction:
-        function = super()._kernel(lines, axes, others, wish)
-        names = [f"{function.name}~{scratch.name}~{len(self._scratch)}" for scratch in function.scratch]
-        for name, scratch in zip(names, function.scratch, strict=True):
-            self._scratch[name] = str(scratch.points), scratch.dtype
-        return replace(function, writes=(*function.writes, *names))
-
-    def _check(self) -> None:
-        """Accept all: values that iterations update out of place are copied back (`StepsWriter`)."""
-
-    def _product(self, line: Line) -> MatrixProduct | None:
-        return matrix_product(line)
-
-    def _with_scratch(self, table: Table) -> Table:
-        self.dtypes |= {name: dtype for name, (_, dtype) in self._scratch.items()}
-        values = {name: Value((points,), "step") for name, (points, _) in self._scratch.items()}
-        return replace(table, values={**table.values, **values})
-
-    def width(self, array: ScheduledArray) -> int:
-        return WIDTHS[self.dtypes[array.name]]
-
-    def arena(self, array: ScheduledArray) -> str:
-        return ARENAS[self.dtypes[array.name]]
-
-    def _arranged(self) -> int:
-        wide = widths(self.dtypes.values())
-
-        def size(array: ScheduledArray) -> int:
-            """Return bytes rounded up to the arena's alignment."""
-            step = wide[self.arena(array)]
-            return -(-self.points(array) * self.width(array) // step) * step
-
-        taken = arena.apart(self.lifetimes, size, self.arena, 1, EFFORT)
-        self.arenas = {name: size // wide[name] for name, size in taken.items() if size}
-        return sum(taken.values())
-
-    @property
-    def map(self) -> Arena:
-        """Return the offset of every array during the calls."""
-        wide = {ARENAS[dtype]: WIDTHS[dtype] for dtype in self.dtypes.values()}
-        taken = {name: _whole(points * wide[name]) for name, points in self.arenas.items()}
-        return arena.mapped(self.lifetimes, self.arena, taken)
-
-    @property
-    def alive(self) -> dict[str, int]:
-        """Return the peak live elements of each arena."""
-        wide, arrays = widths(self.dtypes.values()), self.lifetimes.arrays
-        own = [array for array in arrays if array.over is None and not array.given and array.part is None]
-        return {
-            name: arena.alive(array for array in own if self.arena(array) == name) // wide[name] for name in self.arenas
-        }
-
-    @property
-    def fullest(self) -> tuple[str, dict[str, int]]:
-        """Return the line of the arenas' peak and the live arrays with their bytes."""
-        lifetimes = self.lifetimes
-        own = [each for each in lifetimes.arrays if each.bytes and not each.root.given and each.root.part is None]
-        roots = [each for each in own if each.over is None and each.part is None]
-        alive = [
-            sum(each.bytes for each in roots if each.first <= moment <= each.last)
-            for moment in range(1, len(lifetimes.lines) + 1)
-        ]
-        if not alive or not max(alive):
-            return "", {}
-        moment = alive.index(max(alive)) + 1
-        names: dict[str, int] = {}
-        for root in roots:
-            if root.first <= moment <= root.last:
-                there = [each for each in own if each.root is root and each.first <= moment <= each.last] or [root]
-                name = there[-1].name
-                name = f"scratch of {name.partition('~')[0]}" if "~" in name else name
-                names[name] = names.get(name, 0) + root.bytes
-        return str(lifetimes.lines[moment - 1][0]), names
-
-
-def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: KernelTable | None = None) -> Alone:
+def alone(
+    table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: KernelTable | None = None
+) -> InPlaceLayout:
     """Return the layout of a step for a processor without an operating system.
 
     table    a step whose outputs are results and new weights and states
@@ -143,8 +40,7 @@ def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: 
     kernels  of other steps, in one file with which this one is
     Raises `InputError` for a line that cannot be computed in place.
     """
-    check_derived(table.lines, "no program computes it")
-    return Alone(*typed(table, dtype, IN_PLACE), sizes, kernels)
+    return laid_out(table, sizes, dtype, kernels or KernelTable(sizes, C99), STATIC)
 
 
 @dataclass(frozen=True)
@@ -187,9 +83,9 @@ def program_memory(
     return counted(layouts, frozenset(fixed))
 
 
-def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> ProgramMemory:
+def counted(layouts: Sequence[InPlaceLayout], fixed: frozenset[str]) -> ProgramMemory:
     """Return the joint memory of laid out steps."""
-    wide = widths(dtype for layout in layouts for dtype in layout.dtypes.values())
+    wide = STATIC.widest(dtype for layout in layouts for dtype in layout.dtypes.values())
     groups = dict.fromkeys(("weights", "states", "inputs", "constants", "variables", "masks"), 0)
     for kind, axes, dtype in given(layouts, fixed).values():
         groups[kind] += declared(prod(shape_of(axes, layouts[0].sizes)), dtype) * WIDTHS[dtype]
@@ -203,7 +99,7 @@ def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> ProgramMemory:
     return ProgramMemory(in_all(layouts, together(layout.arenas for layout in layouts)), **groups)
 
 
-def arrays(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, int]:
+def arrays(layouts: Sequence[InPlaceLayout], fixed: frozenset[str]) -> dict[str, int]:
     """Return the bytes in RAM that `counted` sums: arrays by name, arenas prefixed with `ARENA`, scalars as ""."""
     own = ("weights", "states", "inputs", "masks")
     result = {
@@ -216,7 +112,7 @@ def arrays(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, int]:
     return {"": counted(layouts, fixed).variables, **result}
 
 
-def placed(layouts: Sequence[Alone], fixed: frozenset[str], regions: Sequence[Region]) -> dict[str, str]:
+def placed(layouts: Sequence[InPlaceLayout], fixed: frozenset[str], regions: Sequence[Region]) -> dict[str, str]:
     """Return the region of everything in RAM, by the names of `arrays`; empty without regions.
 
     Raises `InputError` where it does not fit.
@@ -230,13 +126,13 @@ def placed(layouts: Sequence[Alone], fixed: frozenset[str], regions: Sequence[Re
     return places
 
 
-def in_all(layouts: Sequence[Alone], elements: Mapping[str, int]) -> int:
+def in_all(layouts: Sequence[InPlaceLayout], elements: Mapping[str, int]) -> int:
     """Return the bytes of arenas, given their elements."""
-    wide = widths(dtype for layout in layouts for dtype in layout.dtypes.values())
+    wide = STATIC.widest(dtype for layout in layouts for dtype in layout.dtypes.values())
     return sum(_whole(points * wide[name]) for name, points in elements.items())
 
 
-def _roles(layout: Alone) -> set[str]:
+def _roles(layout: InPlaceLayout) -> set[str]:
     return {layout.table.values[name].role for name in layout.given}
 
 
@@ -269,7 +165,7 @@ def varies(of: str) -> bool:
 """Numbers that change from step to step, by their names in optimizers and procedures."""
 
 
-def given(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, tuple[str, tuple[str, ...], str]]:
+def given(layouts: Sequence[InPlaceLayout], fixed: frozenset[str]) -> dict[str, tuple[str, tuple[str, ...], str]]:
     """Return the inputs of the steps: group in `ProgramMemory`, axes, type."""
     renewed = {name for layout in layouts for name in layout.table.renewed}
     result: dict[str, tuple[str, tuple[str, ...], str]] = {}

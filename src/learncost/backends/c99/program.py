@@ -14,7 +14,6 @@ from learncost.backends.c.c99 import BASIS, C99, WHOLE_BASIS, products
 from learncost.backends.c99 import masks
 from learncost.backends.c99.functions import called, check_written, functions, initial, initializer, known
 from learncost.backends.c99.layout import (
-    Alone,
     ProgramMemory,
     alone,
     arrays,
@@ -27,6 +26,7 @@ from learncost.backends.c99.layout import (
 from learncost.backends.c99.steps import CODES, StepsWriter
 from learncost.backends.expression import Identifiers
 from learncost.backends.placed.kernels import KernelTable
+from learncost.backends.placed.layout import InPlaceLayout
 from learncost.ir.table import Table
 from learncost.program.calls import Call
 from learncost.program.regions import ARENA, Region, label
@@ -130,7 +130,7 @@ class Firmware:
     dtype: str
     names: Mapping[str, str]
     given: Mapping[str, tuple[str, tuple[str, ...], str]]
-    layouts: Mapping[str, Alone]
+    layouts: Mapping[str, InPlaceLayout]
     calls: Mapping[int, Call]
     entries: Mapping[int, str]
     places: Mapping[str, str]
@@ -156,7 +156,12 @@ def firmware(
 
 class _FirmwareWriter:
     def __init__(
-        self, layouts: Mapping[str, Alone], dtype: str, prefix: str, content: FirmwareInputs, title: Sequence[str]
+        self,
+        layouts: Mapping[str, InPlaceLayout],
+        dtype: str,
+        prefix: str,
+        content: FirmwareInputs,
+        title: Sequence[str],
     ) -> None:
         self.layouts, self.dtype, self.prefix, self.content, self.title = layouts, dtype, prefix, content, title
         every = [*layouts.values()]

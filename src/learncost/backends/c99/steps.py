@@ -9,10 +9,10 @@ from math import prod
 
 from learncost.backends.c.c99 import C99, product_name
 from learncost.backends.c99.functions import without_comments
-from learncost.backends.c99.layout import Alone
 from learncost.backends.expression import Identifiers
 from learncost.backends.lines import headed
 from learncost.backends.loops import loop_title
+from learncost.backends.placed.layout import InPlaceLayout
 from learncost.ir.line import Line, Op
 from learncost.program.calls import Axes, Call, CallLoop, Item, MatrixView, axes_within
 from learncost.program.lifetimes import ScheduledArray
@@ -49,7 +49,7 @@ class StepsWriter:
 
     def __init__(
         self,
-        layout: Alone,
+        layout: InPlaceLayout,
         spell: Callable[[str], str],
         constant: Callable[[str], bool],
         identifiers: Identifiers,
@@ -194,7 +194,7 @@ class StepsWriter:
             container, iteration = root.part
             before += iteration * root.bytes
             root = container.root
-        base = self.spell(root.given) if root.given else self.layout.arena(root)
+        base = self.spell(root.given) if root.given else self.layout.arena_of(root)
         if not root.given and self.layout.dtypes[array.name] == CODES:  # bytes among numbers
             base = f"({C99.types[CODES]} *){base}"
         return base, (before + max(root.place, 0)) // self.layout.width(array)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from learncost.backends.c import KernelFunction
@@ -10,16 +11,53 @@ from learncost.backends.placed.kernels import KernelTable
 from learncost.backends.precision import Rounding, typed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
+from learncost.ir.loop import check_derived
 from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
+from learncost.ir.value import Value
 from learncost.program import arena
 from learncost.program.calls import Axes, MatrixProduct, matrix_product
 from learncost.program.in_place import calls
 from learncost.program.lifetimes import Lifetimes, ScheduledArray, Stack, every_iteration
 
 WIDTHS = {**BYTES, "int64": 8, "uint8": 1, "bool": 1}
-"""Bytes of an element of every type of array."""
+"""Bytes of an element of every type of array in a program for PyTorch."""
+
+
+@dataclass(frozen=True)
+class ArenaRules:
+    """The memory of the arrays of a step in place, by the program that runs it.
+
+    widths   bytes of an element of every type of array
+    aligned  the alignment of every offset in bytes; 0: that of the widest type in the arena
+    arenas   the arena of every type of array; none: one for all types
+    effort   the limit of the search for an arena of the size of the live arrays
+    codes    whether products of 8-bit integers are calls, as those of numbers are
+    copies   whether the program copies back weights and states that iterations update elsewhere
+    """
+
+    widths: Mapping[str, int]
+    aligned: int = 0
+    arenas: Mapping[str, str] | None = None
+    effort: int = 0
+    codes: bool = False
+    copies: bool = False
+
+    def arena(self, dtype: str) -> str:
+        """Return the arena in which arrays of a type lie."""
+        return self.arenas[dtype] if self.arenas else ""
+
+    def widest(self, dtypes: Iterable[str]) -> dict[str, int]:
+        """Return the bytes of an element of each arena: of the widest type in it."""
+        widest: dict[str, int] = {}
+        for dtype in dtypes:
+            widest[self.arena(dtype)] = max(self.widths[dtype], widest.get(self.arena(dtype), 1))
+        return widest
+
+
+PYTORCH = ArenaRules(WIDTHS, arena.ALIGNED)
+"""One tensor of bytes is the arena."""
 
 IN_PLACE = Rounding(
     product=lambda line: matrix_product(line) is not None and line.meta.kernel is None,
@@ -28,28 +66,48 @@ IN_PLACE = Rounding(
 """The rounding of an in-place step in bf16."""
 
 
-def laid_out(table: Table, sizes: Mapping[str, int], dtype: str = "fp32") -> InPlaceLayout:
-    """Return the layout of a step, with the arguments of `placed`. Raises `InputError` for a line that needs a copy."""
-    return InPlaceLayout(*typed(table, dtype, IN_PLACE), sizes)
-
-
-class InPlaceLayout:
-    """The calls of a step, their kernels, and the address of each array.
+def laid_out(
+    table: Table,
+    sizes: Mapping[str, int],
+    dtype: str = "fp32",
+    kernels: KernelTable | None = None,
+    rules: ArenaRules = PYTORCH,
+) -> InPlaceLayout:
+    """Return the layout of a step, with the arguments of `placed`. Raises `InputError` for a line that needs a copy.
 
     kernels  those of other steps, where these and the step's are to be one library
     """
+    check_derived(table.lines, "no program computes it")
+    return InPlaceLayout(*typed(table, dtype, IN_PLACE), sizes, kernels or KernelTable(sizes), rules)
+
+
+class InPlaceLayout:
+    """The calls of a step, the kernels that these need with their workspace, and the address of each array.
+
+    bytes   of all arenas
+    arenas  elements of each arena, by name
+    """
 
     def __init__(
-        self, table: Table, dtypes: Mapping[str, str], sizes: Mapping[str, int], kernels: KernelTable | None = None
+        self,
+        table: Table,
+        dtypes: Mapping[str, str],
+        sizes: Mapping[str, int],
+        kernels: KernelTable,
+        rules: ArenaRules,
     ) -> None:
-        self.dtypes, self.sizes = dict(dtypes), sizes
-        self.kernels = kernels or KernelTable(sizes)
+        self.dtypes, self.sizes, self.kernels, self.rules = dict(dtypes), sizes, kernels, rules
+        self._scratch: dict[str, Value] = {}
         calls(table, dtypes, self._noted, self._product)
         self.items = calls(table, dtypes, self._kernel, self._product)
-        self.table = self._with_scratch(table)
+        self.table = replace(table, values={**table.values, **self._scratch}) if self._scratch else table
         self.lifetimes = Lifetimes(self.table, self.items, self.count, every_iteration, wholes=True)
-        self._check()
-        self.bytes = self._arranged()
+        if not rules.copies:
+            self._check()
+        self._widest = rules.widest(self.dtypes.values())
+        taken = arena.laid_out(self.lifetimes, self._size, self.arena_of, rules.aligned or 1, rules.effort)
+        self.bytes = sum(taken.values())
+        self.arenas = {name: size // self._widest[name] for name, size in taken.items() if size}
 
     @property
     def functions(self) -> list[KernelFunction]:
@@ -69,17 +127,50 @@ class InPlaceLayout:
     def shape(self, axes: Sequence[str]) -> tuple[int, ...]:
         return shape_of(axes, self.sizes)
 
-    def points(self, array: ScheduledArray) -> int:
-        """Return the number of elements of an array."""
-        return prod(self.shape(array.axes))
+    def width(self, array: ScheduledArray) -> int:
+        """Return the bytes of an element of an array."""
+        return self.rules.widths[self.dtypes[array.name]]
+
+    def arena_of(self, array: ScheduledArray) -> str:
+        """Return the arena in which an array lies."""
+        return self.rules.arena(self.dtypes[array.name])
 
     def number(self, size: str) -> int:
         """Return the value of a kernel's parameter."""
         return self.kernels.number(size)
 
-    def _arranged(self) -> int:
-        """Assign every array an offset and return the bytes of the arena."""
-        return arena.laid_out(self.lifetimes, lambda array: self.points(array) * WIDTHS[self.dtypes[array.name]])
+    @property
+    def map(self) -> arena.Arena:
+        """Return the offset of every array during the calls."""
+        taken = {name: -(-points * self._widest[name] // 4) * 4 for name, points in self.arenas.items()}
+        return arena.mapped(self.lifetimes, self.arena_of, taken)
+
+    @property
+    def alive(self) -> dict[str, int]:
+        """Return the peak live elements of each arena."""
+        return {
+            name: arena.alive(array for array in self.lifetimes.roots if self.arena_of(array) == name)
+            // self._widest[name]
+            for name in self.arenas
+        }
+
+    @property
+    def fullest(self) -> tuple[str, dict[str, int]]:
+        """Return the line of the arenas' peak and the live arrays with their bytes."""
+        moment = arena.fullest(self.lifetimes.roots)
+        names: dict[str, int] = {}
+        for root in self.lifetimes.roots:
+            if root.bytes and root.first <= moment <= root.last:
+                there = [each for each in self.lifetimes.arrays if each.root is root]
+                name = [each for each in there if each.first <= moment <= each.last][-1].name
+                name = f"scratch of {name.partition('~')[0]}" if name in self._scratch else name
+                names[name] = names.get(name, 0) + root.bytes
+        return (str(self.lifetimes.lines[moment - 1][0]) if names else ""), names
+
+    def _size(self, array: ScheduledArray) -> int:
+        """Return the bytes of an array, rounded up where the arena's alignment is that of a type."""
+        step = 1 if self.rules.aligned else self._widest[self.arena_of(array)]
+        return -(-prod(self.shape(array.axes)) * self.width(array) // step) * step
 
     def _check(self) -> None:
         """Refuse weights and states that iterations update out of place, since they are not copied back."""
@@ -89,12 +180,11 @@ class InPlaceLayout:
                 raise InputError(f"{old} is not updated in place in a loop; a copy would be needed")
 
     def _product(self, line: Line) -> MatrixProduct | None:
-        """Return the line as a library product, whose factors have one type."""
+        """Return the line as a product that is a call; None if a kernel computes it."""
         product = matrix_product(line)
-        return product if product and all(self.dtypes[name] != "int8" for name in product.reads) else None
-
-    def _with_scratch(self, table: Table) -> Table:
-        return table
+        if product and not self.rules.codes and any(self.dtypes[name] == "int8" for name in product.reads):
+            return None
+        return product
 
     def _noted(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> KernelFunction:
         """Record the sizes of a kernel's call."""
@@ -102,4 +192,10 @@ class InPlaceLayout:
         return KernelFunction(wish, "", (), (), (), ())
 
     def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> KernelFunction:
-        return self.kernels.written(lines, axes, others, wish, self.dtypes)
+        """The kernel of a call, which writes its workspace, too, in a dialect without allocation."""
+        function = self.kernels.written(lines, axes, others, wish, self.dtypes)
+        names = [f"{function.name}~{scratch.name}~{len(self._scratch)}" for scratch in function.scratch]
+        for name, scratch in zip(names, function.scratch, strict=True):
+            self._scratch[name] = Value((str(scratch.points),), "step")
+            self.dtypes[name] = scratch.dtype
+        return replace(function, writes=(*function.writes, *names)) if names else function

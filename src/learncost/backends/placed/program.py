@@ -18,7 +18,6 @@ from learncost.backends.loops import loop_title
 from learncost.backends.placed import between
 from learncost.backends.placed.layout import InPlaceLayout, laid_out
 from learncost.ir.line import Op
-from learncost.ir.loop import check_derived
 from learncost.ir.table import Table
 from learncost.ops.collectives import is_collective
 from learncost.program.calls import Axes, Call, CallLoop, Item, MatrixView, Scatter, axes_within, every_call
@@ -99,7 +98,6 @@ def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: s
     dtype    fp32 or fp64; bf16-masters: products and activations in bf16, weights and sums in fp32, see `precision`
     Raises `InputError` for a line that cannot be computed in place.
     """
-    check_derived(table.lines, "no program computes it")
     return _InPlaceWriter(laid_out(table, sizes, dtype), title).program()
 
 

@@ -15,10 +15,10 @@ from learncost.reports.memory.planner import frugal
 from learncost.reports.memory.step import MemoryStep
 
 if TYPE_CHECKING:
-    from learncost.backends.c99.layout import Alone
+    from learncost.backends.placed import InPlaceLayout
 
 
-def _program_memory(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]:
+def _program_memory(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[dict[str, int], InPlaceLayout]:
     """Return the memory in RAM by part, the constants in flash, and the layout of the step."""
     from learncost.backends.c99.layout import alone, counted  # emits kernels: only where it is asked for
     from learncost.engines.made import names_made

@@ -10,10 +10,11 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.ir.errors import InputError
+from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import Value
@@ -23,7 +24,6 @@ from learncost.sharding.mesh import Mesh
 from learncost.sharding.ring_regions import RingRegion, regions
 from learncost.sharding.ring_rounds import Rounds
 from learncost.sharding.ring_step import Normalizer, Ring
-from learncost.sharding.ring_twice import in_two
 
 
 def ringed(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
@@ -156,53 +156,53 @@ class _Rings:
         normalizers = scope.before.normalizers if scope.before else {}
         why = next((self.gathered[name] for line in region.lines for name in line.makes if name in self.gathered), "")
         region.why = region.why or why
-        twice = in_two(region, scope.lines, normalizers, self.fresh) if not region.why else None
-        if twice is None:
-            if why := self.ring(scope, region, normalizers, scope.slice_of):
-                self.stay(why, region, normalizers)
-            return
+        parts = region.split(scope.lines, normalizers) if not region.why else (region,)
         lines, values, holds = [*scope.lines], {**scope.values}, {**self.holds}
-        scope.lines[:] = twice.lines
-        scope.values |= {copy: scope.values[name] for copy, name in twice.copies.items()}
-        self.holds |= {copy: self.holds.get(name, name) for copy, name in twice.copies.items()}
-        shared = {name: scope.values[name] for name in twice.second.at}
-        if not (why := self.ring(scope, twice.first, {}, scope.slice_of)):
-            scope.values |= shared
-            sums = {name: scope.normalizers[first] for name, first in twice.shares.items()}
-            why = self.ring(scope, twice.second, {**normalizers, **sums}, scope.have)
-        if why:
-            scope.lines[:], scope.values, self.holds = lines, values, holds
-            self.stay(why, region, normalizers)
+        sums = dict(normalizers) if len(parts) == 1 else {}
+        for place, part in enumerate(parts):
+            others = [line for each in parts[place + 1 :] for line in each.lines]
+            if why := self.ring(scope, part, sums, values, others):
+                scope.lines[:], scope.values, self.holds = lines, values, holds
+                self.stay(why, region, normalizers)
+                return
+            if others:
+                sums = {**normalizers} | {name: scope.normalizers[twin] for name, twin in parts[-1].shares.items()}
 
     def ring(
         self,
         scope: _RingScope,
         region: RingRegion,
         normalizers: Mapping[str, Normalizer],
-        slice_of: Callable[[str], None],
+        known: Mapping[str, Value],
+        others: Sequence[Line],
     ) -> str:
-        """Make a ring of a region; return the reason if that is impossible, otherwise ""."""
+        """Make a ring of a region; return the reason if that is impossible, otherwise "".
+
+        known   the values of the scope before its first ring
+        others  lines of a later ring, which computes what they read of this one again
+        """
         order = _order(scope.lines, region) if not region.why else None
         if order is None:
             return region.why
         before, after = order
+        known = {**known, **scope.values}
         work = Ring(
             region,
             self.mesh.sizes[region.mesh_axis],
-            known=scope.values,
-            before={**(scope.before.values if scope.before else {}), **scope.values},
+            known=known,
+            before={**(scope.before.values if scope.before else {}), **known},
             whole=self.whole.known,
             holds=self.holds,
             fresh=self.fresh,
             around=scope.around,
         )
-        lines = Rounds(work, normalizers, slice_of).lines()
+        lines = Rounds(work, normalizers, scope.have if region.shares else scope.slice_of).lines()
         gone = {*region.at, *region.rows} - work.values.keys()
         for line in (*before, *after):
-            if gone & {*line.reads} - region.gathers.keys():
-                work.refuse(line, "it reads an array that no device has in full")
-        if work.why:
-            return work.why
+            if gone & {*line.reads} - region.gathers.keys() and not any(line is each for each in others):
+                region.refuse(line, "it reads an array that no device has in full")
+        if region.why:
+            return region.why
         self.number += 1
         scope.normalizers |= work.normalizers
         scope.lines[:] = [*before, *lines, *after]

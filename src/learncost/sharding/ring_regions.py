@@ -1,11 +1,16 @@
-"""Find regions for rings: lines that read a gathered array one position of the gathered axis at a time."""
+"""Find regions for rings: lines that read a gathered array one position of the gathered axis at a time.
+
+A region that would rotate twice is split: lines that read totals of all shards become a second ring behind the first.
+A block that is recomputed in its backward iteration has the forward attention, and gradients that depend on its output:
+one ring for the output, and one for the gradients, which computes the scores of each shard again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import place_cut, sharded_over
 from learncost.ir.term import Read, Term, terms_of
@@ -24,6 +29,7 @@ class RingRegion:
     slices    the position of that axis in replicated arrays, of which an iteration reads a shard
     scatters  the lines that reduce and scatter the gradients of gathered arrays, by name
     rows      per-row results of a softmax with a sink, or of its gradient: known before or after all iterations
+    shares    for the second ring of a split region: its softmaxes, each with that of the same scores in the first
     why       the reason why it cannot be a ring; empty if it can
     """
 
@@ -36,6 +42,7 @@ class RingRegion:
     scatters: dict[str, Op] = field(default_factory=dict)
     rows: list[str] = field(default_factory=list)
     partial: set[str] = field(default_factory=set)
+    shares: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
 
     def axis(self, line: Line) -> str:
@@ -61,6 +68,68 @@ class RingRegion:
         """Record the first reason why it cannot be a ring."""
         self.why = self.why or f"{why}: {str(line).partition(chr(10))[0].strip()}"
 
+    def split(self, lines: Sequence[Statement], earlier: Collection[str]) -> tuple[RingRegion, ...]:
+        """Return the rings of the region, in order: itself, or one for totals that its other results depend on first.
+
+        lines    the lines of the scope
+        earlier  softmaxes whose sums are known from the forward pass
+        """
+        later = self._behind(lines)
+        totals = [name for name in self.totals if name not in later]
+        if not later:
+            totals = self._of_fresh(earlier) if self.scatters else []
+        others = [name for name in self.totals if name not in totals]
+        first, second = self._lines_of(totals), self._lines_of((*others, *self.scatters))
+        if not totals or not second:
+            return (self,)
+        second = [_again(line) if any(line is each for each in first) else line for line in second]
+        last = replace(self._part(second, others), scatters=self.scatters, shares=_same_shares(first, second))
+        return self._part(first, totals), last
+
+    def _behind(self, lines: Sequence[Statement]) -> set[str]:
+        """Return the results of its lines that depend on its totals."""
+        own, result, late = {id(line) for line in self.lines}, set[str](), set[str]()
+        for line in lines:
+            if late & {*line.reads}:
+                late |= {*line.makes}
+                result |= {*line.makes} if id(line) in own else set()
+            elif id(line) in own:
+                late |= {*self.totals} & {*line.makes}
+        return result
+
+    def _of_fresh(self, known: Collection[str]) -> list[str]:
+        """Return the totals of shares whose sums are not known."""
+        of_shares: set[str] = set()
+        for line in self.lines:
+            is_fresh = is_softmax(line) and line.part == "body" and line.name not in known
+            if is_fresh or of_shares & {*line.reads}:
+                of_shares |= {*line.makes}
+        return [name for name in self.totals if name in of_shares]
+
+    def _lines_of(self, names: Iterable[str]) -> list[Line]:
+        """Return the lines that make these names, with all lines that they depend on, in order."""
+        wanted, result = {*names}, list[Line]()
+        for line in reversed(self.lines):
+            if wanted & {*line.makes}:
+                wanted |= {*line.reads}
+                result.append(line)
+        return result[::-1]
+
+    def _part(self, lines: list[Line], totals: list[str]) -> RingRegion:
+        """Return a region of some of its lines."""
+        used = {name for line in lines for name in (*line.reads, *line.makes)}
+        return replace(
+            self,
+            gathers={name: line for name, line in self.gathers.items() if name in used},
+            at={name: place for name, place in self.at.items() if name in used},
+            lines=lines,
+            totals=totals,
+            slices={name: place for name, place in self.slices.items() if name in used},
+            scatters={},
+            rows=[name for line in lines if is_softmax(line) for name in line.makes if name not in self.at],
+            partial=self.partial & used,
+        )
+
     def absorb(self, other: RingRegion) -> None:
         """Merge another region that shares values with a line."""
         self.gathers |= other.gathers
@@ -72,6 +141,32 @@ class RingRegion:
         self.rows += other.rows
         self.partial |= other.partial
         self.why = self.why or other.why
+
+
+def _again(line: Line) -> Line:
+    """Return a line that the second ring computes again, outside the kernel of the original."""
+    return line.with_changed(meta=replace(line.meta, kernel=None, phase="recomputation"))
+
+
+def _same_shares(first: Iterable[Line], last: Iterable[Line]) -> dict[str, str]:
+    """Match softmaxes among the last lines with those of the same numbers among the first."""
+    numbers: dict[str, str] = {}
+    made: dict[Line, tuple[str, ...]] = {}
+    result = {}
+
+    def plain(line: Line) -> Line:
+        """Return a line without metadata and result names, for comparison."""
+        places = {name: f"#{place}" for place, name in enumerate(line.makes)}
+        return line.with_changed(meta=Meta("")).renamed({**numbers, **places})
+
+    for line in first:
+        made.setdefault(plain(line), line.makes)
+    for line in last:
+        if twin := made.get(plain(line)):
+            numbers |= dict(zip(line.makes, twin, strict=True))
+            if is_softmax(line) and line.part == "body":
+                result[line.name] = twin[0]
+    return result
 
 
 def regions(lines: Sequence[Statement], mesh_axis: str, is_value: Callable[[str], bool]) -> list[RingRegion]:

@@ -45,11 +45,11 @@ class Rounds:
         for line in region.lines:
             self._linear(line)
         if self.fresh and region.scatters:
-            ring.refuse(self.fresh[0], "its shares are computed with gradients, and no device has their sum")
+            self.region.refuse(self.fresh[0], "its shares are computed with gradients, and no device has their sum")
         corrections: dict[str, str] = {}
         first = [line for name in self.earlier for line in self._correction(name, corrections)]
         first += [line for op in region.lines for line in self._of_sinks(op, corrections)]
-        if ring.why:
+        if region.why:
             return []
         source = {name: line.right[0].name for name, line in region.gathers.items()}
         own = RingIteration(ring, "here", source, self.earlier, corrections)
@@ -77,7 +77,7 @@ class Rounds:
         origins = {self.of_shares[term.name] for term in having}
         rows = {tuple(str(term.axes[place]) for place in self.rows[term.name]) for term in having}
         if len(having) != number or len(origins) > 1 or len(rows) > 1 or not {*next(iter(rows))} <= {*left.axes}:
-            self.ring.refuse(
+            self.region.refuse(
                 line, "it is not linear, row by row, in shares whose sum is known after the last iteration"
             )
             return
@@ -102,7 +102,7 @@ class Rounds:
             gradient = next((name for name in reads if self._is_gradient(name, total)), "")
             axes = ring.known[gradient].axes if gradient else ()
             if not gradient or ring.before[total].axes != axes or not {*rows} <= {*axes}:
-                ring.refuse(line, f"the gradient of {total} has another layout than {total}")
+                self.region.refuse(line, f"the gradient of {total} has another layout than {total}")
                 return []
             self.slice_of(total)
             parts.append(ring.step(shares, "correction", rows))
@@ -125,7 +125,7 @@ class Rounds:
         shares = next(term.names[0] for name, term in zip(line.given, line.right, strict=True) if name == "Y")
         sink = sink_of(self.softmaxes[shares]) if shares in corrections else None
         if sink is None:
-            ring.refuse(line, "the shares that it is the gradient of are not in the region")
+            self.region.refuse(line, "the shares that it is the gradient of are not in the region")
             return []
         meta = replace(line.meta, kernel=None)
         logarithm, average = (Term(name, left.axes) for name in (self.earlier[shares].logarithm, corrections[shares]))

@@ -49,7 +49,6 @@ class Ring:
     fresh        returns a name for a value that is derived from another
     values       the values of its results
     normalizers  of the softmaxes whose sums it computes
-    why          the reason why it is impossible; empty if it is possible
     """
 
     region: RingRegion
@@ -62,11 +61,6 @@ class Ring:
     around: Mapping[str, Value] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     normalizers: dict[str, Normalizer] = field(default_factory=dict)
-    why: str = ""
-
-    def refuse(self, line: Statement, why: str) -> None:
-        """Record the first reason why it is impossible."""
-        self.why = self.why or f"{why}: {str(line).partition(chr(10))[0].strip()}"
 
     def made(self, name: str, axes: Iterable[Axis], of: str) -> Term:
         """Return a new value with a name, of the kind of another one."""
@@ -238,7 +232,7 @@ class RingIteration:
         left, given = new.left[0], dict(zip(new.given, new.right, strict=True))
         shares = dict(zip(old.given, old.right, strict=True))["Y"].name
         if shares not in self.corrections:
-            self.ring.refuse(old, "its shares are not computed with it")
+            self.ring.region.refuse(old, "its shares are not computed with it")
             return
         rows = tuple(axis for axis in left.axes if axis not in new.axes)
         more, correction = self.ring.step(left.name, "more", left.axes), Term(self.corrections[shares], rows)

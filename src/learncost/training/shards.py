@@ -18,7 +18,7 @@ from torch.futures import Future
 from learncost.training.parts import ArrayPart, Parts
 
 
-class Sharded(torch.Tensor):
+class ShardedTensor(torch.Tensor):
     """A tensor without values whose shards the default planners of a checkpoint read and write.
 
     The methods in double underscores are those by which planners ask tensors for their shards.
@@ -27,11 +27,11 @@ class Sharded(torch.Tensor):
     shards: Mapping[torch.Size, torch.Tensor]
 
     @staticmethod
-    def __new__(cls, parts: tuple[ArrayPart, ...]) -> Sharded:
+    def __new__(cls, parts: tuple[ArrayPart, ...]) -> ShardedTensor:
         """Return the tensor of one array's parts."""
         shards = {torch.Size(part.first): torch.from_numpy(part.array) for part in parts}
         dtype = next(iter(shards.values())).dtype
-        whole: Sharded = torch.Tensor._make_wrapper_subclass(cls, parts[0].whole, dtype=dtype)
+        whole: ShardedTensor = torch.Tensor._make_wrapper_subclass(cls, parts[0].whole, dtype=dtype)
         whole.shards = shards
         return whole
 
@@ -56,12 +56,12 @@ class Sharded(torch.Tensor):
         raise NotImplementedError(f"{func} of a tensor without values")
 
 
-def nested(parts: Parts) -> dict[str, dict[str, Sharded]]:
+def nested(parts: Parts) -> dict[str, dict[str, ShardedTensor]]:
     """Return the tensors of parts by kind and name, as PyTorch nests the state of a model and an optimizer."""
-    by_kind: dict[str, dict[str, Sharded]] = {}
+    by_kind: dict[str, dict[str, ShardedTensor]] = {}
     for name, several in parts.items():
         kind, _, rest = name.partition(".")
-        by_kind.setdefault(kind, {})[rest] = Sharded(several)
+        by_kind.setdefault(kind, {})[rest] = ShardedTensor(several)
     return by_kind
 
 

@@ -225,8 +225,8 @@ def test_training_of_gpt3(model, sizes, millions, flops, days):
         ("megatron", "bert-base", (), "; --architecture BertForMaskedLM has one"),
         ("megatron", "gpt3-xl", ("--n-head", "24"), "as wide as the model.*gpt3-xl has a width of 2048, heads of 3072"),
         ("kaplan", "gpt2", ("--procedure", "pepita"), "does not apply to pepita"),
-        ("gpt3", "gpt2", ("--train", "head"), "gpt3 is a formula of models that learn as a whole"),
-        ("palm", "gpt2", ("--lora", "attention"), "palm is a formula of models that learn as a whole"),
+        ("gpt3", "gpt2", ("--train", "head"), "gpt3 applies only to models whose weights are all trained"),
+        ("palm", "gpt2", ("--lora", "attention"), "palm applies only to models whose weights are all trained"),
         ("palm", "gpt2", ("--procedure", "recompute"), "palm is a formula of bp and does not apply to recompute"),
     ],
 )

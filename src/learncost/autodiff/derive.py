@@ -1,4 +1,5 @@
-"""The backward pass and the weight update from the forward table: one rule for products, one for sums, one row per op.
+"""Derive the backward pass and the weight update from the forward table: one rule for products, one for sums, one
+gradient table per op.
 
 Product: the gradient of a factor is the output's gradient times the other factors, written with the factor's own term;
 an index there makes it a scatter. Sum: the gradient passes through, reduced over broadcast axes. Op: its gradient
@@ -102,7 +103,7 @@ def derive(
     given
         Outputs whose gradients are given; by default all.
     overrides
-        Gradient overrides and stops of a learning procedure.
+        The gradient overrides and stops of a learning procedure.
 
     Returns
     -------
@@ -154,7 +155,8 @@ def derive(
 
 
 def derive_once(table: Table, wanted: tuple[str, ...], jacobian: bool = False) -> Derived:
-    """Return `derive` with caching: the steps of several procedures and price books share one derivation."""
+    """Return the result of `derive`, cached since the steps of several procedures and price books share one
+    derivation."""
     return _derived(IdentityKey(table), wanted, jacobian)
 
 

@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation of a scope: one rule for products, one for sums, one row per op."""
+"""Differentiate a scope in reverse mode: one rule for products, one for sums, one gradient table per op."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Adding:
 
 @dataclass
 class Reverse:
-    """The state of reverse-mode differentiation in one scope: the parts of the gradients, the lines so far."""
+    """The state of reverse-mode differentiation in one scope: the parts of gradients and the derived lines so far."""
 
     values: Mapping[str, Value]
     reach: GradientPlan
@@ -127,18 +127,18 @@ class Reverse:
         return self._make(self._free(name), name)
 
     def _make(self, gradient: str, name: str, role: Role = "gradient") -> str:
-        """Define a gradient of a value, or a part of one, under its name."""
+        """Declare a gradient of a value, or a part of one, and return its name."""
         self.derived_values[gradient] = Value(self.values[name].axes, role, name)
         return gradient
 
     def _free(self, name: str) -> str:
-        """Return the name of a gradient. Raises `InputError` where a value of the layer has it."""
+        """Return the name of a gradient. Raises `InputError` if a value of the layer already has this name."""
         if f"d{name}" in self.values:
             raise InputError(f"d{name} is a value of the layer and the gradient of {name}: rename the value")
         return f"d{name}"
 
     def part(self, name: str) -> str:
-        """Return the name of the next part of a gradient; a single part is the gradient itself."""
+        """Return the name of the next part of a gradient; the only part of a gradient has its name."""
         parts = self.parts.setdefault(name, [])
         gradient = self._free(name)
         alone = self.reach.expected.get(name, 0) == 1 and name not in self.seeded
@@ -147,7 +147,7 @@ class Reverse:
         return parts[-1]
 
     def finish(self, name: str, meta: Meta) -> str | None:
-        """Add up the parts of a gradient once all are defined; return the gradient's name."""
+        """Add up the parts of a gradient, all of which are defined now, and return its name."""
         if self.reach.is_given(name):
             return self._given(name) if self.reach.wants(name) else None
         parts = self.parts.get(name, [])
@@ -163,14 +163,14 @@ class Reverse:
         return total
 
     def _given(self, name: str) -> str:
-        """Return an overridden gradient, defined at its first use."""
+        """Return the name of an overridden gradient, whose lines are emitted at its first use."""
         if f"d{name}" not in self.derived_values:
             self._make(self._free(name), name)
             self._elsewhere(self.reach.overrides.given[self.reach.scope][name])
         return f"d{name}"
 
     def _elsewhere(self, source: GradientSource) -> str:
-        """Emit the lines of an overridden gradient; return its name."""
+        """Emit the lines of an overridden gradient and return its name."""
         self.derived_values |= {key: value for key, value in source.values.items() if key not in self.derived_values}
         self.out += source.lines
         return source.name
@@ -189,7 +189,7 @@ class Reverse:
             if isinstance(line, Op) and line.opaque:
                 self._opaque(line, gradients, targets)
             elif isinstance(line, Op):
-                self._word(line, gradients, targets)
+                self._op(line, gradients, targets)
             else:
                 name = gradients[line.name]
                 assert name is not None
@@ -199,7 +199,7 @@ class Reverse:
                     rule(line, i, gradient)
 
     def _emit(self, derived: Line, line: Line, i: int) -> None:
-        """Emit a derived line with the conditions and metadata of its forward line and its declared axes."""
+        """Emit a derived line, with the conditions and metadata of its forward line."""
         target = derived.left[0].name
         source = line.right[i]
         self.readers[source.name] = line.meta
@@ -236,7 +236,7 @@ class Reverse:
             sign: tuple[Operand, ...] = (Literal(-1.0),) if line.signs[i] < 0 else ()
             self._emit(Product(left, (*sign, gradient)), line, i)
 
-    def _word(self, line: Op, gradients: Mapping[str, str | None], targets: list[int]) -> None:
+    def _op(self, line: Op, gradients: Mapping[str, str | None], targets: list[int]) -> None:
         op = entry(line.op)
         operands = {i: line.given[i] for i in targets}
         if not operands:
@@ -272,7 +272,7 @@ class Reverse:
             self._emit(product, line, i)
 
     def _opaque(self, line: Op, gradients: Mapping[str, str | None], targets: list[int]) -> None:
-        """Emit all gradients of a line without a derivation as one line, which reads the line's operands."""
+        """Emit one line for all gradients of an opaque line, which reads the opaque line's operands."""
         if not targets:
             return
         known = [
@@ -294,7 +294,7 @@ class Reverse:
         self._emit(derived, line, next(iter(values), targets[0]))
 
     def _through_jacobian(self, line: Op, bindings: Mapping[str, Operand], i: int) -> None:
-        """Emit J[_ n n'] as a separate line, then dX[_ n'] = dY[_ n] J[_ n n']."""
+        """Emit the Jacobian J[_ n n'] as a line, then dX[_ n'] = dY[_ n] J[_ n n']."""
         op, target = entry(line.op), operand(line, i)
         second: dict[str, str] = {}
         for axis in line.axes:
@@ -321,7 +321,7 @@ class Reverse:
         self._emit(Product((left,), (gradient, Term(name, axes))), line, i)
 
     def _expose(self, line: Op, name: str) -> Term:
-        """Add a value of the op's body that the gradient reads to the results of the forward line."""
+        """Make a value of the op's body that the gradient reads an additional result of the forward line."""
         (result,) = (body.left[0] for body in entry(line.op).body if body.name == name)
         axes = spell(result.declared, line)
         self.exposed.setdefault(line.makes, {})[name] = axes
@@ -352,7 +352,7 @@ class Reverse:
         keep = [(inner.finish(i, meta), self.part(o)) for i, o in each]
         totals = [self._accumulate(inner, name) for name in line.shared if inner.reach.wants(name)]
         for c in carries:
-            if starts[c.start] is None and line.count != "1":  # no line of an iteration reads the loop-carried value
+            if starts[c.start] is None and line.count != "1":  # no line of an iteration reads the value
                 starts[c.start] = inner._zeros(inner._make(f"d{c.start}", c.start), Meta(phase="backward"))
         carry_lines = tuple(
             carried for c in carries for carried in self._carried(c, starts[c.start], str(self._initial(c)), inner)
@@ -384,10 +384,8 @@ class Reverse:
             self.derived_values[outer] = self.derived_values[outer].along((line.count, *line.axes[inside]))
 
     def _carried(self, c: Carry, start: str | None, initial: str, inner: Reverse) -> Iterator[Carry]:
-        """Yield the loop-carried values of the reversed loop for one of the forward loop: the gradient, or its
-        override.
-
-        An override carries the gradient of the initial value separately; each iteration drops the later one's.
+        """Yield what the reversed loop carries for a loop-carried value: its gradient, or its override and, separately,
+        the gradient of the initial value.
         """
         wanted = self.reach.wants(c.initial) and inner.reach.wants(c.start)
         source = self.reach.overrides.between.get(inner.reach.scope, {}).get(c.start)
@@ -404,7 +402,7 @@ class Reverse:
         elif wanted:
             yield Carry(f"d{c.end}", str(start), initial, self.part(c.initial))
         else:
-            # An iteration without a gradient to the previous one passes its own incoming gradient on, unused.
+            # If an iteration computes no gradient for the previous one, it carries its own on, unused.
             yield Carry(f"d{c.end}", start or f"d{c.end}", initial, self._make(unused, c.initial, "part"))
 
     def _initial(self, carry: Carry) -> str:
@@ -421,7 +419,7 @@ class Reverse:
         return name
 
     def _accumulate(self, inner: Reverse, name: str) -> Carry:
-        """Return the gradient of a value that all iterations share: a loop-carried accumulator."""
+        """Return the loop-carried accumulator that sums the gradient of a value over all iterations that read it."""
         phase = "weight_update" if name in self.reach.weights else "backward"
         iteration = str(inner.finish(name, Meta()))
         part = self.part(name)

@@ -1,8 +1,8 @@
-"""Forward-mode differentiation: tangents of every value, line by line with the forward pass.
+"""Differentiate in forward mode: compute tangents of every value, line by line with the forward pass.
 
 Product: one product per factor with a tangent, and their sum. Sum: the sum of the tangents. Op: its gradient table,
-applied to the operand's tangent in place of the result's gradient, where its Jacobian is symmetric; otherwise its
-tangent table. A loop carries, slices and stacks tangents as it does values. Nothing is saved for a backward pass.
+applied to the operand's tangent in place of the result's gradient, if its Jacobian is symmetric; otherwise its tangent
+table. A loop carries, slices and stacks tangents as it does values. Nothing is saved for a backward pass.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def tangent(
     slices: Mapping[Scope, Mapping[str, Value]] = {},
     by_row: Mapping[str, tuple[str, ...]] = {},
 ) -> tuple[Table, Mapping[str, str]]:
-    """Return the table with tangents of its values, and the names of the outputs' tangents.
+    """Return the table with the lines of tangents added, and the names of the outputs' tangents.
 
-    along   the direction of each perturbed name, by scope; it is added to a value that a line defines
-    slices  by the scope of a loop, the values that these lines read of stacks of the same names
+    along   by scope, the direction of each perturbed value; that of a line's result is added to the result's tangent
+    slices  by the scope of a loop, the slices that the directions' lines read from stacks of the same names
     by_row  outputs whose tangents keep axes that the last line sums over
     Raises `InputError` for a line without a derivation, and for an op without a tangent.
     """
@@ -45,7 +45,7 @@ def tangent(
 
 
 def along_inputs(table: Table, names: Iterable[str]) -> Table:
-    """Return the table with tangents along directions that are additional inputs, `X>` for X."""
+    """Return the table with tangents along directions that are additional inputs, named `X>` for X."""
     names = tuple(names)
     moved, _ = tangent(table, {(): {name: GradientSource(f"{name}{MARK}") for name in names}})
     directions = {f"{name}{MARK}": Value(table.axes[name], "tangent", name) for name in names}
@@ -54,7 +54,7 @@ def along_inputs(table: Table, names: Iterable[str]) -> Table:
 
 @dataclass
 class _Tangents:
-    """The state of one scope: `known` has the tangents of its names and of those around it."""
+    """The state of one scope: `known` maps its names, and those of the scopes around it, to their tangents."""
 
     values: dict[str, Value]
     scope: Scope
@@ -74,7 +74,7 @@ class _Tangents:
         return self.out
 
     def of(self, name: str) -> str | None:
-        """Return the name of a tangent; None where the value does not depend on a perturbed one."""
+        """Return the name of a value's tangent; None if the value does not depend on a perturbed one."""
         source = self.along.get(self.scope, {}).get(name)
         if name not in self.known and source is not None:
             self.take(source)
@@ -86,7 +86,7 @@ class _Tangents:
         self.out += source.lines
 
     def make(self, name: str, of: str, axes: tuple[str, ...] | None = None) -> str:
-        """Define a tangent of a value, or a part of one, under its name."""
+        """Declare a tangent of a value, or a part of one, and return its name."""
         self.values[name] = Value(self.values[of].axes if axes is None else axes, "tangent", of)
         return name
 
@@ -137,7 +137,7 @@ class _Tangents:
         return replace(line.meta, local=local, locals=(), gradients=(), jacobian="", equation="", cached=None)
 
     def part(self, line: Line, number: int, axes: tuple[str, ...] | None = None) -> Term:
-        """Return the next part of the tangent of a line's result."""
+        """Return the term of the next part of a result's tangent."""
         name = self.make(f"{line.name}{MARK}+{number + 1}", line.name, axes)
         return Term(name, line.left[0].axes if axes is None else axes)
 
@@ -147,7 +147,8 @@ class _Tangents:
         return Product((self.part(line, i, rows or None),), right, line.where, self.meta(line))
 
     def sum(self, line: Sum, moved: list[int]) -> Sum:
-        """Return the sum of the tangents with their signs, plus zeros of the result's shape where all broadcast."""
+        """Return the sum of the tangents with their signs, plus zeros of the result's shape if all tangents are
+        broadcast."""
         terms: list[Operand] = [Term(self.known[operand(line, i).name], operand(line, i).axes) for i in moved]
         signs = [line.signs[i] for i in moved]
         if all(set(term.loops) < set(line.left[0].loops) for term in terms):
@@ -203,7 +204,7 @@ class _Tangents:
         return bound_term
 
     def expose(self, line: Op, name: str) -> Term:
-        """Add a value of the op's body that the tangent reads to the results of the forward line."""
+        """Make a value of the op's body that the tangent reads an additional result of the forward line."""
         (result,) = (body.left[0] for body in entry(line.op).body if body.name == name)
         axes = spell(result.declared, line)
         self.exposed.setdefault(line.makes, {})[name] = axes
@@ -251,7 +252,7 @@ class _Tangents:
         )
 
     def inside(self, line: Loop, moved: set[str]) -> _Tangents:
-        """Return the scope of a loop's iterations, in which these loop-carried values have tangents."""
+        """Return the scope of a loop's iterations with the tangents of these loop-carried values."""
         known = {name: moving for name, moving in self.known.items() if name not in line.inside}
         values = dict(line.values)
         scope = (*self.scope, line.makes)

@@ -1,6 +1,6 @@
 """Cost models: MACCs, FLOPs and bytes of every line under a named price book. All counts are derived from the lines.
 
-A MACC is one term of a product with a sum, also of a sum that another line completes, and costs two FLOPs; a product
+A MACC is one term of a product that is summed, even if another line completes the sum, and costs two FLOPs. A product
 without a sum costs one FLOP per element.
 """
 

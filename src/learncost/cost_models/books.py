@@ -1,4 +1,4 @@
-"""The price books, as data with their sources. `run` and `matmul` contain no numbers."""
+"""Define the price books as data with their sources; the books `run` and `matmul` need no numbers."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def book(name: str | Book) -> Book:
 
 
 def every() -> dict[str, Book]:
-    """Return all price books by name: those that price lines, and the formulas of complete models."""
+    """Return all price books by name: those that price single lines, and formulas of complete models."""
     from learncost.cost_models.formula import formulas  # reads a file: only where all are asked for
 
     return {**BOOKS, **{name: formula.book for name, formula in formulas().items()}}
@@ -182,16 +182,14 @@ def price(
     Parameters
     ----------
     table
-        A layer, or a table that was derived from one. Only the lines of the table are priced: a layer has its forward
-        pass.
+        A layer, which is priced as its forward pass, or a table that was derived from a layer.
     sizes
-        Sizes by the names of the axes and of the trip counts of loops. Whole numbers give exact whole numbers, arrays
-        give
-        float64 arrays; a size that is left out remains a letter, and the count is then a polynomial.
+        Sizes of axes and trip counts of loops, by name. Whole numbers give exact whole numbers, and arrays give float64
+        arrays; with sizes left out, the counts are polynomials in them.
     book
         A price book or its name. One MACC is two FLOPs in all of them.
     dtype
-        The data type in which bytes are counted. Every line reads each operand once and writes each result once.
+        The data type in which bytes are counted. Each line reads each operand once and writes each result once.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The errata of the publications that learncost's formulas come from, with the corrections."""
+"""Read the errata of the publications that learncost's formulas come from, with their corrections."""
 
 import tomllib
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ def _as_printed() -> dict[str, str]:
 class Erratum(Displayed):
     """An erratum of a publication.
 
-    `maccs` and `flops` are polynomials in M, N, d_model, d_ff, h and voc, the right count minus the printed one;
-    they are "0" where no total changes. `books` states for each price book whether it keeps the error as "printed"
-    or has it "mended".
+    `maccs` and `flops` are the correct count minus the printed one, as polynomials in M, N, d_model, d_ff, h and voc;
+    they are "0" if no total changes. `books` states for each price book whether it reproduces the error ("printed") or
+    corrects it ("mended").
     """
 
     id: str

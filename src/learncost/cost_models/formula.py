@@ -1,4 +1,4 @@
-"""Price books that are formulas: a publication prices a complete model row by row, without lines."""
+"""Price complete models by the formulas of publications, row by row instead of line by line."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from learncost.models.model import Model
 from learncost.ops import is_softmax
 
 FORMULA = "formula"
-"""The rule of these books."""
+"""The pricing rule of these books."""
 
 BACKWARD = 2
-"""The FLOPs of backward and weight update relative to forward, in all of the publications."""
+"""The FLOPs of backward and weight update relative to forward in all of these publications."""
 
 
 @dataclass(frozen=True)
 class FormulaRow:
-    """One row of a publication's formula: its FLOPs in the forward pass of a step, in the publication's letters."""
+    """A row of a publication's formula: FLOPs in the forward pass of a step, written in the publication's letters."""
 
     layer: str
     name: str
@@ -40,7 +40,7 @@ class FormulaRow:
 
 @dataclass(frozen=True)
 class PublishedFormula:
-    """A publication's formula: its conditions on the model, the meaning of its letters, its rows."""
+    """The formula of a publication: its conditions on a model, the meanings of its letters, and its rows."""
 
     book: Book
     needs: tuple[str, ...]
@@ -62,7 +62,7 @@ def formulas() -> Mapping[str, PublishedFormula]:
 
 
 def priced(model: Model, book: Book, procedure: str) -> tuple[PricedLine, ...]:
-    """Return the rows of one step under a formula, as polynomials in the sizes of the model's axes.
+    """Return the priced rows of one step under a formula, as polynomials in the sizes of the model's axes.
 
     Raises `InputError` where the formula does not cover the model or the procedure.
     """
@@ -71,7 +71,7 @@ def priced(model: Model, book: Book, procedure: str) -> tuple[PricedLine, ...]:
         procedures = "bp and recompute" if formula.recomputes else "bp"
         raise InputError(f"price book {book.name} is a formula of {procedures} and does not apply to {procedure}")
     if set(model.learning) != set(model.table.weights):
-        raise InputError(f"price book {book.name} is a formula of models that learn as a whole, not of parts of them")
+        raise InputError(f"price book {book.name} applies only to models whose weights are all trained")
     reading = FormulaValues(model)
     for need in formula.needs:
         if refusal := _NEEDS[need](reading):
@@ -109,7 +109,7 @@ def _half(count: Polynomial) -> Polynomial:
 
 
 def value(text: str, letters: Mapping[str, Polynomial]) -> Polynomial:
-    """Return a product such as `4 B s^2 h l` with its letters replaced."""
+    """Return the polynomial of a product such as `4 B s^2 h l`, with its letters replaced."""
     product = Polynomial.of(())
     for factor in text.split():
         name, _, power = factor.partition("^")
@@ -139,7 +139,7 @@ class FormulaValues:
 
     @cached_property
     def lines(self) -> tuple[tuple[Line, tuple[str, ...]], ...]:
-        """The lines of the forward pass with the counts of the loops around them."""
+        """The lines of the forward pass, with the trip counts of the loops around them."""
         return tuple((line, nest.counts) for line, nest in walk(self.model.table.lines))
 
     @cached_property
@@ -165,12 +165,12 @@ class FormulaValues:
 
     @cached_property
     def heads(self) -> Polynomial:
-        """The width of all heads of all blocks: MACCs of the products of scores for each pair of tokens."""
+        """The width of all heads of all blocks, which is the number of MACCs of the scores for one pair of tokens."""
         return self.widths[0]
 
     @cached_property
     def widths(self) -> tuple[Polynomial, Polynomial]:
-        """MACCs for each pair of tokens, of the products that compute scores and of those that read them."""
+        """The MACCs for one pair of tokens: of the products that compute scores, and of those that read them."""
         scores, values = (
             total(
                 matrix_maccs(line) * Polynomial.of(iterations)
@@ -183,7 +183,8 @@ class FormulaValues:
 
     @cached_property
     def positions(self) -> Polynomial:
-        """The parameters of learned positions: weights that are added at token positions, for any batch."""
+        """The parameters of learned positions: weights that are added at token positions, the same for every
+        sequence."""
         table = self.model.table
         found = {
             term.name
@@ -197,16 +198,16 @@ class FormulaValues:
 
     @cached_property
     def active(self) -> Polynomial:
-        """The parameters that process one token: of the experts' weights, those to which it is routed."""
+        """The active parameters, which process one token: of experts, only those to which it is routed."""
         return active_parameters(self.model.table)
 
     @cached_property
     def experts(self) -> Collection[str]:
-        """The weights of experts, among which tokens are routed."""
+        """The weights of experts that tokens are routed to."""
         return choices(self.model.table)
 
     def matrices(self, attention: bool) -> Polynomial:
-        """Return the parameters of the blocks' matrices: those of attention, or the others."""
+        """Return the number of parameters of the blocks' matrices: those of attention, or the others."""
         table, layers = self.model.table, {line.meta.layer for line, _ in self.attention}
         is_attention: dict[str, bool] = {}
         for line, iterations in self.lines:
@@ -220,7 +221,7 @@ class FormulaValues:
 
 
 def _of_places(axis: Axis) -> bool:
-    """Return whether an axis of a weight is that of the tokens, or is indexed by their positions."""
+    """Return whether an axis of a weight runs over token positions, directly or by an index."""
     if isinstance(axis, str):
         return base(axis) == "M"
     return "B" not in axis.at.loops and "M" in map(base, axis.at.loops)
@@ -252,7 +253,7 @@ def _widths_of_heads(reading: FormulaValues) -> str:
 
 
 def _experts(reading: FormulaValues) -> str:
-    return "has experts, of which a token meets a few" if reading.experts else ""
+    return "has experts, and a token is processed by a few of them" if reading.experts else ""
 
 
 def _shared_weights(reading: FormulaValues) -> str:
@@ -276,7 +277,7 @@ def _other_blocks(reading: FormulaValues) -> str:
 def _other_widths(reading: FormulaValues) -> str:
     sizes = reading.model.sizes
     if not {"d", "h", "k", "f"} <= sizes.keys():
-        return "has no axes that are called d, h, k and f"
+        return "has no axes named d, h, k and f"
     d, a, f = sizes["d"], sizes["h"] * sizes["k"], sizes["f"]
     return "" if d == a and f == 4 * d else f"has a width of {d}, heads of {a} together and a network of {f}"
 
@@ -298,7 +299,7 @@ _NEEDS: Mapping[str, Callable[[FormulaValues], str]] = {
     "standard widths": _other_widths,
     "head": _no_head,
 }
-"""The conditions of formulas, each with a function that returns how a model violates it."""
+"""The conditions of formulas: each function returns how a model violates the condition, or ""."""
 
 _MEANT = {
     "one stack": "one stack of blocks with attention among its tokens",

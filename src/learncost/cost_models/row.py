@@ -1,4 +1,4 @@
-"""A price book, and the price of a line and of a table under it: their kinds, and the elements that they move."""
+"""Represent a price book, and the price of a line and of a table under it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from learncost.layers.products import matrix_maccs
 
 @dataclass(frozen=True)
 class PricedLine:
-    """The price of one line in all iterations, as polynomials in the sizes."""
+    """The price of one line over all of its iterations, as polynomials in the sizes."""
 
     line: str
     layer: str
@@ -30,7 +30,7 @@ class PricedLine:
     elements: Polynomial
     repeat: Polynomial = field(default_factory=lambda: Polynomial.of(()))
     kind: str = "elementwise"
-    narrow: Polynomial = ZERO  # the elements of one byte
+    narrow: Polynomial = ZERO  # the number of elements of one byte each
     part_of: str = ""  # the value whose gradient the line is a summand of
     place: int = 0  # the number of the row
     outside_paper: bool = False
@@ -48,12 +48,12 @@ class PricedLine:
 
     @property
     def opaque(self) -> Opaque | None:
-        """The declared cost of a line without a derivation; None for any other line."""
+        """The declared cost of an opaque line; None for any other line."""
         return self.source.opaque if isinstance(self.source, Op) else None
 
     @property
     def unknown(self) -> bool:
-        """Return whether the cost is unknown, so that a total with it is a lower bound."""
+        """Return whether the cost is unknown; a total that includes it is a lower bound."""
         return bool(self.opaque and isinstance(self.source, Op) and self.opaque.flops(self.source.part) is None)
 
 
@@ -123,7 +123,8 @@ class Price(Displayed):
 
 
 def _packed(row: PricedLine, bits: int, sizes: Mapping[str, Any]) -> Any:
-    """Return the bytes that a line with quantized operands moves beyond `bits` per element; negative for fewer."""
+    """Return the bytes that a line with quantized operands moves in addition to `bits` per element; negative if it
+    moves fewer."""
     from fractions import Fraction  # only where weights are quantized
 
     from learncost.passes.rewrite_quantized import bits_of
@@ -138,18 +139,18 @@ def _packed(row: PricedLine, bits: int, sizes: Mapping[str, Any]) -> Any:
 
 @lru_cache(maxsize=4096)
 def places(axes: tuple[Axis, ...]) -> Polynomial:
-    """Return the number of elements of a value that a line touches which reads it at these axes."""
+    """Return the number of elements that a line accesses of a value that it reads or writes at these axes."""
     direct = [axis for axis in axes if isinstance(axis, str)]
     reads = [(r.axis, [a for a in r.at.loops if a not in direct]) for r in axes if isinstance(r, Read)]
     return Polynomial.of((*direct, *(least(axis, index) for axis, index in reads if index)))
 
 
 NOT_DERIVED = "not derived"
-"""The kind of a line that has a cost and no derivation."""
+"""The kind of an opaque line, which has a cost but no derivation."""
 
 
 def row_of(table: Table, line: Line, iterations: Iterable[str], maccs: Polynomial, flops: Polynomial) -> PricedLine:
-    """Return the row of a line from its counts in one iteration."""
+    """Return the priced row of a line from its counts in one iteration."""
     return with_counts(table, line, in_all((maccs, flops, elements(line)), iterations))
 
 
@@ -158,14 +159,15 @@ Counts = tuple[Polynomial, Polynomial, Polynomial, Polynomial]  # these in all i
 
 
 def in_all(once: Once, iterations: Iterable[str], spared: Polynomial = ZERO) -> Counts:
-    """Return the counts in all iterations; `spared` are the additions that an accumulator's first summand saves."""
+    """Return the counts over all iterations; `spared` is the number of additions saved because an accumulator's first
+    summand is not added to anything."""
     times = Polynomial.of(iterations)
     maccs, flops, moved = once
     return maccs * times, flops * times - spared, moved * times, times
 
 
 def with_counts(table: Table, line: Line, counts: Counts, form: str | None = None) -> PricedLine:
-    """Return the row of a line from its counts in all iterations."""
+    """Return the priced row of a line from its counts over all iterations."""
     meta, name = line.meta, line.meta.local or line.name
     value = table.known.get(line.name)
     part_of = value.of if value and value.role in ("part", "unsummed") else ""
@@ -177,8 +179,8 @@ def with_counts(table: Table, line: Line, counts: Counts, form: str | None = Non
 
 
 def kind(line: Line, table: Table, form: str | None = None) -> str:
-    """Return the kind of a line: linear for matrix products with a weight or for its gradient and look-ups of a weight;
-    attention for other matrix products; elementwise; and a separate kind for lines without a derivation.
+    """Return the kind of a line: "linear" for matrix products with a weight or for its gradient, and for look-ups;
+    "attention" for other matrix products; "not derived" for opaque lines; otherwise "elementwise".
 
     form   the result of `form_of`, where it is known
     """
@@ -194,7 +196,7 @@ def kind(line: Line, table: Table, form: str | None = None) -> str:
 
 
 def form_of(line: Line) -> str:
-    """Return the form of a line by its axes: "matrix", "indexed" for a product with an index, or ""."""
+    """Return the form of a product: "matrix", or "indexed" if it has an index; "" for any other line."""
     if not isinstance(line, Product):
         return ""
     if matrix_maccs(line):
@@ -203,9 +205,9 @@ def form_of(line: Line) -> str:
 
 
 def elements(line: Line) -> Polynomial:
-    """Return the elements read and written by a line, each operand once. An alias moves nothing.
+    """Return the number of elements that a line reads and writes, each operand once; an alias moves none.
 
-    A read at an index touches as many positions as the index has elements, at most the size of the axis.
+    A read at an index accesses as many positions as the index has elements, at most the size of the axis.
     """
     if alias(line):
         return ZERO
@@ -213,7 +215,8 @@ def elements(line: Line) -> Polynomial:
 
 
 def narrow_elements(line: Line, table: Table) -> Polynomial:
-    """Return the elements read and written by a line whose values have one byte each, whatever the run's type."""
+    """Return the number of elements that a line reads and writes of values with one byte per element, whatever the data
+    type of the run."""
     names = {name for name in (*line.reads, *line.makes) if name in table.known and table.known[name].dtype}
     if not names or alias(line):
         return ZERO
@@ -223,7 +226,8 @@ def narrow_elements(line: Line, table: Table) -> Polynomial:
 
 @dataclass(frozen=True)
 class OpPrice:
-    """FLOPs per element of an operator's result, of its gradient and of its explicit Jacobian; None: by the rule."""
+    """The FLOPs per element of an operator's result, its gradient and its explicit Jacobian; None: priced by the
+    rule."""
 
     body: int | None = None
     gradient: int | None = None
@@ -233,7 +237,7 @@ class OpPrice:
 
 @dataclass(frozen=True)
 class Override:
-    """The price of one line in a book, in the layer's own axes, in place of the rule."""
+    """The price of one line in a book that replaces the rule, in the axes of the layer."""
 
     maccs: Polynomial
     flops: Polynomial
@@ -273,7 +277,7 @@ class Book(Displayed):
     again
         Whether the backward pass of attention recomputes its scores, as flash attention does.
     operators
-        The operators that it counts, for lines that name their operator; others cost nothing. Empty: all lines are
+        For lines that name their operator: the operators that it counts; others cost nothing. Empty: all lines are
         counted, whatever their operator.
     optimizer
         The default optimizer of the publication; empty where it names none.

@@ -1,4 +1,4 @@
-"""Price a table by the rule of a book: what runs, what counters of matrix products see, what a publication prints."""
+"""Price a table by the rule of a book: as it runs, as counters of matrix products count, or as a publication prints."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from learncost.passes.rematerialization import first_name
 
 
 def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[PricedLine, ...]:
-    """Return the rows of a table in which only matrix products cost something."""
+    """Return the rows of a table if only matrix products are counted."""
     charges: dict[str, Callable[[Product, Polynomial], Polynomial]]
     charges = {"half": in_half, "inside": inside, "blocks": partial(in_blocks, sizes=sizes)}
     charge = charges.get(book.causal)
@@ -62,7 +62,7 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Pri
     scores = ScoreGradients()
 
     def charged(line: Line) -> Polynomial:
-        """The MACCs of a line by itself."""
+        """Return the MACCs of a line, without those that run again or twice."""
         operator = operator_name(line.meta.operator) if book.operators else ""
         if not isinstance(line, Product) or is_in_a_kernel(line):
             return ZERO
@@ -94,10 +94,10 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Pri
 
 
 def _ends_of_attention(table: Table) -> dict[str, Product]:
-    """Return the last products of attention that run again as part of its kernel, by the shares that run again.
+    """Map recomputed attention probabilities to the last product of attention, which a fused kernel recomputes, too.
 
-    A checkpoint stops at the last value that the gradients of lines read, which are the shares of attention. A fused
-    kernel has no shares: it keeps its result, and computes all of it again.
+    A checkpoint's lines stop at the last value that the backward lines read, which is the probabilities. A fused kernel
+    saves only its result, and recomputes all of attention.
     """
     lines = [line for line, _ in walk(table.lines)]
     shares = {line.name for line in lines if is_softmax(line)}
@@ -112,7 +112,8 @@ def _ends_of_attention(table: Table) -> dict[str, Product]:
 
 
 def _opaque(line: Line, causal: str) -> Polynomial | None:
-    """The FLOPs of a line that is not derived, at the pairs of positions that a book counts under a causal mask."""
+    """Return the FLOPs of an opaque line for the pairs of positions that a book counts under a causal mask; None for
+    any other line."""
     if not isinstance(line, Op) or line.opaque is None:
         return None
     flops, visible = line.opaque.flops(line.part), line.opaque.visible
@@ -124,7 +125,7 @@ def _opaque(line: Line, causal: str) -> Polynomial | None:
 
 
 def printed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
-    """Return the rows of a table with the costs that a publication prints."""
+    """Return the rows of a table with the costs that a publication prints for its lines."""
     rows = []
     for line, nest in walk(table.lines):
         meta = line.meta
@@ -153,7 +154,7 @@ def printed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
 
 
 def _printed_product(line: Product, book: Book, table: Table) -> tuple[Polynomial, Polynomial, bool]:
-    """Price a product by its shapes: one term for each point of the axes that it loops over."""
+    """Return the cost of a product by its shapes: one term for each point of the axes that it loops over."""
     left = {axis for axis in line.left[0].axes if isinstance(axis, str)}
     if len(line.right) == 1:
         (term,) = line.right
@@ -186,7 +187,7 @@ def _printed_op(line: Op, book: Book, table: Table) -> tuple[Polynomial, Polynom
 
 
 def executed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
-    """Return the rows of a table as it runs; lines of one shape are counted once."""
+    """Return the rows of a table with the operations that run; lines of equal shapes are analysed once."""
     shapes: dict[Hashable, tuple[Once, str]] = {}
     in_iterations: dict[tuple[Hashable, ...], tuple[Counts, str]] = {}
     rows = []
@@ -196,7 +197,7 @@ def executed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
     for line, nest in walk(table.lines):
         pair = next(
             (counts for other, counts in counted if other is line), None
-        )  # a part has its lines in the order of the full table
+        )  # a part of a table has its lines in the full table's order
         begun = begins.get(id(line))
         spared = ZERO if begun is None else Polynomial.of((*line.loops, *begun))
         if pair is not None:
@@ -213,9 +214,9 @@ def executed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
 
 
 def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Polynomial, Polynomial] | None]]:
-    """Yield the MACCs and FLOPs of every line; None for one whose counts do not depend on other lines.
+    """Yield the MACCs and FLOPs of the lines whose counts depend on other lines, and None for all other lines.
 
-    The values outside a `where` may be known from lines before.
+    They depend on earlier lines if these determine the values outside a `where`.
     """
     by_itself = [*map(alone(table), (line for line, _ in walk(table.lines)))]
     standing = iter(by_itself)
@@ -229,7 +230,7 @@ def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Polynomial, Polynomial
 
 
 def _together(lines: Iterable[Line]) -> tuple[Polynomial, Polynomial]:
-    """Return the MACCs and FLOPs of the lowered lines of one line."""
+    """Return the total MACCs and FLOPs of the lowered lines of one line."""
     executed_lines = tuple(lines)
     if len(executed_lines) == 1:
         return executed(executed_lines[0])
@@ -238,7 +239,7 @@ def _together(lines: Iterable[Line]) -> tuple[Polynomial, Polynomial]:
 
 
 def _scattered(lines: Iterable[Line]) -> Polynomial:
-    """Return the MACCs of products that are summed at an index, such as gradients of experts' weights: one per term.
+    """Return the MACCs of products that are added at an index, such as gradients of experts' weights: one per term.
 
     The lowered table multiplies in one line and adds at the index in another, one FLOP per term each. Terms that never
     collide are stored without a sum.
@@ -268,7 +269,7 @@ def executed(line: Line) -> tuple[Polynomial, Polynomial]:
     loops = tuple(dict.fromkeys([axis for term in line.right for axis in term.loops]))
     points = Polynomial.of(loops)
     if line.right and all(isinstance(term, Literal) for term in line.right):
-        return ZERO, ZERO  # only numbers: Python's own arithmetic, no array is touched
+        return ZERO, ZERO  # only numbers, which Python computes
     if isinstance(line, Product):
         summed = not set(line.left[0].loops).issuperset(loops)
         if len(line.right) == 1:
@@ -288,14 +289,14 @@ def executed(line: Line) -> tuple[Polynomial, Polynomial]:
 
 
 def executed_alone(line: Line) -> tuple[Polynomial, Polynomial]:
-    """Return the MACCs and FLOPs of a line on its own, independently of the lines around it."""
+    """Return the MACCs and FLOPs of a line, lowered without knowledge of other lines."""
     return _together(lower_line(line))
 
 
 def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str = "fp32") -> Price:
-    """Price a table. `sizes` by axis name (and by the trip counts of loops); one that is left out remains a symbol.
+    """Price a table. `sizes` are those of axes and trip counts, by name; a size that is left out remains a symbol.
 
-    Bytes: every line of the table as written reads each operand once and writes each result once.
+    For bytes, every line of the table reads each operand once and writes each result once.
     """
     if isinstance(table, Layer):
         table = table.table

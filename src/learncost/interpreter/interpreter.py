@@ -1,4 +1,4 @@
-"""Execution in NumPy, the definition of every table. Any array that follows NumPy's protocols may be passed."""
+"""Execute tables in NumPy, which defines their meaning, on any arrays that follow NumPy's protocols."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
 
 
 def _keeping(table: Table) -> Table:
-    """Return the table with a stack of every value that a loop's iterations define, so that it can be inspected."""
+    """Return the table with a stack of every value that the iterations of a loop define, so that all values can be
+    inspected."""
 
     def keeping(lines: Iterable[Statement], values: dict[str, Value]) -> tuple[Statement, ...]:
         result: list[Statement] = []
@@ -110,7 +111,7 @@ def _keeping(table: Table) -> Table:
 
 
 def _array(value: Array) -> Array:
-    """Convert lists and numbers to arrays; return an object that follows NumPy's protocols unchanged."""
+    """Return lists and numbers as arrays, and an object that follows NumPy's protocols unchanged."""
     return value if hasattr(value, "__array_ufunc__") and hasattr(value, "shape") else np.asanyarray(value)
 
 
@@ -119,7 +120,8 @@ def _is_number(value: object) -> bool:
 
 
 def _public(values: Values, table: Table) -> Values:
-    """Return stacks as arrays, under plain names where these are free; outputs under the header's names."""
+    """Return all values by name, stacks as arrays: under plain names where these are unused, outputs under the names in
+    the layer's header."""
     result: Values = {}
     for name, value in values.items():
         plain = name
@@ -138,9 +140,9 @@ def infer_sizes(
     sizes: Mapping[str, int] | None = None,
     fixed: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Return the size of every axis and window, from the shapes of the arrays where it is not given.
+    """Return the size of every axis and window; a size that is not given is inferred from the shapes of arrays.
 
-    fixed   sizes that the table declares, for those that neither arrays nor `sizes` determine
+    fixed   sizes that the table declares, used where neither arrays nor `sizes` determine them
     """
     lengths: dict[str, int] = dict(sizes or {})
     origin: dict[str, str] = dict.fromkeys(lengths, "the given sizes")
@@ -177,7 +179,8 @@ def infer_sizes(
 
 
 def _filled(table: Table, lengths: dict[str, int], fixed: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes with those that the table declares. Raises `InputError` where they are contradictory."""
+    """Return the sizes completed by those that the table declares. Raises `InputError` where they contradict each
+    other."""
     needed = {
         *windows(table.lines),
         *(base(a) for line, nest in walk(table.lines) for a in (*nest.counts, *line.loops)),
@@ -203,7 +206,7 @@ def execute(
 ) -> None:
     """Run the lines of a lowered table. `values` receives every name; `watch` is called after every line.
 
-    exchange  for one device's table of several: the communication with the others
+    exchange  the communication with other devices, for the table of one device of a mesh
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         _execute(program(table), values, sizes, watch, exchange)
@@ -211,7 +214,7 @@ def execute(
 
 @dataclass(frozen=True, slots=True)
 class _LineStep:
-    """A line, and the function that computes it."""
+    """A step of a program that computes one line."""
 
     line: Line
     name: str
@@ -220,20 +223,20 @@ class _LineStep:
 
 @dataclass(frozen=True, slots=True)
 class _LoopProgram:
-    """A loop, and the program of one iteration."""
+    """A step of a program that runs a loop."""
 
     line: Loop
-    first: Program  # of the iteration that runs first: its summands start the accumulators
+    first: Program  # the first iteration that runs, in which accumulators begin with their first summands
     program: Program
-    parts: Mapping[tuple[str, str], int]  # the number of slices of its stack that a name of an iteration has
-    stacked: frozenset[str]  # the stacks that become arrays; iterations read only their own slices of saved tensors
+    parts: Mapping[tuple[str, str], int]  # how many slices of a stack an iteration accesses
+    stacked: frozenset[str]  # stacks that become arrays; saved tensors remain lists of slices
 
 
 Program: TypeAlias = "tuple[_LineStep | _LoopProgram, ...]"
 
 
 def program(table: Table) -> Program:
-    """Return the compiled program of a lowered table, with caching."""
+    """Return the program of a lowered table; programs are cached."""
     return _program(IdentityKey(table))
 
 
@@ -244,15 +247,13 @@ def _program(same: IdentityKey[Table]) -> Program:
     return _prepared(table.lines, table.values)
 
 
-def _prepared(
-    lines: tuple[Statement, ...], roles: Mapping[str, Value], handed: frozenset[str] = frozenset()
-) -> Program:
-    """Return the program of one scope; `handed` are loop-carried accumulators that are still zero."""
-    nothing = handed | empty(lines)
+def _prepared(lines: tuple[Statement, ...], roles: Mapping[str, Value], zeros: frozenset[str] = frozenset()) -> Program:
+    """Return the program of one scope; `zeros` are loop-carried accumulators that are still zero."""
+    nothing = zeros | empty(lines)
     return tuple(
         _repeated(line, roles, nothing)
         if isinstance(line, Loop)
-        else _LineStep(line, line.name, prepared(added(line, handed), roles))
+        else _LineStep(line, line.name, prepared(added(line, zeros), roles))
         for line in lines
     )
 
@@ -319,11 +320,11 @@ def _slice(stack: Array | list[Array], iteration: int, together: int = 0) -> Arr
         return stack[iteration * together : (iteration + 1) * together]
     return (
         stack[iteration] if isinstance(stack, list) else stack[iteration, ...]
-    )  # with the ellipsis a number stays an array
+    )  # the ellipsis returns an array also for one number
 
 
 class _IterationScope(dict[str, Array]):
-    """The names of one iteration, over those of the scope around it."""
+    """The values of one iteration; other names are looked up in the enclosing scope."""
 
     def __init__(self, outer: Mapping[str, Array]) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""Data movement on NumPy: operands broadcast over the axes of a line, reads at indices, and collectives.
-
-A collective returns what a device has of the arrays of all devices along an axis of the mesh.
-"""
+"""Move data in NumPy: broadcast operands over the axes of a line, read at indices, and run collectives."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ Reader = Callable[[Mapping[str, Array], Sizes], Array]
 
 
 def spread(array: Array, have: tuple[str, ...], want: tuple[str, ...]) -> Array:
-    """Return the array with its axes in the wanted order; an axis that it lacks has length 1."""
+    """Return the array with its axes in the wanted order; an axis that it lacks gets length 1."""
     move = move_of(have, want)
     return array if move is None else move(array)
 
@@ -59,7 +56,7 @@ def reader(term: Operand, want: tuple[str, ...]) -> Reader:
 def index_of(
     term: Term, values: Mapping[str, Array], sizes: Sizes, want: tuple[str, ...], declared: tuple[str, ...]
 ) -> Any:
-    """Return the NumPy index that reads (or writes) an array at the term's indices, with the wanted axes."""
+    """Return the NumPy index for reading or writing an array at the term's indices; its result has the wanted axes."""
     reads = [i for i, axis in enumerate(term.axes) if isinstance(axis, Read)]
     index: list[Any] = []
     places: Any = None
@@ -80,7 +77,7 @@ def index_of(
 
 
 def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int) -> Any:
-    """Return the positions on an axis over the axes of the index; one out of bounds becomes one past the last."""
+    """Return the positions on an axis that an index gives; a position out of bounds becomes the axis's size."""
     at = axis.at
     if isinstance(at, Affine) and not at.fixed:
         places = at.over(sizes, np.arange)
@@ -94,7 +91,7 @@ def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int)
 
 
 def beyond_of(term: Term) -> list[tuple[int, float]]:
-    """Return the axes that may be read out of bounds, with the fill value; 0 for an axis that is sharded."""
+    """Return the axes that may be read out of bounds, each with its fill value; 0 for a sharded axis."""
     parts = [(place, 0.0) for place, axis in enumerate(term.axes) if isinstance(axis, Read) and sharded_over(axis.axis)]
     return [*((place, at.outside) for place, at in term.beyond), *parts]
 
@@ -114,7 +111,7 @@ class Exchange(Protocol):
     def __call__(self, mesh_axis: str, array: Array, among: tuple[int, ...] = ()) -> tuple[list[Array], int]:
         """Return the arrays of all devices along a mesh axis, in order, and the index of this device.
 
-        among  the coordinates on the axis that take part, where not all do
+        among  the coordinates on the axis that take part; empty for all
         """
 
     def send(self, mesh_axis: str, place: int, array: Array) -> None:
@@ -145,7 +142,7 @@ def collected(line: Op, operands: list[Array], sizes: Mapping[str, int], exchang
         exchange.send(mesh_axis, places[0], array)
         return array
     assert isinstance(before, Term)
-    arrays, here = exchange(mesh_axis, np.asarray(array), places)  # a stack is a list of its slices
+    arrays, here = exchange(mesh_axis, np.asarray(array), places)  # a stack may be a list of slices
     if line.op == "pass_on":
         return arrays[here - 1]
     if line.op in _JOINS:
@@ -169,19 +166,19 @@ _JOINS = {"all_reduce": np.add, "all_reduce_max": np.maximum, "all_reduce_min": 
 
 
 def _rows(line: Op, operands: list[Array], sizes: Mapping[str, int], exchange: Exchange) -> Array:
-    """Return the rows that were dispatched to this device, or those combined on their original device.
+    """Return the rows that a dispatch sent to this device, or that a combine returned to it.
 
-    Dispatched rows are concatenated along the first of their axes, in the order of the devices that they come from; the
-    other axes of rows have length 1.
+    Dispatched rows are concatenated along their first row axis, in the order of the sending devices; their other row
+    axes have length 1.
     """
     (mesh_axis, read), (before, index), after = line.axes, line.right, line.left[0]
     array, chosen = (np.asarray(operand) for operand in operands)
     rows, rest = index.loops, tuple(axis for axis in after.loops if axis not in index.loops)
     owner = (chosen % size_of(read.rpartition("/")[0], sizes) // size_of(read, sizes)).reshape(-1)
-    lying = [axis for axis in (*rows, *rest) if axis in before.loops]
-    array = array.transpose([before.loops.index(axis) for axis in lying])
+    present = [axis for axis in (*rows, *rest) if axis in before.loops]
+    array = array.transpose([before.loops.index(axis) for axis in present])
     if line.op == "dispatch":
-        array = array[tuple(slice(None) if axis in lying else None for axis in (*rows, *rest))]
+        array = array[tuple(slice(None) if axis in present else None for axis in (*rows, *rest))]
         form = array.shape[len(rows) :]
         array = np.broadcast_to(array, (*chosen.shape, *form)).reshape(-1, *form)
         several, here = exchange(mesh_axis, (array, owner))

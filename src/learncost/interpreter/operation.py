@@ -1,7 +1,7 @@
-"""The NumPy operations of each line of a lowered table: the three kinds of line.
+"""Return the NumPy operation of each line of a lowered table, for the three kinds of lines.
 
-Operations used: matmul, multiply, add, subtract and the primitives' own functions as ufuncs, their reduce, add.at,
-where, and moves (transpose, reshape, indexing, stack, broadcast_to, zeros_like).
+The operations are matmul, the ufuncs multiply, add, subtract and those of primitives, their reduce, add.at, where, and
+moves (transpose, reshape, indexing, stack, broadcast_to, zeros_like).
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ def function_of(row: OpDef) -> Callable[..., Array]:
 
 
 def precision(values: Mapping[str, Array]) -> Any:
-    """Return the data type of constants: that of the real numbers among the arrays."""
+    """Return the data type of constants: the common type of the floating-point arrays."""
     types = {array.dtype for array in values.values() if hasattr(array, "dtype")}
     kinds = [dtype for dtype in types if dtype.kind in "fc"]
     return np.empty(0, np.result_type(*kinds) if kinds else float).real.dtype
 
 
 def _erf(x: Array) -> Array:
-    """Return the error function as one operation: scipy's ufunc if it is installed, otherwise Python's per element."""
+    """Return the error function of an array: by SciPy's ufunc if it is installed, otherwise by Python's function per
+    element."""
     global _erf_ufunc
     if _erf_ufunc is None:
         try:
@@ -50,7 +51,8 @@ _erf_ufunc: Any = None
 
 
 def mixed(x: Array, z: Array) -> Any:
-    """Return T. Mueller's 32-bit hash of two integers, whose two rounds change half of the bits on average."""
+    """Return a 32-bit hash of two integers by T. Mueller, in which every input bit changes half of the bits on
+    average."""
     bits, half, factor = np.uint64(0xFFFFFFFF), np.uint64(16), np.uint64(0x45D9F3B)
     first, second = (
         np.asarray(operand).view(np.ndarray).astype(np.int64).astype(np.uint64) & bits for operand in (x, z)
@@ -63,7 +65,8 @@ def mixed(x: Array, z: Array) -> Any:
 
 
 def _counted(result: Any, like: Array) -> Array:
-    """Return numbers as the result of one operation, so that counting arrays count one per element."""
+    """Return numbers as the result of one operation on an array, so that an array that counts operations counts one per
+    element."""
     array = np.asarray(result, precision({"": like}))
     return np.positive(array.view(type(like)) if isinstance(like, np.ndarray) else array)
 
@@ -101,7 +104,7 @@ Operation = Callable[[Mapping[str, Array], Sizes, Exchange | None], Array]
 
 
 def prepared(line: Line, roles: Mapping[str, Value]) -> Operation:
-    """Return the operation of a lowered line; its axes are resolved once, for any number of executions."""
+    """Return the operation of a lowered line, which resolves the line's axes once for all executions."""
     if isinstance(line, Op) and line.op != "inside" and entry(line.op).kind == "collective":
         names = [term.name for term in line.right]
         return lambda values, sizes, exchange: collected(line, [values[name] for name in names], sizes, exchange)
@@ -110,7 +113,7 @@ def prepared(line: Line, roles: Mapping[str, Value]) -> Operation:
     if isinstance(line, Sum):
         return _sum(line)
     assert isinstance(line, Op)
-    return _word(line)
+    return _op(line)
 
 
 # The three kinds of line.
@@ -149,7 +152,8 @@ def _by_element(function: Callable[..., Array], first: Operand, second: Operand,
 
 
 def _moving(line: Product, roles: Mapping[str, Value]) -> Operation:
-    """Return the operation of a single factor: a gather, a scatter-add, a reduction, a transpose, a broadcast."""
+    """Return the operation of a product with a single factor: a gather, scatter-add, reduction, transpose or
+    broadcast."""
     left, (term,) = line.left[0], line.right
     want = left.loops
     if isinstance(term, Literal):
@@ -220,7 +224,7 @@ def _numbers(array: Array) -> Array:
     return array.astype(np.float32) if getattr(getattr(array, "dtype", None), "kind", "") == "b" else array
 
 
-def _word(line: Op) -> Operation:
+def _op(line: Op) -> Operation:
     want = line.left[0].loops
     if line.op == "inside":
         return lambda values, sizes, exchange: _inside(line.where, want, sizes)
@@ -266,7 +270,7 @@ def _joined(line: Op, want: tuple[str, ...], values: Mapping[str, Array], sizes:
 
 
 def _along(line: Op, row: OpDef, values: Mapping[str, Array], sizes: Sizes) -> Array:
-    """Return cumulative sums along an axis, or the positions that a choice selects along one."""
+    """Return cumulative sums along an axis, or the positions along an axis that a choice selects."""
     (term,), want = line.right, line.left[0].loops
     assert isinstance(term, Term)
     others = tuple(axis for axis in term.loops if axis not in line.axes)
@@ -306,7 +310,7 @@ def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -
 
 
 def _all_of(axis: str, sizes: Sizes) -> Array:
-    """Return the positions of an axis in the global array."""
+    """Return the positions of an axis as positions in the global array."""
     places = np.arange(size_of(axis, sizes)) + first_of(axis, sizes)
     devices = sizes.get(devices_name(axis))
     return position(places, size_of(whole(axis), sizes), devices) if devices else places

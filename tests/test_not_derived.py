@@ -133,7 +133,7 @@ def test_nothing_runs_it(ask):
     ("line", "said"),
     [
         ("Y[a] = opaque[a](X[a])", "opaque takes neither axes nor a `where`"),
-        ("Y[a] = opaque(X[a], 1[])", "opaque takes values"),
+        ("Y[a] = opaque(X[a], 1[])", "of opaque must be values"),
         ("Y[a] = opaque(X[a]) forward 2 b", "#b is not the size of an axis of t"),
         ("Y[a] = opaque(X[a]) forward two a a!", "is not a polynomial of sizes"),
         ("Y[a] = opaque(X[a]) costs 2 a", "'costs' is not expected"),

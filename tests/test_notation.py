@@ -38,7 +38,7 @@ REFUSED = [
     ("t(X) -> Y", "Y[a] = X[a] X[a] + X[a]", MIXED),
     ("t(X) -> Y", "Y[a] = X[a] + X[a] X[a]", MIXED),
     ("t(X) -> Y", "Y[a] = softmax(X[a])", "softmax needs the axes it acts on, as in softmax[N](...)"),
-    ("t(X) -> Y", "Y[a] = gelu[a](X[a])", "gelu acts on each element, it takes no axes"),
+    ("t(X) -> Y", "Y[a] = gelu[a](X[a])", "gelu is elementwise: remove the axes"),
     ("t(X) -> Y", "Y[a] = softmax[b](X[a])", "softmax acts on axis b, which no operand has"),
     ("t(X) -> Y", "Y[a] = gelu(X[a], X[a])", "gelu takes 1 operands, not 2"),
     ("t(X) -> Y Z", "Y[a] Z[a] = gelu(X[a])", "gelu gives 1 results, not 2"),
@@ -172,7 +172,11 @@ MISFITS = [
     ("t(X) -> Y", "Y[a] = X[a] #(b+1)[]", "#b is not the size of an axis of t"),
     ("t(X) -> Y", "Y[a] = X[a] #(a*2)[]", "sizes are added, as in #(M+N)^-1[]"),
     ("t(X) -> Y", "Y[a] = X[a] #()[]", "sizes are added, as in #(M+N)^-1[]"),
-    ("t(X) -> Y", "I[d] = eye()", "eye pairs axes: the second half of those of I[d] with the first"),
+    (
+        "t(X) -> Y",
+        "I[d] = eye()",
+        "eye needs an even number of axes: the second half of those of I[d] is paired with the first",
+    ),
 ]
 
 REPEATS = [

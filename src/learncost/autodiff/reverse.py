@@ -20,10 +20,10 @@ from learncost.ops import entry
 class Adding:
     """The accumulation of a gradient from its parts.
 
-    out     the lines so far, to which it appends
-    made    the number of the line that defines a part
-    values  the gradients and their parts
-    sizes   the known sizes
+    out     the lines so far, to which lines are appended
+    made    the number of the line that defines each part
+    values  the values of gradients and their parts
+    sizes   the known sizes of axes
     meta    the metadata of the added lines
     """
 
@@ -46,7 +46,8 @@ class Adding:
         self.out.append(Sum((Term(name, tuple(axes)),), right, (), self.meta, (1,) * len(right)))
 
     def _tile(self, name: str, parts: Sequence[str]) -> bool:
-        """Concatenate the parts if each covers one position of an axis and all are covered; return whether."""
+        """Concatenate the parts if each covers one position of an axis and together they cover all; return whether they
+        do."""
         lefts = [left for part in parts if (left := self._left(part))]
         number = tiled(lefts, self.sizes) if len(lefts) == len(parts) else None
         if number is None:
@@ -66,7 +67,8 @@ class Adding:
         return True
 
     def _put_once(self, name: str, parts: Sequence[str]) -> list[str]:
-        """Return the parts, adding those with equal indices before the scatter; just the gradient if these are all."""
+        """Add up parts that are scattered at equal indices, so that the sum is scattered once; return the remaining
+        parts, or only the gradient if all parts have equal indices."""
         groups: dict[tuple[Axis, ...] | str, list[str]] = {}
         for part in parts:
             left = self._left(part)
@@ -87,12 +89,12 @@ class Adding:
         return together
 
     def _left(self, part: str) -> Term | None:
-        """Return the left side of the line that defines a part and nothing else."""
+        """Return the left side of the line that defines a part; None if the line defines other values, too."""
         line = self.out[self.made[part]] if part in self.made else None
         return line.left[0] if isinstance(line, Line) and len(line.left) == 1 else None
 
     def _write(self, part: str, axes: Sequence[Axis], declared: Sequence[Axis]) -> None:
-        """Change the axes that the line of a part writes."""
+        """Change the axes at which the line of a part writes."""
         line = self.out[self.made[part]]
         assert isinstance(line, Line)
         self.out[self.made[part]] = line.with_changed(left=(Term(part, tuple(axes)),))

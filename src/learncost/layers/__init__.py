@@ -1,1 +1,1 @@
-"""Layers as tables: the shipped layers, calls of layers, and analyses of their products and gradients."""
+"""Represent layers as tables: the shipped layers, calls of layers, and analyses of their products and gradients."""

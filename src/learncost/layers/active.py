@@ -1,7 +1,7 @@
-"""Active parameters: the parameters that process one token, of a mixture of experts only the routed ones.
+"""Count active parameters, which process one token, and look up the function of layers in a model.
 
-Which part of a model a shipped layer is follows from its file: a line `part: norm`, and a line `shown as: norm` with
-the name that ledgers show.
+The file of a shipped layer declares its function in a model, as in `part: norm`, and the name that reports show, as in
+`shown as: norm`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from learncost.ir.term import Read, Term
 
 @dataclass(frozen=True)
 class ExpertChoice:
-    """The axis of a weight along which each token reads several entries, and the axes of those entries."""
+    """The axis of a weight along which each token reads selected entries, and the index's axes that enumerate these."""
 
     axis: str
     chosen: tuple[str, ...]
 
 
 def choices(table: Table) -> Mapping[str, ExpertChoice]:
-    """Return the weights from which a line selects several entries for each token, `WG[e=chosen[B M t] d f]`: experts.
+    """Return the weights of experts: those from which a line reads several selected entries for each token, as
+    `WG[e=chosen[B M t] d f]` does.
 
-    The selection is a line of the table, such as `topk`. A look-up at an input (embeddings, bags of them, relative
-    positions) does not count, nor does a weight that another line reads in a different way.
+    The selection must be a line of the table, such as `topk`. Look-ups at an input (embeddings, bags of them, relative
+    positions) do not count, nor do weights that another line reads in a different way.
     """
     makers = {name: line for line, _ in walk(table.lines) for name in line.makes}
     found: dict[str, ExpertChoice] = {}
@@ -49,7 +50,7 @@ def choices(table: Table) -> Mapping[str, ExpertChoice]:
 
 
 def _choice(axis: object, makers: Mapping[str, Line]) -> ExpertChoice | None:
-    """Return the selection of an axis that is read at an index; None where no line selects several per token."""
+    """Return the choice by which an axis is read; None if no line selects several entries per token."""
     if not isinstance(axis, Read) or not isinstance(axis.at, Term):
         return None
     chosen = _chosen(axis.at.name, makers)
@@ -59,7 +60,8 @@ def _choice(axis: object, makers: Mapping[str, Line]) -> ExpertChoice | None:
 
 
 def _chosen(name: str, makers: Mapping[str, Line]) -> Sequence[bool]:
-    """Return which axes of an index enumerate the entries selected for one token, followed through moves."""
+    """Return, for each axis of an index, whether it enumerates the entries selected for one token; moves of the index
+    are followed."""
     line = makers.get(name)
     if line is None:
         return ()
@@ -74,10 +76,11 @@ def _chosen(name: str, makers: Mapping[str, Line]) -> Sequence[bool]:
 
 
 def active_parameters(table: Table, sizes: Mapping[str, int] | None = None) -> Polynomial:
-    """Return the parameters that process one token: t of e experts, and all others; with sizes, at most all there are.
+    """Return the number of parameters that process one token: t of e experts, and all other weights; if `sizes` are
+    given, at most the number of all parameters.
 
-    Embeddings count in full, as in the publications of Mixtral (12.9B) and Qwen1.5-MoE (2.7B); those of gpt-oss (3.6B)
-    and DeepSeek leave out that of the input.
+    Embeddings count in full, as in the publications of Mixtral (12.9B) and Qwen1.5-MoE (2.7B); the publications of
+    gpt-oss (3.6B) and DeepSeek leave out the input embedding.
     """
     chosen = choices(table)
 
@@ -95,14 +98,14 @@ def active_parameters(table: Table, sizes: Mapping[str, int] | None = None) -> P
 
 
 def parameters(table: Table) -> Polynomial:
-    """Return the number of parameters: every weight of the table once, stacks of loops in full."""
+    """Return the number of parameters of all weights of the table."""
     return total(Polynomial.of(table.axes[name]) for name in table.weights)
 
 
 PART = "part:"
 SHOWN = "shown as:"
 
-NO_LAYER = "shared_weights"  # the gradients of weights that several iterations share are added outside of any layer
+NO_LAYER = "shared_weights"  # the layer of lines that add gradients of weights shared by iterations
 
 Part: TypeAlias = Literal["", "embedding", "positions", "norm", "residual", "head", "loss", "pooler"]
 
@@ -113,17 +116,17 @@ OUTSIDE_BLOCKS: frozenset[Part] = frozenset({"embedding", "positions", "head", "
 
 
 def shown_layer(name: str) -> str:
-    """Return the name of a layer of a model's table in reports."""
+    """Return the name by which reports show a layer of a model's table."""
     return _said(name).get(SHOWN, name) if name else NO_LAYER
 
 
 def part_of(name: str) -> Part:
-    """Return the function of a layer in a model, by its name there or in reports; empty where none is declared."""
+    """Return the function of a layer in a model, by its name in the table or in reports; empty if none is declared."""
     return _PARTS[_said(shown_layer(name)).get(PART, "")]
 
 
 def is_norm(name: str) -> bool:
-    """Return whether a layer is a norm: a shipped one, or a layer or operator of the user that is named so."""
+    """Return whether a layer is a norm: a shipped norm, or a user's layer with the word norm in its name."""
     return part_of(name) == NORM or NORM in name.split("_")
 
 
@@ -137,7 +140,7 @@ _PARTS: Mapping[str, Part] = {part: part for part in get_args(Part)}
 
 @lru_cache(maxsize=4096)
 def _said(name: str) -> Mapping[str, str]:
-    """Return the declarations in the file of a shipped layer, by their keyword; nothing for another layer."""
+    """Return the declarations in the file of a shipped layer, by their keywords; empty for other layers."""
     file = files("learncost.layers") / "tables" / f"{name}.table"
     if not name.isidentifier() or not file.is_file():
         return {}

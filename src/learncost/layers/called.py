@@ -1,4 +1,4 @@
-"""The expansion of a call of a layer: its lines and loops under the caller's names and axes."""
+"""Expand a call of a layer into the layer's lines and loops, under the caller's names and axes."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def expanded(table: Table, call: LayerCall, axes_of_names: Axes) -> Expanded:
 
 
 def within(path: str, inner: str) -> str:
-    """Return the path of a module inside of another one; "" is no path, "." is the outer module itself."""
+    """Return the path of an inner module of a module; "" means no module, "." the outer module itself."""
     return path if inner in ("", ".") else inner if path in ("", ".") else f"{path}.{inner}"
 
 
 def own_equations(equations: Mapping[str, str], table: Table, call: LayerCall) -> dict[str, str]:
-    """Return the equation numbers of a called layer's derived lines under the caller's names."""
-    names = dict(zip(table.inputs, call.arguments, strict=False))  # masks come after the inputs
+    """Return the equation numbers of a called layer's derived lines, by the caller's names."""
+    names = dict(zip(table.inputs, call.arguments, strict=False))  # masks follow the inputs
     names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
     return {f"{name[0]}{names.get(name[1:], name[1:])}": number for name, number in equations.items()}
 
 
 @dataclass
 class _InlinedCall:
-    """The renaming of a called layer's lines; `restricted` are the call's conditions that lines took."""
+    """The renaming of a called layer's lines; `restricted` has the conditions of the call that apply to some line."""
 
     call: LayerCall
     prefix: str
@@ -112,10 +112,10 @@ class _InlinedCall:
 
 
 def _weight_names(call: LayerCall, weights: tuple[str, ...]) -> tuple[dict[str, str], str]:
-    """Return the names of the called layer's weights: a single name for a single weight, a prefix, or one name per
-    weight.
+    """Return the caller's names of the called layer's weights, and the prefix of its other names.
 
-    Masks always have the prefix; without one it is the left side of the call; with `*` there is none.
+    A call gives one name for each weight or one prefix. The default prefix is the name on the call's left side; a call
+    with `*` keeps all names.
     """
     if call.is_own:
         return {name: name for name in weights}, ""

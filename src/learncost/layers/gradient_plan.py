@@ -1,6 +1,6 @@
-"""The names that have a gradient, and the places where a learning procedure stops or replaces one.
+"""Find the names that have a gradient, and represent where a learning procedure stops or replaces gradients.
 
-A name has one where it is computed from wanted ones (needed) and the outputs depend on it (alive).
+A name has a gradient if it depends on the wanted names (needed) and the outputs depend on it (alive).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Scope: TypeAlias = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class GradientSource:
-    """The replacement of a gradient: its name, the lines that compute it, and the values that these read.
+    """The replacement of a gradient: its name, the lines that compute it, and their values.
 
     beyond   for a loop-carried value: whether the gradient of the initial value is replaced, too
     """
@@ -39,12 +39,11 @@ class GradientSource:
 class GradientOverrides:
     """The overrides and stops of a derivation.
 
-    stopped   operands that get no gradient from a line: the line, and their numbers on its right
-    given     by scope, values whose gradients are replaced; their readers contribute nothing
-    between   by the scope of a loop, the replacement of the gradient that its iterations pass to the previous one, by
-              the
-              loop-carried name; by default the initial value has the gradient of the first iteration
-    slices    by the scope of a loop, the values that these lines read of stacks of the same names
+    stopped   operands that get no gradient from a line: the line, and the operand's number on its right side
+    given     by scope, the replacements of values' gradients; lines that read such a value add nothing to its gradient
+    between   by the scope of a loop and the name of a loop-carried value, the replacement of the gradient that an
+              iteration passes to the previous one; the initial value still has the gradient of the first iteration
+    slices    by the scope of a loop, the slices that the replacements' lines read from stacks of the same names
     """
 
     stopped: frozenset[tuple[IdentityKey[Line], int]] = frozenset()
@@ -62,9 +61,10 @@ NONE = GradientOverrides()
 
 @dataclass
 class GradientPlan:
-    """The names of one scope with gradients; `inner` has the scopes of its loops, by the names that these define."""
+    """The names of one scope that have gradients; `inner` has the plans of its loops, by the names that these
+    define."""
 
-    weights: frozenset[str]  # names computed from weights only: their gradients belong to the weight update
+    weights: frozenset[str]  # names computed only from weights, whose gradients belong to the weight update
     needed: set[str] = field(default_factory=set)
     alive: set[str] = field(default_factory=set)
     expected: dict[str, int] = field(default_factory=dict)  # the number of parts of each gradient
@@ -75,7 +75,7 @@ class GradientPlan:
     closed: set[str] = field(default_factory=set)  # reentrant checkpoints without an input that has a gradient
 
     def through(self, line: Line) -> list[int]:
-        """Return which operands of a line get a gradient from it, without stopped and overridden ones."""
+        """Return the numbers of the operands that get a gradient from a line, without stopped and overridden ones."""
         if self.closed and not self.closed.isdisjoint(_reentrant(line)):
             return []
         return [
@@ -85,15 +85,16 @@ class GradientPlan:
         ]
 
     def is_given(self, name: str) -> bool:
-        """Return whether the gradient of a name is overridden, so that its readers contribute nothing."""
+        """Return whether the gradient of a name is overridden, so that lines that read it add nothing to its
+        gradient."""
         return name in self.overrides.given.get(self.scope, {})
 
     def hands_in(self, name: str) -> bool:
-        """Return whether a loop that reads the name must return a gradient of it."""
+        """Return whether lines that read a name contribute to its gradient."""
         return name in self.needed and not self.is_given(name)
 
     def needs(self, lines: Sequence[Statement], start: set[str]) -> None:
-        """Mark the names that depend on the wanted ones."""
+        """Mark as needed the names that depend on the wanted names."""
         self.needed |= start
         undecided = _reads_from_outside(lines)
         self.closed = set()
@@ -135,7 +136,7 @@ class GradientPlan:
         self.inner[line.makes] = inner
 
     def live(self, lines: Iterable[Statement], outputs: set[str]) -> None:
-        """Mark the names that the outputs depend on, and count the parts of each gradient."""
+        """Mark as alive the names that the outputs depend on, and count the parts of each gradient."""
         self.alive |= outputs | (self.overrides.given.get(self.scope, {}).keys() & self.needed)
         for line in reversed(tuple(lines)):
             if isinstance(line, Loop):
@@ -172,7 +173,7 @@ class GradientPlan:
                 self.expect(name)
 
     def expect(self, name: str) -> None:
-        """Count one more part of the gradient of a value."""
+        """Count one more part of a value's gradient."""
         if self.hands_in(name):
             self.alive.add(name)
             self.expected[name] = self.expected.get(name, 0) + 1
@@ -183,13 +184,13 @@ class GradientPlan:
 
 
 def _reentrant(line: Line) -> Iterator[str]:
-    """Yield the reentrant checkpoints around a line, by their marks and those of the checkpoints around them."""
+    """Yield the reentrant checkpoints around a line, each identified by its path of marks."""
     marks = line.meta.again.split("/")
     return ("/".join(marks[: depth + 1]).replace("-", "") for depth, mark in enumerate(marks) if "!!" in mark)
 
 
 def _reads_from_outside(lines: Iterable[Statement]) -> dict[str, set[str]]:
-    """Return the names that the lines of each reentrant checkpoint read and none of them makes: inputs and weights."""
+    """Return the inputs and weights of each reentrant checkpoint: the names that its lines read and do not define."""
     reads, makes = dict[str, set[str]](), dict[str, set[str]]()
     for line in lines:
         for checkpoint in () if isinstance(line, Loop) else _reentrant(line):
@@ -199,9 +200,9 @@ def _reads_from_outside(lines: Iterable[Statement]) -> dict[str, set[str]]:
 
 
 def weight_constants(table: Table) -> frozenset[str]:
-    """Return the input constants that belong to weights, such as the scales of their codes, not to the batch.
+    """Return the constants among the inputs that belong to weights, such as the scales of codes, and not to the batch.
 
-    Lines read them only with weights, and broadcast them along an axis of these.
+    Lines read them only together with weights, and broadcast them along an axis of the weights.
     """
     constants = {name for name in table.inputs if table.values[name].role in ("constant", "buffer")}
     while spoilt := _spoilt(table.lines, {name: {name} for name in constants}, set(table.weights)):
@@ -212,10 +213,10 @@ def weight_constants(table: Table) -> frozenset[str]:
 
 
 def _spoilt(lines: Iterable[Statement], roots: dict[str, set[str]], weights: set[str]) -> set[str]:
-    """Return constants that a line reads with a value that is not a weight.
+    """Return the constants that a line reads with a value that is not computed from weights.
 
-    roots    the constants that names are computed from
-    weights  names computed from weights, and perhaps from constants
+    roots    the constants that each name is computed from
+    weights  names computed from weights, or from weights and constants
     """
     spoilt: set[str] = set()
     for line in lines:

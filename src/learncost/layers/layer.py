@@ -1,4 +1,4 @@
-"""A layer as its forward table. Calls of other layers are expanded when the layer is defined."""
+"""Define layers from text in the notation. Calls of other layers are expanded when a layer is defined."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from learncost.layers.gradient_plan import GradientPlan
 from learncost.layers.spelling import differentiable, spell
 from learncost.ops import OpDef, canonical, entries, entry, is_choice, plain
 
-ALSO = "also:"  # synonyms of a layer, separated by commas; its own name is not repeated
+ALSO = "also:"  # the comma-separated synonyms of a layer
 
-_DIGITS = re.compile(r"\d{300,}")  # a double ends at 309
+_DIGITS = re.compile(r"\d{300,}")  # a float has at most 309 digits
 
 EVALUATION = "evaluation:"
 """The line of a file after which the layer in evaluation mode follows."""
@@ -45,9 +45,9 @@ KEYS = "N"  # the axis of key positions in a layer of attention
 class Origin:
     """The module that a layer was imported from, in this process.
 
-    evaluation   returns its forward pass in evaluation mode as text, "" where it equals that in training
-    values       its initial parameters and buffers, by their paths; empty where they have no values
-    saved        the entries of its state_dict among these
+    evaluation   returns the forward pass in evaluation mode as text; "" if it equals that in training mode
+    values       returns the initial parameters and buffers by their paths; empty if they have no values
+    saved        returns the entries of the state_dict among these
     description  a description of these values
     """
 
@@ -72,17 +72,17 @@ class Layer(Displayed):
     text
         The layer in the notation.
     source
-        The text of its comments: the publication.
+        The text of its comments, which names the publication.
     cache
-        Values in the KV cache.
+        The values in the KV cache.
     sizes
-        The sizes that it fixes, of axes, counts and windows; the others are given where it is priced or run.
+        The sizes of axes, trip counts and windows that it fixes; other sizes are given when it is priced or run.
     limits
-        The ranges of sizes for which its lines are valid, where they are restricted.
+        The ranges of sizes to which its lines are restricted, if they are.
     follows
-        Sizes that depend on others, by their names, each as an expression such as `(H-1)//2+1`.
+        Sizes that depend on other sizes, by name, each as an expression such as `(H-1)//2+1`.
     undecided
-        Sizes that depend on the values of an input, such as how many positions a mask selects.
+        Sizes that depend on the values of an input, such as the number of positions that a mask selects.
     frozen
         Weights that are not trainable.
     unread
@@ -92,13 +92,13 @@ class Layer(Displayed):
     stored
         The state_dict entries of its source module whose names differ from those here.
     evaluation
-        For a layer in training mode: the layer in evaluation mode, where it differs.
+        For a layer in training mode: the layer in evaluation mode, if it differs.
     steps
-        For a module imported in this process: runs its training step on tensors without values.
+        For a module imported in this process: a function that runs its training step on meta tensors.
     origin
         For a module imported in this process: its values and its forward pass in evaluation mode.
     live
-        For such a module: creates it with values and inputs, for `verify`.
+        For a module imported in this process: a function that creates it with values and inputs, for `verify`.
 
     Examples
     --------
@@ -237,7 +237,7 @@ def defined(
     roles: Mapping[str, Value] = {},
     equations: Mapping[str, str] = {},
 ) -> Layer:
-    """Return the layer of a header and its parsed lines, which may call others, with its declarations."""
+    """Return the layer of a header and parsed lines, which may call other layers, with its declarations."""
     calls = _Calls(layers)
     table = _with_choices(bind(header, lines, _check_op, calls, roles))
     check_roles(table, header, roles)
@@ -248,7 +248,7 @@ def defined(
 
 
 def in_evaluation(layer_in_training: Layer) -> Layer:
-    """Return the layer in evaluation mode; the layer itself where both modes are equal. Raises `InputError`."""
+    """Return the layer in evaluation mode, which is the layer itself if both modes are equal. Raises `InputError`."""
     if layer_in_training.evaluation is None and layer_in_training.origin is not None:
         text = layer_in_training.origin.evaluation()
         return layer(text) if text else layer_in_training
@@ -256,7 +256,7 @@ def in_evaluation(layer_in_training: Layer) -> Layer:
 
 
 def marked(layer: Layer) -> Table:
-    """Return the layer's table with the lines of cached values marked."""
+    """Return the layer's table in which the lines that compute cached values are marked."""
 
     def mark(line: Line) -> tuple[Line]:
         if line.name not in layer.cache:
@@ -267,7 +267,7 @@ def marked(layer: Layer) -> Table:
 
 
 def _check_gradients(table: Table) -> None:
-    """Raise `NotationError` for an operand that needs a gradient where the op has none for it.
+    """Raise `NotationError` if an operand needs a gradient that its op does not define.
 
     The conditions that `less` and `equal` compute are piecewise constant: they need no gradient for any operand.
     """
@@ -287,7 +287,8 @@ def _check_gradients(table: Table) -> None:
 
 
 def _with_choices(table: Table) -> Table:
-    """Return the table with the results of choices as indices. Raises `NotationError` where one is read as a value."""
+    """Return the table with the results of choices declared as indices. Raises `NotationError` if one is read as a
+    value."""
     lines = [line for line, _ in walk(table.lines)]
     chosen = {line.name for line in lines if is_choice(line)}
     for line in lines:
@@ -329,7 +330,8 @@ def _tagged(line: Line, name: str, equations: Mapping[str, str]) -> Line:
 
 
 def _check_op(line: Line) -> Line:
-    """Complete an op: its canonical name, default operands, the names of its operands and results in its body."""
+    """Check an op and complete it: its canonical name, default operands, and the body's names of operands and
+    results."""
     if not isinstance(line, Op) or line.given:
         return line
     try:
@@ -347,14 +349,16 @@ def _check_op(line: Line) -> Line:
     if len(line.left) != len(op.outputs):
         raise NotationError(f"{op.name} gives {len(op.outputs)} results, not {len(line.left)}", str(line))
     if op.pointwise and line.axes:
-        raise NotationError(f"{op.name} acts on each element, it takes no axes", str(line))
+        raise NotationError(f"{op.name} is elementwise: remove the axes", str(line))
     if not op.pointwise and not line.axes and op.kind != "constant":
         raise NotationError(f"{op.name} needs the axes it acts on, as in {op.name}[N](...)", str(line))
     left, right = set(line.left[0].loops), {axis for term in line.right for axis in term.loops}
     if op.kind == "constant":
         half, more = divmod(len(line.left[0].axes), 2)
         if op.fill is None and (more or not half or line.left[0].indexed):
-            problem = f"eye pairs axes: the second half of those of {line.left[0]} with the first"
+            problem = (
+                f"eye needs an even number of axes: the second half of those of {line.left[0]} is paired with the first"
+            )
             raise NotationError(problem, str(line))
         return replace(line, op=op.name, given=op.inputs, gives=op.outputs)
     if op.kind in ("scan", "choice") and len(line.axes) != 1:
@@ -382,18 +386,18 @@ def _check_op(line: Line) -> Line:
 
 
 def _opaque(line: Op) -> Op:
-    """Complete a line without a derivation; it may read and define any values."""
+    """Check an opaque line, which may read and define any values, and name its operands and results."""
     if line.axes or line.where:
-        raise NotationError("opaque takes neither axes nor a `where`: its meaning is unknown", str(line))
+        raise NotationError("opaque takes neither axes nor a `where`, as its computation is unknown", str(line))
     if any(isinstance(term, Literal) or term.indexed for term in (*line.left, *line.right)):
-        raise NotationError("opaque takes values, no numbers and no indices", str(line))
+        raise NotationError("the operands and results of opaque must be values without indices, not numbers", str(line))
     given = tuple(f"X{number}" for number, _ in enumerate(line.right, 1))
     gives = tuple(f"Y{number}" for number, _ in enumerate(line.left, 1))
     return replace(line, given=given, gives=gives, opaque=line.opaque or Opaque())
 
 
 def _inline(line: Op, op: OpDef) -> Line:
-    """Return the line of an op's body with the op's own operand and axes."""
+    """Return the single line of an op's body, with the operands and axes of this line."""
     (body,) = op.body
     operands = dict(zip(op.inputs, line.right, strict=True))
     right = tuple(
@@ -407,7 +411,8 @@ def _inline(line: Op, op: OpDef) -> Line:
 
 @dataclass
 class _Calls:
-    """The expansion of calls of given and shipped layers; it collects the equations and caches of calls with `*`."""
+    """The expansion of calls of given and shipped layers, which collects the equations and cached values of calls with
+    `*`."""
 
     layers: Mapping[str, Layer]
     equations: dict[str, str] = field(default_factory=dict)
@@ -422,7 +427,7 @@ class _Calls:
         return expansion
 
 
-# The registry: a file `name.table` in the folder `tables` has one layer.
+# Shipped layers: a file `name.table` in the folder `tables` defines one layer.
 
 
 @cache
@@ -434,7 +439,7 @@ def shipped() -> tuple[str, ...]:
 
 @cache
 def usual_names() -> Mapping[str, str]:
-    """Return the shipped layers by their names and synonyms, in the spelling of `plain`."""
+    """Map the names and synonyms of shipped layers, as `plain` spells them, to the layers' names."""
     folder = files("learncost.layers") / "tables"
     usual: dict[str, str] = {}
     for name in shipped():

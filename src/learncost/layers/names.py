@@ -1,4 +1,5 @@
-"""Copy propagation: lines that only rename an array are removed, and their readers read the original."""
+"""Propagate copies, so that lines that only rename an array disappear; write tables in static single assignment
+form."""
 
 from __future__ import annotations
 
@@ -16,14 +17,16 @@ from learncost.ops import is_log_softmax
 
 
 def named_once(table: Table) -> Table:
-    """Return the table without sums of one term with the same axes; outputs keep their names."""
+    """Return the table without lines that only rename an array; lines that read the new name read the original. Outputs
+    keep their names."""
     return replace(table, lines=_named(table.lines, table.axes, set(table.outputs), {}))
 
 
 def _named(
     lines: Sequence[Statement], axes: Mapping[str, tuple[str, ...]], endings: set[str], outer: Mapping[str, str]
 ) -> tuple[Statement, ...]:
-    """Return the lines under their arrays' names; `outer` has the renamed names of the enclosing scope."""
+    """Return the lines of a scope without renamings; `outer` maps the removed names of the enclosing scope to the
+    originals."""
     names = {name: first for name, first in outer.items() if name not in defined(lines)}
     result: list[Statement] = []
     for line in lines:
@@ -50,7 +53,7 @@ def _repeat(line: Loop, axes: Mapping[str, tuple[str, ...]], names: Mapping[str,
 
 
 def _same(line: Line, axes: Mapping[str, tuple[str, ...]]) -> bool:
-    """Return whether two arrays have the same declared axes, in the order in which the line reads them."""
+    """Return whether both arrays of a line have the same declared axes in the same order."""
     left, right = line.left[0], line.right[0]
     return (
         isinstance(right, Term)
@@ -67,8 +70,8 @@ def _bases(axes: Iterable[str | None]) -> list[str]:
 def written_once(table: Table) -> Table:
     """Return the table in static single assignment form: no name is defined twice.
 
-    All but the last array of a name in a scope are called `name:1`, `name:2`; in an iteration, `name:turn` is the value
-    that becomes a loop's `name`.
+    All but the last definition of a name in a scope are renamed to `name:1`, `name:2`; inside a loop, `name:turn` is
+    the value whose final one has the loop's output `name`.
     """
     lines, values = _versions(table.lines, table.values)
     return replace(table, lines=lines, values={**table.values, **values})
@@ -77,7 +80,7 @@ def written_once(table: Table) -> Table:
 def _versions(
     lines: Sequence[Statement], values: Mapping[str, Value]
 ) -> tuple[tuple[Statement, ...], dict[str, Value]]:
-    """Return the lines of a scope, and the values of the new names."""
+    """Return the lines of a scope in static single assignment form, and the values of the new names."""
     left = Counter(name for line in lines for name in line.makes)
     versions: Counter[str] = Counter()
     names: dict[str, str] = {}
@@ -123,19 +126,19 @@ def _with_distinct_names(line: Loop) -> Loop:
 
 
 def scores(table: Table) -> set[str]:
-    """Return the operands and results of log-softmax and its gradient: scores over the vocabulary, or over classes."""
+    """Return the operands and results of log-softmax and its gradient: scores over the vocabulary or over classes."""
     lines = [line for line, _ in walk(table.lines) if is_log_softmax(line)]
     return {name for line in lines for name in (*line.reads, *line.makes)} - set(table.weights)
 
 
 class KernelNames:
-    """The names of a table's kernels, and those allocated since."""
+    """The used names of kernels: those in a table, and those allocated since."""
 
     def __init__(self, table: Table) -> None:
         self._taken = {line.meta.kernel.name for line, _ in walk(table.lines) if line.meta.kernel}
 
     def of(self, wish: str) -> str:
-        """Return the wished name, with a number appended where another kernel has it."""
+        """Return the requested name, with a number appended if another kernel has it."""
         name, number = wish, 2
         while name in self._taken:
             name, number = f"{wish}_{number}", number + 1

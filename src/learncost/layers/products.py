@@ -54,18 +54,20 @@ PRODUCT_OPERATORS = frozenset(
         "flex_attention",
     }
 )
-"""Operators that FlopCounterMode has a formula for: torch 2.13.0, torch/utils/flop_counter.py, flop_registry, and those
-that PyTorch dispatches to these. mv, dot, addbmm and outer have no formula there.
+"""Operators with a formula in FlopCounterMode (torch 2.13.0, torch/utils/flop_counter.py, flop_registry), and those
+that PyTorch dispatches to them. mv, dot, addbmm and outer have no formula there.
 """
 
-_Factor = tuple[tuple[str, ...], tuple[str, ...]]  # all axes that it loops over, and those that it has directly
+# All axes that a factor loops over, and those that are not an index array's:
+_Factor = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def matrix_maccs(line: Product) -> Polynomial:
     """Return the MACCs of the matrix products of a line.
 
-    A line that names its operator counts if PyTorch runs that operator as a matrix product: a vector is then one row or
-    one column. In other lines each factor must keep an axis that the other lacks, and both must share a summed one.
+    A line that names its operator counts if PyTorch runs that operator as a matrix product, in which a vector is one
+    row or column. In other lines, each factor must have an unsummed axis that the other lacks, and both must share a
+    summed axis.
 
     An axis that only an index runs over is neither a row nor a column: a gathered weight, such as an expert, is one
     matrix for every element of the index. A scatter sums the axes of its index.
@@ -78,9 +80,9 @@ def matrix_maccs(line: Product) -> Polynomial:
 
 
 def _runs_as_matrices(line: Product, terms: Sequence[Term]) -> bool:
-    """Return whether PyTorch runs a product of two factors as a matrix product, by the operator that computes it.
+    """Return whether PyTorch runs the line's operator, a product of two factors, as a matrix product.
 
-    The groups of a convolution are matrices by their axes alone: PyTorch has separate kernels for single channels.
+    Convolutions with groups are decided by their axes, since PyTorch has separate kernels for single channels.
     `bilinear` runs bmm for both of its products and for the gradient of its weight, and multiplies the intermediate
     elementwise (torch 2.13.0, aten/src/ATen/native/Linear.cpp, _trilinear).
     """
@@ -96,12 +98,12 @@ def _groups(line: Product, terms: Sequence[Term]) -> list[str]:
 
 
 def operator_maccs(line: Product) -> Polynomial:
-    """Return the MACCs of a line by the formula of the operator that computes it: one term for every point of its
-    factors.
+    """Return the MACCs of a line by the formula of the operator that computes it: one MACC for every point of the axes
+    of its factors.
 
-    Every product of two factors counts, whatever its axes: a depthwise convolution has no matrices and is counted.
+    Every product of two factors counts, also a depthwise convolution, which multiplies no matrices.
     FlopCounterMode's formula of a convolution's backward pass computes the gradient of a grouped weight as if there
-    were no groups (torch 2.13.0, torch/utils/flop_counter.py, conv_backward_flop): too large by the number of groups.
+    were no groups (torch 2.13.0, torch/utils/flop_counter.py, conv_backward_flop), which is too large by their number.
     """
     terms = [term for term in line.right if isinstance(term, Term)]
     if len(terms) != 2:
@@ -115,19 +117,19 @@ def operator_maccs(line: Product) -> Polynomial:
 
 @lru_cache(maxsize=4096)
 def operator_name(operator: str) -> str:
-    """Return the name of an operator without its namespace and its overload: linear for aten.linear.default."""
+    """Return the name of an operator without namespace and overload: linear for aten.linear.default."""
     parts = [part for part in operator.replace("::", ".").split(".") if part not in _NAMESPACES]
     return parts[0] if parts else operator
 
 
 IN_ITS_KERNEL = frozenset({"_euclidean_dist", "affine_grid_generator"})
-"""Operators whose forward kernel multiplies matrices that counters of operators do not see; they see the products
-of the backward pass: `cdist` of more than 25 rows (torch 2.13.0, aten/src/ATen/native/Distance.cpp), `affine_grid`
+"""Operators whose forward kernel multiplies matrices that counters of operators miss; the counters see the products of
+the backward pass: `cdist` of more than 25 rows (torch 2.13.0, aten/src/ATen/native/Distance.cpp), `affine_grid`
 (AffineGridGenerator.cpp there)."""
 
 
 BOTH_GRADIENTS = frozenset({"_euclidean_dist"})
-"""Operators whose backward pass computes the gradients of both factors where one of them learns (torch 2.13.0,
+"""Operators whose backward pass computes the gradients of both factors even if only one is trained (torch 2.13.0,
 tools/autograd/derivatives.yaml, _euclidean_dist_backward)."""
 
 
@@ -144,13 +146,13 @@ def has_a_formula(line: Line, operators: Collection[str]) -> bool:
 
 
 def is_in_a_kernel(line: Product) -> bool:
-    """Return whether counters of operators miss a product because a kernel of another name computes it."""
+    """Return whether counters of operators miss a product because it is inside the kernel of another operator."""
     return line.meta.phase in ("forward", "recomputation") and line.meta.operator in IN_ITS_KERNEL
 
 
 def with_a_second_gradient(lines: Iterable[Statement]) -> frozenset[str]:
-    """Return the results of the gradient products that run twice: those of an operator that computes the gradients of
-    both factors, of which the table has one, as the other factor does not learn."""
+    """Return the results of gradient products that count twice: their operator computes the gradients of both factors,
+    but the table has only one of them, as the other factor is not trained."""
     of_gradient: dict[str, list[str]] = {}
     for line, _ in walk(lines):
         learns = isinstance(line, Product) and line.meta.phase in ("backward", "weight_update")
@@ -160,7 +162,7 @@ def with_a_second_gradient(lines: Iterable[Statement]) -> frozenset[str]:
 
 
 def in_half(line: Product, maccs: Polynomial) -> Polynomial:
-    """Return the MACCs of a line, half of them where its `where` masks one half of the pairs of positions."""
+    """Return the MACCs of a line, halved if its `where` is a causal mask."""
     from fractions import Fraction  # only where a book halves
 
     return maccs * Polynomial.of((), Fraction(1, 2)) if _causal(line) else maccs
@@ -176,8 +178,8 @@ def inside(line: Product, maccs: Polynomial) -> Polynomial:
 
 
 def in_blocks(line: Product, maccs: Polynomial, sizes: Mapping[str, Any]) -> Polynomial:
-    """Return the MACCs of a line of a `skipping` kernel: each tile of queries with the keys that one of its queries
-    sees.
+    """Return the MACCs of a line in a kernel that skips masked pairs: each tile of queries with all keys that a query
+    of the tile attends to.
 
     M = 80 in tiles of 64 are 64 * 64 + 16 * 80 pairs. Where a size is unknown, all pairs count.
     """
@@ -195,19 +197,19 @@ def in_blocks(line: Product, maccs: Polynomial, sizes: Mapping[str, Any]) -> Pol
     return total(_with_pairs(monomial, int(number), axis, visible_pairs) for monomial, number in maccs.terms.items())
 
 
-def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[tuple[str, str]]:
+def skipping(lines: Iterable[Statement], read_outside: Iterable[str]) -> frozenset[tuple[str, str]]:
     """Return the lines of kernels that skip masked pairs of positions, as names of the kernel and of the line's result.
 
-    handed   names of this scope that others read
-    An array of all pairs that a kernel writes is computed in full; where a kernel reads one transposed, its positions
-    are not only those of its queries.
+    A kernel skips no pairs if it writes an array of all pairs, or reads one transposed.
+
+    read_outside   names of this scope that other scopes read
     """
     lines = tuple(lines)
     skipped = (_skipping(loop.lines, loop.ends) for loop in repeats(lines))
-    return _skipping(lines, handed).union(*skipped)
+    return _skipping(lines, read_outside).union(*skipped)
 
 
-def _skipping(lines: Sequence[Statement], handed: Iterable[str]) -> frozenset[tuple[str, str]]:
+def _skipping(lines: Sequence[Statement], read_outside: Iterable[str]) -> frozenset[tuple[str, str]]:
     kernels_lines = set[tuple[str, str]]()
     for group in groups(lines, in_kernel):
         kernel_lines = [line for line in group if isinstance(line, Line)]
@@ -216,7 +218,7 @@ def _skipping(lines: Sequence[Statement], handed: Iterable[str]) -> frozenset[tu
             continue
         others = {
             name for line in lines if not any(line is member for member in kernel_lines) for name in line.reads
-        } | {*handed}
+        } | {*read_outside}
         makes = {term.name for line in kernel_lines for term in line.left}
         if all(_skips(line, makes, others, kernel.blocks[0]) for line in kernel_lines):
             kernels_lines |= {(kernel.name, line.name) for line in kernel_lines}
@@ -224,7 +226,7 @@ def _skipping(lines: Sequence[Statement], handed: Iterable[str]) -> frozenset[tu
 
 
 def _skips(line: Line, made_inside: set[str], others: set[str], queries: str) -> bool:
-    """Return whether a line needs only the pairs that its condition keeps."""
+    """Return whether a line needs only the pairs of positions that its condition keeps."""
     terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
     pairs = {
         term.name
@@ -240,7 +242,7 @@ def _skips(line: Line, made_inside: set[str], others: set[str], queries: str) ->
 
 
 def _causal(line: Product) -> Condition | None:
-    """Return the condition that relates two axes of one size."""
+    """Return the condition of a line that compares two axes of equal size; None without one."""
     return next(
         (condition for condition in line.where if condition.ordered and base(condition.lower) == base(condition.upper)),
         None,
@@ -248,7 +250,7 @@ def _causal(line: Product) -> Condition | None:
 
 
 def pairs(condition: Condition) -> Polynomial:
-    """Return how many pairs of positions a condition keeps; a window is at most as long as the sequence."""
+    """Return the number of pairs of positions that a condition keeps; a window must not be longer than the sequence."""
     from fractions import Fraction
 
     axis, diagonal = base(condition.lower), Polynomial.of((), -1 if condition.strict else 0)
@@ -264,7 +266,7 @@ def pairs(condition: Condition) -> Polynomial:
 
 
 def with_windows(table: Table, sizes: Mapping[str, Any]) -> Table:
-    """Return the table without windows that mask nothing, where the sizes show that the sequence is not longer."""
+    """Return the table without windows that mask nothing because the sequence is not longer than the window."""
 
     def hides(condition: Condition) -> bool:
         length = sizes.get(base(condition.lower))
@@ -296,15 +298,16 @@ def _with_pairs(monomial: tuple[str, ...], number: int, axis: str, visible: Poly
 class ScoreGradients:
     """Tracks the gradient of attention's scores, from that of a softmax to the products that read it.
 
-    A backward pass that recomputes the scores, as flash attention does, has one more product for each that computed
-    them, of the same volume as the product of their gradient with one of its factors.
+    A backward pass that recomputes the scores, as flash attention does, has one more product for each product that
+    computed them, with as many MACCs as the product of the scores' gradient with one of its factors.
     """
 
     def __init__(self) -> None:
         self._gradients: set[str] = set()
 
     def again(self, line: Line, attends: bool) -> bool:
-        """Return whether the next line of a table is the first product that reads such a gradient and `attends`."""
+        """Process the next line of a table, and return whether it is the first product that reads such a gradient, if
+        it `attends`."""
         if is_softmax(line) and line.part == "gradient":
             self._gradients.add(line.name)
             return False
@@ -319,7 +322,7 @@ class ScoreGradients:
 
 
 def direct(term: Term) -> tuple[str, ...]:
-    """Return the axes of a term itself, without those of index arrays; axes of affine indices count as its own."""
+    """Return the axes of a term without those of index arrays, but with those of affine indices."""
     axes = (
         (() if isinstance(axis.at, Term) else axis.at.loops) if isinstance(axis, Read) else (axis,)
         for axis in term.axes

@@ -7,22 +7,22 @@ A refinement is a layer whose output replaces the value and whose first input is
       X.bent[_] = tanh(X.small[_])
       X[_] = X.bent[_] cap[]
 
-S.uncapped is the original S of the layer, and S is the result of these lines. The first input shows the value's axes: a
-letter stands for one of them, `_` for all that no letter has, `n` for those that the rewrite names. Other inputs and
-weights of the header are added to the layer, a name of the layer is read as it is, and a name without axes that the
-header does not have is a number.
+if X is the layer's value S, S.uncapped is its original value and S the result of these lines. The first input shows the
+value's axes: a letter stands for one of them, `_` for all axes without a letter, `n` for those that the rewrite names.
+Other inputs and weights of the header are added to the layer. Other names are values of the layer, or numbers if they
+have no axes.
 
 Rewrites of attention: norms of queries and keys, rotary positions, biases of scores, caps, scales, windows.
 
-Each keeps the name of the value that it refines, so that they may follow one another in the order in which a model
-applies them. External values (cosines, slopes, buckets) are inputs without a gradient.
+Each keeps the name of the value that it refines, so that several may follow one another in the order of the model.
+External values (cosines, slopes, buckets) are inputs without a gradient.
 
 Rewrites of attention into disentangled attention: scores of contents against relative positions, as in DeBERTa.
 
-`rows` holds a row for each bucket of distances (axis a), and delta[M N] the row for query M and key N, which both terms
-read: He et al. 2021, equation (4), and transformers' DisentangledSelfAttention. A weight that the layer has already is
-shared (share_att_key of DeBERTa v2 and v3). `unread` is a weight that also multiplies the rows and whose product
-nothing reads: it has a forward pass only.
+`rows` has a row for each bucket of distances (axis a), and delta[M N] the row's number for query M and key N, which
+both terms read: He et al. 2021, equation (4), and transformers' DisentangledSelfAttention. A weight that already exists
+in the layer is shared (share_att_key of DeBERTa v2 and v3). `unread` is a weight that also multiplies the rows, in the
+forward pass only, as nothing reads the product.
 
 Rewrites of mixtures of experts: changes of the gates.
 """
@@ -57,7 +57,7 @@ class Refinement:
 
 @cache
 def refinement(name: str) -> Refinement:
-    """Return the refinement in the file of that name."""
+    """Return the refinement that the file of this name defines."""
     text = (files("learncost.layers") / "refinements" / f"{name}.table").read_text(encoding="utf-8")
     head, *lines = (line for line in text.splitlines() if not line.startswith("%"))
     constants = [name for line in lines for name in role(line)]
@@ -75,8 +75,8 @@ def refined(
 ) -> Layer:
     """Return the layer with a value rewritten by the refinement of a name.
 
-    numbers  the values of names without axes
-    names    other names for inputs and weights; a line that reads a name that is "" is left out
+    numbers  the numbers that replace names without axes
+    names    other names for inputs and weights; lines that read an input or weight named "" are left out
     along    the axes that `n` stands for
     Raises `InputError` for a value that no line defines.
     """
@@ -106,7 +106,7 @@ def refined(
 
 
 class _Hole:
-    """The lines of a refinement that replace one line of a layer, with its `where` and in its layer."""
+    """The lines of a refinement that follow one line of a layer, with that line's `where` and layer."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class _Hole:
 
     @property
     def values(self) -> dict[str, Value]:
-        """The values that the lines define, and the original value of the line that they replace."""
+        """The values that the lines define, and the original value under its new name."""
         places = {line.name for line in self.lines if is_choice(line)}
         inner_values = {
             term.name: Value(term.declared, "index" if term.name in places else "value")
@@ -143,7 +143,7 @@ class _Hole:
         return {self.outer_name(self.replacement.header.inputs[0]): Value(self.line.left[0].declared), **inner_values}
 
     def values_of(self, names: Iterable[str]) -> dict[str, Value]:
-        """Return inputs or weights of the header, under the layer's names."""
+        """Return inputs or weights of the refinement's header by their names in the layer."""
         terms = [term for line in self.lines for right in line.right for term in terms_of(right)]
         axes, indices = (
             {term.name: term.declared for term in terms},
@@ -154,7 +154,7 @@ class _Hole:
         return {new: Value(axes[new], roles.get(new, "value")) for new in map(self.outer_name, names)}
 
     def outer_name(self, name: str) -> str:
-        """Return a name in the layer: that of the value or of an argument, and its suffix after a dot."""
+        """Return the layer's name of a value, input or weight of the refinement, keeping the suffix after a dot."""
         stem = next((stem for stem in self.names if name == stem or name.startswith(f"{stem}.")), None)
         return name if stem is None else self.names[stem] + name.removeprefix(stem)
 
@@ -176,7 +176,7 @@ class _Hole:
         return Term(self.outer_name(term.name), tuple(axes))
 
     def placed(self, line: Line) -> Line:
-        """Return a line of the refinement in terms of the layer."""
+        """Return a line of the refinement with the layer's names and axes."""
         left, right = tuple(map(self.term, line.left)), tuple(map(self.operand, line.right))
         loops = {axis for term in (*left, *right) for axis in term.loops}
         where = tuple(condition for condition in self.line.where if condition.axes <= loops)
@@ -201,12 +201,12 @@ def with_norms(
     shifts: Mapping[str, str] = {},
     from_one: bool = False,
 ) -> Layer:
-    """Add root mean square norms of queries and keys: {"Q": "gQ", "K": "gK"}. Qwen3 norms each head, OLMo 2 all of
-    them.
+    """Add root mean square norms of queries and keys: {"Q": "gQ", "K": "gK"}. Qwen3 normalizes each head, OLMo 2 all
+    heads together.
 
-    A value is normalized along those of the axes that it has; its gain has the same. With `shifts`, {"Q": "sQ", "K":
-    "sK"}, it is layer normalization, as in Phi; with `from_one` a gain is learned as its difference from one, as in
-    Gemma 3.
+    A value is normalized along those of the given axes that it has, which are also the axes of its gain. With `shifts`,
+    {"Q": "sQ", "K": "sK"}, it is layer normalization, as in Phi; with `from_one` a gain is learned as its difference
+    from one, as in Gemma 3.
     """
     for name, gain in gains.items():
         kind = "norm" if name in shifts else "rms_norm_from_one" if from_one else "rms_norm"
@@ -230,10 +230,11 @@ def with_temperature(layer: Layer, queries: str = "Q") -> Layer:
 def with_rotary(layer: Layer, queries: str = "Q", keys: str | None = "K") -> Layer:
     """Add rotary positions, Su et al. 2021, equation (34): x cos + rotated(x) sin, where rotated(x) reads x at flip.
 
-    Queries and keys have a batch axis, then the positions, and last the rotated width. Inputs `cosine`, `sine` are for
-    the queries' positions, `key_cosine`, `key_sine` for the keys'; the sign of the rotated part is in the sine. flip[k]
-    = k +- half is Llama's layout, k +- 1 that of GPT-J; for partial rotary positions, the rest has cosine 1 and sine 0.
-    Without `keys` only one value is rotated, for layers that read the keys of another one.
+    Queries and keys have a batch axis, then positions, and the rotated width as the last axis. The inputs `cosine`,
+    `sine` are for the queries' positions, `key_cosine`, `key_sine` for the keys'; the sine includes the sign of the
+    rotated part. flip[k] = k +- half is Llama's layout, k +- 1 that of GPT-J; for partial rotary positions, the rest
+    has cosine 1 and sine 0. Without `keys`, only the queries are rotated, for layers that read the keys of another
+    layer.
     """
     layer = refined(layer, "rotary", queries)
     if keys is None:
@@ -263,7 +264,8 @@ def with_scale(layer: Layer, scale: float, name: str = "S") -> Layer:
 
 
 def without_scale(layer: Layer, name: str = "S") -> Layer:
-    """Remove the scale of the scores, as in T5: drop the line that scales them, and give its operand its name."""
+    """Remove the scale of the scores, as in T5: delete the line that scales them and rename its operand to the
+    result."""
     (line,) = (product for product in layer.table.lines if isinstance(product, Product) and product.name == name)
     (raw,) = (term.name for term in line.right if isinstance(term, Term))
 
@@ -289,17 +291,18 @@ def with_relative_bias(layer: Layer, name: str = "S") -> Layer:
 
 
 def with_bias(layer: Layer, name: str = "S") -> Layer:
-    """Add a bias to scores that is the last input, computed once for many blocks, as in T5: bias[h M N]."""
+    """Add a bias to scores that is computed once for many blocks, as in T5: bias[h M N], the last input."""
     return refined(layer, "bias", name)
 
 
 def with_visible(layer: Layer, name: str = "S") -> Layer:
-    """Restrict attention to visible[M N]: sliding windows, chunks, documents. It is dense, so priced in full."""
+    """Restrict attention to visible[M N], such as sliding windows, chunks or documents; all pairs are computed and
+    priced."""
     return refined(layer, "visible", name)
 
 
 def with_sinks(layer: Layer, sinks: str = "sinks", name: str = "S") -> Layer:
-    """Add a learned logit for each head to the softmax of attention, whose share is dropped: gpt-oss."""
+    """Add a learned logit for each head to the softmax of attention, whose probability is dropped, as in gpt-oss."""
     heads = layer.table.axes[name][1:-2]
     new_op = entry("softmax_with_sink")
 
@@ -332,12 +335,12 @@ def with_factor(layer: Layer, factor: float, name: str) -> Layer:
 
 
 def with_groups(layer: Layer, scores: str, by: str) -> Layer:
-    """Restrict routing to experts of q groups, by the named refinement: axis e is split in i groups of j."""
+    """Restrict routing to experts of q groups by the named refinement; axis e is split into i groups of j experts."""
     return refined(layer, by, scores)
 
 
 def without_op(layer: Layer, op: str) -> Layer:
-    """Replace an operator's result by its operand: without `proportion` gates are not normalized."""
+    """Replace an operator's result by its operand; without `proportion`, gates are not normalized."""
     is_removed = False
 
     def change(line: Line) -> tuple[Line]:

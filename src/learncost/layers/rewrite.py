@@ -1,6 +1,6 @@
-"""Rewrites: pure functions from layer to layer. A variant names what it replaces and keeps the free names.
+"""Rewrite layers by pure functions from layer to layer, which keep the names of inputs and outputs.
 
-`REWRITINGS` has those that a family's file can name, each with the type of its argument.
+`REWRITINGS` has the rewrites that a family's file may name, with the types of their arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DROPOUT = "dropout"  # the layer of the lines that dropout adds
 
 
 def rewritten(layer: Layer, change: Callable[[Line], Iterable[Line]], **table: object) -> Layer:
-    """Replace every line of a layer by the results of `change`."""
+    """Replace every line of a layer by the lines that `change` returns."""
     lines = map_lines(layer.table.lines, change)
     return replace(layer, table=replace(layer.table, lines=lines, **table))  # type: ignore[arg-type]  # Table's fields
 
@@ -73,7 +73,7 @@ def with_biases(layer: Layer, biases: Mapping[str, str]) -> Layer:
 
 
 def with_transposed(layer: Layer, weight: str) -> Layer:
-    """Transpose the storage of a weight, so that a head can be tied to the embedding."""
+    """Transpose the stored axes of a weight, so that a head can be tied to the embedding."""
 
     def change(line: Line) -> tuple[Line]:
         right = tuple(Term(t.name, t.axes[::-1]) if isinstance(t, Term) and t.name == weight else t for t in line.right)
@@ -141,7 +141,7 @@ def with_padding(layer: Layer) -> Layer:
 
 
 def _refinement() -> Any:
-    """The module of refinements, which not every family needs."""
+    """Return the module of refinements, which is imported only for families that need it."""
     from learncost.layers import refinement
 
     return refinement
@@ -186,10 +186,10 @@ def _gaussian_topk(layer: Layer, of: str, along: list[str], deviations: float) -
 
 
 REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
-    "word": _words,  # {old = new}: another word of the vocabulary
+    "word": _words,  # {old = new}: names of operators
     "epsilon": with_epsilon,  # a number
     "biases": with_biases,  # {weight = bias}
-    "transposed": _transposed,  # a weight that is stored the other way round, or several
+    "transposed": _transposed,  # the name of a weight to transpose, or several
     "norms": _norms,  # {gains = {value = gain}, along = [axes], epsilon = number, shifts = {value = shift}, from_one}
     "rotary": lambda layer, names: _refinement().with_rotary(
         layer, *names, *[None] * (len(names) == 1)
@@ -202,7 +202,7 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "groups": lambda layer, settings: _refinement().with_groups(
         layer, settings["of"], settings["by"]
     ),  # {of = value, by = refinement}
-    "without": lambda layer, op: _refinement().without_op(layer, op),  # a word
+    "without": lambda layer, op: _refinement().without_op(layer, op),  # an operator
     "sinks": lambda layer, weight: _refinement().with_sinks(layer, weight),  # the weight
     "no_scale": lambda layer, _: _refinement().without_scale(layer),
     "alibi": lambda layer, _: _refinement().with_alibi(layer),
@@ -218,4 +218,4 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     ),  # {weight, scale}
     "position_to_content": lambda layer, settings: _refinement().with_position_to_content(layer, **settings),
 }
-"""By name: from a layer and an argument to a layer."""
+"""The rewrites by name: functions of a layer and an argument that return a layer."""

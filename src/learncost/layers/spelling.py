@@ -1,8 +1,7 @@
-"""Substitution of the axes of an op into the lines of its table, and the operands that have gradients.
+"""Substitute the axes of an op into the lines of its table, and find operands that have gradients.
 
-Gradients of values that are read one position at a time, such as a stack of blocks' weights.
-
-The parts of such a gradient do not overlap, so they are concatenated instead of added.
+If a value is read one position at a time, such as a stack of blocks' weights, the parts of its gradient do not overlap,
+so they are concatenated instead of added.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from learncost.ops import entry
 
 
 def operand(line: Line, i: int) -> Term:
-    """Return an operand that is a named value."""
+    """Return an operand of a line, which must be a named value."""
     term = line.right[i]
     assert isinstance(term, Term)
     return term
 
 
 def differentiable(line: Line) -> list[int]:
-    """Return which operands on the right can have a gradient."""
+    """Return the numbers of the operands that can have a gradient."""
     terms = [i for i, term in enumerate(line.right) if isinstance(term, Term)]
     if isinstance(line, Op):
         if line.part != "body" or line.opaque:
@@ -36,7 +35,7 @@ def differentiable(line: Line) -> list[int]:
 
 
 def primed(axis: str, used: Iterable[str]) -> str:
-    """Return another axis of an axis's size, with a prime more than those in use."""
+    """Return an unused name for another axis of the same size, by appending primes."""
     used = set(used)
     axis += "'"
     while axis in used:
@@ -45,7 +44,7 @@ def primed(axis: str, used: Iterable[str]) -> str:
 
 
 def condition_names(lines: Iterable[Statement]) -> frozenset[str]:
-    """Return the names of boolean values: those that an op reads as a condition."""
+    """Return the names of boolean values, which an op reads as a condition."""
     bodies = (line for line, _ in walk(lines) if isinstance(line, Op) and line.part == "body")
     return frozenset(
         term.name
@@ -57,7 +56,7 @@ def condition_names(lines: Iterable[Statement]) -> frozenset[str]:
 
 
 def spell(axes: Iterable[str], line: Op, second: Mapping[str, str] = {}) -> tuple[str, ...]:
-    """Return the axes of a body's line (`_`, `n`, `n'`) with the op's own axes substituted."""
+    """Return the axes of a line of an op's body, with the axes of the op's call substituted for `_`, `n` and `n'`."""
     result: list[str] = []
     for axis in axes:
         if axis == "_":
@@ -70,16 +69,17 @@ def spell(axes: Iterable[str], line: Op, second: Mapping[str, str] = {}) -> tupl
 
 
 def merging(meta: Meta, phase: str) -> Meta:
-    """Return the metadata of a line that adds parts of a gradient, from that of a line with the value."""
+    """Return the metadata of a line that adds parts of a gradient, derived from that of a line which reads the
+    value."""
     return Meta(meta.layer, meta.block, phase, local="merge", binding=meta.binding, module=meta.module)
 
 
 ONE = "1"
-"""The name of an axis of length 1, which is its size, as for stacks of one iteration."""
+"""The name of an axis of length 1, which is also its size, as for stacks of one iteration."""
 
 
 def place_of(axis: Axis) -> int | None:
-    """Return the fixed position at which an axis is read; None for any other."""
+    """Return the fixed position at which an axis is read; None if it is read in any other way."""
     at = axis.at if isinstance(axis, Read) else None
     if not isinstance(at, Affine) or not at.fixed or at.sizes:
         return None
@@ -87,7 +87,8 @@ def place_of(axis: Axis) -> int | None:
 
 
 def tiled(terms: Sequence[Term], sizes: Mapping[str, int]) -> int | None:
-    """Return the axis along which terms read single positions that together cover it; None where there is none."""
+    """Return the number of an axis along which each term reads a single position and the terms together read all; None
+    if there is none."""
     for number, axes in enumerate(zip(*(term.axes for term in terms), strict=True)):
         places = {place_of(axis) for axis in axes}
         axis = axes[0]
@@ -97,7 +98,8 @@ def tiled(terms: Sequence[Term], sizes: Mapping[str, int]) -> int | None:
 
 
 def read_place_by_place(lines: Iterable[Statement], sizes: Mapping[str, int]) -> set[str]:
-    """Return the axes of these sizes along which a value is read at single positions that cover them."""
+    """Return those axes with known sizes along which some value is read at single positions that together cover the
+    axis."""
     read: dict[str, list[Term]] = {}
     for line, _ in walk(lines) if sizes else ():
         for term in line.right:
@@ -107,7 +109,8 @@ def read_place_by_place(lines: Iterable[Statement], sizes: Mapping[str, int]) ->
 
 
 def _tiled_axes(terms: Sequence[Term], sizes: Mapping[str, int]) -> Iterator[str]:
-    """Yield the axes along which reads of a value are tiles, and those along which the reads of a tile are again."""
+    """Yield the axes along which the reads of a value are tiles that cover it, and recursively those within each
+    tile."""
     number = tiled(terms, sizes)
     if number is None:
         return
@@ -126,7 +129,7 @@ def with_one(axes: Sequence[Axis], number: int) -> tuple[Axis, ...]:
 
 
 def behind_another(left: Term, names: Iterable[str], number: int, meta: Meta) -> Line:
-    """Return a line that concatenates arrays of length 1 along an axis."""
+    """Return a line that concatenates arrays along an axis in which each has length 1."""
     along = str(left.axes[number])
     declared = with_one(left.axes, number)
     one = str(declared[number])

@@ -1,4 +1,4 @@
-"""The operators: body, gradient, Jacobian and price of each as tables in the same notation; optimizers; collectives."""
+"""Define the operators, each with body, gradient and Jacobian as tables in the notation; optimizers; collectives."""
 
 from learncost.ops import collectives as _collectives
 from learncost.ops import composites as _composites
@@ -32,4 +32,4 @@ __all__ = [
     "plain",
 ]
 
-_DEFINING = (_primitives, _composites, _optimizers, _collectives)  # imported for the operators that they define
+_DEFINING = (_primitives, _composites, _optimizers, _collectives)  # imported to register their operators

@@ -1,8 +1,8 @@
-"""Collectives, one per row: operators on an axis of the mesh, between devices that run the same lines.
+"""Define the collectives: operators on an axis of the mesh, between devices that run the same lines.
 
-`Y[B M/tp d] = reduce_scatter[tp](Z[B M d])`: the two terms determine which axis is sharded. Collectives have no body
-and no gradient, since sharding follows differentiation. Coordinates after the mesh axis name the devices that take
-part, where not all do: `all_reduce[pp 0 3]`.
+In `Y[B M/tp d] = reduce_scatter[tp](Z[B M d])`, the two terms determine the axis that is sharded. Collectives have no
+body and no gradient, since tables are sharded after differentiation. Coordinates after the mesh axis name the devices
+that take part, if not all do: `all_reduce[pp 0 3]`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ define(
 )
 
 REDUCES: Mapping[str, str] = {"all_reduce": "sum", "all_reduce_max": "max", "all_reduce_min": "min"}
-"""Collectives whose result is equal on every device, and the libraries' names of their reductions."""
+"""The collectives whose result is equal on every device, with the libraries' names of their reductions."""
 
 JOINED: frozenset[str] = frozenset({*REDUCES, "all_gather", "reduce_scatter"})
-"""Collectives of which several may be sent as one bucket."""
+"""The collectives that may be sent together in one bucket."""
 
 SENDS_NOTHING: frozenset[str] = frozenset({"shard", "part", "receive"})
-"""Collectives without a send: the device has the array, or another one sends it."""
+"""The collectives that send nothing: the device has the array already, or another device sends it."""
 
 
 def place_changed(line: Op) -> int:
-    """Return the number of the array axis whose sharding a collective changes."""
+    """Return the number of the array axis whose sharding over the mesh axis a collective changes."""
     before, after = line.right[0].declared, line.left[0].declared
     return next(place for place, axis in enumerate(after) if axis != before[place])
 
@@ -61,7 +61,7 @@ def is_collective(line: object) -> TypeGuard[Op]:
 
 @lru_cache(maxsize=4096)
 def _is_between(op: str) -> bool:
-    return entry(op).kind == KIND  # asked of every line that runs
+    return entry(op).kind == KIND  # cached, since it is called for every line that runs
 
 
 def sends(line: object) -> TypeGuard[Op]:

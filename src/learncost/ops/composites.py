@@ -1,4 +1,4 @@
-"""Composite operators. A new one needs a body, a gradient and a source; `learncost verify` then checks it."""
+"""Define composite operators. A new one needs a body, a gradient and a source; `learncost verify` then checks it."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ define(
         dX[_] = dY[_] S[_]
         """,
         pointwise=True,
-        # From its threshold of 20 on, PyTorch returns X itself: 2e-9 too little.
+        # Above its threshold of 20, PyTorch returns X, which is too small by 2e-9.
         spelled={"torch": "functional.softplus({X}, threshold=40)", "jax": "jax.nn.softplus({X})"},
         source="log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), stable; Dugas et al. 2001",
     )

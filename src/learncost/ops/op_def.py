@@ -1,4 +1,4 @@
-"""The definition of an operator. Its body defines its meaning; a primitive stands for one NumPy operation."""
+"""Define operators: the body is an operator's meaning, and a primitive is one NumPy operation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Lines = tuple[Line, ...]
 
 @dataclass(frozen=True)
 class OpDef:
-    """The definition of an operator: `n` stands for the axes it acts on, `_` for all the others.
+    """The definition of an operator; `n` stands for the axes that it acts on, `_` for all others.
 
     inputs    names of its operands, in order; `defaults` are literals for the last ones
     outputs   names of its results
@@ -30,32 +30,31 @@ class OpDef:
     symmetric  whether the Jacobian is symmetric, so that the gradient table applied to an operand's tangent gives the
                result's tangent
     tangent_texts  otherwise, by operand: lines that compute t<output> from t<operand>, inputs, outputs and the body
-    conditions  operands that are boolean masks: they select, and have no gradient
-    outside   the value of an input outside a `where` on the axes it acts on (minus infinity for a softmax); None: a
-              `where` is not allowed
-    empty     the operator that replaces it where a `where` may mask out every element
-    kind      of a primitive: elementwise, reduction, constant; scan: a cumulative reduction; choice: positions, which
-              are
-              indices; move: a copy of its operand without a gradient; collective: between the devices of a mesh
+    conditions  operands that are boolean masks, which have no gradient
+    outside   the value of an input outside a `where` on the axes that the operator acts on (minus infinity for a
+              softmax); None if a `where` is not allowed
+    empty     the operator that replaces it if a `where` may mask out every element
+    kind      of a primitive: elementwise, reduction, constant; scan (a cumulative reduction); choice (returns
+              positions as indices); move (a copy of its operand, without a gradient); collective
     inline    whether a layer's line with it is replaced by the single line of its body
 
     The following are set where a library's function differs from the default:
 
-    spelled   its call by backend, with names of inputs and {axis}, or with {shape}, the sizes of the last axes, along
-              which it acts; default of a primitive: the module's function
+    spelled   its call by backend, with names of inputs and {axis}, or {shape} for the sizes of the last axes on which
+              it acts; default of a primitive: the module's function
     called    the name of a primitive in NumPy, PyTorch and JAX, where it differs
     c         the expression of a primitive in C; default: the function of <math.h>
-    work      its cost in simple operations: an inexpensive one is recomputed where it is read
+    work      its cost in simple operations; an inexpensive operator is recomputed where it is read
     sign      its infix operator in Python
-    bound     for a minimum or maximum: the name of the second operand in torch.clamp, where that is a number
+    bound     for a minimum or maximum: torch.clamp's argument for the second operand, if that is a number
     truth     whether the result is boolean
     number    its value on scalars; default: the function of Python's math
-    chooses   for a choice: one position, all in sorted order, or some, as many as the result's new axis is long
+    chooses   for a choice: "one" position, "all" in sorted order, or "some", as many as the new axis is long
     largest   for a choice: whether the largest come first
     backwards  for a scan: whether it starts at the last position
     by        for a reduction: the elementwise primitive that it repeats
     fill      for a constant: the value of every element
-    makes     the distribution of its results: shares that sum to 1, as a softmax; their logarithms; normalized values
+    makes     the kind of its results: probabilities that sum to 1, their logarithms, or normalized values
     complex   whether NumPy supports it for complex numbers, as an analytic function
     """
 
@@ -93,7 +92,7 @@ class OpDef:
 
     @property
     def reduces(self) -> bool:
-        """Return whether its results lack the axes that it acts on."""
+        """Return whether its results do not have the axes that it acts on."""
         results = [line.left[0] for line in self.body if line.name in self.outputs]
         return (
             self.kind == "reduction"
@@ -102,7 +101,7 @@ class OpDef:
         )
 
     def value(self, *numbers: float) -> float | None:
-        """Return the value of a primitive on scalars; None where it has none."""
+        """Return the value of a primitive on scalars; None if it has none."""
         function = self.number or getattr(math, self.name, None)
         try:
             return None if function is None or not self.pointwise or self.body else float(function(*numbers))
@@ -127,7 +126,7 @@ class OpDef:
         return {name: _parse(text) for name, text in self.tangent_texts.items()}
 
     def lines(self, part: str, gives: Iterable[str]) -> Lines:
-        """Return the lines of a part that the wanted names need."""
+        """Return the lines of the body or a table that compute the wanted names."""
         lines: Lines = {"body": self.body, "gradient": self.gradient, "jacobian": self.jacobian}[part]
         names_needed = set(gives)
         chosen_lines: list[Line] = []
@@ -138,7 +137,7 @@ class OpDef:
         return tuple(reversed(chosen_lines))
 
     def gradient_reads(self, gives: Iterable[str]) -> tuple[str, ...]:
-        """Return the names that the gradient reads: d<output>, inputs, outputs, lines of the body."""
+        """Return the names that the gradient table reads: d<output>, inputs, outputs, and values of the body."""
         lines = self.lines("gradient", gives)
         makes = {term.name for line in lines for term in line.left}
         return tuple(dict.fromkeys(name for line in lines for name in line.reads if name not in makes))
@@ -169,14 +168,14 @@ _MODULES = re.compile(r"^(?:torch|nn|functional|f|jax|jnp|np|numpy|math|scipy|sp
 
 
 def plain(name: str) -> str:
-    """Return a name without variations of spelling: case, hyphens, spaces, the module of a library."""
+    """Return a name in a uniform spelling: in lower case, without hyphens, spaces and the module of a library."""
     while (rest := _MODULES.sub("", name)) != name:
         name = rest
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def op_called(name: str) -> OpDef | None:
-    """Return the operator of a name in any spelling, or None."""
+    """Return the operator with a name in any spelling, or None."""
     by_spelling = {plain(spelling): spelling for spelling in (*_aliases, *_entries)}
     return entry(by_spelling[plain(name)]) if plain(name) in by_spelling else None
 
@@ -189,7 +188,7 @@ def canonical(name: str) -> str:
 
 
 def entry(name: str) -> OpDef:
-    """Return the definition of an operator. Raises `InputError` for an unknown name, with the nearest known one."""
+    """Return the definition of an operator. Raises `InputError` for an unknown name, and suggests the nearest."""
     op = OPAQUE if name == OPAQUE.name else _entries.get(canonical(name))
     if op is None:
         typed = [each for each in _entries if _entries[each].kind != "collective"]  # only sharding adds these
@@ -199,11 +198,12 @@ def entry(name: str) -> OpDef:
 
 
 OPAQUE = OpDef("opaque", (), (), kind="opaque", source="what is not derived: a line has a cost and no meaning")
-"""The operator of lines without a derivation; it accepts any operands and results, and cannot be executed."""
+"""The operator of opaque lines, which have no derivation; it accepts any operands and results, and cannot be
+executed."""
 
 
 def entries() -> tuple[OpDef, ...]:
-    """Return every operator that a layer may use, in the order of definition; collectives are left out."""
+    """Return every operator that a layer may use, in the order of definition, without collectives."""
     return tuple(op for op in _entries.values() if op.kind != "collective")
 
 

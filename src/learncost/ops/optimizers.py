@@ -1,4 +1,4 @@
-"""Optimizers, one per row: the step of one parameter. The body determines the operation counts."""
+"""Define the optimizers by the step of one parameter; the body of the step determines the operation counts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from learncost.ops.op_def import OpDef, define
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer, defined by the operator of its step.
+    """An optimizer and the operator that computes its step.
 
     name     the name in --optimizer
-    op       the operator
-    state    operands that are stored between steps: `M2` is the new value of `M`
+    op       the operator of its step
+    state    operands that are stored between steps; `M2` is the new value of `M`
     scalars  operands that are numbers, the same for all weights
     kept     a description of the state, with its source
-    states   the type in which the states are stored, rounded after every step; "": that of the precision
+    states   the type in which states are stored, rounded after every step; "" for the type of the precision
     """
 
     name: str
@@ -34,10 +34,10 @@ OPTIMIZERS: dict[str, Optimizer] = {}
 
 
 def _optimizer(name: str, state: Sequence[str], scalars: Sequence[str], body: str, *, kept: str, source: str) -> None:
-    """Define an operator that computes the new weight U from a weight W and its gradient G, and the new state.
+    """Register an operator that computes the new weight U and state from a weight W, its gradient G and its state.
 
-    The scalars of a training are lr, mu (its momentum), b1 and b2 (its betas) with c = 1 - b and k = 1/(1 - b^t) at
-    step t, eps, and decay = 1 - lr x weight decay.
+    The scalars are lr, mu (the momentum), b1 and b2 (the betas) with c = 1 - b and k = 1/(1 - b^t) at step t, eps, and
+    decay = 1 - lr x weight decay.
     """
     outputs = ("U", *(f"{state_name}2" for state_name in state))
     define(OpDef(name, ("W", "G", *state, *scalars), outputs, body, pointwise=True, source=source))

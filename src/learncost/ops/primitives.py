@@ -1,6 +1,6 @@
-"""Primitives, one per row: operators that NumPy computes in one operation.
+"""Define the primitives: operators that NumPy computes in one operation.
 
-Elementwise ones cost one FLOP per element of the result, reductions one per element read, others nothing.
+Elementwise primitives cost one FLOP per element of the result, reductions one per element that they read, others none.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from learncost.ops.op_def import OpDef, define
 
 MODULES = {"numpy": "np", "torch": "torch", "jax": "jnp"}
-"""The names of the libraries in emitted programs."""
+"""The names of the libraries' modules in emitted programs."""
 
 
 def _elementwise(name: str, *inputs: str, gradient: str = "", aliases: tuple[str, ...] = (), **more: Any) -> None:
-    """Define an elementwise function, of X by default."""
+    """Register an elementwise function, by default of one operand X."""
     operands = inputs or ("X",)
     define(OpDef(name, operands, ("Y",), gradient_text=gradient, kind="elementwise", pointwise=True, **more), aliases)
 
@@ -287,7 +287,7 @@ define(
 
 
 def _reduction(name: str, by: str, outside: float, aliases: tuple[str, ...], source: str) -> None:
-    """Define a maximum or minimum along axes; equal elements share the gradient."""
+    """Register a maximum or minimum along axes; equal extreme elements share the gradient."""
     gradient = """
     E[_ n] = equal(X[_ n], Y[_])
     c[_] = E[_ n]
@@ -319,7 +319,7 @@ _reduction("min", "minimum", math.inf, ("amin",), "equal minima share the gradie
 
 
 def _scan(name: str, backwards: bool, other: str, spelled: dict[str, str]) -> None:
-    """Define a cumulative sum along an axis; its gradient is the cumulative sum from the other end."""
+    """Register a cumulative sum along an axis; its gradient is the cumulative sum from the other end."""
     row = OpDef(
         name,
         ("X",),
@@ -348,7 +348,8 @@ _scan(
 
 
 def _choice(name: str, chooses: str, largest: bool, spelled: dict[str, str], source: str, *aliases: str) -> None:
-    """Define an operator that returns positions along an axis, as indices without a gradient; ties keep their order."""
+    """Register an operator that returns positions along an axis as indices without a gradient; ties keep their
+    order."""
     more: dict[str, Any] = {"kind": "choice", "chooses": chooses, "largest": largest}
     more["outside"] = None if chooses == "all" else -math.inf if largest else math.inf
     define(OpDef(name, ("X",), ("Y",), spelled=spelled, source=source, **more), aliases)

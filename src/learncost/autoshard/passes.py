@@ -17,10 +17,11 @@ from learncost.ir.loop import Loop, walk
 from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
-from learncost.liveness import Instant, SymbolicInterval, stretches
+from learncost.liveness import Instant, SizedArray, stretches
 from learncost.passes.parted import parted
 from learncost.procedures.accumulation import check_accumulates
 from learncost.procedures.needed import needed
+from learncost.program.lifetimes import ScheduledArray
 from learncost.sharding.place import Placed
 
 ONCE, SUMMED, PARTED = "once", "summed", "parted"
@@ -55,15 +56,15 @@ class StageLiveness:
     `levels`, how many arrays of each of `bytes` are live at each line.
     """
 
-    def __init__(self, moments: Sequence[PassLine], mine: Sequence[bool], arrays: Sequence[SymbolicInterval]) -> None:
+    def __init__(self, moments: Sequence[PassLine], mine: Sequence[bool], arrays: Sequence[SizedArray]) -> None:
         counts: dict[object, int] = {}
         self.arrays = arrays
-        self.numbers = [counts.setdefault(frozenset(a.count.terms.items()), len(counts)) for a in arrays]
-        self.counts = [*{number: a.count for number, a in zip(self.numbers, arrays, strict=True)}.values()]
+        self.numbers = [counts.setdefault(frozenset(a.size.terms.items()), len(counts)) for a in arrays]
+        self.counts = [*{number: a.size for number, a in zip(self.numbers, arrays, strict=True)}.values()]
         changes = np.zeros((len(moments) + 2, len(counts)))
-        for array, number in zip(arrays, self.numbers, strict=True):
-            changes[array.first, number] += 1
-            changes[array.last + 1, number] -= 1
+        for each, number in zip(arrays, self.numbers, strict=True):
+            changes[each.array.first, number] += 1
+            changes[each.array.last + 1, number] -= 1
         self.places = [place for place, is_mine in enumerate(mine) if is_mine]
         self.levels = changes.cumsum(axis=0)[1:-1][self.places]
         self.moments = [moments[place] for place in self.places]
@@ -79,7 +80,7 @@ class StageLiveness:
         """Return how many arrays of each of `bytes` are live from before the first line of passes to after it."""
         begin = next((n for n, each in enumerate(self._letters) if each in letters), len(self._letters))
         result = np.zeros(len(self.counts))
-        for array, number in zip(self.arrays, self.numbers, strict=True):
+        for (array, *_), number in zip(self.arrays, self.numbers, strict=True):
             result[number] += array.first <= begin < array.last and not array.given
         return result
 
@@ -98,7 +99,7 @@ class StageActivations:
     update: Any = 0
 
 
-LiveIntervals = tuple[tuple[PassLine, ...], tuple[SymbolicInterval, ...]]
+LiveIntervals = tuple[tuple[PassLine, ...], tuple[SizedArray, ...]]
 
 
 @dataclass(frozen=True)
@@ -136,17 +137,17 @@ class MicrobatchPasses:
 
     def _read(self, passes: Table, gradients: str, late: frozenset[str] = frozenset()) -> LiveIntervals:
         """Return the moments of passes and the arrays over them; `late` are results of separate weight updates."""
-        instants, arrays = stretches(passes, self._widths(passes, gradients))
+        liveness = stretches(passes, self._widths(passes, gradients))
         walker, again = Walker(self.step.blocks), Walker(self.step.blocks)
         moments = []
-        for at in instants:
+        for at in liveness.instants:
             counts, phase = tuple(count for _, count in at.loops), at.line.meta.phase
             if at.line.name in late and phase in BACKWARD:  # recomputed values have their first names
                 moments.append(PassLine("W", again.segment("weight_update", counts), at))
             else:
                 letter = "B" if phase in BACKWARD or phase == "optimizer_step" else "F"
                 moments.append(PassLine(letter, walker.segment(phase, counts), at))
-        return tuple(moments), arrays
+        return tuple(moments), liveness.arrays
 
     def _widths(self, passes: Table, gradients: str) -> dict[str, int]:
         """Return the bytes of an element by role and by name: none of weights and sums, which are static."""
@@ -171,14 +172,16 @@ class MicrobatchPasses:
                 self._stretches[gradients] = self._read_as(gradients)
             moments, arrays = self._stretches[gradients]
             mine = [self.step.within((moment.segment,), part) for moment in moments]
-            self._known[key] = StageLiveness(moments, mine, [each for each in arrays if self._within(each, part, mine)])
+            self._known[key] = StageLiveness(
+                moments, mine, [each for each in arrays if self._within(each.array, part, mine)]
+            )
         return self._known[key]
 
     @cached_property
     def _known(self) -> dict[tuple[object, ...], StageLiveness]:
         return {}
 
-    def _within(self, array: SymbolicInterval, part: StagePart, mine: Sequence[bool]) -> bool:
+    def _within(self, array: ScheduledArray, part: StagePart, mine: Sequence[bool]) -> bool:
         iterations = base(array.iterations).partition("/")[0]
         return iterations in part.iterations if iterations in self.step.blocks else mine[array.first - 1]
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.passes import purpose
 from learncost.autoshard.step import ParallelConfig, StageUsage, StepUsage, sizes_of
-from learncost.ir.polynomial import shape_of, size_of
-from learncost.liveness import LiveArray, LiveInterval, Moment, SymbolicInterval
+from learncost.ir.polynomial import shape_of
+from learncost.liveness import LiveArray, LiveInterval, Moment, highest, live_arrays, live_intervals
 from learncost.liveness.kinds import KINDS, SPLIT
-from learncost.program.allocation_log import IntervalSet
+from learncost.program.lifetimes import ScheduledArray
 
 IN_FLIGHT = "microbatches in flight"
 
 
-def kind_of(account: MeshAccount, array: SymbolicInterval) -> str:
+def kind_of(account: MeshAccount, array: LiveArray | LiveInterval) -> str:
     """Return what an array is, in the words of `SPLIT`."""
     return purpose(account.placed, array.name) or KINDS.get(array.role, "workspace")
 
@@ -62,37 +62,26 @@ class StageMemory:
         result |= {"weights": static.weights, "master weights": static.masters, "gradients": static.gradients}
         result |= {"optimizer state": static.states, "activations": self.in_flight}
         result["workspace"] += self.stage.workspace
-        for array, size in self._at_peak:
+        for array in self._at_peak:
             kind = kind_of(self.account, array)
-            result[kind] = result.get(kind, 0) + size
+            result[kind] = result.get(kind, 0) + array.bytes
         return result
 
     @cached_property
-    def _sized(self) -> list[tuple[SymbolicInterval, int]]:
+    def _sized(self) -> list[tuple[ScheduledArray, int]]:
         numbers = self.alive.numbers
-        return [(array, self._bytes[at]) for array, at in zip(self.alive.arrays, numbers, strict=True)]
+        return [(each.array, self._bytes[at]) for each, at in zip(self.alive.arrays, numbers, strict=True)]
 
     @property
-    def _at_peak(self) -> list[tuple[SymbolicInterval, int]]:
+    def _at_peak(self) -> list[LiveArray]:
         now = self.alive.places[self.worst] + 1
-        return [(array, size) for array, size in self._sized if array.first <= now <= array.last]
+        there = ((array, size) for array, size in self._sized if array.first <= now <= array.last)
+        return live_arrays(there, self.sizes)
 
     @property
     def live_at_peak(self) -> tuple[LiveArray, ...]:
         """Return the arrays at the peak, the largest first; those of all iterations are one."""
-        groups: dict[object, list[tuple[SymbolicInterval, int]]] = {}
-        for array, size in self._at_peak:
-            groups.setdefault((array.name, array.iterations) if array.iterations else id(array), []).append(
-                (array, size)
-            )
-        result = [*self._weights]
-        for several in groups.values():
-            array, size = several[-1][0], sum(size for _, size in several)
-            axes, shape = array.axes, shape_of(array.axes, self.sizes)
-            if array.iterations:
-                axes, shape = (array.iterations, *axes), (sum(self._times(each) for each, _ in several), *shape)
-            if size:
-                result.append(LiveArray(array.name, axes, shape, size, array.layer, array.block, array.role))
+        result = [*self._weights, *(array for array in self._at_peak if array.bytes)]
         result += (LiveArray(name, (), (), size) for name, (size, _) in self._throughout.items())
         return tuple(sorted(result, key=lambda array: -array.bytes))
 
@@ -120,33 +109,21 @@ class StageMemory:
                 size = kind.weight * int(held.weight.at(self.sizes))
                 yield LiveArray(held.name, axes, shape_of(axes, self.sizes), size, role="weight")
 
-    def _times(self, array: SymbolicInterval) -> int:
-        return array.times if isinstance(array.times, int) else int(array.times.at(self.sizes))
-
     @cached_property
-    def _highest(self) -> dict[int, int]:
-        """Return the row with the most bytes of every line, which occurs once for all its iterations."""
-        highest: dict[int, int] = {}
-        for row, moment in enumerate(self.alive.moments):
-            if moment.at.place not in highest or self.levels[row] > self.levels[highest[moment.at.place]]:
-                highest[moment.at.place] = row
-        return highest
+    def _highest(self) -> dict[int, tuple[int, int]]:
+        """Return the row with the most bytes of every line, which occurs once for all its iterations, and these."""
+        return highest((moment.at.place for moment in self.alive.moments), self.levels)
 
     @property
     def curve(self) -> tuple[Moment, ...]:
         """Return the bytes at every line of the stage."""
-        above = self.stage.peak - self.levels[self.worst]
-        return tuple(self._moment(row, self.levels[row] + above) for row in self._highest.values())
+        above, moments = self.stage.peak - self.levels[self.worst], self.alive.moments
+        return tuple(moments[row].at.moment(level + above, self.sizes) for row, level in self._highest.values())
 
     @property
     def moment(self) -> Moment:
         """Return the line at the peak."""
-        return self._moment(self.worst, self.stage.peak)
-
-    def _moment(self, row: int, size: int) -> Moment:
-        at = self.alive.moments[row].at
-        loops = tuple((loop, count, int(size_of(count, self.sizes))) for loop, count in at.loops)
-        return Moment(at.line.name, at.line.meta.layer, at.line.meta.phase, size, at.line.meta.block, loops)
+        return self.alive.moments[self.worst].at.moment(self.stage.peak, self.sizes)
 
     def stays(self) -> Iterator[LiveInterval]:
         """Yield the arrays over the lines of the curve, at each of which their bytes sum to it."""
@@ -157,26 +134,7 @@ class StageMemory:
             )
         for name, (size, part) in self._throughout.items():
             yield LiveInterval(name, (), (size,), 1, size, 0, last, "given", part=part)
-        found = IntervalSet([self.alive.places[row] + 1 for row in self._highest.values()])
-        groups: dict[Any, list[tuple[SymbolicInterval, int]]] = {}
-        for array, size in self._sized:
-            for ends in found.within(array.first, array.last):
-                key = (array.name, array.iterations, array.axes) if array.iterations else id(array)
-                groups.setdefault((key, *ends), []).append((array, size))
-        for (_, first, end), several in groups.items():
-            array, size = several[-1][0], sum(size for _, size in several)
-            if size:
-                yield LiveInterval(
-                    array.name,
-                    array.axes,
-                    shape_of(array.axes, self.sizes),
-                    sum(self._times(each) for each, _ in several),
-                    size,
-                    first,
-                    end,
-                    array.macro_operation,
-                    array.layer,
-                    array.block,
-                    array.role,
-                    kind_of(self.account, array),
-                )
+        moments = [self.alive.places[row] + 1 for row, _ in self._highest.values()]
+        for stay in live_intervals(self._sized, moments, self.sizes):
+            if stay.bytes:
+                yield replace(stay, part=kind_of(self.account, stay))

@@ -5,18 +5,33 @@ outputs to the end. The table is read as written: an operator's inner values app
 for an array (a sum of one term) is the same array. No operation is in-place.
 """
 
-from learncost.liveness.sizes import Instant, SymbolicInterval, levels, live, moments, stretches
-from learncost.liveness.walk import Live, LiveArray, LiveInterval, Moment
+from learncost.liveness.sizes import levels, live, moments, stretches
+from learncost.liveness.walk import (
+    Instant,
+    Live,
+    LiveArray,
+    LiveInterval,
+    Liveness,
+    Moment,
+    SizedArray,
+    highest,
+    live_arrays,
+    live_intervals,
+)
 
 __all__ = [
     "Instant",
     "Live",
     "LiveArray",
     "LiveInterval",
+    "Liveness",
     "Moment",
-    "SymbolicInterval",
+    "SizedArray",
+    "highest",
     "levels",
     "live",
+    "live_arrays",
+    "live_intervals",
     "moments",
     "stretches",
 ]

@@ -1,4 +1,4 @@
-"""The arrays of a table under an engine's rules, walked once for all sizes and types."""
+"""The arrays of a table under an engine's rules, walked once for all sizes and types, and folds over them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from learncost.ir.displayed import Displayed
-from learncost.ir.line import Op
-from learncost.ir.loop import walk as each
+from learncost.ir.line import Line, Op
+from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, base, shape_of, size_of
-from learncost.ir.precision import BYTES
 from learncost.ir.serializable import HIDDEN, Serializable
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, IdentityKey
@@ -138,6 +137,156 @@ class Live(Displayed):
         return sum(array.bytes for array in self.kept)
 
 
+@dataclass(frozen=True)
+class Instant:
+    """A moment of a table whose sizes are open.
+
+    loops  the loops around its line, from the outermost: the number of each, and the size that is its trip count
+    place  the number of its line in a curve, where every line occurs once for all its iterations
+    """
+
+    line: Line
+    loops: tuple[tuple[int, str], ...]
+    place: int
+
+    def moment(self, size: Any, sizes: Mapping[str, Any]) -> Moment:
+        """Return the moment at given sizes, with its bytes."""
+        loops = tuple((loop, count, int(size_of(count, sizes))) for loop, count in self.loops)
+        return Moment(self.line.name, self.line.meta.layer, self.line.meta.phase, size, self.line.meta.block, loops)
+
+
+class SizedArray(NamedTuple):
+    """An array, the bytes of one of its elements, and its bytes for open sizes."""
+
+    array: ScheduledArray
+    width: int
+    size: Polynomial
+
+
+Sized: TypeAlias = "Iterable[tuple[ScheduledArray, Any]]"
+"""Arrays with their bytes at given sizes."""
+
+
+def sized(arrays: Iterable[SizedArray], value: Callable[[Polynomial], Any]) -> Sized:
+    """Yield arrays with their bytes; `value` converts each polynomial."""
+    values: dict[int, Any] = {}
+    for array, _, size in arrays:
+        if id(size) not in values:
+            values[id(size)] = value(size)
+        yield array, values[id(size)]
+
+
+def live_arrays(arrays: Sized, sizes: Mapping[str, Any]) -> list[LiveArray]:
+    """Return arrays as they are shown, those of all iterations as one."""
+    groups: dict[object, list[tuple[ScheduledArray, Any]]] = {}
+    for array, size in arrays:
+        groups.setdefault(array.group, []).append((array, size))
+    result = []
+    for several in groups.values():
+        last = several[-1][0]  # the first of a stack may be the loop's initial value
+        axes, shape = last.axes, shape_of(last.axes, sizes)
+        if last.stack:
+            _, axes = last.stack
+            iterations = shape_of(axes[: len(axes) - len(last.axes)], sizes)
+            number = sum(array.number(sizes) for array, _ in several)
+            shape = (*(iterations if number == prod(iterations) else (number,)), *shape)
+        total = sum(size for _, size in several)
+        result.append(LiveArray(last.title, axes, shape, total, last.layer, last.block, last.role))
+    return result
+
+
+def live_intervals(arrays: Sized, moments: Sequence[int], sizes: Mapping[str, Any]) -> Iterator[LiveInterval]:
+    """Yield the live intervals over some moments; those of a stack that are equal are one."""
+    groups: dict[Any, list[tuple[ScheduledArray, int]]] = {}
+    stretches = IntervalSet(moments)
+    for array, size in arrays:
+        for ends in stretches.within(array.first, array.last):
+            groups.setdefault((array.group, array.axes, *ends), []).append((array, size))
+    for (*_, first, end), several in groups.items():
+        last = several[-1][0]
+        number, total = sum(array.number(sizes) for array, _ in several), sum(size for _, size in several)
+        metas = last.phase, last.layer, last.block, last.role
+        yield LiveInterval(last.title, last.axes, shape_of(last.axes, sizes), number, total, first, end, *metas)
+
+
+def highest(places: Iterable[int], levels: Iterable[Any]) -> dict[int, tuple[int, Any]]:
+    """Return the largest bytes of every line of a curve by its place, and where these are in `levels`."""
+    found: dict[int, tuple[int, Any]] = {}
+    for at, (place, level) in enumerate(zip(places, levels, strict=True)):
+        before = found.get(place)
+        if before is None:
+            found[place] = at, level
+        elif not isinstance(level, int):
+            found[place] = before[0], np.maximum(level, before[1])
+        elif level > before[1]:
+            found[place] = at, level
+    return found
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """The moments of a table, and the arrays over them."""
+
+    instants: tuple[Instant, ...]
+    arrays: tuple[SizedArray, ...]
+
+    def changes(self, value: Callable[[Polynomial], Any]) -> list[Any]:
+        """Return allocations minus deallocations at every moment; `value` converts each polynomial."""
+        changes = [value(Polynomial())] * (len(self.instants) + 2)
+        for array, change in sized(self.arrays, value):
+            changes[array.first] = changes[array.first] + change
+            changes[array.last + 1] = changes[array.last + 1] - change
+        return changes[1:-1]
+
+    def levels(self, sizes: Mapping[str, Any]) -> list[Any]:
+        """Return the bytes that are live at every moment."""
+        return list(accumulate(self.changes(lambda count: count.at(sizes))))
+
+    @property
+    def kept(self) -> Iterator[SizedArray]:
+        """The saved tensors; one that every iteration overwrites is counted once."""
+        counted: set[tuple[str, tuple[int, ...]]] = set()
+        for each in self.arrays:
+            array = each.array
+            if array.kept and array.role != "weight":
+                loops = tuple(loop for loop, _ in self.instants[array.first - 1].loops)
+                if array.stack or (array.name, loops) not in counted:
+                    yield each
+                counted.add((array.name, loops))
+
+    def at(self, sizes: Mapping[str, Any], dtype: str) -> Live:
+        """Return the live arrays over time at given sizes."""
+
+        def value(count: Polynomial) -> Any:
+            return count.at(sizes)
+
+        kept, levels = tuple(live_arrays(sized(self.kept, value), sizes)), self.levels(sizes)
+        if not levels:
+            return Live(kept, 0, "", (), (), dtype)
+        has_numbers = all(isinstance(level, int) for level in levels)
+        if has_numbers:
+            peak: Any = max(levels)
+            worst = levels.index(peak)
+        else:
+            rows = np.stack(np.broadcast_arrays(*levels))
+            peak, worst = rows.max(axis=0), int(rows.reshape(len(levels), -1)[:, 0].argmax())
+        there = (each for each in self.arrays if each.array.first <= worst + 1 <= each.array.last)
+        alive = live_arrays(sized(there, value), sizes)
+        alive.sort(key=lambda array: -int(np.ravel(array.bytes)[0]))
+        lines = highest((instant.place for instant in self.instants), levels).values()
+        curve = tuple(self.instants[at].moment(level, sizes) for at, level in lines)
+        moments = [at + 1 for at, _ in lines] if has_numbers else []
+        return Live(
+            kept,
+            peak,
+            self.instants[worst].line.name,
+            tuple(alive),
+            curve,
+            dtype,
+            lambda: tuple(live_intervals(sized(self.arrays, value), moments, sizes)),
+        )
+
+
 def _iterations(count: str, sizes: Mapping[str, Any]) -> Any:
     """Return the trip count of a loop, or None where its size is left out."""
     has_size = count.isdigit() or base(count).partition("/")[0] in sizes
@@ -156,11 +305,14 @@ def _walk(same: IdentityKey[Table], rules: ScheduleRules, iterations: tuple[tupl
 
 def iterations_of(table: Table, sizes: Mapping[str, Any]) -> dict[str, int | None]:
     """Return the trip count of every loop, by its size."""
-    return {count: _iterations(count, sizes) for _, nest in each(table.lines) for count in nest.counts}
+    return {count: _iterations(count, sizes) for _, nest in walk(table.lines) for count in nest.counts}
 
 
 class Walk:
-    """The arrays of a table under an engine's rules, with their roles."""
+    """The arrays of a table under an engine's rules, with their roles.
+
+    lines   the line at every moment, the path of its iterations, and its number in its scope
+    """
 
     def __init__(
         self,
@@ -171,171 +323,48 @@ class Walk:
     ) -> None:
         lifetimes = Lifetimes(table, calls(table, rules), iterations.__getitem__, walked)
         self.lines, last = lifetimes.lines, len(lifetimes.lines)
-        self.loops = {number: loop.repeat.count for loop, number in lifetimes.loops.items()}
+        counts = {number: loop.repeat.count for loop, number in lifetimes.loops.items()}
+        places: dict[tuple[tuple[int, ...], int], int] = {}
+        self.instants = tuple(
+            Instant(
+                line,
+                tuple((loop, counts[loop]) for loop, _ in path),
+                places.setdefault((tuple(loop for loop, _ in path), number), len(places)),
+            )
+            for line, path, number in self.lines
+        )
+        weights, indices, gradients = frozenset(table.weights), table.indices, _gradients(table)
+        fixed = frozenset(name for name in table.inputs if table.values[name].role in RANDOM)
+
         self.arrays = [array for array in lifetimes.arrays if array.over is None]
         for array in self.arrays:
             array.first, array.last = max(array.first, 1), last if array.given else min(array.last, last)
-        self._weights, self._indices, self._gradients = frozenset(table.weights), table.indices, _gradients(table)
-        self._fixed = frozenset(name for name in table.inputs if table.values[name].role in RANDOM)
+            names = {array.name, array.title}
+            if array.given and array.given in weights | fixed:
+                array.role = "weight" if array.given in weights else "projection"
+            elif names & (indices | gradients):
+                array.role = "index" if names & indices else "gradient"
+            else:
+                array.role = "kept" if array.kept else ""
 
-    @cached_property
-    def places(self) -> list[int]:
-        """The number of the line of every moment; a line counts once for all its iterations."""
-        places: dict[tuple[tuple[int, ...], int], int] = {}
-        keys = ((tuple(loop for loop, _ in path), number) for _, path, number in self.lines)
-        return [places.setdefault(key, len(places)) for key in keys]
-
-    def role(self, array: ScheduledArray) -> str:
-        names = {array.name, array.stack[0] if array.stack else ""}
-        if array.given in self._weights and array.given:
-            return "weight"
-        if array.given in self._fixed and array.given:
-            return "projection"
-        if names & self._indices:
-            return "index"
-        if names & self._gradients:
-            return "gradient"
-        return "kept" if array.kept else ""
-
-    def width(self, array: ScheduledArray, width: int, widths: Mapping[str, int]) -> int:
-        """Return the bytes of an element: by its name, by its role, or the default."""
-        return widths.get(name_of(array), widths.get(self.role(array), width))
-
-    def levels(self, value: Callable[[Polynomial], Any], width: int, widths: Mapping[str, int]) -> Iterator[Any]:
-        """Yield the bytes that are live at every moment."""
-        return accumulate(self.changes(value, width, widths))
-
-    def changes(self, value: Callable[[Polynomial], Any], width: int, widths: Mapping[str, int]) -> list[Any]:
-        """Return allocations minus deallocations at every moment; `value` converts each polynomial."""
-        numbers: dict[tuple[tuple[str, ...], int], Any] = {}
-        changes = [value(Polynomial())] * (len(self.lines) + 2)
+    def liveness(self, width: int, widths: Mapping[str, int]) -> Liveness:
+        """Return the arrays with their bytes; those of an element are by its name, by its role, or the default."""
+        counts: dict[Any, Polynomial] = {}
+        arrays = []
         for array in self.arrays:
             if array.last < array.first:
                 continue
-            key = array.axes, self.width(array, width, widths)
-            if key not in numbers:
-                numbers[key] = value(Polynomial.of(array.axes, key[1]))
-            change = numbers[key] if isinstance(array.times, int) and array.times == 1 else numbers[key] * array.times
-            changes[array.first] = changes[array.first] + change
-            changes[array.last + 1] = changes[array.last + 1] - change
-        return changes[1:-1]
-
-    def _kept(self) -> Iterator[ScheduledArray]:
-        """Yield the saved tensors; one that every iteration overwrites is counted once."""
-        counted: set[tuple[str, tuple[int, ...]]] = set()
-        for array in self.arrays:
-            if array.kept and self.role(array) != "weight":
-                loops = tuple(loop for loop, _ in self.lines[array.first - 1][1])
-                if array.stack is not None or (array.name, loops) not in counted:
-                    yield array
-                counted.add((array.name, loops))
-
-    def read(self, sizes: Mapping[str, Any], dtype: str, widths: Mapping[str, int]) -> Live:
-        width = BYTES[dtype]
-
-        def held(arrays: Iterable[ScheduledArray]) -> list[LiveArray]:
-            return _held(arrays, sizes, lambda array: self.width(array, width, widths), self.role)
-
-        kept_arrays = tuple(held(self._kept()))
-        levels = list(self.levels(lambda count: count.at(sizes), width, widths))
-        if not levels:
-            return Live(kept_arrays, 0, "", (), (), dtype)
-        if all(isinstance(level, int) for level in levels):
-            peak: Any = max(levels)
-            worst = levels.index(peak)
-        else:
-            rows = np.stack(np.broadcast_arrays(*levels))
-            peak, worst = rows.max(axis=0), int(rows.reshape(len(levels), -1)[:, 0].argmax())
-        alive = held(array for array in self.arrays if array.first <= worst + 1 <= array.last)
-        alive.sort(key=lambda array: -int(np.ravel(array.bytes)[0]))
-        curve, worst_iterations = self._curve(levels, sizes)
-        return Live(
-            kept_arrays,
-            peak,
-            self.lines[worst][0].name,
-            tuple(alive),
-            curve,
-            dtype,
-            lambda: tuple(self._stays(worst_iterations, sizes, width, widths)),
-        )
-
-    def _curve(self, levels: Sequence[Any], sizes: Mapping[str, Any]) -> tuple[tuple[Moment, ...], tuple[int, ...]]:
-        """Return the curve, each line with its largest bytes over iterations, and the moments of those, numbered from
-        1.
-
-        The moments are empty where the bytes are arrays.
-        """
-        highest: dict[int, tuple[int, Any]] = {}
-        for moment, (place, level) in enumerate(zip(self.places, levels, strict=True)):
-            if place not in highest:
-                highest[place] = moment, level
-            elif not isinstance(level, int):
-                highest[place] = highest[place][0], np.maximum(level, highest[place][1])
-            elif level > highest[place][1]:
-                highest[place] = moment, level
-        moments = []
-        for place, level in highest.values():
-            line, path, _ = self.lines[place]
-            loops = tuple((loop, self.loops[loop], int(size_of(self.loops[loop], sizes))) for loop, _ in path)
-            moments.append(Moment(line.name, line.meta.layer, line.meta.phase, level, line.meta.block, loops))
-        has_numbers = all(isinstance(level, int) for level in levels)
-        return tuple(moments), tuple(place + 1 for place, _ in highest.values()) if has_numbers else ()
-
-    def _stays(
-        self, moments: Sequence[int], sizes: Mapping[str, Any], width: int, widths: Mapping[str, int]
-    ) -> Iterator[LiveInterval]:
-        """Yield the live intervals over the given moments; members of a stack with equal intervals are one."""
-        groups: dict[Any, list[ScheduledArray]] = {}
-        stretches = IntervalSet(moments)
-        for array in self.arrays:
-            for stretch in stretches.within(array.first, array.last):
-                groups.setdefault((array.stack[0] if array.stack else array, array.axes, *stretch), []).append(array)
-        for (*_, first, last), several in groups.items():
-            last_made = several[-1]
-            number = sum(_at(array.times, sizes) for array in several)
-            size = sum(int((array.count * self.width(array, width, widths)).at(sizes)) for array in several)
-            shape = shape_of(last_made.axes, sizes)
-            metas = last_made.phase, last_made.layer, last_made.block
-            yield LiveInterval(
-                name_of(last_made), last_made.axes, shape, number, size, first, last, *metas, self.role(last_made)
-            )
-
-
-def _at(times: int | Polynomial, sizes: Mapping[str, Any]) -> int:
-    return times if isinstance(times, int) else int(times.at(sizes))
-
-
-def _held(
-    arrays: Iterable[ScheduledArray],
-    sizes: Mapping[str, Any],
-    width: Callable[[ScheduledArray], int],
-    role: Callable[[ScheduledArray], str],
-) -> list[LiveArray]:
-    """Return the arrays for display; the slices of a stack are one."""
-    groups: dict[Any, list[ScheduledArray]] = {}
-    for array in arrays:
-        groups.setdefault(array.stack[0] if array.stack else array, []).append(array)
-    result = []
-    for several in groups.values():
-        first = several[-1]  # the first of a stack may be the loop's initial value
-        axes, shape = first.axes, shape_of(first.axes, sizes)
-        if first.stack:
-            axes = first.stack[1]
-            iterations = shape_of(axes[: len(axes) - len(first.axes)], sizes)
-            alive = sum(array.times for array in several if isinstance(array.times, int))
-            shape = (*(iterations if alive == prod(iterations) else (alive,)), *shape)
-        size = sum((array.count * width(array)).at(sizes) for array in several)
-        result.append(LiveArray(name_of(first), axes, shape, size, first.layer, first.block, role(first)))
-    return result
-
-
-def name_of(array: ScheduledArray) -> str:
-    """Return the name of an array; for a slice, the name of its stack."""
-    return array.stack[0] if array.stack else array.name
+            of_element = widths.get(array.title, widths.get(array.role, width))
+            times = array.times if isinstance(array.times, int) else frozenset(array.times.terms.items())
+            key = array.axes, of_element, times
+            if key not in counts:
+                counts[key] = Polynomial.of(array.axes, of_element) * array.times
+            arrays.append(SizedArray(array, of_element, counts[key]))
+        return Liveness(self.instants, tuple(arrays))
 
 
 def _gradients(table: Table) -> frozenset[str]:
     """Return the gradients that optimizers read, under every name that they have in stacks."""
-    lines = [line for line, _ in each(table.lines) if isinstance(line, Op) and "G" in line.given]
+    lines = [line for line, _ in walk(table.lines) if isinstance(line, Op) and "G" in line.given]
     updates = [line for line in lines if line.meta.phase == "optimizer_step"]
     return frozenset(line.right[line.given.index("G")].name for line in updates)

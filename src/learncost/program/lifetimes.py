@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
@@ -37,6 +37,7 @@ class ScheduledArray:
     part     the array that it is an iteration's slice of, and the iteration: it has no separate memory
     over     the array that it overwrites
     phase, layer, block  of the line that defines it; `readers`, the phases that read it
+    role     weight, projection, index, gradient, kept (a saved tensor), or "" for a temporary, where it is known
     bytes, place         its size, and its offset in the arena, where arrays are placed
     """
 
@@ -53,6 +54,7 @@ class ScheduledArray:
     layer: str = ""
     block: str | None = None
     readers: set[str] = field(default_factory=set)
+    role: str = ""
     bytes: int = 0
     place: int = -1
 
@@ -60,6 +62,25 @@ class ScheduledArray:
     def count(self) -> Polynomial:
         """The number of its elements, over all arrays that it stands for."""
         return Polynomial.of(self.axes) * self.times
+
+    @property
+    def title(self) -> str:
+        """Its name; for a slice of a stack, that of the stack."""
+        return self.stack[0] if self.stack else self.name
+
+    @property
+    def iterations(self) -> str:
+        """The trip count of the loop whose iterations save it; "" for any other."""
+        return self.stack[1][0] if self.stack and self.stack[1] else ""
+
+    @property
+    def group(self) -> object:
+        """The stack that it is a slice of; itself for any other."""
+        return self.stack or self
+
+    def number(self, sizes: Mapping[str, Any]) -> int:
+        """Return the number of the arrays that it stands for."""
+        return self.times if isinstance(self.times, int) else int(self.times.at(sizes))
 
     @property
     def root(self) -> ScheduledArray:

@@ -15,7 +15,7 @@ from learncost.ir.polynomial import Polynomial, base, shape_of, total
 from learncost.ir.precision import BYTES, Precision
 from learncost.ir.table import Table
 from learncost.layers.names import scores
-from learncost.liveness import Instant, Live, SymbolicInterval, levels, live, moments, stretches
+from learncost.liveness import Live, Liveness, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.ops.optimizers import OPTIMIZERS
@@ -279,7 +279,7 @@ class MemoryStep:
         masters = total(Polynomial.of(table.axes[weight], self.kind.master) for weight in self.model.learning)
         return {"optimizer state": states, "master weights": masters}
 
-    def stretches(self, iterations: Sequence[int | None]) -> tuple[tuple[Instant, ...], tuple[SymbolicInterval, ...]]:
+    def stretches(self, iterations: Sequence[int | None]) -> Liveness:
         """The moments of the step and the arrays over them, for symbolic sizes, without `uncounted`.
 
         iterations  of repeats, in the order of the sizes of `iterations`; None stands for more than `FEW` of them

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from learncost.ir.polynomial import size_of
-from learncost.liveness import Instant, SymbolicInterval
+from learncost.liveness import Instant, SizedArray
 from learncost.program.lifetimes import FEW
 from learncost.reports.memory.engines.graph import part_of
 from learncost.reports.memory.step import MemoryStep
@@ -45,10 +45,11 @@ def stretches(step: MemoryStep) -> dict[str, Any] | None:
     monomials, sources, shapes = Monomials(), _Places(), _Places()
     walks, lines = list[dict[str, Any]](), dict[int, Instant]()
     for iterations in _iterations(step):
-        instants, arrays = step.stretches(iterations)
-        lines |= {at.place: at for at in instants}
-        rows = [_row(step, array, sources, shapes, monomials) for array in arrays]
-        walks.append({"iterations": list(iterations), "moments": [at.place for at in instants], "arrays": rows})
+        liveness = step.stretches(iterations)
+        lines |= {at.place: at for at in liveness.instants}
+        rows = [_row(step, each, sources, shapes, monomials) for each in liveness.arrays]
+        moments = [at.place for at in liveness.instants]
+        walks.append({"iterations": list(iterations), "moments": moments, "arrays": rows})
     ordered = [lines[place] for place in sorted(lines)]
     return {
         "few": FEW,
@@ -81,10 +82,9 @@ def _line(at: Instant) -> dict[str, Any]:
     return {"line": at.line.name, "layer": meta.layer, "block": meta.block, "macro_operation": meta.phase}
 
 
-def _row(
-    step: MemoryStep, array: SymbolicInterval, sources: _Places, shapes: _Places, monomials: Monomials
-) -> list[Any]:
-    kind = kind_of(part_of(step, array), array.macro_operation)
-    source = array.name.rstrip("*"), array.layer, array.block, array.macro_operation, kind
+def _row(step: MemoryStep, sized: SizedArray, sources: _Places, shapes: _Places, monomials: Monomials) -> list[Any]:
+    array = sized.array
+    kind = kind_of(part_of(step, array.title, array.role), array.phase)
+    source = array.title.rstrip("*"), array.layer, array.block, array.phase, kind
     times = array.times if isinstance(array.times, int) else monomials.exported(array.times)
-    return [sources(source), shapes(array.axes), array.width, times, array.first, array.last]
+    return [sources(source), shapes(array.axes), sized.width, times, array.first, array.last]

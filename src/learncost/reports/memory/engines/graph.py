@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from learncost.ir.polynomial import shape_of
-from learncost.liveness import Live, LiveArray, LiveInterval, SymbolicInterval
+from learncost.liveness import Live, LiveArray, LiveInterval
 from learncost.liveness.kinds import KINDS, SPLIT
 from learncost.passes.quantized import bytes_of_array
 from learncost.reports.memory.engine import Engine, MemoryUse
@@ -19,7 +19,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     alive, uncounted = step.live(), step.uncounted
     split = dict.fromkeys(SPLIT, 0)
     for array in alive.live_at_peak:
-        part = part_of(step, array)
+        part = part_of(step, array.name, array.role)
         split[part] = split.get(part, 0) + array.bytes
     split["weights"] += step.quantized - step.flash
     split["optimizer state"], split["master weights"] = step.state, step.master
@@ -41,7 +41,9 @@ def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
         return LiveInterval(name, axes, shape or (size,), 1, size, 0, lines - 1, "given", part=part)
 
     away = {*step.model.quantized_widths, *(step.frozen if step.in_flash else ())}
-    yield from (replace(stay, part=part_of(step, stay)) for stay in alive.stays if stay.name not in away)
+    yield from (
+        replace(stay, part=part_of(step, stay.name, stay.role)) for stay in alive.stays if stay.name not in away
+    )
     if not step.in_flash:
         for array in step.packed:
             shape = shape_of(array.axes, step.sizes())
@@ -61,12 +63,12 @@ def _complete(live_at_peak: tuple[LiveArray, ...], step: MemoryStep) -> tuple[Li
     return tuple(sorted(arrays, key=lambda array: -array.bytes))
 
 
-def part_of(step: MemoryStep, array: LiveArray | LiveInterval | SymbolicInterval) -> str:
-    """Return the part of `SPLIT` that an array belongs to."""
-    value = step.table.values.get(array.name)
+def part_of(step: MemoryStep, name: str, role: str) -> str:
+    """Return the part of `SPLIT` that an array belongs to, by its name and its role."""
+    value = step.table.values.get(name)
     if value is not None and value.role == "gathered":
         return "gradients"
-    return KINDS.get(array.role, "workspace")
+    return KINDS.get(role, "workspace")
 
 
 ENGINES = (

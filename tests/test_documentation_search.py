@@ -61,7 +61,7 @@ def test_a_word_of_the_field_is_found_first_on_its_page(page, word):
     best = found.pop(page)
     assert best > max([HIGHEST_SCORE_OF_TEXT, *found.values()])
     text = _INDEX.sub("", (DOCS / f"{page}.md").read_text(encoding="utf-8"))
-    assert word.lower() in text.lower()
+    assert word.lower() in " ".join(text.lower().split())
 
 
 def test_enough_words_are_searched():

@@ -11,7 +11,7 @@ import learncost as lc
 from learncost.training.contest.contest import ContestDesign, contest
 from learncost.training.contest.entrant import Setting, budget, entrants
 from learncost.training.contest.images import mlp
-from learncost.viz.figures import FIGURES, module_of
+from learncost.viz.figures import FIGURES, figure_row
 from learncost.viz.figures.make import plotted, save, sentences
 
 GALLERY = {
@@ -81,7 +81,7 @@ def _saved(figure: Any, path: Path, command: str) -> None:
 
 def _section(kind: str, images: Path) -> str:
     models, flags = GALLERY[kind]
-    module = module_of(kind)
+    module = figure_row(kind)
     data = module.ask(models, flags)
     words = ["learncost", "figure", kind, *models]
     for name, value in flags.items():

@@ -9,12 +9,12 @@ import pytest
 import learncost as lc
 from contests import held
 from learncost.training.contest.entrant import entrants
-from learncost.viz.figures import module_of
+from learncost.viz.figures import figure_row
 
 
 def test_a_sweep_is_a_line_for_each_procedure_and_other_size() -> None:
     sweep = lc.sweep("gpt2", seq_len=[8, 16], n_layer=[1, 2], procedures="bp,pepita", optimizer="sgd")
-    drawn = module_of("sweep").of(sweep)
+    drawn = figure_row("sweep").of(sweep)
     assert len(drawn.lines) == 4
     for line in drawn.lines:
         ops = line.name.replace(",", "").split()
@@ -31,14 +31,14 @@ def test_a_sweep_is_a_line_for_each_procedure_and_other_size() -> None:
 
 def test_what_follows_from_the_size_that_is_drawn_is_no_line_of_its_own() -> None:
     sweep = lc.sweep("gpt2", n_embd=[96, 192], seq_len=8, n_head=12)
-    (line,) = module_of("sweep").of(sweep).lines
+    (line,) = figure_row("sweep").of(sweep).lines
     assert line.places == (96.0, 192.0)
 
 
 def test_kinds_of_layers_are_drawn_as_they_count() -> None:
     complexity = lc.complexity(hidden_size=64, kernel_size=3)
     at = lc.complexity(hidden_size=64, kernel_size=3, seq_len=256)
-    lines = module_of("complexity").of(complexity).lines
+    lines = figure_row("complexity").of(complexity).lines
     assert {line.name for line in lines} >= {"self-attention", "convolution", "recurrent"}
     for line in lines:
         assert line.values[line.places.index(256)] == at.value(at.kind(line.name).maccs)
@@ -48,7 +48,7 @@ def test_kinds_of_layers_are_drawn_as_they_count() -> None:
 @pytest.mark.parametrize("ram", ["64MB", "64kB"])
 def test_what_fits_is_drawn_beside_what_there_is(ram: str) -> None:
     fit = lc.fit("gpt2", ram, procedures="bp", seq_len=8, n_layer=1, n_embd=64, n_head=4, vocab_size=64)
-    drawn = module_of("fit").of(fit)
+    drawn = figure_row("fit").of(fit)
     assert [(bar.ram, bar.largest) for bar in drawn.bars] == [(row.ram, row.largest) for row in fit.rows]
     assert drawn.limit == fit.budget
     assert fit.plot().rests_on["Title"] == drawn.finding
@@ -56,7 +56,7 @@ def test_what_fits_is_drawn_beside_what_there_is(ram: str) -> None:
 
 def test_a_contest_has_its_losses_against_flops() -> None:
     answer = held("mlp", "steps:5", entrants("bp,head-only", "stable"), seeds=(0, 1))
-    drawn = module_of("contest").of(answer)
+    drawn = figure_row("contest").of(answer)
     for line, result in zip(drawn.lines, answer.results, strict=True):
         assert line.name == result.entrant.name
         assert line.places == tuple(result.share.cost.flops * (step + 1) for step in range(5))

@@ -12,7 +12,7 @@ from learncost.models.storage import path_of
 from learncost.reports.cost import cost
 from learncost.reports.question import flags_typed, question
 from learncost.reports.sheet import Sheet, Shown
-from learncost.viz.figures import FIGURES, module_of
+from learncost.viz.figures import FIGURES, figure_row
 from learncost.viz.figures.make import (
     ENDINGS,
     check_data,
@@ -106,7 +106,9 @@ def figure(
     needs_matplotlib()
     drawing = {"procedures": procedures, "engine": engine, "along": along, "against": against}
     arguments = given | {name: value for name, value in drawing.items() if value is not None}
-    panels = module_of(kind).ask(models, arguments)
+    ask = figure_row(kind).ask
+    assert ask is not None
+    panels = ask(models, arguments)
     command = _command(kind, models, output, wide, data, arguments)
     save(plotted(kind, panels, wide), path, command)
     files = (path, *(save_data(kind, panels, path, command) if data else ()))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from learncost.ir.errors import InputError
 from learncost.reports.sheet import WIDTH, size_of
 from learncost.viz.data.curve import MemoryCurve, curve
+from learncost.viz.data.curves import of_complexity
 from learncost.viz.data.growth import growth
-from learncost.viz.figures.complexity import of as curves_of
 from learncost.viz.figures.style import place_of, tick
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str]:
 
 def _complexity(complexity: Complexity, width: int) -> Iterator[str]:
     """Return the plot of the MACCs of kinds of layers with known sizes by length."""
-    data = curves_of(complexity)
+    data = of_complexity(complexity)
     series = [PlotLine(line.name, line.places, line.values) for line in data.lines]
     places = series[0].xs
     values = [value for line in series for value in line.ys]

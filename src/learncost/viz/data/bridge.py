@@ -10,6 +10,7 @@ from typing import Any
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.serializable import Key, Serializable
 from learncost.reports.conventions import YARDSTICK, Convention, Conventions
+from learncost.viz.data import made_of
 
 SMALL = 0.004
 """Items below this share of what the drawing reaches over are drawn together."""
@@ -134,12 +135,9 @@ def bridge(
             amount = getattr(getattr(reason.amount, part), quantity)
             amounts[reason.what] = amounts.get(reason.what, 0) + sign * amount
     items = [Item(item, amount) for item, amount in amounts.items() if amount]
-    return Bridge(
-        model=answer.model,
-        batch_size=answer.batch_size,
-        seq_len=answer.seq_len,
-        letters=answer.letters,
-        target_len=answer.target_len,
+    return made_of(
+        Bridge,
+        answer,
         quantity=quantity,
         part=part,
         start=bars[start],

@@ -12,6 +12,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.serializable import Key, Serializable
 from learncost.liveness import LiveInterval, Moment
 from learncost.reports.memory.memory import Memory
+from learncost.viz.data import made_of
 
 KINDS = (
     "weights",
@@ -162,51 +163,18 @@ def curve(answer: Memory) -> MemoryCurve:
     if not answer.curve:
         raise InputError(f"--engine {answer.engine} has no memory by line: use --engine graph")
     peaks = [moment.bytes for moment in answer.curve]
-    return MemoryCurve(
-        model=answer.model,
-        procedure=answer.procedure,
-        plan=answer.plan,
-        engine=answer.engine,
-        dtype=answer.dtype,
-        optimizer=answer.optimizer,
-        batch_size=answer.batch_size,
-        seq_len=answer.seq_len,
-        letters=answer.letters,
-        target_len=answer.target_len,
-        convention=answer.convention,
-        peak=answer.peak,
+    return made_of(
+        MemoryCurve,
+        answer,
         peak_at=peaks.index(max(peaks)),
-        lines=tuple(map(_line, answer.curve)),
+        lines=tuple(made_of(MemoryLine, moment) for moment in answer.curve),
         brackets=tuple(_brackets(answer.curve)),
         arrays=tuple(map(_array, answer.arrays)),
     )
 
 
-def _line(moment: Moment) -> MemoryLine:
-    return MemoryLine(
-        moment.line,
-        moment.layer,
-        moment.block,
-        moment.macro_operation,
-        moment.bytes,
-        moment.iterations,
-    )
-
-
 def _array(stay: LiveInterval) -> MemoryArray:
-    return MemoryArray(
-        stay.name.rstrip("*"),
-        stay.shape,
-        stay.number,
-        stay.bytes,
-        kind_of(stay.part, stay.macro_operation),
-        stay.part,
-        stay.macro_operation,
-        stay.layer,
-        stay.block,
-        stay.first,
-        stay.last,
-    )
+    return made_of(MemoryArray, stay, name=stay.name.rstrip("*"), kind=kind_of(stay.part, stay.macro_operation))
 
 
 def kind_of(part: str, macro_operation: str) -> str:
@@ -217,18 +185,12 @@ def kind_of(part: str, macro_operation: str) -> str:
 
 
 def _together(array: MemoryArray, other: MemoryArray) -> MemoryArray:
-    return MemoryArray(
-        array.name,
-        array.shape,
-        array.number + other.number,
-        array.bytes + other.bytes,
-        array.kind,
-        array.part,
-        array.macro_operation,
-        array.layer,
-        array.block,
-        max(array.first, other.first),
-        min(array.last, other.last),
+    return replace(
+        array,
+        number=array.number + other.number,
+        bytes=array.bytes + other.bytes,
+        first=max(array.first, other.first),
+        last=min(array.last, other.last),
     )
 
 

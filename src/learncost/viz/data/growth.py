@@ -18,6 +18,7 @@ from learncost.models.model import build
 from learncost.reports.compare import Cheaper, Comparison, length_axes, total_in
 from learncost.reports.crossing import coefficients
 from learncost.reports.run import PreparedRun
+from learncost.reports.sheet import significant
 
 ALONG: Mapping[str, str] = {"length": "tokens", "batch": "sequences", "depth": "blocks", "width": "width"}
 """The sizes along which a step grows, and their units."""
@@ -252,3 +253,50 @@ def _scaled(configuration: Configuration, along: str, size: int, here: int) -> C
     return replace(
         configuration, sizes={**configuration.sizes, **{name: value // here for name, value in sizes.items()}}
     )
+
+
+@dataclass(frozen=True)
+class Scaling(Serializable):
+    """The growth of one or several models along one or several of the sizes."""
+
+    along: tuple[str, ...]
+    curves: tuple[Growth, ...]
+
+    @property
+    def finding(self) -> str:
+        """The finding of the picture in one sentence."""
+        first = self.curves[0]
+        bp = first.series[0]
+        place = first.places.index(first.here)
+        if place + 1 == len(first.places):
+            return f"What a step of {first.model} costs over its {first.along}"
+        times, more = first.places[-1] / first.here, bp.totals[-1] / bp.totals[place] if bp.totals[place] else 0.0
+        return f"{times:,.3g} times the {first.along} of {first.model} takes {significant(more)} times the FLOPs"
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each size, model and procedure."""
+        for curve in self.curves:
+            for row in curve.rows():
+                yield {"model": curve.model, "along": curve.along, "size": row[curve.along]} | {
+                    name: value for name, value in row.items() if name != curve.along
+                }
+
+
+def scaling(answers: Iterable[Comparison], names: Iterable[str] = ALONG) -> Scaling:
+    """Return the growth of the steps of answers of `lc.compare` along several sizes, those that each model has.
+
+    Raises `InputError` where no model has any.
+    """
+    curves, refused = [], ""
+    names, answers = tuple(names), tuple(answers)
+    for name in names:
+        for answer in answers:
+            try:
+                curves.append(growth(answer, name))
+            except InputError as error:
+                if len(names) == 1:
+                    raise
+                refused = str(error)
+    if not curves:
+        raise InputError(refused)
+    return Scaling(tuple(dict.fromkeys(curve.along for curve in curves)), tuple(curves))

@@ -10,6 +10,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.serializable import Serializable
 from learncost.layers.active import shown_layer
 from learncost.reports.record import Cost, LedgerRow
+from learncost.viz.data import made_of
 
 
 @dataclass(frozen=True)
@@ -120,16 +121,10 @@ def roofline(answer: Cost) -> Roofline:
     peak = max(max(grid.rates) for grid in (*rates.products.values(), rates.inner))
     memory, cache = rates.bandwidth.values[-1], max(rates.bandwidth.values)
     bandwidths = {"memory": memory} | ({"cache": cache} if cache > 1.1 * memory else {})
-    return Roofline(
-        model=answer.model,
-        procedure=answer.procedure,
-        plan=answer.plan,
+    return made_of(
+        Roofline,
+        answer,
         device=rates.name,
-        dtype=answer.dtype,
-        batch_size=answer.batch_size,
-        seq_len=answer.seq_len,
-        letters=answer.letters,
-        target_len=answer.target_len,
         source=rates.source,
         seconds=timing.time.total,
         low=timing.time.low,
@@ -149,13 +144,10 @@ def _points(rows: tuple[LedgerRow, ...]) -> Iterator[Point]:
         timing, seconds = row.time, row.seconds
         assert timing is not None
         assert seconds is not None
-        yield Point(
-            line=row.line,
+        yield made_of(
+            Point,
+            row,
             layer=row.layer or "",
-            block=row.block,
-            macro_operation=row.macro_operation,
-            equation=row.equation,
-            repeat=row.repeat,
             flops=timing.flops,
             bytes=timing.bytes,
             seconds=seconds,

@@ -9,6 +9,7 @@ from typing import Any
 from learncost.ir.loop import check_known
 from learncost.ir.serializable import Serializable
 from learncost.reports.record import Cost
+from learncost.viz.data import made_of
 from learncost.viz.data.roofline import share
 
 
@@ -81,17 +82,4 @@ def _bar(cost: Cost) -> StackedBar:
         for name, (passes, amount) in cost.macro_operations.items()
         if passes
     )
-    names = (
-        "model",
-        "procedure",
-        "price_book",
-        "batch_size",
-        "seq_len",
-        "target_len",
-        "optimizer",
-        "counted",
-        "source",
-        "letters",
-    )
-    step = {name: getattr(cost, name) for name in names}
-    return StackedBar(**step, maccs=cost.total.maccs, flops=cost.total.flops, parts=parts)
+    return made_of(StackedBar, cost, maccs=cost.total.maccs, flops=cost.total.flops, parts=parts)

@@ -1,14 +1,12 @@
-"""Figures for papers: a kind is a row here and a module in this package, which asks, draws, and notes its assumptions.
-
-A module has `ask(models, arguments)`, which gives the data of every panel; `of(answer)`, which makes it of an answer;
-`height(data, columns)` in inches; `draw(data, panel)`; and `notes(data)`, conventions and sources in sentences.
-"""
+"""Figures for papers: a figure is a row of `rows`, drawn as lines, bars, points, stairs, or parts of these."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from learncost.viz.figures.rows import FigureRow
 
 FIGURES: Mapping[str, str] = {
     "macro-operations": "The share of each pass in a step, for models and procedures.",
@@ -19,9 +17,11 @@ FIGURES: Mapping[str, str] = {
     "procedures": "Learning procedures compared: passes, totals, ratios, memory.",
     "conventions": "The difference of two price books, item by item.",
 }
-"""The kinds of figures."""
+"""The figures of the command."""
 
 
-def module_of(name: str) -> Any:
-    """The module that draws a kind of figure."""
-    return import_module(f"learncost.viz.figures.{name.replace('-', '_')}")
+def figure_row(name: str) -> FigureRow:
+    """Return the row of a figure, of the command or of an answer alone."""
+    from learncost.viz.figures.rows import ROWS  # all that figures are drawn of
+
+    return ROWS[name]

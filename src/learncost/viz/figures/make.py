@@ -15,7 +15,7 @@ from typing import Any
 from learncost import __version__
 from learncost.ir.errors import InputError, shown
 from learncost.models.storage import written
-from learncost.viz.figures import module_of
+from learncost.viz.figures import figure_row
 from learncost.viz.figures.panel import Panel
 from learncost.viz.figures.style import RC, WIDTHS
 
@@ -49,15 +49,16 @@ def plotted(kind: str, data: Sequence[Any], columns: int = 1) -> Any:
 
     if columns not in WIDTHS:
         raise InputError(f"columns must be 1 or 2, not {shown(columns)}")
-    module, width = module_of(kind), WIDTHS[columns]
-    heights = [module.height(each, columns) for each in data]
+    width = WIDTHS[columns]
+    charts = [figure_row(kind).chart(_drawable(each)) for each in data]
+    heights = [chart.height(columns) for chart in charts]
     height = sum(heights) + GAP * (len(heights) - 1) + 2 * MARGIN
     with rc_context(RC):
         figure = Plot(figsize=(width, height), facecolor="white")
         bottom = height - MARGIN
-        for each, high in zip(data, heights, strict=True):
+        for chart, high in zip(charts, heights, strict=True):
             bottom -= high
-            module.draw(_drawable(each), Panel(figure, MARGIN, bottom, width - 2 * MARGIN, high, columns))
+            chart.draw(Panel(figure, MARGIN, bottom, width - 2 * MARGIN, high, columns))
             bottom -= GAP
         figure.rests_on = {"Title": "; ".join(each.finding for each in data), "Sentences": sentences(kind, data)}
     return figure
@@ -89,7 +90,7 @@ def of_answer(kind: str, answer: Any, columns: int = 1) -> Any:
     """A Figure of one answer. Raises `InputError` for a kind that the answer has not the data of."""
     if kind not in answer.figures:
         raise InputError(f"{type(answer).__name__} has the figures {', '.join(answer.figures)}, not {shown(kind)}")
-    return plotted(kind, tuple(map(module_of(kind).of, answer.panels)), columns)
+    return plotted(kind, tuple(map(figure_row(kind).of, answer.panels)), columns)
 
 
 def as_html(kind: str, answer: Any) -> str:
@@ -104,7 +105,7 @@ def as_html(kind: str, answer: Any) -> str:
 
 def sentences(kind: str, data: Iterable[Any]) -> str:
     """The conventions and sources that a figure rests on."""
-    texts = dict.fromkeys(text for each in data for text in module_of(kind).notes(each) if text)
+    texts = dict.fromkeys(text for each in data for text in figure_row(kind).notes(each) if text)
     return ". ".join(text.rstrip(".") for text in texts) + "."
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.sheet import size_of
-from learncost.viz.data.curve import MemoryCurve, curve
-from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, keywords_of, procedures_of, sizes_of, step_of
+from learncost.viz.data.curve import MemoryCurve
+from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, step_of
 from learncost.viz.figures.style import FAINT, GRID, INK, KINDS, MUTED, SMALL, tick, width_of
 
 SAID = {
@@ -29,68 +29,60 @@ LIST = 2.05
 """Inches that the list takes."""
 
 
-def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[MemoryCurve]:
-    """A panel for each model and procedure, run by who `learncost memory` has run it."""
-    keywords = keywords_of("memory", memory, arguments, "procedures", "price_book")
-    answers = (memory(model, name, **keywords) for model in models for name in procedures_of(arguments))
-    return [of(panel) for answer in answers for panel in answer.panels if isinstance(panel, Memory)]
+@dataclass(frozen=True)
+class Stairs:
+    """The memory of a step line by line."""
 
+    data: MemoryCurve
 
-def of(answer: Memory) -> MemoryCurve:
-    """The data of a panel, of an answer."""
-    return curve(answer)
+    def height(self, columns: int) -> float:
+        """Return the inches that the panel is high."""
+        return 2.2 if columns == 1 else 2.35
 
+    def draw(self, panel: Panel) -> None:
+        """Draw the panel."""
+        from matplotlib.ticker import MaxNLocator
 
-def height(data: MemoryCurve, columns: int) -> float:
-    """Inches that the panel is high."""
-    return 2.2 if columns == 1 else 2.35
-
-
-def draw(data: MemoryCurve, panel: Panel) -> None:
-    """Draw the panel."""
-    listed = LIST if panel.columns == 2 else 0.0
-    about = step_of(
-        data,
-        data.procedure,
-        data.dtype,
-        data.plan,
-        f"engine {data.engine}",
-    )
-    panel.heading(data.model, about)
-    count = len(data.lines)
-    margins = {"left": 0.42, "bottom": 0.36, "right": listed + 0.03, "top": HEADING + 0.24}
-    axes = panel.axes(**margins)
-    wide = (panel.width - margins["left"] - margins["right"]) * POINTS
-    high = (panel.height - margins["bottom"] - margins["top"]) * POINTS
-    top = data.peak * 1.12 or 1
-    axes.set_xlim(0, count)
-    axes.set_ylim(0, top)
-    missing = _stairs(axes, data, wide / count, high / top)
-    axes.yaxis.set_major_formatter(lambda value, _: tick(value, "B"))
-    axes.yaxis.set_major_locator(_locator())
-    axes.grid(axis="y", color=GRID, linewidth=0.5)
-    axes.set_xticks([])
-    _passes(axes, data, wide / count)
-    _brackets(axes, data, wide / count)
-    x = data.peak_at + 0.5
-    axes.plot([x, x], [0, data.peak], color=INK, linewidth=0.7)
-    axes.plot([x], [data.peak], "o", markersize=3.2, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=0.8)
-    text = f"peak {size_of(data.peak)}"
-    side = "left" if (count - x) * wide / count > width_of(text, SMALL, True) + 8 else "right"
-    axes.annotate(
-        text, (x, data.peak), xytext=(4 if side == "left" else -4, 1.5), textcoords="offset points", ha=side,
-        va="bottom", size=SMALL, weight="bold",
-    )  # fmt: skip
-    if listed:
-        _list(panel.part(panel.width - LIST + 0.1, 0, LIST - 0.1, panel.height), data)
-    if missing:
-        panel.key(0.42, 0.02, [(SAID.get(kind, kind), KINDS[kind]) for kind in missing])
-
-
-def _locator() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(4, steps=[1, 2, 2.5, 5, 10])
+        data = self.data
+        listed = LIST if panel.columns == 2 else 0.0
+        about = step_of(
+            data,
+            data.procedure,
+            data.dtype,
+            data.plan,
+            f"engine {data.engine}",
+        )
+        panel.heading(data.model, about)
+        count = len(data.lines)
+        margins = {"left": 0.42, "bottom": 0.36, "right": listed + 0.03, "top": HEADING + 0.24}
+        axes = panel.axes(**margins)
+        wide = (panel.width - margins["left"] - margins["right"]) * POINTS
+        high = (panel.height - margins["bottom"] - margins["top"]) * POINTS
+        top = data.peak * 1.12 or 1
+        axes.set_xlim(0, count)
+        axes.set_ylim(0, top)
+        missing = _stairs(axes, data, wide / count, high / top)
+        axes.yaxis.set_major_formatter(lambda value, _: tick(value, "B"))
+        axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+        axes.grid(axis="y", color=GRID, linewidth=0.5)
+        axes.set_xticks([])
+        _passes(axes, data, wide / count)
+        _brackets(axes, data, wide / count)
+        x = data.peak_at + 0.5
+        axes.plot([x, x], [0, data.peak], color=INK, linewidth=0.7)
+        axes.plot(
+            [x], [data.peak], "o", markersize=3.2, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=0.8
+        )
+        text = f"peak {size_of(data.peak)}"
+        side = "left" if (count - x) * wide / count > width_of(text, SMALL, True) + 8 else "right"
+        axes.annotate(
+            text, (x, data.peak), xytext=(4 if side == "left" else -4, 1.5), textcoords="offset points", ha=side,
+            va="bottom", size=SMALL, weight="bold",
+        )  # fmt: skip
+        if listed:
+            _list(panel.part(panel.width - LIST + 0.1, 0, LIST - 0.1, panel.height), data)
+        if missing:
+            panel.key(0.42, 0.02, [(SAID.get(kind, kind), KINDS[kind]) for kind in missing])
 
 
 def _stairs(axes: Any, data: MemoryCurve, across: float, up: float) -> list[str]:
@@ -239,11 +231,3 @@ def _list(panel: Panel, data: MemoryCurve) -> None:
     if rest := alive[LISTED:]:
         panel.text(0, y, f"{len(rest)} more", size=SMALL, color=FAINT)
         panel.text(panel.width, y, size_of(sum(array.bytes for array in rest)), size=SMALL, ha="right", color=FAINT)
-
-
-def notes(data: MemoryCurve) -> Iterator[str]:
-    """Yield the assumptions of the panel as sentences."""
-    yield f"{data.model}, {data.procedure}: {sizes_of(data)}, {data.dtype}"
-    yield f"optimizer {data.optimizer}; engine {data.engine}"
-    yield data.convention
-    yield "a line of a repeat is drawn once, with the bytes of its largest iteration"

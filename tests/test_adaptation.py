@@ -299,11 +299,11 @@ REFUSED = [
     ({"lora_rank": 8}, "lora_rank requires lora"),
     ({"train": "haed"}, "gpt2 has no weights called 'haed'; did you mean 'head'"),
     ({"train": "all,head"}, "train must be all, none or names"),
-    ({"train_layers": "10-12"}, "of the layers 0 to 11, not '10-12'"),
-    ({"train_layers": "3-1"}, "train_layers must be such as"),
-    ({"train_layers": "last 13"}, "train_layers must be such as"),
-    ({"train_layers": -1}, "train_layers must be such as"),
-    ({"train_layers": 1.5}, "train_layers must be such as"),
+    ({"train_layers": "10-12"}, "of the layers 0 to 11, such as 10-11, 0,2,5-7 or last 2, not '10-12'"),
+    ({"train_layers": "3-1"}, "train_layers must be a range"),
+    ({"train_layers": "last 13"}, "train_layers must be a range"),
+    ({"train_layers": -1}, "train_layers must be a range"),
+    ({"train_layers": 1.5}, "train_layers must be a range"),
 ]
 
 

@@ -367,5 +367,5 @@ def test_a_setting_says_what_the_error_is_added_to():
 
 
 def test_what_is_not_there_is_not_projected_to():
-    with pytest.raises(lc.InputError, match="no 'Z' to add an error to"):
+    with pytest.raises(lc.InputError, match="no 'Z' to add the error to"):
         lc.LayerTraining(lc.layer(NETWORK), {}, "pepita", projected=("Z",))

@@ -238,7 +238,7 @@ class Training(Core):
         model = build(configuration, dropout=dropout, padding=padding)
         if unknown := [name for name in self._projected if name not in model.table.known]:
             known = ", ".join(sorted({*model.table.inputs, *model.table.axes} - {*model.table.weights}))
-            raise InputError(f"{model.configuration.name} has no {unknown[0]!r} to add an error to; it has {known}")
+            raise InputError(f"{model.configuration.name} has no {unknown[0]!r} to add the error to; it has {known}")
         model = replace(model, projected=self._projected or model.projected)
         return changed(model, self._wanted, self.precision)
 

@@ -1,6 +1,6 @@
 """Adaptation: rewrite a model's table so that chosen weights learn, and add low-rank paths (LoRA).
 
-Frozen weights have no update in the derived step, and no backward line is kept that no trainable weight needs. The
+Frozen weights have no update in the derived step, which has only the backward lines that trainable weights need. The
 iterations of a loop share one body, so a loop is split where its iterations differ.
 """
 
@@ -21,12 +21,12 @@ from learncost.passes.rewrite_lora import RANK, with_lora
 from learncost.passes.split import LoopPart, flat, split
 
 RANK_OF_PATHS, ALPHA = 8, 16.0
-"""The default rank of peft, r = 8, with alpha = 2 r."""
+"""The default rank and alpha of low-rank paths: peft's r = 8, and alpha = 2 r."""
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """The requested trainable parameters: names of weights, layers, and projections with a low-rank path."""
+    """The trainable parameters that a user requests: names of weights, layers, and projections with a low-rank path."""
 
     train: tuple[str, ...] = ()
     layers: str = ""
@@ -53,12 +53,12 @@ def adaptation(
     alpha: object = None,
     quantizes: bool = False,
 ) -> Adaptation | None:
-    """Validate the arguments about trainable parameters; return None if all weights learn.
+    """Return the validated arguments about trainable parameters; None if all weights are trained.
 
     train   all, none, head, embeddings, biases, or a comma-separated list of weights and modules
-    layers  10-11, 0,2,5-7, first 2 or last 2: which blocks learn or have low-rank paths, counted from 0
+    layers  the blocks that are trained or have low-rank paths, from 0: 10-11, 0,2,5-7, first 2 or last 2
     lora    projections with a low-rank path: names of modules or weights, attention, feed_forward, all-linear
-    quantizes  whether frozen matrices are quantized: a rank alone is then that of adapters of all linear layers
+    quantizes  whether frozen matrices are quantized; a rank without `lora` then adapts all linear layers
     Raises `InputError`.
     """
     if quantizes and lora is None and (rank is not None or alpha is not None):
@@ -99,7 +99,7 @@ def _layers_text(value: object) -> str:
     ):
         return ",".join(map(str, value))
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"train_layers must be such as 10-11, 0,2,5-7 or last 2, not {shown(value)}")
+        raise InputError(f"train_layers must be a range such as 10-11, 0,2,5-7 or last 2, not {shown(value)}")
     return " ".join(value.split())
 
 
@@ -117,8 +117,8 @@ def _alpha(value: object) -> float:
 class Learned:
     """The trainable weights of a live module.
 
-    weights  names of weights; with a number, only in that iteration, counted over all loops from 0
-    paths    weights with a low-rank path, in the iterations of `path_iterations`, of a rank and an alpha
+    weights  names of weights, each with the iteration in which it is trained, counted over all loops; None for all
+    paths    weights with a low-rank path in the iterations `path_iterations`
     """
 
     text: str
@@ -133,13 +133,13 @@ class Learned:
 
 
 _Run = tuple[int, int, frozenset[str]]
-"""A range of iterations, counted over all loops, and the weights that learn there."""
+"""The first and last iteration of a range, counted over all loops, and the weights that are trained in it."""
 
 
 def adapted(model: Model, learned: Adaptation | Learned) -> Model:
-    """Return the model in which only the requested weights learn: its table rewritten, its `trained` weights named.
+    """Return the model with its table rewritten so that only the requested weights are trained.
 
-    Weights of split loops are named by layers: `attn.WQ@0-9` and `attn.WQ@10-11`. Raises `InputError`.
+    Weights of split loops are named by their layers, as in `attn.WQ@0-9` and `attn.WQ@10-11`. Raises `InputError`.
     """
     model = replace(model, table=flat(model.table, model.sizes))
     parts = NamedParts(model)
@@ -160,7 +160,7 @@ def adapted(model: Model, learned: Adaptation | Learned) -> Model:
 
 
 def _runs(learned: Learned, paths: frozenset[str]) -> list[_Run]:
-    """Merge consecutive iterations with the same weights."""
+    """Return ranges of consecutive iterations in which the same weights are trained."""
     iterations: dict[int, set[str]] = {iteration: set(paths) for iteration in learned.path_iterations}
     for name, iteration in learned.weights:
         if iteration is not None:
@@ -177,7 +177,8 @@ def _runs(learned: Learned, paths: frozenset[str]) -> list[_Run]:
 def _apart(
     model: Model, table: Table, parts: NamedParts, learning: frozenset[str], runs: Iterable[_Run], paths: frozenset[str]
 ) -> Model:
-    """Return the model with its loops split where iterations learn different weights. `table` has all paths."""
+    """Return the model with its loops split between iterations that train different weights; `table` has all low-rank
+    paths."""
     reach = GradientPlan(frozenset(table.weights))
     reach.needs(table.lines, {*model.differentiated, *learning})
     split_table, trained, before = table, set(learning - sliced(table)), 0
@@ -223,7 +224,8 @@ def _apart(
 
 
 def learned_text(model: Model, learned: Adaptation | Learned) -> str:
-    """Return the trainable parameters in words; a tied head and embedding learn together."""
+    """Return a description of the trainable parameters, with a note if a tied head and embedding are trained
+    together."""
     read = [name for line in model.table.lines for name in line.reads]
     looked_up = {name for name in NamedParts(model).embeddings if read.count(name) > 1}
     both = "; head and embedding are tied, so both learn" if looked_up & {*model.learning} else ""
@@ -231,9 +233,9 @@ def learned_text(model: Model, learned: Adaptation | Learned) -> str:
 
 
 def _selected(parts: NamedParts, asked_for: Adaptation) -> set[str]:
-    """Return the trainable weights of the model without adapters, in the chosen layers.
+    """Return the trainable weights of the model, without adapters, in the chosen layers.
 
-    With chosen layers, weights outside them learn only if `train` names them.
+    If layers are chosen, weights outside of all layers are trained only if `train` names them.
     """
     everything = set(parts.table.weights)
     if not asked_for.train:
@@ -245,10 +247,10 @@ def _selected(parts: NamedParts, asked_for: Adaptation) -> set[str]:
 
 
 def _pieces(iterations: int, inside: Iterable[_Run], every: bool, alone: bool) -> tuple[_Run, ...]:
-    """Return the ranges of identical iterations: first, last, and the weights that learn there.
+    """Return the ranges of identical iterations, each with the weights that are trained in it.
 
-    every   a value that all iterations read has a gradient, so that every iteration has a backward pass
-    alone   no earlier line needs a gradient: the first iteration with a backward pass is separate
+    every   whether all iterations have a backward pass, as they read a value with a gradient
+    alone   whether the first iteration with a backward pass is separate, as no earlier line needs a gradient
     """
     inside = tuple(inside)
     cuts = {0, iterations} | {a for a, _, _ in inside} | {b + 1 for _, b, _ in inside}
@@ -257,7 +259,7 @@ def _pieces(iterations: int, inside: Iterable[_Run], every: bool, alone: bool) -
         cuts |= {first, first + 1}
     nothing: frozenset[str] = frozenset()
 
-    def learns(iteration: int) -> frozenset[str]:
+    def trained(iteration: int) -> frozenset[str]:
         return next((weights for low, high, weights in inside if low <= iteration <= high), nothing)
 
-    return tuple((a, b - 1, learns(a)) for a, b in pairwise(sorted(cuts)))
+    return tuple((a, b - 1, trained(a)) for a, b in pairwise(sorted(cuts)))

@@ -29,7 +29,7 @@ TABLES = FOLDER / "tables"
 class Preset:
     """A published model: `values` has the keys of a config.json, `source` is their publication.
 
-    `table` is the file of the full model as a table, with its `parameters`; None if its family builds it.
+    `table` is the file with the model's table and `parameters` their number, if the table is not built by a family.
     """
 
     name: str
@@ -71,7 +71,7 @@ def _of_file(file: Path) -> Iterator[Preset]:
 
 @cache
 def preset_names() -> Mapping[str, Preset]:
-    """Return every name and alias of a preset, with the preset."""
+    """Map every name and alias of a preset to the preset."""
     every = (*presets(), *table_presets())
     return {name: preset for preset in every for name in (preset.name, *preset.aliases)}
 
@@ -93,7 +93,7 @@ def preset(name: str) -> Preset | None:
 def preset_of(values: Mapping[str, object]) -> Preset | None:
     """Return the preset table of the model that a config.json describes, or None.
 
-    A file may leave out defaults of the model's class.
+    The file may leave out the defaults of the model's class.
     """
     classes = values.get("id2label")
     given = {"num_labels": len(classes), **values} if isinstance(classes, Mapping) else values
@@ -107,7 +107,7 @@ def _is_of(known: Preset, given: Mapping[str, object]) -> bool:
 
 
 def _agrees(usual: Mapping[str, object], given: Mapping[str, object]) -> bool:
-    """Return whether all given values equal the defaults of a class."""
+    """Return whether every given value equals the default of a class."""
     for key, value in usual.items():
         other = given.get(key, value)
         if isinstance(value, Mapping) and isinstance(other, Mapping):
@@ -187,7 +187,7 @@ def names_own_sizes(argument: str) -> bool:
 
 
 def described_elsewhere(model: str) -> Mapping[str, Any] | None:
-    """Return the keys of a configuration file with an unknown model type; None otherwise."""
+    """Return the keys of a configuration file if its model type is unknown, otherwise None."""
     if not model.endswith(".json") and not (
         looks_like_path(model) and os.path.isfile(os.path.join(model, "config.json"))
     ):
@@ -202,13 +202,15 @@ def described_elsewhere(model: str) -> Mapping[str, Any] | None:
 
 
 def unknown_type(kind: object, more: Iterable[str] = ()) -> str:
-    """Return the error for an unknown model type: the nearest names, also of `more`, and how to read modules."""
+    """Return the error for an unknown model type, which suggests the nearest known names and those in `more`, and
+    explains how to read modules."""
     own = "a module of your own is given as FILE.py:NAME (learncost import --help), in Python by lc.from_module"
     return f"model_type {shown(kind)} is unknown{nearest(kind, (*family_names(), *more))}; {own}"
 
 
 def find(model: object, stdin: TextIO | None = None) -> Argument:
-    """Return the keys of a MODEL argument. A known name has precedence over a file: `./gpt2` is the folder.
+    """Return the keys that a MODEL argument gives. A known name has precedence over a file, so `./gpt2` means the
+    folder.
 
     Raises InputError.
     """
@@ -251,7 +253,7 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
 
 
 def _no_module(model: str) -> str:
-    """Return the error for `FILE.py:NAME` where no file is run, or for a malformed one."""
+    """Return the error for `FILE.py:NAME` if it is malformed, or if files are not run here."""
     file, _, name = model.partition(OF_A_FILE)
     word = re.match(r"[^\W\d]\w*|", name)
     first = word[0] if word and word[0] else "build"
@@ -267,12 +269,13 @@ def _no_module(model: str) -> str:
 
 
 def _is_hub_name(model: str) -> bool:
-    """Return whether it looks like a Hugging Face Hub name: an organization and a name without file ending."""
+    """Return whether a text looks like a name on the Hugging Face Hub: an organization and a name without a file
+    suffix."""
     return model.count("/") == 1 and not model.startswith(".") and not model.endswith((".json", ".toml", "/"))
 
 
 def layer_or_model(name: str | Layer) -> Layer | str:
-    """Return the layer of a name or a file in the notation, or the name itself if it is a model's.
+    """Return the layer of a name or of a file in the notation, or the name if it is the name of a model.
 
     An imported module is already a layer. Raises `InputError` for an unknown name.
     """
@@ -291,10 +294,10 @@ def layer_or_model(name: str | Layer) -> Layer | str:
 
 
 def _nested(argument: Argument) -> Argument:
-    """Return the `text_config` of a multimodal model whose type is not supported.
+    """Return the `text_config` of a multimodal model with an unsupported type.
 
-    An architecture next to it belongs to the full model and is ignored; tied embeddings may be given next to it. Older
-    files have the keys of the text model among those of the full model.
+    The full model's architecture is ignored, but its setting of tied embeddings is used. Older files have the keys of
+    the text model among those of the full model.
     """
     model_type = argument.values.get("model_type")
     text_type = f"{model_type}_text"

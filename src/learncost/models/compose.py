@@ -1,10 +1,10 @@
-"""Compose the lines of a model's table from its family and configuration: fill slots, arrange blocks by kind.
+"""Compose the lines of a model's table from its family and configuration: fill the slots and arrange the blocks.
 
 A line `repeat num_hidden_layers carry X:` stands for that number of blocks. If a slot depends on the block's number i,
-blocks of one kind are grouped: consecutive equal blocks are one loop, and a periodic pattern, such as alternating local
-and global attention, is a loop of several blocks, whose weights are prefixed by their kinds. A value that one kind of
-block computes and others read, such as keys shared by later layers, is stacked by a loop of that kind and read from
-there.
+blocks differ: consecutive equal blocks become one loop, and a periodic pattern, such as alternating local and global
+attention, becomes a loop of several blocks, whose weights are prefixed by their kinds. A value that blocks of one kind
+compute and others read, such as keys shared by later layers, is stacked by the loop of that kind and read from the
+stack.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _SLOT = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """A layer that a model calls: its name, the shipped layer, and its rewritings with arguments as JSON."""
+    """A layer that a model calls: its name in the model, the shipped layer, and its rewritings with arguments as
+    JSON."""
 
     name: str
     base: str
@@ -46,8 +47,8 @@ class PlannedLayer:
 
 @dataclass(frozen=True)
 class CompositionPlan:
-    """A model's lines, the layers that it calls, the iterations of its loops, the side (encoder or decoder) of each
-    loop, and the side of layers outside of loops."""
+    """The composition of a model: its lines, the layers that it calls, the trip counts of its loops, and the sides
+    (encoder or decoder) of loops and of layers outside of loops."""
 
     header: Header
     lines: tuple[Parsed, ...]
@@ -58,7 +59,8 @@ class CompositionPlan:
 
 
 def plan(configuration: Configuration) -> CompositionPlan:
-    """Return the lines and layers of a configuration. Raises `InputError` for unknown kinds of blocks."""
+    """Return the composition of the model that a configuration describes. Raises `InputError` for unknown kinds of
+    blocks."""
     family = family_of(configuration)
     values = configuration.values
     head = family.heads[configuration.head]
@@ -79,7 +81,7 @@ def plan(configuration: Configuration) -> CompositionPlan:
 
 
 def making(configuration: Configuration, names_needed: Iterable[str]) -> tuple[Header, tuple[Parsed, ...]]:
-    """Return the lines that compute these inputs of the model's table, with their header. Raises `InputError`."""
+    """Return the header and the lines that compute inputs of the model's table. Raises `InputError`."""
     family = family_of(configuration)
     composition, names_needed = _Composition(family, configuration.values, ""), tuple(names_needed)
     texts = [text for names, text in family.made.items() if set(names.split()) & set(names_needed)]
@@ -100,7 +102,7 @@ def _planned(name: str, layer: BaseLayer, values: Mapping[str, Any]) -> PlannedL
 
 
 def _evaluated(argument: Any, values: Mapping[str, Any]) -> Any:
-    """Return the argument of a rewriting; a text that begins with = is an expression."""
+    """Return the argument of a rewriting, in which texts that begin with = are evaluated as expressions."""
     if isinstance(argument, str) and argument.startswith("="):
         return evaluate(argument[1:], values)
     if isinstance(argument, dict):
@@ -109,7 +111,8 @@ def _evaluated(argument: Any, values: Mapping[str, Any]) -> Any:
 
 
 class _Composition:
-    """The lines of a model during composition; `stacks` are the inputs with a name for each kind."""
+    """The lines of a model during composition; `stacks` maps each stacked input to its names, one for each kind of
+    block."""
 
     def __init__(self, family: Family, values: Mapping[str, Any], head: str) -> None:
         self.family = family
@@ -138,7 +141,7 @@ class _Composition:
         return tuple(result)
 
     def filled(self, text: str, **more: Any) -> str:
-        """Return the text with its slots filled; a slot on a separate line indents its lines."""
+        """Return the text with its slots filled; the lines of a slot that is alone on a line have its indentation."""
 
         def fill(line: str) -> str:
             while match := _SLOT.search(line):
@@ -157,7 +160,7 @@ class _Composition:
         return slot.texts[self.choice(name, more)] if slot.choose else slot.texts[""]
 
     def choice(self, name: str, more: Mapping[str, Any]) -> str:
-        """Return the name of the text chosen for a slot."""
+        """Return the name of the text that the configuration chooses for a slot."""
         slot = self.family.slots[name]
         chosen = evaluate(slot.choose, {**self.values, **more})
         key = str(chosen).lower() if isinstance(chosen, bool) else str(chosen)
@@ -169,7 +172,7 @@ class _Composition:
         return key
 
     def slots(self, text: str) -> set[str]:
-        """Return the slots of a text, nested ones included."""
+        """Return the names of the slots of a text, including nested ones."""
         slots_seen: set[str] = set()
         left = [text]
         while left:
@@ -179,7 +182,7 @@ class _Composition:
         return slots_seen - {"head"}
 
     def repeats(self, head: str, body: str, side: str, made: Container[str]) -> list[Parsed]:
-        """Return the loops for the blocks of one stack; `made` are the values of earlier lines."""
+        """Return the loops over the blocks of one stack; `made` are the values that earlier lines define."""
 
         def block(**more: Any) -> ParsedLoop:
             (parsed,) = parse_lines([self.filled(head), *self.filled(body, **more).splitlines()])
@@ -217,7 +220,7 @@ class _Composition:
         return result
 
     def own_name(self, kind: tuple[str, ...]) -> str:
-        """Return the name of an unrolled block: its kinds, numbered if there are several."""
+        """Return the name of an unrolled block: its kinds, with a number if other blocks have the same kinds."""
         name = "_".join(filter(None, dict.fromkeys(kind)))
         self.kinds[name] = self.kinds.get(name, 0) + 1
         return name if self.kinds[name] == 1 else f"{name}_{self.kinds[name]}"
@@ -225,7 +228,8 @@ class _Composition:
     def segment(
         self, blocks: list[tuple[str, ParsedLoop]], side: str, count: tuple[str, int] | None = None
     ) -> ParsedLoop:
-        """Return one loop of blocks: their names ("" for a single kind) and lines; `count` replaces their number."""
+        """Return one loop over blocks, given by their names ("" for a single kind) and lines; `count` replaces its trip
+        count."""
         symbol = self.counted(blocks[0][1], count)
         self.blocks.append(side)
         lines: list[Parsed] = []
@@ -242,12 +246,12 @@ class _Composition:
         return replace(blocks[0][1], count=symbol, each=tuple(each), lines=tuple(lines))
 
     def counted(self, block: ParsedLoop, count: tuple[str, int] | None = None) -> str:
-        """Return the symbol of a block's size, the number of its iterations."""
+        """Record the trip count of a loop and return its symbol."""
         self.counts.append(count or (SYMBOLS.get(block.count, block.count), self.values[block.count]))
         return self.counts[-1][0]
 
     def line_renamed(self, line: Parsed, name: str, names: Mapping[str, str]) -> Parsed:
-        """Return a line of a block: its weights are prefixed by the block's name, and `names` renames slices."""
+        """Return a line of a block with its weights prefixed by the block's name, and its slices renamed by `names`."""
         if isinstance(line, ParsedLoop):
             symbol = self.counted(line)
             return replace(
@@ -265,7 +269,7 @@ class _Composition:
 
 
 def _read_first(block: ParsedLoop) -> Iterator[str]:
-    """Return the names that a block reads before computing them and that are not loop-carried."""
+    """Yield the names that a block reads before it defines them and that are not loop-carried."""
     made = {handed.start for handed in block.carry}
     for line in block.lines:
         yield from (name for name in names_of(line) if name not in made)
@@ -273,7 +277,7 @@ def _read_first(block: ParsedLoop) -> Iterator[str]:
 
 
 def _handed_on(block: ParsedLoop, read: Container[str]) -> dict[str, str]:
-    """Return the results of a block that are `read` elsewhere, with their axes."""
+    """Return the results of a block that other blocks `read`, with their axes."""
     terms = [term for line in block.lines if not isinstance(line, ParsedLoop) for term in line.left]
     return {term.name: " ".join(term.declared) for term in terms if term.name in read}
 
@@ -281,7 +285,7 @@ def _handed_on(block: ParsedLoop, read: Container[str]) -> dict[str, str]:
 def segments(kinds: list[Any], alone: Container[Any] = ()) -> list[tuple[list[Any], int]]:
     """Split a sequence into patterns, each with its number of repetitions.
 
-    The pattern that covers most is chosen from the left, the shortest on ties. Kinds in `alone` share no pattern.
+    From the left, the pattern that covers most is chosen, on ties the shortest. Kinds in `alone` get separate patterns.
     """
     if ends := [place for place, kind in enumerate(kinds) if kind in alone]:
         parts = (kinds[: ends[0]], kinds[ends[0] : ends[0] + 1], kinds[ends[0] + 1 :])

@@ -41,15 +41,15 @@ TIED = "LM head tied to the token embedding (counted once)"
 
 @dataclass(frozen=True, slots=True)
 class Configuration(Displayed):
-    """A validated model configuration. Sizes are integers from 1 to 10^12 under their canonical names.
+    """A validated model configuration. Sizes are integers from 1 to 10^12, by their canonical names.
 
-    sizes       those of the family; optional ones without a value are absent
-    settings    other settings of the family: activation, epsilons, booleans, layer types, under the family's names
-    counted     the parameters and operations of the architecture in words
-    tied        whether head and embedding (of an encoder-decoder: both embeddings too) are one matrix
-    dropout     keeps the probabilities under the family's own names
-    unread      stored parameters that no line reads
-    derived     sizes that followed from others, each with its expression
+    sizes       the sizes of the family; optional ones without a value are absent
+    settings    other settings by the family's names: activation, epsilons, booleans, layer types
+    counted     a description of the counted parts of the architecture
+    tied        whether head and embedding are one matrix (in an encoder-decoder, both embeddings)
+    dropout     the dropout probabilities by the family's names
+    unread      the number of stored parameters that no line reads
+    derived     the sizes that were computed from others, each with its expression
     learned     the trainable weights of a live module (`Learned`)
     layer       the full table, if a layer in the notation is the model
     """
@@ -84,7 +84,7 @@ class Configuration(Displayed):
 
     @property
     def values(self) -> dict[str, Any]:
-        """Return the names for the family's expressions; optional sizes without a value are 0."""
+        """Return the values of the names in the family's expressions; optional sizes without a value are 0."""
         if self.layer is not None:
             return dict(self.sizes)
         optional = dict.fromkeys(FAMILIES[self.family].optional, 0)
@@ -93,12 +93,12 @@ class Configuration(Displayed):
 
 
 def family_of(configuration: Configuration) -> Family:
-    """Return its family, or the family of the layer that is the model."""
+    """Return the family of a configuration; if the model is a layer, the family of that layer."""
     return family_of_layer(configuration.layer) if configuration.layer else FAMILIES[configuration.family]
 
 
 def adds_paths(configuration: Configuration) -> bool:
-    """Return whether a live module has low-rank paths in addition to its config's weights."""
+    """Return whether a live module has low-rank paths in addition to the weights of its configuration."""
     return configuration.learned is not None and bool(configuration.learned.paths)
 
 
@@ -109,7 +109,7 @@ def configure(
     exact: bool = True,
     lengths: Mapping[str, int] | None = None,
 ) -> Configuration:
-    """Return the configuration that `model` names, changed by `overrides`.
+    """Return the configuration of `model`, changed by `overrides`.
 
     model       a preset, a path to a configuration file or to a folder with a config.json, `-` for standard input, one
                 of the generic names encoder, decoder, encoder-decoder, a mapping with the keys of a config.json, or a
@@ -117,9 +117,9 @@ def configure(
     overrides   sizes and settings (activation, layer_norm_epsilon, tie_word_embeddings, architecture, dropout
                 probabilities) in any accepted spelling; numbers may be text, as in flags. Derived sizes follow the
                 override: gpt2 with another hidden_size has a feed-forward network of four times that
-    stdin       stands in for sys.stdin
-    exact       whether derived sizes must be whole; otherwise they are rounded down
-    lengths     the lengths of a run, if known: open sizes of a layer are then refused at once
+    stdin       a replacement of sys.stdin
+    exact       whether derived sizes must be whole numbers; otherwise they are rounded down
+    lengths     the lengths of a run, if known; layers with other open sizes are then refused
     Raises InputError.
     """
     argument = find(model, stdin)
@@ -168,7 +168,7 @@ def configure(
 def of_layer(
     layer: Layer, sizes: Mapping[str, int], name: str = "", source: str = "", projected: Iterable[str] = ()
 ) -> Configuration:
-    """Return the configuration of a layer that is the model, with these sizes of its axes and counts.
+    """Return the configuration of a layer that is the model, with these sizes of axes and trip counts.
 
     projected   inputs, or embeddings, to which PEPITA adds the output's error through a fixed random matrix
     Raises `InputError` for a name that the layer does not have.
@@ -178,8 +178,8 @@ def of_layer(
     for each in (projected := tuple(projected)):
         if each not in names_there:
             raise InputError(
-                f"{layer.name} has no {shown(each)} to add an error to{nearest(each, sorted(names_there))}; it has "
-                f"{', '.join(addable(layer.table)) or 'nothing that is no index'}"
+                f"{layer.name} has no {shown(each)} to add the error to{nearest(each, sorted(names_there))}; it has "
+                f"{', '.join(addable(layer.table)) or 'only indices'}"
             )
     configuration = Configuration(
         name=name or layer.name,
@@ -201,7 +201,7 @@ def of_layer(
 
 
 def _left_out(layer: Layer) -> Iterator[str]:
-    """Return the note about unused computation of a module."""
+    """Yield the note about unused computation of a module, if it has any."""
     if layer.unused.terms:
         flops = layer.unused.with_sizes(layer.sizes)
         constant = flops.terms.get(()) if flops.terms.keys() == {()} else None
@@ -238,13 +238,13 @@ def _family(model_type: GivenValue) -> Family:
 
 
 def _collect(family: Family, values: Mapping[str, GivenValue], strict: bool) -> dict[str, GivenValue]:
-    """Return the values under canonical names; `strict` refuses names that the family does not have.
+    """Return the values by canonical names; if `strict`, names that the family does not have are refused.
 
-    Files are read leniently, because Hugging Face's hold dozens of keys unrelated to the structure.
+    Other keys of files are ignored, because Hugging Face's files have dozens that do not affect the structure.
     """
     collected: dict[str, GivenValue] = {}
     for spelling, entry in _flat(family, values):
-        if spelling == "id2label" and isinstance(entry.value, dict):  # one name for each class: their number
+        if spelling == "id2label" and isinstance(entry.value, dict):  # a name for each class
             spelling, entry = "num_labels", GivenValue(f"{spelling}'s length", len(entry.value), entry.where)
         canonical = _canonical(family, spelling)
         if canonical is None:
@@ -265,7 +265,8 @@ def _collect(family: Family, values: Mapping[str, GivenValue], strict: bool) -> 
 
 
 def _flat(family: Family, values: Mapping[str, GivenValue]) -> Iterator[tuple[str, GivenValue]]:
-    """Return the keys, also of lists of two and, under `key.inner`, of nested objects that the family knows."""
+    """Return the keys that the family knows, including the elements of lists of two and, as `key.inner`, those of
+    nested objects."""
     for spelling, entry in values.items():
         if spelling in family.pairs and isinstance(entry.value, list | tuple) and len(entry.value) == 2:
             for name, value in zip((spelling, family.pairs[spelling]), entry.value, strict=True):
@@ -284,7 +285,7 @@ def _flat(family: Family, values: Mapping[str, GivenValue]) -> Iterator[tuple[st
 
 
 def size_meant(family: Family, spelling: str) -> str:
-    """Return the canonical name of a size of the family or of a run; letters of a layer stay as they are."""
+    """Return the canonical name of a size of the family or of a run; letters of a layer are unchanged."""
     name = spelling.replace("-", "_") if family.layer else spelled(spelling)
     if family.layer is None:
         name = family.spellings.get(name, name)
@@ -321,7 +322,8 @@ def _says(entry: GivenValue | None) -> bool:
 
 
 def _settings(family: Family, entries: Mapping[str, GivenValue]) -> dict[str, Any]:
-    """Return the family's settings: validated, then defaults. Null, or -1 for a number, disables a setting."""
+    """Return the family's settings, validated and completed by defaults. Null, or -1 for a number, disables a
+    setting."""
     settings = {}
     for name, default in family.settings.items():
         entry = entries.get(name)
@@ -337,7 +339,7 @@ def _settings(family: Family, entries: Mapping[str, GivenValue]) -> dict[str, An
 def _sizes(
     family: Family, entries: Mapping[str, GivenValue], settings: Mapping[str, Any], name: str, exact: bool
 ) -> dict[str, int]:
-    """Return the family's sizes in its order: given ones checked, then defaults, then what follows from them."""
+    """Return the sizes in the family's order: given sizes are validated, then defaults and derived sizes are added."""
     sizes: dict[str, int] = {size: value for size, value in family.sizes.items() if isinstance(value, int)}
     for size in family.sizes:
         if size not in entries:
@@ -362,7 +364,7 @@ def _sizes(
 
 
 def in_order(family: Family) -> list[str]:
-    """Return the derived sizes in order of their dependencies."""
+    """Return the names of derived sizes in the order of their dependencies."""
     order: list[str] = []
     left = list(family.derived)
     while left:
@@ -372,7 +374,7 @@ def in_order(family: Family) -> list[str]:
 
 
 def _architecture(family: Family, entries: Mapping[str, GivenValue]) -> Architecture | None:
-    """Return the first class in `architectures`, if any."""
+    """Return the architecture that the configuration names (the first one, if several); None if it names none."""
     by_name = {
         name: architecture for architecture in family.architectures for name in (architecture.name, *architecture.also)
     }
@@ -397,7 +399,7 @@ def _architecture(family: Family, entries: Mapping[str, GivenValue]) -> Architec
 
 
 def _usual_architecture(family: Family, values: Mapping[str, Any]) -> Architecture:
-    """Return the description of the family's published size."""
+    """Return the architecture that is used if a configuration names none."""
     place = evaluate(family.default, values) if family.default else 0
     return family.architectures[place]
 

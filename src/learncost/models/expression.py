@@ -1,8 +1,8 @@
 """Evaluate the small expressions of the families' data files: derived sizes, choices, conditions.
 
-`hidden_size / num_attention_heads`, `4 * hidden_size`, `'sliding' if i % 2 else 'full'`. They are Python's own syntax,
-read by Python's parser and evaluated here: names, numbers, texts, arithmetic, comparisons, and/or/not, if/else,
-subscripts and the functions below; anything else is refused. Sizes may be arrays, element by element.
+`hidden_size / num_attention_heads`, `4 * hidden_size`, `'sliding' if i % 2 else 'full'`. They are parsed as Python and
+evaluated here: names, numbers, texts, arithmetic, comparisons, and/or/not, if/else, subscripts and the functions below
+are supported, anything else is refused. Sizes may be arrays, which are evaluated elementwise.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 
 from learncost.ir.errors import InputError, shown
 
-MOST = 10**5  # entries of a list that a configuration repeats
+MOST = 10**5  # the most entries of an expanded list
 BITS = 10**4  # the most bits of a power; a size has forty
 
 
 class NotWholeError(InputError):
-    """A quotient that is not a whole number: `numerator / denominator` as written, and their values."""
+    """The error of a quotient that is not a whole number, with the texts and values of numerator and denominator."""
 
     def __init__(self, numerator: str, denominator: str, values: tuple[Any, Any]) -> None:
         below = denominator if denominator == str(values[1]) else f"{denominator} {values[1]}"
@@ -34,9 +34,10 @@ def names(text: str) -> frozenset[str]:
 
 
 def evaluate(text: str, values: Mapping[str, Any], exact: bool = True) -> Any:
-    """Return the value of an expression. Raises `InputError` where a quotient is not whole or a list is too short.
+    """Return the value of an expression. Raises `InputError` if a quotient is not a whole number or a list is too
+    short.
 
-    exact   whether quotients must be whole; otherwise they are rounded down, to at least 1
+    exact   whether quotients must be whole numbers; otherwise they are rounded down, to at least 1
     """
     try:
         return _Evaluation(values, exact).of(_parsed(text))
@@ -63,7 +64,7 @@ _SIGNS: Mapping[type[ast.AST], str] = {
 
 
 def tree(text: str, values: Mapping[str, Any], free: Container[str]) -> Tree:
-    """Return an expression as data in the `free` names; all others are replaced by their values.
+    """Return an expression as data; names other than the `free` ones are replaced by their values.
 
     A report's page evaluates it in JavaScript. Raises `InputError` if the result is not integer arithmetic.
     """
@@ -101,7 +102,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _expanded(groups: Any) -> list[Any]:
-    """Expand [[["global", "local"], 12]] into a list of 24: GPT-Neo's `attention_types`."""
+    """Return [[["global", "local"], 12]], GPT-Neo's `attention_types`, as a list of 24 texts."""
     result: list[Any] = []
     for group in groups:
         if not (isinstance(group, list) and len(group) == 2 and isinstance(group[0], list) and type(group[1]) is int):
@@ -129,7 +130,7 @@ def _last(entries: list[Any], value: Any, count: int) -> int:
 
 
 def _only(entries: list[Any]) -> Any:
-    """Return the single nonzero value of a list."""
+    """Return the only nonzero value of a list, which may occur several times."""
     values = {entry: None for entry in entries if entry}
     if len(values) > 1:
         raise InputError(f"only one nonzero value is supported, not {', '.join(map(str, values))}")
@@ -144,7 +145,7 @@ def _quantile(share: float) -> float:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """Return the power; a huge power of integers is an OverflowError."""
+    """Return a power. Raises `OverflowError` for a huge power of integers."""
     if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > BITS:
         raise OverflowError
     return base**exponent

@@ -1,8 +1,8 @@
 """The model families of configurations: one data file each, `families/MODEL_TYPE.toml`.
 
-A family is a base table with slots, the layers that it calls with their rewritings, its sizes and settings with their
-defaults, and the classes that can be built of it. A file `like = "llama"` extends another one. A name with a leading
-underscore is only a base. families/README.md describes each key.
+A family has a table with slots, the layers that the table calls with their rewritings, sizes and settings with their
+defaults, and the classes that can be built from them. A file with `like = "llama"` extends another family; names with a
+leading underscore are only bases. families/README.md describes each key.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A class of a family: its name at Hugging Face ("" for generic ones), its head, its pooler.
+    """A class of a family: its name in transformers ("" for a generic class), its head, its pooler.
 
-    `head` names the lines under `heads` that follow the last block; `counted` describes its parts; `also` are older
-    names of the class.
+    `head` names the lines in `heads` that follow the last block, `counted` describes the counted parts, and `also` has
+    older names of the class.
     """
 
     name: str
@@ -69,9 +69,9 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class TemplateSlot:
-    """A slot `{name}` in the table's text: the value of `choose`, an expression, names one of the texts.
+    """A slot `{name}` in the table's text: the value of the expression `choose` is the name of one of the texts.
 
-    A constant slot has no choice, and the name of its text is "".
+    A constant slot has no expression, and the name of its text is "".
     """
 
     choose: str
@@ -80,7 +80,7 @@ class TemplateSlot:
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """One rewriting of a layer with its argument; `when` is an expression, "" for always."""
+    """A rewriting of a layer with its argument; `when` is an expression of its condition, "" for always."""
 
     name: str
     argument: Any
@@ -88,7 +88,7 @@ class Rewriting:
 
 
 USUAL_LENGTH = 4096
-"""The most tokens of a sequence where a run states no length.
+"""The longest default length of a sequence.
 
 Llama 2, DeepSeek-V2 and V3, Qwen2.5 and Phi-4 are pretrained at 4,096 tokens, and a last, short stage extends the
 context (their technical reports).
@@ -102,25 +102,25 @@ class BaseLayer:
     base: str
     rewritings: tuple[Rewriting, ...] = ()
     dropped: tuple[str, ...] = ()  # the values that dropout masks
-    padded: bool = False  # whether padded keys are to be left out
+    padded: bool = False  # whether attention masks padded keys
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """A model type. Sizes without a default are required, except optional and derived ones.
 
-    `default` is an expression for the number of the architecture that is meant where a configuration names none, the
-    first by default. `refused` are keys that change the mathematics, each with the one value that is supported.
-    `heads` gives, by the name of a head, its lines and the outputs. `limit` is an expression for the longest sequence
-    (0 where none is), `length` and `target_length` for the context (0 where a run must state its length), `batch` for
-    the default batch, `fixed` for the one length that the model always reads. `made` has, by their names, the lines of
-    inputs that positions and settings say, `numbers` what else they read, each an expression.
-    `frozen` are weights that are stored and counted, but never learn; `projected` are inputs to which PEPITA adds the
-    error through a fixed random matrix, where there are no one-hot tokens; `output_layers` are left out of all-linear,
-    `sided` belong to one side although they are outside of its blocks; `start` is the token that the decoder of two
-    stacks reads first, "" for the one that ends a text; `module` says what transformers' code does otherwise than most
-    (`schedule.autograd.Module`); `unread` is an expression for the number of parameters that are stored and counted
-    although nothing reads them. `layer` is the whole table where a layer in the notation is the model.
+    `default` is an expression for the number of the default architecture; the first one without it. `refused` has keys
+    that change the mathematics, each with the only supported value. `heads` has the lines and outputs of each head.
+    `limit` is an expression for the longest sequence (0 for no limit), `length` and `target_length` for the context (0
+    if a run must state its length), `batch` for the default batch size, `fixed` for the only length that the model
+    reads. `made` has the lines that compute inputs from positions and settings, `numbers` the expressions of other
+    numbers that these lines read. `frozen` are weights that are stored and counted, but never trained; `projected` are
+    inputs to which PEPITA adds the error through a fixed random matrix, if there are no one-hot tokens; `output_layers`
+    are excluded from all-linear; `sided` are layers that belong to the encoder or decoder, but are outside of blocks;
+    `start` is the first token that the decoder of an encoder-decoder reads, "" for the end-of-document token; `module`
+    describes how transformers' code differs from the usual (`program.autograd.module.Module`); `unread` is an
+    expression for the number of stored and counted parameters that no line reads. `layer` is the table of a model that
+    is a layer in the notation.
     """
 
     name: str
@@ -137,10 +137,10 @@ class Family:
     default: str = ""
     optional: frozenset[str] = frozenset()
     nullable: frozenset[str] = frozenset()
-    nulls: Mapping[str, str] = field(default_factory=dict)  # what sizes with a default follow from where null is given
+    nulls: Mapping[str, str] = field(default_factory=dict)  # expressions of sizes given as null
     pairs: Mapping[str, str] = field(default_factory=dict)  # sizes that may be lists of two, with the second's name
     per_layer: Mapping[str, str] = field(default_factory=dict)  # sizes that may be lists, with the setting of the list
-    spellings: Mapping[str, str] = field(default_factory=dict)  # of this family alone
+    spellings: Mapping[str, str] = field(default_factory=dict)  # only for this family
     activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)
     dropout: Mapping[str, float] = field(default_factory=dict)
     refused: Mapping[str, object] = field(default_factory=dict)
@@ -171,26 +171,28 @@ class Family:
 
     @property
     def usual_length(self) -> str:
-        """Return the expression for the tokens of a sequence where a run states no length."""
+        """Return the expression for the default number of tokens of a sequence."""
         return self._usual(self.length)
 
     @property
     def usual_target_length(self) -> str:
-        """Return the same for the decoder of an encoder-decoder: "" where it is the encoder's."""
+        """Return the expression for the decoder's default number of tokens in an encoder-decoder; "" if it is the
+        encoder's."""
         return self._usual(self.target_length) if self.target_length else ""
 
     def _usual(self, context: str) -> str:
-        """Return the shorter of a context and `USUAL_LENGTH`; a length that a table states is unchanged."""
+        """Return an expression for the shorter of a context and `USUAL_LENGTH`, or the length that a layer states."""
         return context if self.layer is not None else f"min({context}, {USUAL_LENGTH})"
 
     @property
     def makes(self) -> frozenset[str]:
-        """Return the inputs of its tables that its lines compute."""
+        """Return the inputs of the table that the lines in `made` compute."""
         return frozenset(name for names in self.made for name in names.split())
 
     @property
     def taken_by_all(self) -> str:
-        """Return the class whose loss every procedure supports (over the vocabulary or projected); or ""."""
+        """Return the first class whose loss every procedure supports (over the vocabulary, or with projected inputs);
+        or ""."""
         lines = {
             architecture.name: self.heads[architecture.head].get("lines", "") for architecture in self.architectures
         }
@@ -199,7 +201,7 @@ class Family:
 
     @property
     def derived(self) -> Mapping[str, str]:
-        """Return the derived sizes of absent or null entries, each with its expression."""
+        """Return the sizes that are derived from others if they are absent or null, each with its expression."""
         return {name: value for name, value in self.sizes.items() if isinstance(value, str)}
 
 
@@ -221,9 +223,9 @@ TABLE = "table"
 
 
 def instead(name: str) -> str:
-    """Return the advice of an error for a class without a loss: the class of the family that has one.
+    """Return the advice in an error about a class without a loss: the class of the family that has one.
 
-    For a layer that is the model, how to add a loss.
+    For a layer that is the model, the advice is how to add a loss.
     """
     if name == TABLE:
         return "; let the module's forward take the targets and return the loss"
@@ -232,7 +234,7 @@ def instead(name: str) -> str:
 
 
 def _read(name: str) -> dict[str, Any]:
-    """Return a family's file merged over its bases; later ones override earlier ones."""
+    """Return the content of a family's file, merged over its bases; later bases override earlier ones."""
     table = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     likes = table.pop("like", [])
     base: dict[str, Any] = {}
@@ -242,7 +244,8 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables key by key and replace everything else; `~key` removes the base's key."""
+    """Return a table in which nested tables are merged by key and all other values are replaced; `~key` removes a key
+    of the base."""
     merged = dict(base)
     for key, value in changes.items():
         if key.startswith("~"):
@@ -279,7 +282,7 @@ def _family(name: str, table: dict[str, Any]) -> Family:
 
 
 def _place(size: str) -> int:
-    """Return the sort position of a size: the usual ones first."""
+    """Return the sort position of a size; sizes with a usual order come first."""
     return _ORDER.index(size) if size in _ORDER else len(_ORDER)
 
 
@@ -301,7 +304,7 @@ def _slot(values: Mapping[str, str] | str) -> TemplateSlot:
 
 
 def _text(text: str) -> str:
-    """Return lines without their indent in the file; a single line is unchanged."""
+    """Return several lines without their common indentation; a single line is unchanged."""
     return dedent(text).strip("\n") if "\n" in text else text
 
 

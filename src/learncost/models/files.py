@@ -1,4 +1,4 @@
-"""Read configuration files: a path, a folder or standard input, into a mapping of keys to values.
+"""Read configuration files into mappings: from a path, a folder or standard input.
 
 Every error is one line that names the file.
 """
@@ -27,7 +27,7 @@ def user_folder(what: str) -> Path:
 
 
 def looks_like_path(model: str) -> bool:
-    """Tell whether the MODEL argument means a file or a folder: it has a separator or a suffix, or it exists."""
+    """Return whether a MODEL argument means a file or a folder: it has a separator or a suffix, or it exists."""
     if "/" in model or "\\" in model or model in {".", ".."} or model.lower().endswith((".json", ".toml")):
         return True
     try:
@@ -37,10 +37,10 @@ def looks_like_path(model: str) -> bool:
 
 
 def read_path(model: str, hint: str = "") -> dict[str, object]:
-    """Read a JSON or TOML file, or the config.json of a folder.
+    """Return the content of a JSON or TOML file, or of the config.json in a folder.
 
-    Raises InputError with one line for a file that is absent, unreadable, broken or not a table of keys; `hint` ends
-    the line about an absent one.
+    Raises InputError for a file that is absent, unreadable, malformed or not an object; `hint` is added to the message
+    about an absent file.
     """
     path = Path(model)
     try:
@@ -66,7 +66,7 @@ def read_path(model: str, hint: str = "") -> dict[str, object]:
 
 
 def read_stream(stream: TextIO) -> dict[str, object]:
-    """Read a JSON configuration from an open stream, as `MODEL = -` does from standard input."""
+    """Return the JSON configuration in an open stream, such as standard input for `MODEL = -`."""
     try:
         text = stream.read(LARGEST_FILE + 1)
     except UnicodeDecodeError:
@@ -75,7 +75,7 @@ def read_stream(stream: TextIO) -> dict[str, object]:
 
 
 def parse_json(text: str, where: str) -> dict[str, object]:
-    """Return the object that a JSON text holds. `where` names the text in the InputError."""
+    """Return the object in a JSON text; `where` is the name of the text in an InputError."""
     if len(text) > LARGEST_FILE:
         raise InputError(f"{where} is larger than {LARGEST_FILE // 2**20} MiB, so it is not a configuration")
     if not text.strip():
@@ -109,7 +109,8 @@ def parse_json(text: str, where: str) -> dict[str, object]:
 
 
 def parse_toml(text: str, where: str) -> dict[str, object]:
-    """Return the table that a TOML text holds, its keys those of a config.json. `where` names it in the InputError."""
+    """Return the table in a TOML text, with the keys of a config.json; `where` is the name of the text in an
+    InputError."""
     import tomllib  # not needed for the usual config.json
 
     if len(text) > LARGEST_FILE:
@@ -139,5 +140,5 @@ def read_layer(path: Path) -> Layer:
 
 @lru_cache(maxsize=16)
 def _of_text(text: str) -> Layer:
-    """Return the layer of a text, cached because several questions read the same file."""
+    """Return the layer that a text describes, cached since several commands read the same file."""
     return layer(text)

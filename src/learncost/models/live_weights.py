@@ -1,8 +1,8 @@
 """Map the trainable parameters of a live module (`requires_grad`, peft's LoRA) to the weights of its table.
 
-A parameter is found by its module: projections by the families' `[modules]`, embeddings and a head by their use in the
-table, and the rest of a block (norms, single biases) by being a gain or a shift. A partly frozen rest is refused as
-ambiguous.
+Parameters are identified by their modules: projections by the families' `[modules]`, embeddings and the head by their
+use in the table, and other weights of a block (norms, single biases) by being a gain or a shift. If these are partly
+frozen, they are refused as ambiguous.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATHS = ("lora_A", "lora_B")
 
 @dataclass(frozen=True)
 class LiveParameter:
-    """A parameter: the path of its module, its name there, its size, whether it is trainable."""
+    """A parameter of a live module: the module's path, its name in it, its size, and whether it is trainable."""
 
     path: str
     leaf: str
@@ -49,7 +49,8 @@ class Path:
 
 
 def parameters_of(module: Any) -> tuple[list[LiveParameter], list[Path]]:
-    """Return the distinct parameters without adapters, and peft's paths. Raises `InputError` for other adapters."""
+    """Return the distinct parameters without those of adapters, and peft's low-rank paths. Raises `InputError` for
+    other adapters."""
     plain: list[LiveParameter] = []
     paths: dict[str, Path] = {}
     for name, parameter in module.named_parameters():
@@ -92,7 +93,7 @@ def learned(model: Model, plain: list[LiveParameter], paths: list[Path]) -> Lear
 
 
 def _call(paths: list[Path]) -> str:
-    """Return the call that is nearest to a module's low-rank paths, for an error."""
+    """Return the text of an error that suggests the call with the most similar low-rank paths."""
     if not paths:
         return "; lc.cost(module.config.to_dict(), train=..., train_layers=...) names the trainable parameters"
     names = ",".join(dict.fromkeys(path.path.rpartition(".")[2] for path in paths))
@@ -107,7 +108,7 @@ class _WeightsReader:
         self.blocks = tuple(self._blocks())
 
     def _blocks(self) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-        """Return side, iteration over all loops and weights of every block, in order."""
+        """Yield the side, the iteration counted over all loops, and the weights of every block, in order."""
         before = 0
         for repeat in self.model.table.repeats:
             iterations = self.parts.iterations(repeat)
@@ -120,7 +121,7 @@ class _WeightsReader:
             before += iterations
 
     def place(self, path: str) -> tuple[int, tuple[str, ...]] | None:
-        """Return the iteration and the weights of a path's block."""
+        """Return the iteration and the weights of the block that a module's path is in; None outside of blocks."""
         number = LiveParameter(path, "", 0, False).block
         if number is None:
             return None
@@ -132,7 +133,7 @@ class _WeightsReader:
         return module_of(path, self.family, among)
 
     def weights(self, plain: list[LiveParameter]) -> Iterator[tuple[str, int | None]]:
-        """Return the trainable weights with their iterations."""
+        """Yield the trainable weights, each with its iteration; None outside of blocks."""
         inside: dict[int, list[LiveParameter]] = {}
         places: dict[int, tuple[int, tuple[str, ...]]] = {}
         outside = []
@@ -151,7 +152,7 @@ class _WeightsReader:
         yield from ((name, None) for name in self.matched(outside, others, "the part outside of the blocks"))
 
     def matched(self, theirs: list[LiveParameter], ours: Iterable[str], where: str) -> Iterator[str]:
-        """Return our weights that learn as the module's do."""
+        """Yield those of the table's weights whose parameters in the module are trainable."""
         left = dict.fromkeys(ours)
         shifts = set(self.parts.biases())
         rest = []
@@ -193,7 +194,8 @@ class _WeightsReader:
                 )
 
     def check(self, weights: Iterable[tuple[str, int | None]], plain: list[LiveParameter]) -> None:
-        """Check that the number of trainable elements is equal, ignoring unused ones."""
+        """Raise `InputError` if the module has more trainable elements than identified weights and unused
+        parameters."""
         ours, theirs = (
             sum(self.size(name) for name, _ in weights),
             sum(parameter.size for parameter in plain if parameter.learns),
@@ -202,7 +204,7 @@ class _WeightsReader:
             raise InputError(f"{theirs:,} parameters are trainable, but only {ours:,} could be identified")
 
     def size(self, name: str) -> int:
-        """Return the elements of a weight, for a stack those of one iteration."""
+        """Return the number of elements of a weight; for a stack, of one iteration."""
         axes = self.model.table.axes[name]
         counts = {repeat.count for repeat in self.model.table.repeats}
         return int(Polynomial.of(axis for axis in axes if axis not in counts).at(self.model.sizes))
@@ -236,7 +238,7 @@ class _WeightsReader:
         return Learned(f"{text}{more}", weights, names, blocks, rank, alpha)
 
     def identical(self, iterations: Mapping[str, set[int]]) -> None:
-        """Check that every adapted weight has its path in all adapted iterations."""
+        """Raise `InputError` unless every adapted weight has a low-rank path in all adapted iterations."""
         every = {iteration for path_iterations in iterations.values() for iteration in path_iterations}
         for name, path_iterations in iterations.items():
             present = {iteration for _, iteration, weights in self.blocks if name in weights}
@@ -247,12 +249,13 @@ class _WeightsReader:
 
 
 def _is_head(path: str) -> bool:
-    """Return whether a module is the output projection: lm_head, embed_out, or the decoder inside of an lm_head."""
+    """Return whether a module is the output projection: lm_head, embed_out, or the decoder inside an lm_head."""
     return "head" in path.rpartition(".")[2] or path.endswith(("lm_head.decoder", "predictions.decoder", "embed_out"))
 
 
 def _kinds(lines: list[Line], stacks: list[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the weights of each block of an iteration; several blocks are distinguished by their kinds' names."""
+    """Return the weights of each block of an iteration; several blocks are distinguished by the prefixes of their
+    weights."""
     if sum(map(weighs_tokens, lines)) < 2:
         return (tuple(stacks),)
     kinds: dict[str, list[str]] = {}

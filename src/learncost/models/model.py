@@ -1,4 +1,4 @@
-"""Models as tables of layers: a configuration chooses a base table and the rewritings of its layers."""
+"""Build models as tables of layers: a configuration chooses a base table and the rewritings of its layers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ RUN_AXES = frozenset({"B", "M", "N"})
 
 @dataclass(frozen=True)
 class Model:
-    """A model's forward table, with the sizes of its axes except those of a run (B, M, N).
+    """A model: its forward table, and the sizes of its axes except those of a run (B, M, N).
 
-    `table.constants` are inputs without gradients; `masks` among them are the drawn masks of dropout and the padding.
+    `table.constants` are inputs without gradients, `masks` those among them that are masks of dropout or padding.
     `projected` are inputs or embeddings to which PEPITA adds the output's error through a fixed random matrix; without
-    them it is added to the one-hot tokens. `rules` are the expressions of the family for the axes of the table.
+    them the error is added to the one-hot tokens. `rules` are the family's expressions for the axes of the table.
     """
 
     configuration: Configuration
@@ -46,13 +46,13 @@ class Model:
     masks: tuple[str, ...] = ()
     projected: tuple[str, ...] = ()
     rules: Mapping[str, str] = field(default_factory=dict)
-    trained: tuple[str, ...] | None = None  # the weights that learn; None: all
+    trained: tuple[str, ...] | None = None  # the trainable weights; None for all
     differentiated: tuple[str, ...] = ()  # inputs with gradients
     quantized: tuple[Quantized, ...] = ()  # weights stored as codes and scales
     plain: Table | None = None  # with the dequantized weights
-    whole: bool = False  # whether matrix products are of codes
+    whole: bool = False  # whether matrix products multiply codes
     integers: bool = False  # whether its steps are integer-only
-    kept: str = ""  # the type of saved tensors, if it differs
+    kept: str = ""  # the type in which saved tensors are stored, if it differs
 
     @property
     def learning(self) -> tuple[str, ...]:
@@ -61,14 +61,14 @@ class Model:
 
     @property
     def parameters(self) -> Polynomial:
-        """Return the number of parameters: those of the table, and stored unused ones."""
+        """Return the number of parameters: those of the table, and stored parameters that no line reads."""
         return parameters(self.table) + Polynomial.of((), self.configuration.unread)
 
     @property
     def quantized_widths(self) -> dict[str, int]:
-        """Return the bytes per element of the arrays that replace quantized weights, by name: none.
+        """Return 0 bytes per element for each array that replaces a quantized weight.
 
-        The packed arrays are counted by `Quantized.bytes`; the positions of blocks and levels stay inside of kernels.
+        The packed arrays are counted by `Quantized.bytes`; block numbers and levels are inside of kernels.
         """
         arrays = (array.name for weight in self.quantized for array in (weight.codes, *weight.scales))
         return dict.fromkeys((*arrays, *(name for weight in self.quantized for name in weight.constants)), 0)
@@ -80,7 +80,7 @@ class Model:
 
     @property
     def learns(self) -> bool:
-        """Return whether it has an output with targets to learn from."""
+        """Return whether its output is a loss."""
         return self.table.outputs == ("loss",)
 
     @property
@@ -95,18 +95,20 @@ class Model:
 
     @property
     def sample(self) -> str:
-        """Return the noun of what a batch has: image of a model that reads images, else sequence."""
+        """Return the noun for one element of a batch: image if the model reads images, else sequence."""
         return "image" if "image" in self.table.inputs else "sequence"
 
     @property
     def positions(self) -> int | None:
-        """Return the context that the configuration states; None of a model with a fixed length or without one."""
+        """Return the context that the configuration states; None for a model with a fixed length or without a
+        context."""
         return context_of(self.configuration)
 
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """A cache key of a model: its table, one object for equal structures, its counts, and its trainable weights."""
+    """A cache key of a model's structure: its table, which is one object for equal structures, its sizes, and its
+    trainable weights."""
 
     model: Model
 
@@ -126,7 +128,7 @@ class Structure:
 
 @lru_cache(maxsize=128)
 def _build(plan_: CompositionPlan, dropout: bool, padding: bool) -> tuple[Table, tuple[str, ...]]:
-    """Return the table of a plan with its axes; plans that differ in their counts alone have one."""
+    """Return the table of a composition and its axes; compositions that differ only in counts share one table."""
     layers = {planned.name: _rewritten(planned, dropout, padding) for planned in plan_.layers}
     table = _with_blocks(defined(plan_.header, plan_.lines, layers).table, plan_.blocks, plan_.sided)
     return table, axes_of(table)
@@ -135,9 +137,9 @@ def _build(plan_: CompositionPlan, dropout: bool, padding: bool) -> tuple[Table,
 def build(configuration: Configuration, dropout: bool = False, padding: bool = False) -> Model:
     """Return the model that a configuration describes.
 
-    dropout   with drawn masks where the family has them
-    padding   with a padding mask, for batches of sequences of unequal length
-    Raises `InputError` for a partly frozen or adapted live module; `adapted` handles those.
+    dropout   whether to add dropout masks where the family has them
+    padding   whether to add a padding mask, for sequences of unequal length
+    Raises `InputError` for a partly frozen or adapted live module, which `adapted` supports.
     """
     if configuration.learned is not None:
         raise InputError(
@@ -160,7 +162,7 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
 
 
 def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Model:
-    """Return the model of a layer in the notation: its trainable inputs have gradients, as its weights do."""
+    """Return the model of a layer in the notation, whose inputs have gradients, except indices and constants."""
     if dropout:
         raise InputError(f"dropout does not apply to {configuration.name}: the table defines its own dropout")
     table, sizes = marked(layer), dict(configuration.sizes)
@@ -188,7 +190,7 @@ def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:
 
 
 def axes_of(table: Table) -> tuple[str, ...]:
-    """Return the axes of a table and the sizes in its numbers and windows."""
+    """Return the names of a table's axes and of the sizes in its numbers and windows."""
     axes: set[str] = set()
     for line, _ in walk(table.lines):
         axes.update(base(axis) for axis in line.loops)
@@ -211,12 +213,13 @@ def _rewritten(planned: PlannedLayer, dropout: bool, padding: bool) -> Layer:
 
 
 def masks_of(table: Table) -> tuple[str, ...]:
-    """Return the masks among its inputs: those of dropout and padding."""
+    """Return the masks of dropout and padding among a table's inputs."""
     return tuple(name for name in table.inputs if table.values[name].role in DRAWN)
 
 
 def _with_blocks(table: Table, blocks: tuple[str, ...], sided: tuple[str, ...]) -> Table:
-    """Set the side (encoder or decoder) of every line in blocks and, with both sides, of `sided` layers."""
+    """Return the table with the side (encoder or decoder) of every line in blocks and, if there are both, of `sided`
+    layers."""
     two_sided = len(set(blocks)) > 1
     stack = iter(blocks)
     lines: list[Statement] = []
@@ -235,7 +238,7 @@ def _in_block(block: str, line: Line) -> tuple[Line, ...]:
 
 
 def lengths_open(configuration: Configuration, seq_len: int, target_len: int) -> tuple[int | None, int | None]:
-    """Return the lengths of a run; None for a length that the model fixes, such as an image's, or does not have."""
+    """Return the lengths of a run, with None for those that the model fixes, such as an image's, or does not have."""
     fixed = family_of(configuration).fixed
     return None if fixed else seq_len, target_len if configuration.two_sided else None
 
@@ -255,11 +258,10 @@ def context_beyond(configuration: Configuration) -> int | None:
 
 
 def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_len: int | None) -> dict[str, int]:
-    """Return the sizes of all axes: the model's, and B, M, N of a run. Lengths are checked against learned positions.
+    """Return the sizes of all axes: those of the model, and B, M, N of a run, which learned positions limit.
 
-    An encoder-decoder reads seq_len tokens on the encoder's side (N) and target_len on the decoder's (M); every other
-    model has seq_len tokens (M). A layer that is a model has the lengths that its axes M and N say. Raises
-    `InputError`.
+    The encoder of an encoder-decoder reads seq_len tokens (N) and its decoder target_len (M); every other model reads
+    seq_len tokens (M). A model that is a layer has the lengths that its axes M and N require. Raises `InputError`.
     """
     configuration = model.configuration
     family, values = family_of(configuration), configuration.values
@@ -297,7 +299,7 @@ def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_
 
 
 def _check_run(configuration: Configuration, layer: Layer, lengths: Mapping[str, int | None]) -> None:
-    """Refuse a run that leaves an axis of a layer open, or gives the size of a missing one."""
+    """Refuse a run that does not give the size of an axis of a layer, or gives the size of a missing axis."""
     axes, given = letters(layer), {name for name, length in lengths.items() if length is not None}
     if {"seq_len", "target_len"} & given and not {"M", "N"} & axes.keys():
         raise InputError(f"{configuration.name} has no sequence dimension (axis M or N)")
@@ -307,7 +309,7 @@ def _check_run(configuration: Configuration, layer: Layer, lengths: Mapping[str,
 
 
 def from_layer(layer: Layer, projected: Iterable[str] = ()) -> Model:
-    """Return the model of a layer for training, without gradients of inputs. It needs the output `loss` to learn.
+    """Return the model of a layer for training, without gradients of inputs; the layer must have the output `loss`.
 
     projected   inputs, or embeddings, to which PEPITA adds the output's error through a fixed random matrix: the
                 training's input `X.F` for X

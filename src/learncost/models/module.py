@@ -1,4 +1,5 @@
-"""The transformers code of a model's eager training, from `[module]` in its family's file."""
+"""Choose the code of a model's eager training: transformers' code, as `[module]` in the family's file describes it, or
+a module of the user."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ from learncost.program.autograd.module import MODULES, USUAL_MODULE, Itself, Mod
 
 
 def usual_module(model: Model, recomputes: bool = False) -> str:
-    """The default code of a model without a family: a layer's lines, or an imported module."""
+    """Return the name of the default code of a model: transformers' for a model of a family, otherwise a layer's lines
+    or an imported module."""
     if model.configuration.layer is None:
         return USUAL_MODULE
     return Module.name if recomputes or runs_otherwise(model) else Itself.name
 
 
 def runs_otherwise(model: Model) -> str:
-    """Return why an imported module cannot run; "" if it can."""
+    """Return the reason why a model's imported module cannot run; "" if it can."""
     layer = model.configuration.layer
     if layer is None or layer.steps is None:
         return "is of a module that is in memory, or is named as FILE.py:NAME"
@@ -27,13 +29,14 @@ def runs_otherwise(model: Model) -> str:
 
 
 def learns_otherwise(model: Model) -> bool:
-    """Return whether other weights are trainable than in the imported module."""
+    """Return whether the model's trainable weights differ from those of the imported module."""
     layer = model.configuration.layer
     return layer is not None and {*model.learning} != {*layer.table.weights} - {*layer.frozen}
 
 
 def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 4) -> Module:
-    """Return the module code for a model, given the bytes of its weights; checkpointing disables its KV cache."""
+    """Return the code of a model by its name; checkpointing disables its KV cache, and `width` is the bytes of a
+    weight's element."""
     family = FAMILIES.get(model.configuration.family)
     if family is None or name == "plain":
         return MODULES[name]()

@@ -1,4 +1,4 @@
-"""Map users' names of projections to our weights: data and one matching rule."""
+"""Map users' names of projections to the weights of a table, by data of the families and one matching rule."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _ANY: Modules = {
 
 
 def modules_of(family: str) -> Modules:
-    """The `[modules]` of a family: a suffix of a module's path in transformers -> our weights in it.
+    """Return the `[modules]` of a family: the weights in each module of transformers, by a suffix of its path.
 
-    A module with several weights of one layer is one matrix there: its low-rank path has one A.
+    A module with several weights of one layer is one matrix in transformers, so its low-rank path has one A.
     """
     return FAMILIES[family].modules if family in FAMILIES else {}
 
 
 def weights_named(name: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
-    """Return the weights of a name: of the family's modules as peft matches them, of any model's, or ours.
+    """Return the weights that a name means: by the family's modules, by any family's modules, or by the table's names.
 
-    A module matches by a suffix of its path: dense is attention.output.dense too. Our weights match in full, by a
-    suffix of the name, or by a pattern with *; a part of the model whose name is a prefix of its weights, as classifier
-    in classifier.dense.W, matches by a suffix of its path, with all its weights.
+    As in peft, a module matches by a suffix of its path: dense also means attention.output.dense. The table's weights
+    match by their name, a suffix of it, or a pattern with *. A part of the model whose name is a prefix of its weights,
+    such as classifier in classifier.dense.W, matches by a suffix of its path and means all its weights.
     """
     endings = [
         weight for path, ours in modules_of(family).items() if f".{path}".endswith(f".{name}") for weight in ours
@@ -66,17 +66,18 @@ def _holders(weight: str) -> list[str]:
 
 
 def module_of(path: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
-    """Return the weights of a module's full path: by the family's longest suffix, else by any family's."""
+    """Return the weights of a module by its full path: by the family's longest matching suffix, else by any
+    family's."""
     ends = [end for end in modules_of(family) if f".{path}".endswith(f".{end}")]
     endings = modules_of(family)[max(ends, key=len)] if ends else _ANY.get(path.rpartition(".")[2], ())
     return tuple(w for w in weights if any(w == ending or w.endswith(f".{ending}") for ending in endings))
 
 
 def joint(family: str, weights: Iterable[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Group weights that one module holds together: a name and its weights.
+    """Return the weights in groups that are one matrix in a module, each with a name.
 
-    One name may mean several modules, `q_proj` those of an encoder and of a decoder; they differ by the prefix of the
-    weights' names.
+    A name may mean several modules, as `q_proj` those of an encoder and of a decoder; they differ by the prefixes of
+    their weights.
     """
     chosen = set(weights)
     joined = []
@@ -99,7 +100,7 @@ def _by_module(weights: Iterable[str]) -> Iterable[list[str]]:
 
 
 def names(family: str, weights: Iterable[str]) -> tuple[str, ...]:
-    """Return every name that matches a weight."""
+    """Return every name of a module that matches some weight."""
     weights = tuple(weights)
     paths = [path for path, ours in modules_of(family).items() if weights_named(path, family, weights)]
     ends = (path[place:] for path in paths for place in (0, path.rfind(".") + 1))

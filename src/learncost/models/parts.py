@@ -23,18 +23,19 @@ _PARTS = ("all", "none", "head", "embeddings", "biases")
 
 
 def sliced(table: Table) -> set[str]:
-    """Return the stacks of which loop iterations read slices."""
+    """Return the stacks that the iterations of loops read slices of."""
     return {outer for repeat in table.repeats for _, outer in repeat.each}
 
 
 def spans(text: str, count: int) -> tuple[tuple[int, int], ...]:
-    """Return the layers that a text means, of `count` layers from 0: ranges from first to last, in order.
+    """Return the ranges (first, last) of layers that a text means, in order; layers are counted from 0 to `count` - 1.
 
     >>> spans("0,2,5-7", 12), spans("last 2", 12)
     (((0, 0), (2, 2), (5, 7)), ((10, 11),))
     """
     wrong = InputError(
-        f"train_layers must be such as 10-11, 0,2,5-7 or last 2, of the layers 0 to {count - 1:,}, not {shown(text)}"
+        f"train_layers must be a range of the layers 0 to {count - 1:,}, such as 10-11, 0,2,5-7 or last 2, not "
+        f"{shown(text)}"
     )
     end, _, number = text.partition(" ")
     if end in ("first", "last"):
@@ -62,7 +63,7 @@ def _is_number(text: str) -> bool:
 
 
 class NamedParts:
-    """Resolves a user's names in one model's table."""
+    """The parts of a model's table that users may name."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.table = model, model.table
@@ -87,7 +88,7 @@ class NamedParts:
             self.linear = tuple(weight for weight in self.linear if weight not in self.head)
 
     def read_by(self, lines: Iterable[Line]) -> tuple[str, ...]:
-        """Return the weights that lines read."""
+        """Return the weights that some lines read."""
         read = {name for line in lines for name in line.reads}
         return tuple(weight for weight in self.table.weights if weight in read)
 
@@ -98,7 +99,7 @@ class NamedParts:
         return int(size_of(repeat.count, self.model.sizes))
 
     def biases(self) -> tuple[str, ...]:
-        """Return the biases: weights that are only added and not looked up, and no gains stored as offsets from one."""
+        """Return the biases: weights that are only added to values and not looked up."""
 
         def adds(line: Line, weight: str) -> bool:
             values = [term for term in line.right if isinstance(term, Term) and term.name != weight]
@@ -108,7 +109,7 @@ class NamedParts:
         return tuple(weight for weight, lines in readers.items() if all(adds(line, weight) for line in lines))
 
     def stretches(self, layers: str) -> tuple[tuple[int, int], ...] | None:
-        """Return the trainable layers, counted over all loops; None if not given."""
+        """Return the ranges of chosen layers, counted over all loops; None if no layers are chosen."""
         if not layers:
             return None
         name = self.model.configuration.name
@@ -121,7 +122,7 @@ class NamedParts:
         return spans(layers, counted)
 
     def weights_meant(self, name: str) -> tuple[str, ...]:
-        """Return the weights of one name in `train`; of a module, its biases too."""
+        """Return the weights that a name in `train` means; those of a module include its biases."""
         if name in ("all", "none"):
             return self.table.weights if name == "all" else ()
         if named := self._of_module(name):
@@ -142,7 +143,7 @@ class NamedParts:
         return self.with_biases(self.weights_for("train", name, (*_PARTS, "attention", "feed_forward", "all-linear")))
 
     def _of_module(self, name: str) -> tuple[str, ...]:
-        """Return the weights of a module in a layer that is the model; the names are the layer's."""
+        """Return the weights of a module by its name in a layer that is the model."""
         return weights_named(name, self.family, self.table.weights) if self.model.configuration.layer else ()
 
     def _side(self, name: str) -> tuple[str, ...]:
@@ -164,7 +165,7 @@ class NamedParts:
         return weights
 
     def with_biases(self, weights: Iterable[str]) -> tuple[str, ...]:
-        """Return the weights with the biases of their products; an embedding has no product."""
+        """Return the weights with the biases that are added to their products; embeddings have no products."""
         chosen = set(weights)
         multiplied = chosen - set(self.embeddings)
         products = {line.name for line in self.lines for weight in multiplied if is_linear(line, weight)}
@@ -182,7 +183,8 @@ class NamedParts:
         return weights
 
     def projections(self, lora_names: Iterable[str]) -> tuple[LoraTarget, ...]:
-        """Return the low-rank paths of `lora`; weights of one module share a path if all are named."""
+        """Return the low-rank paths that `lora` names; the weights of one module share a path if all of them are
+        named."""
         weights: dict[str, None] = {}
         others: dict[str, LoraTarget] = {}
         for name in lora_names:
@@ -207,7 +209,7 @@ class NamedParts:
         return (*others.values(), *groups, *(LoraTarget(weight, (weight,)) for weight in weights))
 
     def multiplied(self, layer: str = "") -> tuple[str, ...]:
-        """Return the matrices of products in the layers whose names contain this part."""
+        """Return the weights of matrix products in layers whose names contain this part."""
         layer_lines = [line for line in self.lines if layer in line.meta.layer]
         matrices = {name for line in layer_lines for name in line.reads if is_linear(line, name)}
         return tuple(weight for weight in self.table.weights if weight in matrices)

@@ -1,4 +1,4 @@
-"""Identify the purpose of a model's layers by their lines, not by their names."""
+"""Identify the purpose of a model's layers by their lines instead of their names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def layers_that(lines: Iterable[Line], does: Callable[[Line], bool]) -> frozense
 
 
 def activates(line: Line) -> bool:
-    """Return whether it is elementwise, as an activation."""
+    """Return whether a line is an elementwise op of one operand, as an activation is."""
     return isinstance(line, Op) and entry(line.op).pointwise and len(line.right) == 1
 
 
 def weighs_tokens(line: Line) -> bool:
-    """Return whether it is the softmax of self-attention, one per block."""
+    """Return whether a line is the softmax of self-attention."""
     if not is_softmax(line):
         return False
     others = {base(axis) for axis in line.left[0].loops if axis not in line.axes}
@@ -44,7 +44,7 @@ def attentions(lines: Collection[Line]) -> tuple[frozenset[str], frozenset[str]]
 
 
 def linear_layers(model: Model) -> frozenset[str]:
-    """Return the weights of peft's all-linear: no output layer, no convolution, no router."""
+    """Return the weights of peft's all-linear, which excludes output layers, convolutions and routers."""
     lines = [line for line, _ in walk(model.table.lines)]
     chosen_by = _chosen_by(lines)
     left_out = family_of(model.configuration).output_layers
@@ -59,7 +59,7 @@ def linear_layers(model: Model) -> frozenset[str]:
 
 
 def _chosen_by(lines: Iterable[Line]) -> set[str]:
-    """Return the router's values, back to the products that compute them."""
+    """Return the values that routers choose by, back to the products that compute them."""
     chosen_by: set[str] = set()
     for line in reversed(tuple(lines)):
         chooses = is_choice(line)
@@ -74,7 +74,7 @@ def _sums(line: Line) -> bool:
 
 
 def _convolves(line: Line, inputs: Collection[str]) -> bool:
-    """Return whether a product reads a window at each position, as a convolution or a patch embedding does."""
+    """Return whether a product reads a window at each position, as convolutions and patch embeddings do."""
     terms = [term for term in line.right if isinstance(term, Term)]
     if any(isinstance(axis, Read) for term in terms for axis in term.axes):
         return True

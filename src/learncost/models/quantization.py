@@ -1,4 +1,4 @@
-"""Quantization: rewrite a model's table so that the frozen matrices of its blocks are codes and scales."""
+"""Rewrite a model's table so that the frozen matrices of its blocks are stored as codes and scales."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from learncost.passes.split import flat
 
 
 def changed(model: Model, learned: Adaptation | Learned | None, precision: Precision, learns: bool = True) -> Model:
-    """Return the model with the requested trainable parameters, in a precision. Raises `InputError`.
+    """Return the model with the requested trainable parameters in a precision. Raises `InputError`.
 
     learns  whether any weights are trained; none are in inference
     """
@@ -28,11 +28,11 @@ def changed(model: Model, learned: Adaptation | Learned | None, precision: Preci
 
 
 def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
-    """Return the model with its frozen or trainable matrices in the types of the precision, if it has any.
+    """Return the model with its frozen or trainable matrices in the quantized types of the precision, if these exist.
 
-    These are the linear layers inside of blocks, as in bitsandbytes: embeddings, norms, biases, the head, routers and
-    convolutions are unchanged. If the scale follows the product, every matrix that only products read is quantized.
-    Raises `InputError` if none of them is frozen.
+    As in bitsandbytes, these are the linear layers in blocks: embeddings, norms, biases, the head, routers and
+    convolutions are unchanged. For types whose scale is applied after the product, every matrix that only products read
+    is quantized. Raises `InputError` if none of them is frozen.
     learns  whether any weights are trained; none are in inference
     """
     kind = precision.quantized

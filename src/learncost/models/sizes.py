@@ -1,8 +1,8 @@
-"""The sizes of a model and of a run: canonical names, every accepted spelling, and what a size may be.
+"""Define the sizes of a model and of a run: canonical names, accepted spellings, and valid values.
 
 Canonical names are Hugging Face's. The spellings of nanoGPT and GPT-2 (`n_embd`, `block_size`), of Pau & Aymone's
 table 1 (`d_model`, `voc_size`, `M`, `N`), of DistilBERT (`dim`, `hidden_dim`) and of encoder-decoder configurations
-(`encoder_layers`) are aliases. This table is the only place with spellings.
+(`encoder_layers`) are aliases. Only this module defines spellings.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ OF_A_RUN = {spelling: size.name for size in RUN_SIZES for spelling in (size.name
 
 
 def spelled(name: str) -> str:
-    """Return `name` as the alias table spells it: underscores for hyphens, lower case except for B, M and N."""
+    """Return a name as the alias table spells it: with underscores for hyphens, in lower case except for B, M and N."""
     name = name.replace("-", "_")
     return name if name in CANONICAL else name.lower()
 
@@ -73,8 +73,8 @@ def spelled(name: str) -> str:
 def resolve(name: str) -> str:
     """Return the canonical name of a size given in any accepted spelling.
 
-    Hyphens count as underscores, and case matters for `B`, `M` and `N` alone.
-    Raises InputError, naming the nearest known spelling, where there is no such size.
+    Hyphens count as underscores, and case matters only for `B`, `M` and `N`.
+    Raises InputError for an unknown size, and suggests the nearest spelling.
     """
     try:
         return CANONICAL[spelled(name)]
@@ -83,9 +83,9 @@ def resolve(name: str) -> str:
 
 
 def check_size(name: str, value: object) -> int:
-    """Return `value` as an integer from 1 to 10^12; text may also be 1e3 or 512k.
+    """Return a value as an integer from 1 to 10^12; text may also be 1e3 or 512k.
 
-    `name` is the spelling that the user gave; the message of the InputError names it.
+    `name` is the user's spelling for the message of the InputError.
     """
     problem = f"{name} must be a whole number from 1 to {LARGEST:,}, not {shown(value)}"
     number = counted(value) or 0
@@ -99,7 +99,7 @@ LONGEST = 10**5  # entries of a list, nested ones included
 
 @dataclass(frozen=True, slots=True)
 class GivenValue:
-    """A given value with its spelling and source; "" is a flag, whose numbers may be text."""
+    """A given value with its spelling and source; the source of a flag is "", and its numbers may be text."""
 
     spelling: str
     value: object
@@ -107,7 +107,7 @@ class GivenValue:
 
     @property
     def label(self) -> str:
-        """Return its name in errors."""
+        """Return its name for error messages."""
         return f"{self.where}: {self.spelling}" if self.where else self.spelling
 
     @property
@@ -116,7 +116,7 @@ class GivenValue:
         return not self.where
 
     def size(self) -> int:
-        """A whole number from 1 to 10^12."""
+        """Return a whole number from 1 to 10^12."""
         if isinstance(self.value, str) and not self.is_flag:
             raise InputError(f"{self.label} must be a number, not the text {shown(self.value)}")
         if isinstance(self.value, float) and not self.is_flag:
@@ -124,7 +124,7 @@ class GivenValue:
         return check_size(self.label, self.value)
 
     def whole_number(self) -> int:
-        """A whole number from 0 to 10^12."""
+        """Return a whole number from 0 to 10^12."""
         value = self.value
         if isinstance(value, str) and self.is_flag and value.isdecimal() and len(value) <= 20:
             value = int(value)
@@ -140,14 +140,14 @@ class GivenValue:
         return number
 
     def probability(self) -> float:
-        """An epsilon or a dropout probability: finite, at least 0, below 1."""
+        """Return an epsilon or a dropout probability: a number from 0 to below 1."""
         number = self._float()
         if number is None or not 0 <= number < 1:
             raise InputError(f"{self.label} must be a number from 0 to below 1, not {shown(self.value)}")
         return number
 
     def number(self) -> float:
-        """A factor: finite, at least 0."""
+        """Return a factor: a finite number of at least 0."""
         number = self._float()
         if number is None or not 0 <= number <= LARGEST:
             raise InputError(f"{self.label} must be a number from 0 to {LARGEST:,}, not {shown(self.value)}")
@@ -167,7 +167,7 @@ class GivenValue:
         return float(value) if math.isfinite(value) else None
 
     def flag(self) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value = self.value
         if isinstance(value, str) and self.is_flag:
             value = {"true": True, "false": False}.get(value.lower())
@@ -176,7 +176,7 @@ class GivenValue:
         return value
 
     def text(self) -> str:
-        """Return a name, or several joined by bars, also from a list; an empty one is no name."""
+        """Return a name; the names of a list are joined by bars. Empty names are refused."""
         if isinstance(self.value, list) and all(isinstance(word, str) for word in self.value):
             return "|".join(self.value)
         if not isinstance(self.value, str):
@@ -184,7 +184,7 @@ class GivenValue:
         return self.value
 
     def entries(self) -> list[Any]:
-        """A list of texts, numbers and such lists."""
+        """Return a list of texts, numbers and nested lists of these."""
         left = [self.value]
         count = 0
         while left:
@@ -199,7 +199,7 @@ class GivenValue:
         return self.value
 
     def one_of(self, names: Mapping[str, str]) -> str:
-        """Return the value of a known name."""
+        """Return the value that a known name stands for."""
         meaning = names.get(self.value) if isinstance(self.value, str) else None
         if meaning is None:
             raise InputError(

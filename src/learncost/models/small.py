@@ -1,4 +1,4 @@
-"""A small model of every family, for runs over all of them."""
+"""Build a small model of every family, for runs over all families."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ SIZES: Mapping[str, Any] = {
     "laurel_rank": 5,
     "num_kv_shared_layers": 1,
 }
-"""Sizes and settings that a family may have, all small and most of them different."""
+"""Small values, most of them different, for all sizes and settings that a family may have."""
 
 
 def learning(family: Family) -> Architecture:
-    """Return the class of a family that learns from targets: its usual one, or the first such class."""
+    """Return the class of a family that learns from targets: its default class, or the first that does."""
     every = family.architectures
     return next(
         (architecture for architecture in every if family.heads[architecture.head]["outputs"] == "loss"), every[0]
@@ -69,7 +69,7 @@ def learning(family: Family) -> Architecture:
 
 
 def small(name: str, **more: Any) -> Configuration:
-    """Return a small model of the family with a trainable head. `more` are other sizes and settings."""
+    """Return a small model of a family with a trainable head; `more` has other sizes and settings."""
     try:
         return configure(contents(name, **more))
     except InputError as error:
@@ -77,7 +77,7 @@ def small(name: str, **more: Any) -> Configuration:
 
 
 def contents(name: str, **more: Any) -> dict[str, Any]:
-    """The same as the contents of a config.json."""
+    """Return the content of a config.json for a small model of a family."""
     family = FAMILIES[name]
     usual_sizes = {**SIZES, **more}
     # Derived sizes stay derived, except the number of key and value heads.

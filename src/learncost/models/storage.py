@@ -1,4 +1,4 @@
-"""Write files atomically: under a temporary name, flushed to disk, then renamed."""
+"""Write files atomically: they are written under a temporary name, flushed to disk, and renamed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TEMPORARY = ".partial"
 
 @dataclass(frozen=True)
 class WriteAdvice:
-    """The advice in an error about a file that cannot be written: what remains and how to continue from it."""
+    """The advice in an error about a file that cannot be written: which files remain, and how to continue from them."""
 
     what: str = ""
     again: str = ""
 
     def after(self, advice: str) -> str:
-        """Return both, with the action between them."""
+        """Return the two texts of the advice with an action between them."""
         then = ", then ".join(part for part in (advice, self.again) if part)
         sentence = ": ".join(part for part in (self.what, then) if part)
         return f"; {sentence}" if sentence else ""
@@ -40,7 +40,7 @@ NOTHING = WriteAdvice()
 
 
 def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
-    """Return the path of a trace or a figure. Raises InputError for another suffix or a missing folder."""
+    """Return the path of a trace or a figure. Raises InputError for an unsupported suffix or a missing folder."""
     file = Path(path)
     if file.suffix not in endings:
         names = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
@@ -52,9 +52,9 @@ def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
 
 @contextmanager
 def written(path: Path, kept: WriteAdvice = NOTHING) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` after it has been written to disk.
+    """Yield a temporary path, whose file replaces `path` after it has been written to disk.
 
-    Raises InputError and leaves `path` unchanged.
+    Raises InputError, and leaves `path` unchanged, if writing fails.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     try:
@@ -82,11 +82,11 @@ _ADVICE: Mapping[int, str] = {
     errno.EEXIST: "move it away",
     errno.ENOTDIR: "move it away",
 }
-"""Return the advice for an operating system error."""
+"""The advice for some errors of the operating system."""
 
 
 def cannot_write(path: Path, error: OSError, kept: WriteAdvice = NOTHING) -> InputError:
-    """Return the error for a file or a folder that cannot be written: the cause and the advice."""
+    """Return the error for a file or a folder that cannot be written, with the cause and advice."""
     return InputError(f"cannot write {path}: {_reason(path, error)}{kept.after(_ADVICE.get(error.errno or 0, ''))}")
 
 
@@ -107,10 +107,10 @@ def _reason(path: Path, error: OSError) -> str:
 
 @contextmanager
 def alone(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold the folder's lock, which the operating system releases when this process ends.
+    """Lock a folder inside a `with` block; the operating system also releases the lock when the process ends.
 
-    Raises InputError(said) where another process holds it. Where there are no such locks - on Windows, on some file
-    systems of networks - nobody is kept out.
+    Raises InputError(refusal) if another process has locked it. Systems without such locks, such as Windows and some
+    network file systems, lock nothing.
     """
     try:
         import fcntl
@@ -192,9 +192,9 @@ def safetensors() -> Any:
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: WriteAdvice = NOTHING) -> str:
-    """Write named arrays with metadata and a digest of all of them to a safetensors file; return the digest.
+    """Write named arrays with metadata and a digest of the arrays to a safetensors file; return the digest.
 
-    Arrays are written in sequence, so only one is copied at a time.
+    Arrays are written one after the other, so that only one is copied at a time.
     """
     fingerprint = digest(arrays)
     header: dict[str, Any] = {"__metadata__": {**metadata, "digest": fingerprint}}
@@ -226,14 +226,14 @@ _WRITTEN: Mapping[str, str] = {
     "<i8": "I64",
     "|b1": "BOOL",
 }
-"""NumPy's types by their names in the format."""
+"""NumPy's types by their names in safetensors files."""
 
 
 def read_arrays(path: Path, advice: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read the arrays and the metadata of a safetensors file; bfloat16 becomes float32.
+    """Return the arrays and the metadata of a safetensors file; bfloat16 becomes float32.
 
-    Raises InputError, ending in `advice`, for an absent, damaged or foreign file. If the file has a digest, it is
-    checked.
+    Raises InputError, with `advice` at its end, for an absent, damaged or different file. If the file has a digest, it
+    is checked.
     """
     try:
         content = path.read_bytes()
@@ -254,7 +254,7 @@ def read_arrays(path: Path, advice: str) -> tuple[dict[str, Any], dict[str, str]
 
 
 def metadata(path: Path) -> dict[str, str]:
-    """Read only the metadata of a safetensors file. Raises OSError, and ValueError for another file."""
+    """Return only the metadata of a safetensors file. Raises OSError, and ValueError for another file."""
     with path.open("rb") as file:
         text = file.read(int.from_bytes(file.read(8), "little"))
     return dict(json.loads(text).get("__metadata__", {}))
@@ -277,20 +277,20 @@ _READ: Mapping[str, Callable[[bytes], Any]] = {
 
 
 def _array(dtype: str, shape: list[int], data: bytes) -> Any:
-    """Return an array; for types that NumPy does not have, such as fp8, its bytes."""
+    """Return an array of a safetensors file; for types that NumPy does not have, such as fp8, its bytes."""
     read = _READ.get(dtype)
     return np.frombuffer(data, np.uint8) if read is None else read(data).reshape(shape)
 
 
 def check_finite(arrays: Arrays, where: str, advice: str) -> None:
-    """Refuse arrays with infinities or NaN, from which training cannot continue. Raises InputError."""
+    """Raise InputError for arrays with infinities or NaN, from which training cannot continue."""
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise InputError(f"{where}: {name} holds numbers that are not finite; {advice}")
 
 
 def digest(arrays: Arrays) -> str:
-    """Return a fingerprint of arrays, their names, types and shapes."""
+    """Return a digest of arrays, their names, types and shapes."""
     fingerprint = blake2b(digest_size=16)
     for name in sorted(arrays):
         array = arrays[name]

@@ -1,4 +1,4 @@
-"""Turn a layer in the notation into a model family: its letters are the family's sizes."""
+"""Make a model family of a layer in the notation, whose letters are the family's sizes."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from learncost.models.expression import names as names_in
 from learncost.models.families import Family
 
 RUN = ("batch_size", "seq_len", "target_len")
-"""The sizes of a run."""
+"""The spellings of a run's lengths."""
 
 LENGTHS = ("N", "M")
-"""Return the axes whose lengths a run gives: `seq_len` and `target_len`; a single one is `seq_len`."""
+"""The axes of positions, whose lengths are `seq_len` and `target_len`; if there is only one, its length is
+`seq_len`."""
 
 
 def letters(layer: Layer) -> Mapping[str, None]:
-    """Return all size names of a layer: those of its table and those that determine them."""
+    """Return the names of all sizes of a layer: those of its table, and those that determine them."""
     others = (name for rule in layer.follows.values() for name in sorted(names_in(rule)))
     return {**size_names(layer.table), **dict.fromkeys(others)}
 
 
 def family_of_layer(layer: Layer) -> Family:
-    """Return the family whose single table is this layer.
+    """Return the family of a model that is this layer.
 
-    Sizes that the layer fixes are defaults, the others are required. B, M and N belong to the run: the number of
-    sequences and the lengths, which a run has to give if the layer leaves them open.
+    Sizes that the layer fixes are defaults, all others are required. B, M and N belong to the run: the number of
+    sequences and their lengths, which a run must give if the layer leaves them open.
     """
     return _family(IdentityKey(layer))
 
 
 def check_open(layer: Layer, name: str, given: Container[str]) -> None:
-    """Refuse a run of a layer that leaves sizes open; `given` are its sizes by name. A module takes one sample."""
+    """Refuse a run that leaves sizes of a layer open; `given` are the run's sizes. The default batch of a module is
+    1."""
     names = letters(layer)
     typed = {"B": ("batch_size",), "M": ("seq_len", "target_len"), "N": ("seq_len", *(() if "M" in names else RUN))}
     known = {*layer.sizes, *layer.follows, *(("B",) if layer.steps else ())}
@@ -55,20 +57,20 @@ def check_open(layer: Layer, name: str, given: Container[str]) -> None:
 
 
 def passed(letter: str, size: int, limit: Limit, name: str) -> str:
-    """Return the error for a size beyond a limit."""
+    """Return the error message for a size that exceeds a limit."""
     takes = f"at least {limit.least:,}" if size < limit.least else f"at most {limit.most:,}"
     return f"{letter} is {size:,}, and {name} takes {takes}"
 
 
 def check_limits(layer: Layer, name: str, sizes: Mapping[str, int]) -> None:
-    """Refuse sizes that contradict the lines of a layer."""
+    """Refuse sizes for which the lines of a layer are not valid."""
     for letter, limit in layer.limits.items():
         if letter in sizes and not limit.least <= sizes[letter] <= limit.most:
             raise InputError(passed(letter, sizes[letter], limit, name))
 
 
 def letters_of(layer: Layer | None, axes: Mapping[str, int]) -> str:
-    """Return the sizes of a run under a layer's names, `B = 2, M = 16`; "" for another model."""
+    """Return the sizes of a run by a layer's names, as in `B = 2, M = 16`; "" for other models."""
     if layer is None:
         return ""
     names, usual = letters(layer), ("B", *LENGTHS)
@@ -78,7 +80,7 @@ def letters_of(layer: Layer | None, axes: Mapping[str, int]) -> str:
 
 
 def addable(table: Table) -> tuple[str, ...]:
-    """Return the targets of PEPITA's error: rows of embeddings, and inputs that are no index."""
+    """Return the values that PEPITA's error may be added to: rows of embeddings, and inputs that are not indices."""
     from learncost.passes.rewrite_lora import is_lookup  # only where it is asked for: start-up counts
 
     rows = (line for line in table.lines if isinstance(line, Line) and any(is_lookup(line, w) for w in table.weights))
@@ -92,7 +94,7 @@ def _family(same: IdentityKey[Layer]) -> Family:
     lengths = [axis for axis in LENGTHS if axis in names and axis not in layer.follows]
 
     def usual(axis: str) -> str:
-        """Return the default size of a run: 0 if it is required, 1 if the layer does not have it."""
+        """Return the default of a run's size: 0 if it is required, 1 if the layer does not have it."""
         return str(layer.sizes.get(axis, 0 if axis in names else 1))
 
     is_causal = any(condition.ordered for line, _ in walk(layer.table.lines) for condition in line.where)
@@ -121,12 +123,12 @@ def _family(same: IdentityKey[Layer]) -> Family:
 
 
 def has_batch(table: Table) -> bool:
-    """Return whether the batch is symbolic, as B; a module read at numeric sizes is one step of its samples."""
+    """Return whether the layer has the symbolic batch axis B; a module imported at numeric sizes has not."""
     return any("B" in axes for axes in table.axes.values())
 
 
 def check_batch(table: Table, name: str) -> None:
-    """Raise `InputError` where a number of tokens does not determine a number of steps."""
+    """Raise `InputError` if a number of tokens does not determine a number of steps, as the layer has no batch axis."""
     if not has_batch(table):
         raise InputError(
             f"{name} has no batch dimension (axis B), so tokens do not determine the steps: make the batch "

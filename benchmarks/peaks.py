@@ -48,6 +48,7 @@ LATENT = {
     "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "kv_lora_rank": 64, "q_lora_rank": 96,
     "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
+STATE = {"hidden_size": 64, "num_hidden_layers": 3}
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,13 @@ KINDS = {
     ),
     "deepseek_v2": Kind("DeepseekV2ForCausalLM", LATENT, "q_a_proj,kv_a_proj_with_mqa"),
     "deepseek_v3": Kind("DeepseekV3ForCausalLM", {**LATENT, "n_group": 2}, "q_a_proj,kv_a_proj_with_mqa"),
+    "mamba": Kind("MambaForCausalLM", {**STATE, "state_size": 16}, "in_proj,x_proj,out_proj"),
+    "mamba2": Kind(
+        "Mamba2ForCausalLM",
+        {**STATE, "state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 64},
+        "in_proj,out_proj",
+    ),
+    "rwkv": Kind("RwkvForCausalLM", STATE, "key,value,receptance"),
 }
 """By transformers' model type. The first eleven are those of the table in docs/memory.md."""
 

@@ -20,6 +20,11 @@ class LowRank(torch.nn.Module):
         """T5 looks at the type of its last projection's."""
         return self.base.weight
 
+    @property
+    def bias(self):
+        """Mamba-2 looks at its last projection's."""
+        return self.base.bias
+
     def forward(self, x):
         result = self.base(x)
         if isinstance(self.base, Coded):

@@ -44,10 +44,9 @@ def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 
     weights = {model.table.values[weight].group or weight for weight in model.table.weights}
     usual = str(family.settings.get("activation", ""))
     written = {ACTIVATIONS.get(usual, usual): usual}
-    if "buffers" in module_settings:
-        module_settings["buffers"] = evaluate(
-            module_settings["buffers"], {**model.configuration.values, "width": width}
-        )
+    for name_of_number in {"buffers", "chunk"} & {*module_settings}:
+        values = {**model.configuration.values, "width": width}
+        module_settings[name_of_number] = evaluate(module_settings[name_of_number], values)
     arguments = {
         "cache": model.causal,
         "upcast": model.causal and not model.two_sided,

@@ -1,5 +1,6 @@
 """The memory of a model's step under PyTorch's autograd, by a run on tensors without values."""
 
+from learncost.program.autograd.mixers import MIXERS
 from learncost.program.autograd.module import MODULES, USUAL_MODULE, Itself, Module, module_named
 from learncost.program.autograd.optimizers import CLASSES, Stepping, default_implementation, step_weights
 from learncost.program.autograd.state import RunUsage, StepOptions, Steps
@@ -13,6 +14,7 @@ __all__ = [
     "DIFFERENT",
     "GATHERED",
     "MESSAGES",
+    "MIXERS",
     "MODULES",
     "USUAL_MODULE",
     "Itself",

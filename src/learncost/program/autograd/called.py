@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from learncost.ir.affine import Affine
 from learncost.ir.line import Line, Op, Product, Sum
@@ -19,6 +20,7 @@ from learncost.program.autograd.calls import (
     Experts,
     Linear,
     Loss,
+    Mixer,
     Norm,
     OperatorCall,
     Projection,
@@ -26,6 +28,7 @@ from learncost.program.autograd.calls import (
     Single,
     local_name,
 )
+from learncost.program.autograd.mixers import MIXERS, MixerScope
 from learncost.program.autograd.module import AttentionInputs
 from learncost.program.autograd.operators import BOOLEAN, INTEGER, TapeTensor, cat, linear
 from learncost.program.autograd.state import ScopeNames, Values
@@ -103,6 +106,22 @@ def _place(operand: Operand) -> tuple[int, int] | None:
     if not isinstance(at, Affine) or not at.fixed or at.sizes or len(at.parts) != 1:
         return None
     return at.parts[0].factor, position
+
+
+def with_mixers(calls: Iterable[OperatorCall | Loop]) -> list[OperatorCall | Loop]:
+    """Return the calls, with those of a recurrent layer joined into one."""
+    result: list[OperatorCall | Loop] = []
+    for layer, group in groupby(calls, _layer):
+        of_layer = list(group)
+        lines = tuple(line for call in of_layer if isinstance(call, OperatorCall) for line in call.lines)
+        result += [Mixer(lines, lines[-1].left[:1], tuple(of_layer))] if layer in MIXERS else of_layer
+    return result
+
+
+def _layer(call: OperatorCall | Loop) -> str:
+    """Return the layer of a call; "" for a loop over layers."""
+    line = call.lines[0]
+    return line.meta.layer if isinstance(line, Line) else ""
 
 
 def call_module(names: ScopeNames, call: OperatorCall, values: Values) -> None:
@@ -264,6 +283,11 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
     return result
 
 
+def _mixer(names: ScopeNames, call: Mixer, values: Values) -> TapeTensor:
+    MIXERS[_layer(call)](MixerScope(names, call, values, call_module))
+    return values[call.makes[0].name]
+
+
 def _single(names: ScopeNames, call: Single, values: Values) -> TapeTensor:
     return _line(names, call.lines[0], values)
 
@@ -283,12 +307,15 @@ def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
         return TapeTensor(names.tape, names.tape.new(elements, INTEGER))  # indices have no gradient
     if (pooled := _pooled(line)) is not None:
         return names.found(pooled.name, values).pooled(elements, isinstance(line, Op))
-    operands = [names.operand(term, values) for term in line.right if isinstance(term, Term)]
+    terms = [term for term in line.right if isinstance(term, Term)]
+    operands = [names.operand(term, values) for term in terms]
     numbers = any(isinstance(term, Literal) for term in line.right)
     result = operands.pop(0) if operands else names.fresh(elements)
-    if isinstance(line, Op):
-        return names.module.activated(result, line.op)
     module = names.module
+    if f"{line.meta.layer}.{line.meta.local}" in module.floats:
+        result = result.in_float()
+    if isinstance(line, Op):
+        return module.activated(result, line.op)
     if isinstance(line, Product) and len(line.right) == 2 and line.sides.sums and operands:
         if module.attention == "disentangled" and line.sides.batch:  # positions are broadcast to all sequences
             result, factor = result.contiguous(), operands.pop()
@@ -297,8 +324,11 @@ def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
         return result.matmul(operands.pop(), elements)
     if module.attention == "disentangled" and isinstance(line, Product) and numbers and not operands:
         return result  # the division was before
-    for other in operands:
-        result = result + other if isinstance(line, Sum) else result * other
+    loops = terms[0].loops if terms else ()
+    for term, other in zip(terms[1:], operands, strict=True):
+        loops = tuple(dict.fromkeys((*loops, *term.loops)))
+        together = result.plus if isinstance(line, Sum) else result.times
+        result = together(other, names.count(loops))
     if numbers:
         result = result + 1.0 if isinstance(line, Sum) else result * 1.0
     return result.sum(elements) if result.elements > elements else result
@@ -321,6 +351,7 @@ _KINDS: dict[type[OperatorCall], Callable[..., TapeTensor]] = {
     Experts: _experts,
     Dropout: _dropout,
     Embedding: _embedding,
+    Mixer: _mixer,
     Single: _single,
 }
 """The functions of calls with a single result."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeGuard
 
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.loop import Loop, Statement
+from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.term import Literal, Term
 
 NORMS = ("normalize", "rms_normalize")
@@ -136,6 +137,29 @@ class Dropout(OperatorCall):
 @dataclass(frozen=True)
 class Embedding(OperatorCall):
     """Rows of a weight, with a scale."""
+
+
+@dataclass(frozen=True)
+class Mixer(OperatorCall):
+    """All calls of a recurrent layer, which the module writes out as one function."""
+
+    calls: tuple[OperatorCall | Loop, ...]
+
+    @cached_property
+    def lines_of(self) -> dict[str, Line]:
+        """The lines by the names of their results in the layer's table, those of its loops among them.
+
+        The result of a product with a low-rank path is that of the sum with the path.
+        """
+        loops = [line for line, _ in walk(call for call in self.calls if isinstance(call, Loop))]
+        result: dict[str, Line] = {}
+        local_names: dict[str, str] = {}
+        for line in (*self.lines, *loops):
+            base = local_names.get(line.right[0].name, "") if line.meta.layer == "lora" and line.right else ""
+            local = base.removesuffix(".base") if isinstance(line, Sum) and base else line.meta.local
+            local_names[line.name] = local
+            result[local] = line
+        return result
 
 
 Joins = Callable[[Sequence[Projection]], Sequence[Sequence[Projection]]]

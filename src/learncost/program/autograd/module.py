@@ -92,9 +92,10 @@ class Module:
     masks        needed, or always: a causal mask is created even where the fused kernel has a flag for it
     routing      the type of a token's gates: own, or float
     composed     layers whose layer norm is composed of other operators
-    floats       products in float: a layer and its line
+    floats       products, sums and ops in float: a layer and its line
     after        a line that runs before experts although the table has it after them: a layer and its line
     buffers      bytes of a module's buffers: rotary angles, masks
+    chunk        positions of a chunk of Mamba-2's scan
     """
 
     packed: Sequence[Sequence[str]] = ()
@@ -116,10 +117,12 @@ class Module:
     floats: Sequence[str] = ()
     after: str = ""
     buffers: int = 0
+    chunk: int = 1
 
     name = "plain"
     said = "a plain module (merged projections of one input, fused attention, norms and activations, no KV cache)"
     gathers = True
+    mixes = False
     caches = True
     checkpoint = "frames"
 
@@ -140,6 +143,7 @@ class Module:
         low: int,
     ) -> list[TapeTensor]:
         """Return a product plus its low-rank path; `low` is the number of elements between A and B."""
+        x = x.to(min(x.width, weight.width or x.width))
         result = linear(x, weight, sum(sizes), bias)
         if path and weight.coded:
             result = result.copied()  # peft clones it
@@ -192,6 +196,7 @@ class Transformers(Module):
         "as in transformers)"
     )
     gathers = False
+    mixes = True
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
         """Return the weights grouped by transformers' modules; a weight with an adapter is separate."""
@@ -212,6 +217,9 @@ class Transformers(Module):
             return weights[0] * hidden + weights[1]
         if op.op == "normalize":
             return layer_norm(x, weights, rows)
+        if op.meta.block:  # MambaBlock casts its residual, which may be in float, and norm_f does not
+            width = min(width, x.tape.width)
+            x = x.to(width)
         hidden = x.in_float()
         variance = hidden.pow().mean(rows)
         if self.norm == "own":

@@ -148,6 +148,36 @@ class TapeTensor:
         """Run `repeat_kv`: every head `times` times, in a copy."""
         return self if times == 1 else self.copied(self.elements * times)
 
+    def cloned(self) -> TapeTensor:
+        """Return a copy in another layout, through which the gradient passes unchanged."""
+        (result,) = self.tape.run((self.value,), ((self.elements, self.width),), _same)
+        return TapeTensor(self.tape, result)
+
+    def padded(self, elements: int) -> TapeTensor:
+        """Run `functional.pad`, a copy even where it adds nothing."""
+        return self.copied(elements)
+
+    def cumsum(self) -> TapeTensor:
+        """Return cumulative sums; the gradient is `grad.flip(dim).cumsum(dim).flip(dim)`."""
+        x, tape = self.value, self.tape
+        elements, width = x.elements, x.width
+
+        def backward(gradients: Gradients) -> list[TapeValue | None]:
+            temporaries = [tape.new(elements, width) for _ in range(2)]
+            result = tape.new(elements, width)
+            del temporaries
+            return [result]
+
+        (result,) = tape.run((x,), ((elements, width),), backward)
+        return TapeTensor(tape, result)
+
+    def expanded(self, elements: int) -> TapeTensor:
+        """Return an expanded view; its gradient is summed."""
+        x, tape = self.value, self.tape
+        own_elements, width = x.elements, x.width
+        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(own_elements, width),), views=x.allocation)
+        return TapeTensor(tape, result)
+
     def contiguous(self) -> TapeTensor:
         return self.copied(self.elements) if self.value.turned else self
 
@@ -281,10 +311,44 @@ class TapeTensor:
         (result,) = tape.run(operands, ((elements, width),), backward, operands)
         return TapeTensor(tape, result)
 
+    def maximum(self, other: TapeTensor) -> TapeTensor:
+        """Return the larger of two, both of which are saved: where(self == other, grad / 2, grad), masked."""
+        tape, operands, elements, width = self.tape, (self.value, other.value), self.elements, self.width
+        needed = [each.node is not None for each in operands]
+
+        def backward(gradients: Gradients) -> list[TapeValue | None]:
+            return [tape.new(elements, width) if is_needed else None for is_needed in needed]
+
+        (result,) = tape.run(operands, ((elements, width),), backward, operands)
+        return TapeTensor(tape, result)
+
+    def set_slice(self, part: TapeTensor) -> TapeTensor:
+        """Run `self[:, i] = part`, whose backward copies the gradient of the whole (`CopySlices`)."""
+        tape, elements, width, part_elements, part_width = (
+            self.tape,
+            self.elements,
+            self.width,
+            part.elements,
+            part.width,
+        )
+
+        def backward(gradients: Gradients) -> list[TapeValue | None]:
+            whole = tape.new(elements, width)
+            gradients.clear()
+            return [whole, tape.new(part_elements, part_width)]
+
+        operands = (self.value, part.value)
+        (result,) = tape.run(operands, ((elements, width),), backward, views=self.value.allocation)
+        return TapeTensor(tape, result)
+
     def __mul__(self, other: TapeTensor | float) -> TapeTensor:
         if not isinstance(other, TapeTensor):
             return self.apply("scale")
-        return _times(self, other)
+        return self.times(other)
+
+    def times(self, other: TapeTensor, elements: int = 0) -> TapeTensor:
+        """Return an elementwise product, of so many elements where both factors are broadcast."""
+        return _times(self, other, elements or max(self.elements, other.elements))
 
     def __rmul__(self, other: float) -> TapeTensor:
         return self.apply("scale")
@@ -295,14 +359,18 @@ class TapeTensor:
     def __add__(self, other: TapeTensor | float) -> TapeTensor:
         if not isinstance(other, TapeTensor):
             return self.apply("shift")
-        return _plus(self, other)
+        return self.plus(other)
+
+    def plus(self, other: TapeTensor, elements: int = 0) -> TapeTensor:
+        """Return a sum, of so many elements where both operands are broadcast."""
+        return _plus(self, other, elements or max(self.elements, other.elements))
 
     def __radd__(self, other: float) -> TapeTensor:
         return self.apply("shift")
 
     def add_(self, other: TapeTensor) -> TapeTensor:
         """Return a sum in-place of its first operand."""
-        return _plus(self, other, self.value.allocation)
+        return _plus(self, other, self.elements, self.value.allocation)
 
     def matmul(self, other: TapeTensor, elements: int) -> TapeTensor:
         """Return a product with a sum; each factor is saved for the other's gradient."""
@@ -331,10 +399,9 @@ def _cast_copies(tape: Tape, sizes: Sequence[tuple[int, int]], width: int) -> li
     return [tape.new(elements, width) for elements, own_width in sizes if own_width < width]
 
 
-def _times(left: TapeTensor, right: TapeTensor) -> TapeTensor:
-    """Return an elementwise product, the smaller factor broadcast: each is saved for the other's gradient."""
-    tape, operands = left.tape, (left.value, right.value)
-    elements, width = max(left.elements, right.elements), max(left.width, right.width)
+def _times(left: TapeTensor, right: TapeTensor, elements: int) -> TapeTensor:
+    """Return an elementwise product, factors broadcast: each is saved for the other's gradient."""
+    tape, operands, width = left.tape, (left.value, right.value), max(left.width, right.width)
     needed = [each.node is not None for each in operands]
     sizes = [(each.elements, each.width) for each in operands]
     turned = max(operands, key=lambda each: each.elements).turned
@@ -358,10 +425,9 @@ def _times(left: TapeTensor, right: TapeTensor) -> TapeTensor:
     return TapeTensor(tape, result)
 
 
-def _plus(left: TapeTensor, right: TapeTensor, allocation: Allocation | None = None) -> TapeTensor:
-    """Return a sum, the smaller operand broadcast: nothing is saved, and the gradient passes through."""
-    tape, operands = left.tape, (left.value, right.value)
-    elements, width = max(left.elements, right.elements), max(left.width, right.width)
+def _plus(left: TapeTensor, right: TapeTensor, elements: int, allocation: Allocation | None = None) -> TapeTensor:
+    """Return a sum, operands broadcast: nothing is saved, and the gradient passes through."""
+    tape, operands, width = left.tape, (left.value, right.value), max(left.width, right.width)
     needed = [each.node is not None for each in operands]
     turned = max(operands, key=lambda each: each.elements).turned
 
@@ -376,8 +442,14 @@ def _plus(left: TapeTensor, right: TapeTensor, allocation: Allocation | None = N
     return TapeTensor(tape, result)
 
 
-def cat(parts: Sequence[TapeTensor], turned: bool = False, shares: Sequence[int] = (), elements: int = 0) -> TapeTensor:
-    """Run `torch.cat`, a copy; its gradient is split into views.
+def cat(
+    parts: Sequence[TapeTensor],
+    turned: bool = False,
+    shares: Sequence[int] = (),
+    elements: int = 0,
+    views: Allocation | None = None,
+) -> TapeTensor:
+    """Run `torch.cat`, a copy unless the parts are adjacent `views`; its gradient is split into views.
 
     shares    elements of the parts after broadcasting
     elements  of the result, where parts are left out
@@ -396,7 +468,8 @@ def cat(parts: Sequence[TapeTensor], turned: bool = False, shares: Sequence[int]
             for size, share in zip(sizes, spread, strict=True)
         ]
 
-    (result,) = tape.run([part.value for part in parts], ((elements or sum(spread), width),), backward, turned=turned)
+    operands, sizes_made = [part.value for part in parts], ((elements or sum(spread), width),)
+    (result,) = tape.run(operands, sizes_made, backward, views=views, turned=turned)
     return TapeTensor(tape, result)
 
 
@@ -405,7 +478,9 @@ def embedding(weight: TapeTensor, index: TapeTensor, elements: int) -> TapeTenso
     return weight.gather(index, elements)
 
 
-def linear(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | None = None) -> TapeTensor:
+def linear(
+    x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | None = None, saves_both: bool = False
+) -> TapeTensor:
     """Run `functional.linear`, which saves its operand for the weight's gradient, and the weight for the operand's.
 
     For a quantized weight it is bitsandbytes' `MatMul4Bit`, which dequantizes in both directions and holds the codes
@@ -424,7 +499,8 @@ def linear(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | 
         del numbers
         return gradients_back
 
-    keeps = [factor for factor, needed in ((x.value, weight.learns), (weight.value, x.learns and not coded)) if needed]
+    needed = (x.value, saves_both or weight.learns), (weight.value, saves_both or (x.learns and not coded))
+    keeps = [factor for factor, is_needed in needed if is_needed]
     numbers = weight.decoded()
     (result,) = tape.run(operands, ((elements, x.width),), backward, keeps)
     del numbers
@@ -479,8 +555,8 @@ def _norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int, numbers: int)
 
 
 def convolution(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | None = None) -> TapeTensor:
-    """Run `functional.conv1d` or `conv2d`, which save the same tensors as `linear`."""
-    return linear(x, weight, elements, bias)
+    """Run `functional.conv1d` or `conv2d`, which save both factors, a frozen weight's too."""
+    return linear(x, weight, elements, bias, saves_both=True)
 
 
 def cross_entropy(scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:

@@ -9,7 +9,7 @@ from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.program.allocation_log import Allocation
-from learncost.program.autograd.called import after_makers, call_module, with_parts
+from learncost.program.autograd.called import after_makers, call_module, with_mixers, with_parts
 from learncost.program.autograd.calls import (
     CallScope,
     Experts,
@@ -44,6 +44,7 @@ def _calls(names: ScopeNames, lines: Sequence[Statement], outputs: Sequence[str]
     lines, parted = with_parts(lines, outputs, names.axes)
     in_order = list(CallScope(lines, names.weights, names.drawn, outputs, joins, module.gathers).calls())
     in_order = after_makers(in_order, parted)
+    in_order = with_mixers(in_order) if module.mixes else in_order
     place = next((at for at, call in enumerate(in_order) if local_name(call) == module.after), 0)
     if place:
         early = [call for call in in_order[:place] if isinstance(call, Experts)]
@@ -78,7 +79,8 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
     tape, how, sharded = names.tape, names.state.asked.checkpoint, names.state.sharded
     number = names.state.numbers.get(id(repeat), -1)
     sharded = sharded if (number, 0) in names.state.blocks.values() else None
-    if repeat.repeats:
+    weighted = any(outer in names.weights for _, outer in repeat.each)
+    if not weighted:  # a recurrence within a block
         how = ""
     starts_given = [values.pop(carry.initial) for carry in repeat.carry]
     around = {name: names.found(name, values) for name in repeat.shared if names.is_value(name)}
@@ -91,7 +93,6 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
         )
     ]
     kept: list[list[TapeTensor]] = [[] for _ in repeat.keep]
-    weighted = any(outer in names.weights for _, outer in repeat.each)
     order = range(iterations)[:: -1 if repeat.reverse else 1]
     for iteration in order if weighted else (order[place] for place in tape.iterations(iterations)):
         for place, (calls, starts, ends) in enumerate(parts):

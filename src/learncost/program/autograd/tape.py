@@ -197,7 +197,8 @@ class Tape:
     def iterations(self, count: int) -> Iterator[int]:
         """Yield the iterations of a loop that run, forward and backward (`AllocationLog.iterations`)."""
         repeats: list[Callable[[], None]] = []
-        omitted, account = omitted_of(count), self.account
+        account = self.account
+        omitted = 0 if self._without or self._again is not None else omitted_of(count)  # these have no nodes
         for iteration in account.iterations(count):
             if omitted and iteration == ENDS - SHOWN:
                 self._nodes.append(lambda: repeats.pop()())

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from learncost.ir.errors import InputError
+from learncost.ir.loop import walk
 from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.precision import BYTES
 from learncost.models.model import Model
@@ -18,6 +19,7 @@ from learncost.program.autograd import (
     CLASSES,
     GATHERED,
     MESSAGES,
+    MIXERS,
     Itself,
     Module,
     RunUsage,
@@ -38,6 +40,10 @@ from learncost.sharding.presets import chosen
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
 
+WITHOUT_KERNELS = (
+    "Recurrences run in transformers' PyTorch code, as where mamba_ssm, causal_conv1d and RWKV's CUDA kernel are not "
+    "installed; fewer tensors are saved with these kernels."
+)
 WITHOUT_BUFFERS = "Temporary buffers inside kernels are not included."
 
 _CONVENTION = (
@@ -235,6 +241,8 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     parts["workspace"] = backward_allocations - tape.gradients
     parts["activations"] = peak - sum(parts.values())
     convention = _convention(module.said, step, step.eager.device)
+    if module.mixes and any(line.meta.layer in MIXERS for line, _ in walk(table.lines)):
+        convention += f" {WITHOUT_KERNELS}"
     if wrapping := _wrapping(step):
         convention += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
     if step.instead:

@@ -1,0 +1,291 @@
+"""The mixers of recurrent models as transformers 5.23 writes them in PyTorch's operators, without fused kernels.
+
+A mixer's function follows the code that it names line by line: what its names hold, what is a view, what is indexed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.ir.line import Line, Op
+from learncost.program.autograd.calls import Linear, Mixer, Projection
+from learncost.program.autograd.operators import BOOLEAN, FLOAT, TapeTensor, cat, convolution
+from learncost.program.autograd.state import ScopeNames, Values
+
+
+@dataclass(frozen=True)
+class MixerScope:
+    """The names of a mixer's layer, and the lines that compute them.
+
+    run  a function that runs one of its calls
+    """
+
+    names: ScopeNames
+    call: Mixer
+    values: Values
+    run_call: Callable[..., None]
+
+    def at(self, local: str) -> Line:
+        """Return the line of a name of the layer, and label what runs next with it."""
+        line = self.call.lines_of[local]
+        self.names.tape.label = line.name
+        return line
+
+    def _product(self, local: str) -> tuple[Linear, Projection]:
+        """Return the product that ends in a name, with its call, and without a bias that is added after that name."""
+        line = self.at(local)
+        call = next(call for call in self.call.calls if isinstance(call, Linear) and line in call.lines)
+        projections = {projection.makes.name: projection for group in call.groups for projection in group}
+        if line.name in projections:
+            return call, projections[line.name]
+        biased = next(each.name for each in call.lines if line.name in each.reads and each.name in projections)
+        return call, replace(projections[biased], makes=line.left[0], bias="")
+
+    def run(self, *names: str) -> None:
+        """Run the products that end in names, each with those of the same matrix."""
+        for local in names:
+            if self.call.lines_of[local].name not in self.values:
+                call, projection = self._product(local)
+                whole = any(projection in group for group in call.groups)
+                self.run_call(self.names, call if whole else replace(call, groups=((projection,),)), self.values)
+
+    def run_joined(self, names: Sequence[str]) -> list[TapeTensor]:
+        """Run the products that end in these names as one matrix; return their results, which are views."""
+        calls, group = zip(*(self._product(local) for local in names), strict=True)
+        self.run_call(self.names, replace(calls[0], groups=(group,)), self.values)
+        return [self.take(local) for local in names]
+
+    def take(self, local: str) -> TapeTensor:
+        """Return the value of a name, which the layer gives up."""
+        return self.values.pop(self.call.lines_of[local].name)
+
+    def read(self) -> TapeTensor:
+        """Return the mixer's input."""
+        return self.names.found(self.call.reads[0], self.values)
+
+    def weight(self, local: str, place: int = 0) -> TapeTensor:
+        """Return the weight that a line reads at a place."""
+        return self.names.leaf(self.at(local).right[place].name)
+
+    def count(self, local: str) -> int:
+        """Return the number of elements of a name."""
+        return self.names.count(self.call.lines_of[local].left[0].loops)
+
+    def size(self, axis: str) -> int:
+        return self.names.count((axis,))
+
+    def give(self, local: str, tensor: TapeTensor) -> None:
+        """Set the value of a name."""
+        self.values[self.call.lines_of[local].name] = tensor
+
+    def convolved(self, x: TapeTensor, names: Sequence[str], activated: str) -> TapeTensor:
+        """Run `causal_conv1d_fn`: the result of a padded convolution, cut, and activated."""
+        projections = [self._product(local)[1] for local in names]
+        window = self.names.axes[projections[0].weight][-1]
+        elements = x.elements // self.size("M") * (self.size("M") + self.size(window) - 1)
+        weight = self.names.leaf(*(projection.weight for projection in projections))
+        biases = [projection.bias for projection in projections if projection.bias]
+        result = convolution(x, weight, elements, self.names.leaf(*biases) if biases else None).slice(x.elements)
+        line = self.at(activated)
+        assert isinstance(line, Op)
+        return self.names.module.activated(result, line.op)
+
+    def rows(self, x: TapeTensor) -> TapeTensor:
+        """Return the operand of a product with a transposed view, whose rows are a copy if there are sequences."""
+        return x.copied() if self.size("B") > 1 else x
+
+
+def selective_state_space(scope: MixerScope) -> None:
+    """Run `MambaMixer` with `mamba_selective_scan` of modeling_mamba.py."""
+    tape, count, width = scope.names.tape, scope.count, scope.names.tape.width
+    scope.run("S", "Z")
+    hidden, gate = scope.take("S"), scope.take("Z")
+    decay = scope.weight("a").in_float().apply("exp").apply("neg")
+    hidden = scope.convolved(hidden, ["V"], "U")
+    scope.give("U", scope.rows(hidden))
+    scope.run(*"REC")
+    scope.take("U")
+    entering, read = scope.take("E"), scope.take("C")
+    scope.run("T")
+    scope.take("R")
+    step = scope.take("T").cloned()
+    delta = (step + scope.weight("L", 1).to(width)).apply("softplus")
+    scope.at("F")
+    kept = decay.times(delta, count("G")).apply("exp")
+    scope.at("J")
+    entered = delta.times(entering.in_float(), count("I"))
+    entered_now = entered * hidden.in_float()
+    scope.at("h")
+    state = TapeTensor(tape, tape.new(count("h")))
+    results = []
+    for _ in tape.iterations(scope.size("M")):
+        scope.at("h")
+        state = kept.slice(state.elements) * state + entered_now.slice(state.elements)
+        scope.at("q")
+        at_place = read.slice(read.elements // scope.size("M"))
+        results.append(state.to(width).matmul(at_place, count("s") // scope.size("M")))
+    scanned = cat(results, elements=count("s"))
+    scanned = scanned + hidden * scope.weight("s", 1).in_float()
+    scope.at("H")
+    scanned = scanned * gate.apply("silu")
+    del step, delta, entering, read, kept, entered, entered_now, state, results, at_place
+    scope.give("H", scope.rows(scanned.to(width)))
+    scope.run("Y")
+
+
+def _shifted(scope: MixerScope, names: str) -> None:
+    """Run `hidden * mix + shifted * (1 - mix)` of every name, and then its projection."""
+    hidden = scope.read()
+    shifted = hidden.copied()  # nn.ZeroPad2d
+    for name in names:
+        mix = scope.weight(f"E{name}")
+        scope.give(f"F{name}", hidden * mix + shifted * (1.0 + mix.apply("neg")))
+    del hidden, shifted
+
+
+def time_mixing(scope: MixerScope) -> None:
+    """Run `RwkvSelfAttention` with `rwkv_linear_attention_cpu` of modeling_rwkv.py."""
+    tape, count, width = scope.names.tape, scope.count, scope.names.tape.width
+    _shifted(scope, "KVR")
+    for local in "KVR":
+        scope.run(local)
+        scope.take(f"F{local}")
+    key, value, gate = scope.take("K"), scope.take("V"), scope.take("R")
+    gate = gate.apply("sigmoid")
+    scope.at("y")
+    at_place = count("s")
+    result = TapeTensor(tape, tape.new(key.elements))
+    numerator, denominator, exponent = (TapeTensor(tape, tape.new(at_place, FLOAT)) for _ in range(3))
+    decay = scope.weight("e").apply("exp").apply("neg")
+    first = scope.weight("s")
+    for _ in tape.iterations(scope.size("M")):
+        scope.at("q")
+        now, entered = key.slice(at_place).in_float(), value.slice(at_place)
+        largest = exponent.maximum(now + first)
+        before, new = (exponent + largest).apply("exp"), (now + first + largest).apply("exp")
+        scope.at("y")
+        above, below = before * numerator + new * entered, before * denominator + new
+        result = result.set_slice(above.divided(below).to(width))
+        scope.at("P")
+        largest = (exponent + decay).maximum(now)
+        before, new = (exponent + decay + largest).apply("exp"), (now + largest).apply("exp")
+        scope.at("a")
+        numerator, denominator = before * numerator + new * entered, before * denominator + new
+        exponent = largest
+    scope.at("O")
+    scope.give("O", gate * result)
+    del key, value, gate, result, numerator, denominator, exponent, largest, before, new, above, below, now, entered
+    scope.run("Y")
+
+
+def channel_mixing(scope: MixerScope) -> None:
+    """Run `RwkvFeedForward` of modeling_rwkv.py."""
+    _shifted(scope, "KR")
+    scope.run("K")
+    scope.take("FK")
+    scope.give("H", scope.take("K").apply("relu").pow())
+    scope.run("V")
+    scope.take("H")
+    scope.run("R")
+    scope.take("FR")
+    gate = scope.take("R").apply("sigmoid")
+    scope.at("Y")
+    scope.give("Y", gate * scope.take("V"))
+
+
+def _segment_sum(x: TapeTensor, length: int) -> TapeTensor:
+    """Run `segment_sum`, between two masks of booleans."""
+    masks = [TapeTensor(x.tape, x.tape.new(length * length, BOOLEAN)) for _ in range(2)]
+    masked = x.expanded(x.elements * length).masked(masks[0])
+    return masked.cumsum().masked(masks[1])
+
+
+def _product(left: TapeTensor, right: TapeTensor, elements: int, copied: Sequence[bool] = (True, True)) -> TapeTensor:
+    """Run `einsum` of two operands as `bmm`, whose operands in another layout are copied, as is its gradient."""
+    first, second = (x.cloned() if copies else x for x, copies in zip((left, right), copied, strict=True))
+    return first.matmul(second, elements).viewed()
+
+
+def state_space_duality(scope: MixerScope) -> None:
+    """Run `Mamba2Mixer` with `mamba2_chunk_scan` of modeling_mamba2.py."""
+    tape, count = scope.names.tape, scope.count
+    gate, *projected, step = scope.run_joined(("Z", "PX", "PB", "PC", "PT"))
+    widths = [one.elements for one in projected]
+    decay = scope.weight("a").in_float().apply("exp").apply("neg")
+    mixed = cat(projected, views=gate.value.allocation)
+    del projected
+    mixed = scope.convolved(mixed, ("QX", "QB", "QC"), "U")
+    hidden, entering, read = mixed.split(widths)
+    scope.at("delta")
+    delta = (step + scope.weight("L", 1).to(step.width)).apply("softplus").apply("clamp")
+    scanned = _chunk_scan(scope, hidden.in_float(), delta, decay, entering.in_float(), read.in_float())
+    scope.at("N")
+    scanned = scanned * gate.in_float().apply("silu")
+    variance = scanned.pow().mean(count("L") // scope.size(scope.at("L").left[0].loops[-1]))
+    scanned = scanned * (variance + 1e-6).apply("rsqrt")
+    scope.at("R")
+    scanned = scope.weight("R", 1) * scanned
+    scope.give("R", scanned.to(tape.width))
+    del scanned, gate, step, decay, mixed, hidden, entering, read, delta, variance
+    scope.run("Y")
+
+
+def _chunk_scan(
+    scope: MixerScope,
+    hidden: TapeTensor,
+    delta: TapeTensor,
+    decay: TapeTensor,
+    entering: TapeTensor,
+    read: TapeTensor,
+) -> TapeTensor:
+    """Run `mamba2_chunk_scan`, with sequences padded to chunks."""
+    length, places = scope.names.module.chunk, scope.size("M")
+    chunks = -(-places // length)
+    batch, heads = scope.size("B"), scope.count("F") // scope.size("B") // places
+    width, inside = hidden.elements // scope.count("F"), scope.count("h") * places // scope.count("J")
+    rows = batch * chunks * length * heads  # of places and heads, padded
+    alone = batch * chunks == 1  # then a product's operands are views
+    entering, read = (x.copied(scope.count("F") * inside) for x in (entering, read))  # repeat_interleave
+    scope.at("s")
+    residual = hidden.padded(rows * width) * scope.weight("s", 1)
+    scope.at("J")
+    hidden = hidden * delta.in_float()
+    scope.at("F")
+    decays = decay * delta.in_float()
+    hidden, decays, entering, read = (
+        x.padded(rows * each) for x, each in ((hidden, width), (decays, 1), (entering, inside), (read, inside))
+    )
+    sums = decays.cumsum()
+    kept = _segment_sum(decays, length).apply("exp")
+    scope.at("q")
+    scores = _product(read, entering, rows * length, (not alone, not alone))
+    weights = scores * kept
+    inner = _product(weights, hidden, rows * width, (False, chunks > 1))  # whose positions are innermost
+    scope.at("h")
+    last = (sums.slice(rows // length) + sums).apply("exp")
+    decayed = entering * last
+    states = _product(decayed, hidden, rows // length * width * inside, (not alone, chunks > 1))
+    first = TapeTensor(states.tape, states.tape.new(states.elements // chunks, FLOAT))
+    states = cat((first, states))
+    ends = sums.slice(rows // length).padded(batch * heads * (chunks + 1))
+    between = _segment_sum(ends, chunks + 1).apply("exp")
+    every = _product(between, states, states.elements, (False, batch > 1))
+    states = every.slice(states.elements - first.elements)
+    out = sums.apply("exp")
+    scope.at("q")
+    across = _product(read, states, rows * width, (not alone, chunks > 1))
+    outer = across * out
+    result = (inner + outer).cloned()
+    scope.at("O")
+    result = result + residual
+    return result if rows * width == scope.count("J") else result.slice(scope.count("J"))
+
+
+MIXERS: Mapping[str, Callable[[MixerScope], None]] = {
+    "selective_state_space": selective_state_space,
+    "state_space_duality": state_space_duality,
+    "time_mixing": time_mixing,
+    "channel_mixing": channel_mixing,
+}
+"""The functions of layers."""

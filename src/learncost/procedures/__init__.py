@@ -1,1 +1,1 @@
-"""Learning procedures as schedules of passes over tables."""
+"""Define learning procedures as schedules of passes, and build the tables of their steps."""

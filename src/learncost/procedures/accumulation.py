@@ -1,7 +1,8 @@
-"""Gradient accumulation: one table adds a microbatch's gradients to their sums, another updates with the sums.
+"""Split a step for gradient accumulation: one table adds a microbatch's gradients to their sums, another updates the
+weights.
 
-Between microbatches one gradient of every trainable weight is stored, and the activations of one microbatch. The loss's
-share, -1/count, counts the targets of the whole batch, so that sums are its gradients.
+Memory holds one gradient of every trainable weight and the activations of one microbatch. Each loss is divided by the
+number of targets in the whole batch, so that the sums are the batch's gradients.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from learncost.procedures.needed import needed
 class Accumulated:
     """The two halves of a step.
 
-    gather    forward, backward and weight update of a microbatch; `W.gradient.new` is `W.gradient` and its gradient
-    update    what the optimizer does, with `W.gradient` in the place of the gradient
+    gather    forward, backward and weight update of a microbatch; `W.gradient.new` is `W.gradient` plus its gradient
+    update    the optimizer step, which reads `W.gradient` as the gradient
     """
 
     gather: Table
@@ -32,17 +33,17 @@ class Accumulated:
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """Return the names of the accumulated gradients, which begin as zeros."""
+        """Return the names of the accumulated gradients, whose initial values are zeros."""
         return tuple(name for name in self.gather.renewed if self.gather.values[name].role == "gathered")
 
     @property
     def kept(self) -> Mapping[str, str]:
-        """Return the running statistics that every microbatch updates, with their new names."""
+        """Map the running statistics, which every microbatch updates, to the names of their new values."""
         return {name: new for name, new in self.gather.renewed.items() if name not in self.sums}
 
 
 def check_accumulates(step: Table) -> None:
-    """Raise `InputError` for a step whose plan updates weights in the backward pass."""
+    """Raise `InputError` if the plan of a step updates weights in the backward pass."""
     lines = [*walk(step.lines)]
     inside = any(line.meta.kernel and line.meta.kernel.name.startswith(KERNELS) for line, _ in lines)
     if inside or any(nest.loops and line.meta.phase == "optimizer_step" for line, nest in lines):
@@ -53,7 +54,8 @@ def check_accumulates(step: Table) -> None:
 
 
 def accumulated(step: Table) -> Accumulated:
-    """Split a step into gradient accumulation and update; each microbatch adds one addition per gradient element."""
+    """Split a step into gradient accumulation and update; accumulation costs one FLOP per gradient element and
+    microbatch."""
     last = tuple(line for line in step.lines if isinstance(line, Line) and line.meta.phase == "optimizer_step")
     first: list[Statement] = [line for line in step.lines if line not in last]
     read = {name for line in last for name in line.reads}

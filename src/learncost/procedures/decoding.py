@@ -26,12 +26,12 @@ def refusal(name: str, why: str) -> InputError:
 
 
 class Keys:
-    """Find the axes that run over keys: a `where` bounds them by the tokens; values that share them follow.
+    """The axes that run over keys: those that a `where` bounds by the tokens, and those of values that share them.
 
-    windows   by name of a value and place of its axis, the window of the keys there: a size or a number, "" for all
-    places    of the values that are cached, the place of the keys' positions
-    grows     those of them that have the tokens' own positions
-    Raises `InputError` where tokens that are not cached would be read.
+    windows   the window of the keys (a size, a number, or "" for all), by a value's name and its axis's position
+    places    the position of the keys' axis in each cached value
+    grows     the cached values with the positions of the tokens
+    Raises `InputError` if tokens that are not cached would be read.
     """
 
     def __init__(self, table: Table, name: str) -> None:
@@ -65,7 +65,7 @@ class Keys:
             raise refusal(self.name, "earlier positions are read again, but no layer caches them")
 
     def _slots(self, line: Line) -> Iterator[tuple[str, int, str]]:
-        """Return the axes of a line with the window that all of its values have there."""
+        """Yield the axes of a line, each with the window that its values have on it."""
         yield from _slots(line.right)
         for term in line.left:
             for slot in _slots((term,)):
@@ -100,7 +100,7 @@ class Keys:
 
 
 def _slots(terms: Iterable[Operand | Affine]) -> Iterator[tuple[str, int, str]]:
-    """Yield every axis of the terms and of their indices: the value's name, the position and the axis."""
+    """Yield every axis of terms and of their indices: the value's name, the axis's position in it, and the axis."""
     for term in terms:
         for place, axis in enumerate(term.axes):
             yield term.name, place, axis if isinstance(axis, str) else axis.axis
@@ -115,10 +115,11 @@ Values: TypeAlias = dict[str, Value]
 
 @dataclass(frozen=True)
 class CachedValue:
-    """A value of the KV cache; it is a stack where a loop makes it.
+    """A value in the KV cache, which is a stack if a loop computes it.
 
-    `tokens` says whether it grows with the decoded tokens; otherwise it has one position for each encoder position.
-    `window` is the largest number of keys that a token sees, or a size's name; then the last window - 1 are cached.
+    `tokens` is whether it grows with the decoded tokens; otherwise it has one position for each encoder position.
+    `window` is the largest number of keys that a token attends to, or the name of a size; the last window - 1 are
+    cached.
     """
 
     name: str
@@ -128,7 +129,7 @@ class CachedValue:
 
     @property
     def elements(self) -> Polynomial:
-        """Return the elements per position of a sequence, over all iterations of loops."""
+        """Return the number of elements per position of a sequence, over all iterations of loops."""
         several = ("B", self.positions)
         return Polynomial.of(axis for axis in self.axes if axis.partition("/")[0] not in several)
 
@@ -140,26 +141,27 @@ class CachedValue:
         return next(name for name in (axis.partition("/")[0] for axis in self.axes) if base(name) == "N")
 
     def sharded_as(self, axes: Sequence[str]) -> CachedValue:
-        """Return the value with the shards of its axes that a table has, whose positions may have another name."""
+        """Return the value with its axes sharded like those of a table, whose axis of positions may have another
+        name."""
         cuts = (axis.partition("/")[1:] for axis in axes)
         return replace(self, axes=tuple("".join((axis, *cut)) for axis, cut in zip(self.axes, cuts, strict=True)))
 
 
 def cache(name: str) -> str:
-    """Return the axis name of a value's cached positions."""
+    """Return the name of a value's cached array."""
     return f"{name}.cache"
 
 
 def axis_of(axis: str, window: str) -> str:
-    """Return an axis of positions; every window has a different one."""
+    """Return the name of an axis of positions, which differs for every window."""
     return f"{axis}.{window}" if window else axis
 
 
 class Decoding:
-    """Build the decoding table, line by line.
+    """A builder of the decoding table, line by line.
 
-    Lines of a cached value run over the new tokens, their results are appended to the cache, and readers read all of
-    it.
+    Lines that compute a cached value run over the new tokens, their results are appended to the cache, and other lines
+    read the whole cache.
     """
 
     def __init__(self, table: Table, name: str, several: bool) -> None:
@@ -173,7 +175,7 @@ class Decoding:
         self.settled: set[str] = set()  # values that are zero where a token does not attend
 
     def table(self) -> tuple[Table, tuple[CachedValue, ...]]:
-        """Return the decoding table and its cache."""
+        """Return the decoding table and the values of its cache."""
         table = self.prefill
         values = self.declared(table.values)
         lines = self.statements(table.lines, values)
@@ -191,7 +193,7 @@ class Decoding:
         return decode, caches
 
     def declared(self, values: Mapping[str, Value]) -> Values:
-        """Return every value with renamed key axes; cached values have the new positions."""
+        """Return the values with key axes renamed to those of all positions; cached values have the new positions."""
         return {
             name: value.along(
                 axis_of(ALL, self.keys.windows[name, i])
@@ -226,7 +228,7 @@ class Decoding:
         return replace(line, lines=lines, values=values, each=(*line.each, *each), keep=(*line.keep, *keep))
 
     def appended(self, line: Line, values: Values) -> Line:
-        """Append the new positions of a value to those in the cache."""
+        """Return the line that appends a value's new positions to the cached ones."""
         name, place = line.name, self.keys.places[line.name]
         if (name, place) not in self.keys.windows:
             raise refusal(self.name, f"the tokens of its {line.meta.layer.replace('_', ' ')} attend to later ones")
@@ -258,7 +260,8 @@ class Decoding:
             yield new
 
     def seeing(self, line: Line, window: str, tokens: str, values: Values) -> Iterator[Line]:
-        """Mask several new tokens so that each attends to earlier ones: other scores are minus infinity."""
+        """Return lines in which each of several new tokens attends only to earlier ones: other scores are minus
+        infinity."""
         key = axis_of(ALL, window)
         if isinstance(line, Op) and key in line.axes and entry(line.op).outside is not None:
             term, mask = line.right[0], axis_of("seen", window)
@@ -282,7 +285,7 @@ class Decoding:
     # What cannot be decoded.
 
     def check(self, table: Table) -> None:
-        """Refuse lines through which a token reads more of another token than its cached values."""
+        """Refuse lines in which a token reads values of other tokens that are not cached."""
         for line, nest in walk(table.lines):
             if isinstance(line, Op) and line.op == "append":
                 continue

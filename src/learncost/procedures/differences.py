@@ -1,9 +1,8 @@
 """Update weights by differences: the deltas of PEPITA and MEMPEPITA are differences of two forward passes.
 
-A plain pass gives the error; it is added to the input (modulation.py); a modulated pass follows, whose differences to
-the plain one replace gradients in the update lines (difference_updates.py). Where the plain pass runs again with the
-modulated one, no activation of the first pass is saved. Pau & Aymone 2024, Algorithms 1 and 2, table 2, sections 5.1.2
-and 5.7.
+The error of a plain pass is added to the input (modulation.py) of a modulated pass. Differences between the activations
+of both passes replace gradients in the update lines. If the plain pass runs again with the modulated one, no activation
+of the first pass is saved. Pau & Aymone 2024, Algorithms 1 and 2, table 2, sections 5.1.2 and 5.7.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from learncost.procedures.procedure import PROCEDURES, Mode, Procedure
 
 
 class DifferenceUpdates:
-    """The update lines of one model's backward pass, rewritten to read differences.
+    """The update lines of a model's backward pass, rewritten to read differences.
 
-    known  the Value of every name in the step; each pass adds its own
+    known  the Value of every name in the step, to which each pass adds its names
     """
 
     def __init__(
@@ -41,9 +40,9 @@ class DifferenceUpdates:
     def of_scope(
         self, forward: Iterable[Statement], reverse: Iterable[Statement], mirror: Mapping[str, str]
     ) -> list[Line]:
-        """Return the update lines of a scope, each after the difference that it needs: delta = (a - a_mod)/count.
+        """Return the update lines of a scope, each after the difference that it reads: delta = (a - a_mod)/count.
 
-        mirror  the names of the plain pass, and of the modulated one
+        mirror  maps names of the plain pass to those of the modulated pass
         """
         forward = tuple(forward)
         lines = {term.name: line for line in forward if isinstance(line, Line) for term in line.left}
@@ -55,7 +54,7 @@ class DifferenceUpdates:
             names = dict(mirror) if self.mode.modulated_inputs else {}
             for name in update.reads:
                 role, source = self.about(name)
-                if name in self.of_weights:  # a value that both passes compute from weights alone has no difference
+                if name in self.of_weights:  # values computed only from weights are equal in both passes
                     continue
                 if role == "gradient" and source in lines and name not in {e.name for e in self.modulation.error}:
                     compared = self.followed(source, forward)
@@ -83,7 +82,7 @@ class DifferenceUpdates:
         return result
 
     def difference(self, line: Line, mirror: Mapping[str, str]) -> list[Line]:
-        left = Term(line.left[0].name, line.left[0].declared)  # the full axis, also where the line fills a part of it
+        left = Term(line.left[0].name, line.left[0].declared)  # the full axis, even if the line writes a part of it
         undivided, delta = Term(f"difference.{left.name}", left.axes), Term(f"delta.{left.name}", left.axes)
         meta = Meta(
             line.meta.layer, line.meta.block, "weight_update", local=f"{line.meta.local} - {line.meta.local}_mod"
@@ -104,7 +103,8 @@ class DifferenceUpdates:
         return term
 
     def dense_update(self, read: Read, update: Line) -> list[Line]:
-        """Update the embedding: its tokens' rows as derived, and every row from the error, (strength e)^T delta."""
+        """Return the update of an embedding: of the tokens' rows as derived, and of every row by the error, (strength
+        e)^T delta."""
         delta, declared = update.right[0], update.left[0].declared
         assert isinstance(delta, Term)
         total, rows, dense = (Term(f"{update.name}{part}", declared) for part in ("", "^rows", "^dense"))
@@ -118,7 +118,8 @@ class DifferenceUpdates:
         ]
 
     def followed(self, name: str, scope: tuple[Statement, ...]) -> str:
-        """Return a product's output after its bias and pointwise ops, while each value has one reader."""
+        """Return the value of a product's output after its bias and pointwise ops, as far as each value has a single
+        reader."""
         constant = {*self.model.table.weights, *self.model.table.inputs}
         while True:
             readers = [line for line in scope if name in line.reads]
@@ -133,13 +134,13 @@ class DifferenceUpdates:
             name = reader.name
 
     def about(self, name: str) -> tuple[Role, str]:
-        """Map each gradient of backpropagation to the value that it belongs to."""
+        """Return the role of a name, and the value that it belongs to, such as the value of a gradient."""
         value = self.known.get(name, Value(()))
         return value.role, value.of
 
 
 def _updated(lines: Sequence[Statement]) -> frozenset[str]:
-    """Return what the lines of the weight update compute, and the loop outputs made of it."""
+    """Return the names that the lines of the weight update compute, including loop outputs made of these."""
     names = {name for line, _ in walk(lines) if line.meta.phase == "weight_update" for name in line.makes}
     for loop in reversed([*repeats(lines)]):  # inner loops first
         names |= {carry.final for carry in loop.carry if carry.end in names}
@@ -147,9 +148,9 @@ def _updated(lines: Sequence[Statement]) -> frozenset[str]:
 
 
 def by_differences(model: Model, chosen: Procedure, mode: Mode) -> tuple[Table, Mapping[str, str]]:
-    """Return one step as a table whose outputs are the weights' updates, and the names of these.
+    """Return one step as a table whose outputs are the weights' updates, and the name of each weight's update.
 
-    Raises `InputError` for a model of which a part is frozen, or without an output to learn from.
+    Raises `InputError` for a partly frozen model, and for one without a loss.
     """
     if model.trained is not None:
         others = " and ".join(name for name, other in PROCEDURES.items() if not other.compares)
@@ -165,7 +166,7 @@ def by_differences(model: Model, chosen: Procedure, mode: Mode) -> tuple[Table, 
 
 
 class _Differences:
-    """The passes of one step over one model's table."""
+    """The passes of a step over a model's table."""
 
     def __init__(self, model: Model, chosen: Procedure, mode: Mode) -> None:
         self.model = model
@@ -173,7 +174,7 @@ class _Differences:
         reverse = self.derived.reverse.lines
         self.known = dict(self.derived.step.known)
         self.plain_again = any(move.form == "forward" for move in chosen.sweeps[-1])
-        # The names in the modulated pass of the values that the modulation reaches, in the current scope.
+        # Maps values of the current scope that the modulation changes to their names in the modulated pass.
         self.mirror = {name: f"{name}^" for name in model.projected if name in model.table.inputs}
         self.modulation = Modulation(model, chosen, reverse)
         self.updates = DifferenceUpdates(model, mode, self.modulation, self.known, reverse)
@@ -206,9 +207,9 @@ class _Differences:
         )
 
     def modulated(self, line: Line) -> list[Line]:
-        """Emit a line of the modulated pass.
+        """Return the lines of the modulated pass for a line.
 
-        Choices of the standard pass are kept, so that a difference compares outputs of the same expert.
+        Choices of the plain pass are reused, so that differences compare outputs of the same experts.
         """
         if is_choice(line):
             return []
@@ -216,10 +217,10 @@ class _Differences:
         return self.modulation.with_input(line, line.renamed(self.mirror))
 
     def repeat(self, line: Loop, reverse: Iterable[Statement]) -> tuple[Loop, list[Statement]]:
-        """Emit a loop of the standard pass, and of the modulated one, after the zeros of its carried totals.
+        """Return the loop of the plain pass, and that of the modulated pass after the zeros of its carried totals.
 
-        An iteration of the latter has the standard lines again if nothing was saved, the modulated lines, differences,
-        updates.
+        An iteration of the modulated loop has the plain lines again if nothing was saved, the modulated lines,
+        differences and updates.
         """
         reverse = tuple(reverse)
         back = self.backwards(line, reverse)
@@ -267,7 +268,7 @@ class _Differences:
     def iteration(
         self, lines: Iterable[Statement], reverse: Iterable[Statement]
     ) -> tuple[list[Statement], list[Statement]]:
-        """Return the lines of an iteration in the standard pass, and in the modulated one."""
+        """Return the lines of an iteration in the plain pass and in the modulated pass."""
         first: list[Statement] = []
         second: list[Statement] = []
         modulated: list[Statement] = []
@@ -284,7 +285,7 @@ class _Differences:
         return first, [*second, *modulated]
 
     def backwards(self, line: Loop, reverse: Iterable[Statement]) -> Loop | None:
-        """Return the backward loop of a forward one, among the backward lines of its scope; None if there is none.
+        """Return the backward loop of a forward loop from the backward lines of its scope; None if there is none.
 
         The gradient of the last iteration's output enters the first backward iteration.
         """
@@ -297,7 +298,7 @@ class _Differences:
         return None
 
     def declared(self, lines: Iterable[Statement], values: Mapping[str, Value]) -> dict[str, Value]:
-        """Return all names of a scope with their axes, taken from its lines and loops."""
+        """Return the Values of all names of a scope, with the axes that its lines and loops define."""
         result = dict(values)
         for line in lines:
             if isinstance(line, Loop):

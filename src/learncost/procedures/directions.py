@@ -1,7 +1,7 @@
-"""Draw random directions: signs that follow from a number of the step, so that they are drawn again, never stored.
+"""Draw random directions of signs from a number of the step, so that they can be drawn again and are never stored.
 
-Every entry of a direction is 1 or -1, from the step's number, the tensor's number and the entry's positions
-(the ops `hashed` and `coin`). It costs one operation per entry, and one more for every position before the last axis.
+Every entry of a direction is 1 or -1, a hash of the step's number, the tensor's number and the entry's positions (the
+ops `hashed` and `coin`). It costs one operation per entry, and one more for every position before the last axis.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from learncost.layers.gradient_plan import Scope
 from learncost.procedures.places import LinePlace, places
 
 NUMBER = "draw"
-"""The number of a step from which all directions follow."""
+"""The name of the step's number, from which all directions are drawn."""
 
 _META = Meta("directions", local="draw")
 
 
 @dataclass
 class Directions:
-    """The lines with which all directions of a step begin, and the directions drawn so far.
+    """The shared lines of a step's directions: positions along axes, and a seed for each value with a direction.
 
-    of      the name of that number: a new one every step, or `draw/200`: the same one for 200 steps
-    lines   of the table's own scope: places along axes, and a number for everything that has a direction
-    values  the Value of each result
-    slices  by the scope of a loop, the slices that its iterations read of the stacks of numbers
+    drawn_by  the name of the step's number
+    of        the meaning of that number: `draw` is new in every step, `draw/200` the same for 200 steps
+    lines     the lines, which belong to the table's outermost scope
+    values    the Value of each result
+    slices    by the scope of a loop, the slices of stacks of seeds that its iterations read
     """
 
     drawn_by: str = NUMBER
@@ -45,12 +46,13 @@ class Directions:
         self.values[self.drawn_by] = Value((), "number", self.of)
 
     def seed(self, of: str, counts: Axes = (), scope: Scope = ()) -> str:
-        """Return the number that a direction follows from, a stack with one entry per iteration inside loops."""
+        """Return the name of a direction's seed, which is a stack with one entry per iteration if the value is in
+        loops."""
         name = f"{of}.seed"
         if name not in self.values:
             whose = Term(f"{name}:whole" if counts else name, ())
-            # Hash it with itself, not with a position: a step's number is as small as one and would repeat signs.
-            self.add(_word("hashed", whose, self.last, self.last))
+            # Hash the number with itself, not with a position: both are small, so that signs would repeat.
+            self.add(_op("hashed", whose, self.last, self.last))
             self.last = whose
             self.lines += self._chain(whose, counts, name, "hashed")
             for depth in range(1, len(scope) + 1):
@@ -58,11 +60,12 @@ class Directions:
         return name
 
     def signs(self, seed: Term, axes: Axes, name: str, meta: Meta = _META) -> tuple[list[Line], dict[str, Value]]:
-        """Return the lines that draw a direction along axes from a number, and the Values of their results."""
+        """Return the lines that draw signs along axes from a seed, and the Values of their results."""
         return self._drawn(seed, axes, name, "coin", meta)
 
     def numbers(self, seed: Term, axes: Axes, name: str, meta: Meta = _META) -> tuple[list[Line], dict[str, Value]]:
-        """Draw whole numbers below 2^24, as `signs` draws signs."""
+        """Return the lines that draw whole numbers below 2^24 along axes from a seed, and the Values of their
+        results."""
         return self._drawn(seed, axes, name, "hashed", meta)
 
     def _drawn(self, seed: Term, axes: Axes, name: str, op: str, meta: Meta) -> tuple[list[Line], dict[str, Value]]:
@@ -78,7 +81,7 @@ class Directions:
 
     def _chain(self, seed: Term, axes: Axes, name: str, last: str, meta: Meta = _META) -> list[Line]:
         if not axes:
-            only = _word(last, Term(name, seed.axes), seed, seed, meta)
+            only = _op(last, Term(name, seed.axes), seed, seed, meta)
             self.values[name] = Value(seed.loops)
             return [only] if last == "coin" else []
         lines: list[Line] = []
@@ -86,13 +89,13 @@ class Directions:
             at_last = number == len(axes) - 1
             made = Term(name if at_last else f"{name}:{number}", (*seed.loops, axis))
             places_along = Term(self.places(base(axis)), (axis,))
-            lines.append(_word(last if at_last else "hashed", made, seed, places_along, meta))
+            lines.append(_op(last if at_last else "hashed", made, seed, places_along, meta))
             self.values[made.name] = Value(made.loops)
             seed = made
         return lines
 
     def places(self, axis: str) -> str:
-        """Return the positions along an axis, counted from 1."""
+        """Return the name of the positions along an axis, counted from 1, whose lines are added at first use."""
         name = f"places.{axis}"
         if name not in self.values:
             ones = Term(f"{name}:ones", (axis,))
@@ -101,25 +104,25 @@ class Directions:
         return name
 
 
-def _word(op: str, left: Term, first: Term, second: Term, meta: Meta = _META) -> Op:
+def _op(op: str, left: Term, first: Term, second: Term, meta: Meta = _META) -> Op:
     return Op((left,), (first, second), (), meta, op, given=("X", "Z"), gives=("Y",))
 
 
 @dataclass(frozen=True)
 class Site:
-    """Return the scopes whose lines read a weight, and its name there."""
+    """A scope whose lines read a weight, and the weight's name in it."""
 
     place: LinePlace
     name: str
 
     @property
     def counts(self) -> Axes:
-        """Return the surrounding loops whose iterations have separate weights."""
+        """Return the trip counts of the loops around it whose iterations have separate weights."""
         return self.place.iterations(())
 
 
 def sites(table: Table, weight: str) -> Iterator[Site]:
-    """Return the scopes that read a weight; for a stack, those that read its slices."""
+    """Yield the scopes that read a weight or slices of it."""
     by_scope = {place.scope: place for place in places(table)}
 
     def within(place: LinePlace, name: str) -> Iterator[Site]:
@@ -138,7 +141,7 @@ def sites(table: Table, weight: str) -> Iterator[Site]:
 
 
 def layer_metas(table: Table, weights: Iterable[str]) -> dict[str, Meta]:
-    """Map every weight to the Meta of its update, in the layer that reads it first."""
+    """Map every weight to the metadata of its update, which belongs to the first layer that reads the weight."""
     metas: dict[str, Meta] = {}
     for weight in weights:
         for site in sites(table, weight):

@@ -1,4 +1,4 @@
-"""Feedback alignment: matrix products of the backward pass read another matrix in place of a weight."""
+"""Rewrite a step for feedback alignment: products of the backward pass read other matrices in place of weights."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ WEIGHT = "W"
 def with_feedback(table: Table, name: str, lines: Sequence[str] = ()) -> Table:
     """Return the step in which every backward product that sums over an axis of a weight W reads `W.name` instead.
 
-    Lines compute it from W and other matrices of its shape, as `V[_] = S[_] F[_]`; a name without a line is a fixed
-    random matrix, an input of the step. Elementwise weights, such as the gain of a norm, are read unchanged.
+    Lines compute `W.name` from W and other matrices of the same shape, as in `V[_] = S[_] F[_]`; a name without a line
+    is a fixed random matrix, which is an input of the step. Elementwise weights, such as the gain of a norm, are read
+    unchanged.
     """
     return _Feedback(name, lines).step(table)
 
 
 def matrix_lines(texts: Sequence[str]) -> tuple[Line, ...]:
-    """Parse the lines that compute a matrix entry by entry, as `F[_] = sign(W[_])`, where `[_]` is the weight's shape.
+    """Return the parsed lines that compute a matrix entry by entry, as in `F[_] = sign(W[_])`, where `[_]` is the
+    weight's shape.
 
     Raises `InputError` for other lines.
     """
@@ -48,12 +50,12 @@ def matrix_lines(texts: Sequence[str]) -> tuple[Line, ...]:
 
 
 def _pointwise(line: Op) -> bool:
-    op = entry(line.op)  # refuses an unknown one
+    op = entry(line.op)  # raises an error for an unknown op
     return op.pointwise and not line.axes and len(line.left) == 1
 
 
 class _Feedback:
-    """The names of what is read for a weight: computed by lines (`made`), or `drawn`."""
+    """The matrices that are read for a weight: computed by lines (`made_names`), or random inputs (`drawn`)."""
 
     def __init__(self, name: str, lines: Sequence[str]) -> None:
         self.name = name
@@ -71,7 +73,8 @@ class _Feedback:
     def scope(
         self, lines: Iterable[Statement], weights: frozenset[str]
     ) -> tuple[tuple[Statement, ...], dict[str, Line]]:
-        """Return the lines of a scope, and the outer weights that they replace with the first line of each."""
+        """Return the rewritten lines of a scope, and the outer weights that they replace, each with its first
+        reader."""
         statements: list[Statement] = []
         read: dict[str, Line] = {}
         for line in lines:
@@ -86,7 +89,7 @@ class _Feedback:
         return tuple(statements), read
 
     def repeat(self, line: Loop, weights: frozenset[str]) -> tuple[Loop, dict[str, Line]]:
-        """Return a loop whose iterations read slices of the stacks of what is drawn."""
+        """Return a loop whose iterations read slices of stacks of random matrices."""
         slices = dict(line.each)
         inside = frozenset(slice_name for slice_name, outer in slices.items() if outer in weights)
         lines, read = self.scope(line.lines, inside | (weights - line.inside))
@@ -103,7 +106,7 @@ class _Feedback:
     def with_made(
         self, lines: Iterable[Statement], read: dict[str, Line], values: dict[str, Value]
     ) -> tuple[Statement, ...]:
-        """Return the lines of the scope that owns the weights, with the lines of their replacements."""
+        """Return the lines of the scope that owns the weights, with the lines that compute their replacements."""
         statements: list[Statement] = []
         waiting = dict(read)
         for line in lines:
@@ -119,7 +122,7 @@ class _Feedback:
         return [f"{weight}.{name}" for weight in weights for name in names]
 
     def making(self, weight: str, axes: tuple[str, ...], reader: Line) -> Iterator[Line]:
-        """Return the lines that compute the replacement of a weight, in the layer that reads it."""
+        """Yield the lines that compute the replacement of a weight, in the layer that reads it."""
         for line in self.lines:
             left, *right = (
                 term
@@ -138,7 +141,7 @@ class _Feedback:
 
 
 def _summed(line: Line) -> frozenset[str]:
-    """Return the factors of a backward product that have a summed axis."""
+    """Return the factors of a backward product that have a summed axis; none for any other line."""
     if not isinstance(line, Product) or line.meta.phase != "backward":
         return frozenset()
     remaining = set(line.left[0].loops)
@@ -148,9 +151,9 @@ def _summed(line: Line) -> frozenset[str]:
 
 
 def with_following(table: Table, name: str, decay: float) -> Table:
-    """Return the step in which every `W.name` takes the optimizer's step of W, and both decay by a share.
+    """Return the step in which every `W.name` changes by the optimizer's step of W, and both decay by a share.
 
-    So their difference shrinks by that share in every step, whatever the gradients are: Kolen & Pollack 1994,
+    Their difference then shrinks by that share in every step, independently of the gradients: Kolen & Pollack 1994,
     Backpropagation without weight transport. The optimizer has one state for both.
     """
     values, lines, outputs = dict(table.values), list[Statement](table.lines), list(table.outputs)

@@ -1,4 +1,4 @@
-"""Estimate gradients by forward passes: the loss's tangent along a random direction, or a finite difference."""
+"""Estimate gradients by forward passes: by the loss's tangent along a random direction, or by a finite difference."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from learncost.procedures.signals import Signals
 
 
 def by_tangents(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, str]]:
-    """Return a step: the forward pass with tangents along a direction of all weights, scaled by the loss's tangent.
+    """Return a step whose gradients are a random direction of all weights, scaled by the loss's tangent along it.
 
-    Baydin et al. 2022, Gradients without backpropagation, algorithm 1; directions of signs.
+    Baydin et al. 2022, Gradients without backpropagation, algorithm 1, with directions of signs.
     """
     check(model, chosen)
     table, directions = model.table, Directions()
@@ -48,9 +48,9 @@ def by_tangents(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, st
 
 
 def by_two_sides(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, str]]:
-    """Return a step: the loss with all weights moved to both sides along a direction, several times.
+    """Return a step whose gradients are random directions, scaled by the difference of losses on both sides along each.
 
-    Spall 1992 with directions of signs; Malladi et al. 2023, algorithm 1; several pairs: Salimans et al. 2017.
+    Spall 1992, with directions of signs; Malladi et al. 2023, algorithm 1; several pairs: Salimans et al. 2017.
     """
     check(model, chosen)
     several = int(chosen.moves.get("times NUMBER", "1"))
@@ -81,14 +81,15 @@ def by_two_sides(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, s
 
 
 def with_tangents(model: Model, derived: Derived, made: Signals) -> tuple[Table, Mapping[str, str]]:
-    """Return a step: the forward pass with tangents along directions of linear outputs, then local signals there.
+    """Return a step whose gradients of linear outputs are random directions, scaled by the loss's tangent along them.
 
-    Ren et al. 2023, Scaling forward gradient with local losses, section 3: activities moved, a slope a sequence.
+    Ren et al. 2023, Scaling forward gradient with local losses, section 3: activities are perturbed, and each sequence
+    has its own tangent of the loss.
     """
     assert made.directions is not None
     last = next(line for line in reversed(model.table.lines) if "loss" in line.makes)
     rows: Axes = ("B",) if isinstance(last, Product) and "B" in last.loops else ()
-    # Saved tensors are loop outputs, too, so that a loop's scope has another name there.
+    # A loop's scope has another name in `derived.forward`, where saved tensors are loop outputs, too.
     pairs = zip(places(model.table), places(derived.forward), strict=True)
     scopes = {place.scope: forward.scope for place, forward in pairs}
     along = {scopes[scope]: sources for scope, sources in made.along.items()}
@@ -102,7 +103,7 @@ def with_tangents(model: Model, derived: Derived, made: Signals) -> tuple[Table,
     values = {**table.values, **moved.values, **directions.values}
     step = replace(table, lines=lines, values=values, inputs=(*table.inputs, NUMBER))
     step = replace(step, outputs=(*model.table.outputs, *gradients.values()))
-    reached = needed(step, step.outputs)  # all inputs are kept, also those that only frozen weights read
+    reached = needed(step, step.outputs)  # all inputs remain, also those that only lines of frozen weights read
     known = {name: step.values[name] for name in step.inputs if name in step.values}
     return replace(reached, weights=step.weights, inputs=step.inputs, values={**known, **reached.values}), gradients
 
@@ -110,7 +111,8 @@ def with_tangents(model: Model, derived: Derived, made: Signals) -> tuple[Table,
 def _several(
     model: Model, directions: Directions, several: int, lines: list[Statement], values: dict[str, Value]
 ) -> tuple[Table, Mapping[str, str]]:
-    """Return a loop over pairs of sides, each along a new direction, which sums the mean of their differences."""
+    """Return a step with a loop over pairs of losses, each along a new direction, which computes the mean of their
+    gradients."""
     table, share = model.table, Literal(1 / several)
     meta, update = Meta("loss", local="mean"), Meta("directions", phase="weight_update", local="merge")
     updates, known = _updates(model, directions, Term("loss.slope.share", ()))
@@ -144,13 +146,13 @@ def _several(
 
 
 def _next(name: str, drawn: str, last: Term) -> Op:
-    """Return the number for the next pair's directions, from the one before and its last seed."""
+    """Return the line that computes the next pair's number from that of this pair and its last seed."""
     meta = Meta("directions", local="draw")
     return Op((Term(name, ()),), (Term(drawn, ()), last), (), meta, "hashed", given=("X", "Z"), gives=("Y",))
 
 
 def check(model: Model, chosen: Procedure) -> None:
-    """Refuse a model without a loss, and one whose weights are stored as codes."""
+    """Refuse a model without a loss, and one with quantized weights."""
     check_learns(model, chosen.name)
     if model.quantized:
         raise InputError(
@@ -160,7 +162,7 @@ def check(model: Model, chosen: Procedure) -> None:
 
 
 def _updates(model: Model, directions: Directions, slope: Term) -> tuple[list[Line], dict[str, Value]]:
-    """Return every weight's direction, drawn again and multiplied by a number."""
+    """Return the lines of every weight's gradient: its direction, drawn again, times a number; and their Values."""
     lines: list[Line] = []
     values: dict[str, Value] = {}
     metas = layer_metas(model.table, model.learning)

@@ -1,9 +1,8 @@
-"""Rewrite the forward table for inference: prefill writes the KV cache, decode reads it.
+"""Rewrite a forward table for inference: prefill writes the KV cache, decode reads it.
 
-A layer declares which of its values are cached for a key's position (`cache: K V`). In decode the lines that compute
-such a value run over the M new positions only, their results are appended to the C positions of the cache, and every
-reader sees T = C + M keys. Values cached along other positions, such as the encoder's, are read and never computed
-again.
+A layer declares the values that are cached for each key position (`cache: K V`). In decode, the lines that compute such
+a value run only over the M new positions, their results are appended to the C positions of the cache, and every reader
+reads T = C + M keys. Values cached for other positions, such as the encoder's, are only read.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from learncost.procedures.needed import needed
 
 @dataclass(frozen=True)
 class Inference(Displayed):
-    """The tables of prefill and decode, and the KV cache between them.
+    """The tables of prefill and decode, with the KV cache.
 
     Attributes
     ----------
     prefill
-        The pass over a prompt. Its outputs are the logits of the last position of each sequence and the cache; its
-        input `last[B]` says where that position is.
+        The pass over a prompt. Its outputs are the logits of the last position of each sequence, and the cache; its
+        input `last[B]` is the number of that position.
     decode
-        One step: it reads the cache and gives the logits of the new tokens, and the cache grown by them.
+        One decoding step, which reads the cache. Its outputs are the logits of the new tokens, and the cache with them.
     cache
-        The cached values, each with its `name`, its axes, and `elements` a token.
+        The cached values, each with its `name`, its axes, and the `elements` per token.
 
     Examples
     --------
@@ -57,13 +56,13 @@ class Inference(Displayed):
 
     @property
     def remade(self) -> bool:
-        """Return whether decode multiplies cached values with weights, for all positions again in every step."""
+        """Return whether every step of decode multiplies the cached values of all positions with weights again."""
         all_axes = {axis_of(ALL, array.window) for array in self.cache if array.tokens}
         lines = (line for line, _ in walk(self.decode.lines) if isinstance(line, Product))
         return any(all_axes & set(line.left[0].loops) and set(line.reads) & set(self.decode.weights) for line in lines)
 
     def lengths(self, sizes: Mapping[str, Any], context: int, new: int) -> dict[str, int]:
-        """Return the sizes of the axes of positions: C and T, and those of every window."""
+        """Return the sizes of the axes of positions: M, C and T, and those of every window."""
         lengths = {TOKENS: new}
         for window in {array.window for array in self.cache if array.tokens}:
             most = context if not window else min(context, _number(window, sizes) - 1)
@@ -82,18 +81,18 @@ def inference(model: Layer | Table, name: str = "", several: bool = False) -> In
         The model's name in messages.
     several
         Whether decode runs several new tokens of a sequence at once. Its inputs `seen[M T]` (and `seen.w` for a window
-        of w) then say which keys each of them attends to. One new token attends to the full cache.
+        of w) then select the keys that each of them attends to. One new token attends to the full cache.
 
     Returns
     -------
     Inference
-        The two tables and what is cached.
+        The two tables and the cached values.
 
     Raises
     ------
     InputError
-        For a model that cannot decode: its tokens see later ones, or a line reads other positions and keeps nothing of
-        them.
+        For a model that cannot decode: its tokens attend to later ones, or a line reads other positions that are not
+        cached.
 
     Examples
     --------
@@ -117,9 +116,9 @@ def _number(window: str, sizes: Mapping[str, Any]) -> int:
 
 
 def to_logits(table: Table) -> Table:
-    """Without the loss, and without the logarithm of the probabilities: logits are what a token is chosen by.
+    """Return the table up to the logits, without the log-softmax and the loss.
 
-    They are what lines compare with answers. A table that reads no answers is itself.
+    Logits are the values that lines compare with targets; a table that reads no targets is returned unchanged.
     """
     loss_inputs = {name for name in table.inputs if table.values[name].role in ("share", "sign")}
     compared = {*loss_inputs, *(table.values[name].of for name in loss_inputs)}
@@ -135,7 +134,7 @@ def to_logits(table: Table) -> Table:
 
 
 def scored(table: Table) -> str:
-    """Return the class scores that a loss compares with its first targets: logits, or log-probabilities."""
+    """Return the name of the class scores that a loss compares with its first targets: logits, or log-probabilities."""
     answers = {value.of for value in table.values.values() if value.role == "share"}
     answers |= {name for name in table.inputs if table.values[name].role == "sign"}
     for line, _ in walk(table.lines):
@@ -145,7 +144,7 @@ def scored(table: Table) -> str:
 
 
 def _last_only(table: Table) -> Table:
-    """Return the head on the last position of each sequence only, without an axis of positions."""
+    """Return the table with the head only at the last position of each sequence."""
     head_values = {line.name for line in table.lines if isinstance(line, Line) and of_part(line, "head")}
     if not head_values:
         return table
@@ -172,7 +171,7 @@ def _last_only(table: Table) -> Table:
 
 
 def _prefill(table: Table, cached: Iterable[CachedValue]) -> Table:
-    """Return the forward pass that also outputs the KV cache for decode."""
+    """Return the forward pass, which also outputs the KV cache for decode."""
     names = tuple(array.name for array in cached)
     cached_values: dict[str, Value] = {}
 

@@ -1,14 +1,14 @@
-"""Update integer weights: 8-bit codes step by codes with stochastic rounding; other weights have 32 bits.
+"""Update integer weights: 8-bit codes change by stochastically rounded steps; other weights have 32 bits.
 
-For a matrix W of codes, of which one is 2^w, whose gradient for codes is G 2^g, and a rate r 2^k, by SGD:
+SGD on a matrix W of codes with unit 2^w, gradient for codes G 2^g, and learning rate r 2^k:
 
     W.part[d f] = G[d f] r[]
-    W.step[d f] = W.part / 2^(2 w - g - k), rounded up as often as it is near to the next code
+    W.step[d f] = W.part / 2^(2 w - g - k), rounded up with a probability equal to its fraction
     W.codes.new[d f] = W.codes[d f] - W.step[d f], from -127 to 127
 
-The gradient for codes is 2^w times that for the weight, and a step of codes is the weight's over 2^w: the square is
-taken off by the shift, which is quantization-aware scaling: Lin et al. 2022, On-device training under 256KB memory,
-equation (5). Rounded as Gupta et al. 2015, Deep learning with limited numerical precision, section 3.
+The gradient for codes is 2^w times that for the weight, and a step in codes is the weight's step divided by 2^w. The
+shift divides by the square of 2^w, which is quantization-aware scaling: Lin et al. 2022, On-device training under 256KB
+memory, equation (5). Rounded as Gupta et al. 2015, Deep learning with limited numerical precision, section 3.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from learncost.procedures.inference import scored
 _META = Meta("optimizer", phase="optimizer_step", local="rounding")
 
 MOST_SHIFT = 30
-"""The largest shift of a step in bits; a larger shift would leave only the random bits."""
+"""The largest shift of a step in bits; larger shifts would leave only random bits."""
 
 DRAWN = 24
-"""The number of random bits."""
+"""The number of random bits for rounding."""
 
 
 def forward_in_integers(model: Model) -> Model:
-    """Return the model with its forward table in integers."""
+    """Return the model with a forward table of integers."""
     table = model.table
     if table.outputs == ("loss",):
         table = replace(table, outputs=("loss", scored(table)))
@@ -112,12 +112,12 @@ def _codes(work: Integers, line: Op, gradient: Term, rate: Term, scale: Power, d
 
 
 def _fixed(work: Integers, line: Op, gradient: Term, rate: Term) -> None:
-    """Return the update lines of a 32-bit weight, rounded to the nearest and kept below 2^29."""
+    """Return the update lines of a 32-bit weight, which is rounded to the nearest integer and clamped below 2^29."""
     weight, new = line.right[0], line.left[0]
     assert isinstance(weight, Term)
     axes, number = weight.declared, work.read(weight)
     found, rated = work.narrow(work.read(gradient), axes, HALF, _META.phase), _rate(work, rate)
-    part = Term(f"{weight.name}.rated", axes)  # `narrow` calls the weight itself .part, where it is multiplied
+    part = Term(f"{weight.name}.rated", axes)  # `narrow` uses the name .part for the multiplied weight
     work.emit(Product((part,), (Term(found.name, axes), Term(rated.name, ())), (), _META))
     step = work.shifted(ScaledInteger(part.name, found.power + rated.power, CODE + HALF), number.power, axes, _META)
     stepped = Term(f"{weight.name}.stepped", axes)

@@ -1,8 +1,8 @@
-"""Local losses: every block has a separate loss and gets no gradient from later blocks.
+"""Build steps with local losses: every block has a separate loss and gets no gradient from later blocks.
 
 A block's backward pass and update directly follow its forward pass, so none of its activations is saved for later.
-Layers before the first block learn from that block's loss. Either all blocks use the model's head, and the last block's
-loss is the model's, or every block has a separate trainable copy of the head.
+Layers before the first block are trained by that block's loss. Either all blocks use the model's head, and the last
+block's loss is the model's, or every block has a separate trainable copy of the head.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from learncost.procedures.places import check_learns, stacks
 from learncost.procedures.procedure import Procedure
 
 HEADS = ("model", "own")
-"""The head that computes a block's loss."""
+"""The possible heads for a block's loss: the model's, or a separate one for each block."""
 
 
 def by_local_losses(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, str]]:
-    """Return one step and the names of the weights' gradients, including those of the blocks' heads."""
+    """Return one step as a table, and the names of the weights' gradients, including those of the blocks' heads."""
     check_learns(model, chosen.name)
     if model.quantized:
         raise InputError(f"{chosen.name} does not support quantized weights: choose a precision without quantization")
@@ -40,15 +40,15 @@ def by_local_losses(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str
 
 @dataclass
 class _Local:
-    """The parts of a model's table (before the blocks, blocks, head) and the lines made of them so far."""
+    """The parts of a model's table (before the blocks, blocks, head) and the gradients derived from them so far."""
 
     model: Model
     chosen: Procedure
     has_own_heads: bool
     inputs: dict[str, Value] = field(default_factory=dict)  # weights of the blocks' separate heads
     values: dict[str, Value] = field(default_factory=dict)
-    parts: dict[str, list[str]] = field(default_factory=dict)  # of every gradient
-    whole: dict[str, str] = field(default_factory=dict)  # gradients of one part only, each with its gradient
+    parts: dict[str, list[str]] = field(default_factory=dict)  # the parts of every gradient
+    whole: dict[str, str] = field(default_factory=dict)  # the only part of a gradient, mapped to the gradient's name
 
     def __post_init__(self) -> None:
         lines = self.model.table.lines
@@ -119,7 +119,7 @@ class _Local:
         return replace(result, weights=table.weights, inputs=(*table.inputs, "dloss", *self.inputs)), gradients
 
     def total(self, name: str, phase: str) -> list[Line]:
-        """Emit the sum of a gradient's parts under its name; a single part is renamed instead."""
+        """Return the line that sums a gradient's parts; a single part is renamed instead."""
         axes = self.axes(name)
         self.values[f"d{name}"] = Value(axes, "gradient", name)
         if len(self.parts[name]) == 1:
@@ -135,7 +135,8 @@ class _Local:
     def part(
         self, table: Table, wanted: Iterable[str], mark: str
     ) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
-        """Return the forward lines of a part with their saved tensors, and its backward and update lines."""
+        """Return the forward lines of a part of the model with their saved tensors, and its backward and update
+        lines."""
         derived = derive(table, wanted=tuple(wanted))
         renamed = {gradient: f"{gradient}:{mark}" for gradient in derived.gradients.values()}
         for name in derived.gradients:
@@ -144,7 +145,8 @@ class _Local:
         return derived.forward.lines, tuple(line.renamed(renamed) for line in derived.reverse.lines)
 
     def blocks(self, repeat: Loop, number: int) -> list[Statement]:
-        """Emit the loop whose iterations compute a loss, run backward and output updates, after its initial values."""
+        """Return the loop whose iterations compute a loss, its gradients and updates, after the lines of its initial
+        values."""
         table, (carry,) = self.model.table, repeat.carry
         lines, loss, head_weights = self.head(repeat, number)
         learning = {*self.model.learning, *head_weights}
@@ -207,7 +209,7 @@ class _Local:
         before: list[Statement],
         inner: dict[str, Value],
     ) -> Carry:
-        """Return the gradient of a value that all iterations read: a loop-carried total."""
+        """Return the loop-carried total that sums the gradient of a value over all iterations, which read it."""
         axes = self.axes(name)
         phase = "weight_update" if name in self.model.table.weights else "backward"
         meta = Meta(phase=phase, local="merge")
@@ -227,7 +229,8 @@ class _Local:
         before: list[Statement],
         inner: dict[str, Value],
     ) -> list[Carry]:
-        """Return the gradient of the first iteration's input: a total to which other iterations add zero."""
+        """Return the loop-carried total with the gradient of the first iteration's input, to which other iterations add
+        zero."""
         (carry,) = repeat.carry
         axes, meta = inner[carry.start].axes, Meta(phase="backward", local="first")
         zero, start, end, part, final = (
@@ -248,7 +251,8 @@ class _Local:
         return [Carry(start, end, zero, final), Carry("first", not_first.name, first_iteration.name, "first:last")]
 
     def head(self, repeat: Loop, number: int) -> tuple[list[Statement], str, dict[str, Value]]:
-        """Return the head's lines on an iteration's output, their loss, and the weights of the blocks' heads."""
+        """Return the head's lines applied to an iteration's output, the name of their loss, and the weights of the
+        blocks' heads."""
         (carry,) = repeat.carry
         names = {name: f"local.{name}" for line in self.after for name in line.makes} | {self.final: carry.end}
         of_head: dict[str, Value] = {}
@@ -268,7 +272,7 @@ class _Local:
 
 
 def _hands_on(first: Statement, second: Statement) -> bool:
-    """Return whether a loop's initial value is another loop's result."""
+    """Return whether the initial value of the second loop is the result of the first."""
     if not isinstance(first, Loop) or not isinstance(second, Loop) or len(first.carry) != 1:
         return False
     return second.carry[0].initial == first.carry[0].final

@@ -1,8 +1,8 @@
 """Compute the error of a plain pass and add it to the input of a modulated pass.
 
-An embedding's input is a one-hot token, to which the error over the vocabulary is added as it is, or brought to the
-positions of another input by an attention; any other input gets it through a fixed random matrix. Pau & Aymone 2024,
-Algorithms 1 and 2, sections 5.1.2 and 5.7.
+The error over the vocabulary is added to the one-hot tokens of an embedding; if their positions differ from the
+output's, an attention projects it to them. Any other input gets the error through a fixed random matrix. Pau & Aymone
+2024, Algorithms 1 and 2, sections 5.1.2 and 5.7.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from learncost.procedures.optimizer import names_of_numbers, values_of_numbers
 from learncost.procedures.procedure import ELSEWHERE, LEARNING, Procedure
 
 NUMBERS = ("count", "strength", "inverse_count")
-"""Inputs of a step: the number of targets, and sign x scale of the modulation.
+"""Inputs of a step: the number of targets, sign x scale of the modulation, and `inverse_count`.
 
-A third input is one over the count, `inverse_count`; with a padding mask it is an array, `inverse_count.M` for the
-decoder's rows (or the only ones) and `inverse_count.N` for the encoder's, 0 at padded ones.
+`inverse_count` is one over the number of targets. With a padding mask it is an array that is 0 at padded rows:
+`inverse_count.M` for the decoder's rows, or the only ones, and `inverse_count.N` for the encoder's.
 """
 
 
 class Modulation:
-    """The error of one model's plain pass, and the lines that add it to the input of the modulated one.
+    """The error of a model's plain pass, and the lines that add it to the input of the modulated pass.
 
     error  the lines that compute the error; the last one computes `e`
-    given  the inputs of these lines and their readers that the model does not have
+    given  the additional inputs of these lines and of those that read their results
     """
 
     def __init__(self, model: Model, chosen: Procedure, reverse: tuple[Statement, ...]) -> None:
@@ -47,17 +47,18 @@ class Modulation:
         self.error = self.error_lines(reverse)
         self.e = self.error[-1].left[0]
         self.elsewhere: dict[str, str] = {}  # the error at the positions of an index, by the index
-        self.masks: dict[str, Value] = {}  # of padding, on the way there
+        self.masks: dict[str, Value] = {}  # padding masks of the attention that projects it
         numbers = {name: self.numbers[name] for name in ("count", "strength")}
         self.given = {"dloss": Value((), "gradient", "loss"), **values_of_numbers(numbers)}
 
     @property
     def strength(self) -> Term:
-        """Return sign x scale of the added error."""
+        """Return the term of the error's factor, sign x scale."""
         return Term(self.numbers["strength"], ())
 
     def error_lines(self, reverse: tuple[Statement, ...]) -> tuple[Line, ...]:
-        """e = s - target: backpropagation's own lines from the loss to the scores of the head, times the count."""
+        """Return the lines that compute e = s - target: backpropagation's lines from the loss to the scores, times the
+        count."""
         lines: list[Line] = []
         for line in reverse:
             if isinstance(line, Loop) or set(self.model.table.weights) & set(line.reads):
@@ -77,7 +78,8 @@ class Modulation:
         return (*in_phase(lines, "forward"), e)
 
     def one_hot(self, line: Statement) -> Read | None:
-        """Return where a line looks up rows of a weight at an input index, along the axis of the error's classes."""
+        """Return the index by which a line looks up rows of a weight along the axis of the error's classes; None for
+        other lines."""
         if not isinstance(line, Product) or len(line.right) > 1 or line.right[0].name not in self.model.table.weights:
             return None
         reads = [axis for axis in line.right[0].axes if isinstance(axis, Read)]
@@ -86,13 +88,14 @@ class Modulation:
         return lookups[0] if len(lookups) == len(reads) == 1 else None
 
     def brought(self) -> Iterator[Line]:
-        """Return the error at the positions of inputs that differ from the output's: equation (48)."""
+        """Yield the lines that project the error to the positions of inputs that differ from the output's: equation
+        (48)."""
         reads = [read for read in map(self.one_hot, self.model.table.lines) if read]
         same_places = [read for read in reads if {*read.at.loops, read.axis} == set(self.e.axes)]
         if not same_places and not self.model.projected:
             configuration = self.model.configuration
             several = addable(self.model.table) if configuration.layer else ()
-            others = f"; --projected says to what else it is added: {', '.join(several)}" if several else ""
+            others = f"; --projected adds it to other inputs or embeddings: {', '.join(several)}" if several else ""
             raise InputError(
                 f"the output of {configuration.name} (counted: {configuration.counted}) is not over the vocabulary: "
                 f"{identical()} add its error to the one-hot tokens{others}; bp does without"
@@ -117,9 +120,9 @@ class Modulation:
         return Term(self.elsewhere.get(read.at.name, self.e.name), (*read.at.loops, read.axis))
 
     def with_input(self, line: Line, again: Line) -> list[Line]:
-        """Emit a line of the modulated pass, with the error added where it reads an input.
+        """Return a line of the modulated pass, followed by lines that add the error if it reads an input.
 
-        The embedding's input is dense: (T + strength e) W = rows + strength (e W).
+        The modulated input of an embedding is dense: (T + strength e) W = rows + strength (e W).
         """
         left, read = line.left[0], self.one_hot(line)
         if read is None and left.name not in self.model.projected:
@@ -132,9 +135,9 @@ class Modulation:
         return [again, *self.with_error(left, rows, (self.error_at(read), weight), left.axes, line.meta, "e W")]
 
     def projection(self, value: Term, plain: Term, meta: Meta) -> list[Line]:
-        """Add the error to a value of the modulated pass through a fixed random matrix, x + strength e F.
+        """Return the lines that add the error to a value through a fixed random matrix, x + strength e F.
 
-        It is the same in every sequence and at every position, and has all other axes of the value: an image's pixels.
+        The matrix is the same for every sequence and position, and has all other axes of the value, such as pixels.
         """
         error, axes_of_value = self.e, value.loops
         wide = tuple(axis for axis in axes_of_value if axis not in {*self.positions("index"), *error.loops})
@@ -148,7 +151,8 @@ class Modulation:
     def with_error(
         self, value: Term, plain: Term, by: tuple[Term, Term], axes: tuple[Axis, ...], meta: Meta, local: str
     ) -> list[Line]:
-        """Return a value of the modulated pass: the plain value plus the error times a matrix and the strength."""
+        """Return the lines that compute a value of the modulated pass: the plain value plus the error times a matrix
+        and the strength."""
         dense, scaled = (Term(f"{value.name}^{part}", axes) for part in ("dense", "scaled"))
         meta = replace(meta, local="F e", equation="", locals=())
         modulated = Term(f"{value.name}^", value.axes)
@@ -159,12 +163,12 @@ class Modulation:
         ]
 
     def positions(self, role: Role) -> frozenset[str]:
-        """Return the axes of the inputs of a role."""
+        """Return the axes of the inputs with a role."""
         values = self.model.table.values
         inputs = (name for name in self.model.table.inputs if values[name].role == role)
         return frozenset(base(axis) for name in inputs for axis in values[name].axes)
 
 
 def identical() -> str:
-    """Return the names of all procedures of this kind, for a message."""
+    """Return the names of all procedures that compare two forward passes, for messages."""
     return " and ".join(name for name, procedure in LEARNING.items() if procedure.compares)

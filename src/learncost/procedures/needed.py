@@ -1,4 +1,4 @@
-"""Dead code elimination: remove the lines, inputs and weights that a table's outputs do not need."""
+"""Eliminate dead code: remove the lines, inputs and weights that a table's outputs do not need."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from learncost.ir.table import Table
 
 
 def needed(table: Table, outputs: Iterable[str]) -> Table:
-    """Return the lines that the outputs need, in order, with their inputs, weights and axes."""
+    """Return the table with only the lines, inputs, weights and values that these outputs need."""
     outputs = tuple(outputs)
     needed_names = set(outputs)
     lines = _lines(table.lines, needed_names)
     names = needed_names | {name for line, _ in walk(lines) for name in _names(line)}
-    names |= {name for line in lines for name in line.makes}  # a loop may have outputs without readers
+    names |= {name for line in lines for name in line.makes}  # a loop may have unread outputs
     return replace(
         table,
         lines=lines,
@@ -32,7 +32,7 @@ def _names(line: Line) -> set[str]:
 
 
 def _lines(lines: Iterable[Statement], needed_names: set[str]) -> tuple[Statement, ...]:
-    """Return the lines that compute the wanted names; `wanted` receives the names that they read."""
+    """Return the lines that compute the wanted names; the names that these lines read are added to `wanted`."""
     result: list[Statement] = []
     for line in reversed(tuple(lines)):
         if isinstance(line, Loop):

@@ -1,7 +1,7 @@
-"""Write the optimizer step as lines, one op per weight, after clipping and weight decay.
+"""Add the optimizer step to a table: one op per weight, after clipping and weight decay.
 
-An operator reads the weight, its gradient, its state and the numbers of the step, such as a learning rate, which are
-additional inputs under names that no value of the table has.
+An optimizer's op reads the weight, its gradient, its state and numbers such as the learning rate, which become
+additional inputs of the table under unused names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 def names_of_numbers(table: Table, numbers: Iterable[str], owner: str) -> dict[str, str]:
-    """Map each number to its name in a table, with its owner's name in front if a value already has that name."""
+    """Map each number to its name in a table, which is prefixed with its owner's name if a value already has the
+    name."""
     names = {number: f"{owner}.{number}" if number in table.known else number for number in numbers}
     if clashes := [name for name in names.values() if name in table.known]:
         raise InputError(f"{clashes[0]} is a value of the table and a number of {owner}: rename the value")
@@ -34,30 +35,30 @@ def names_of_numbers(table: Table, numbers: Iterable[str], owner: str) -> dict[s
 
 
 def values_of_numbers(names: dict[str, str]) -> dict[str, Value]:
-    """Return the numbers as inputs of a table, by their names there."""
+    """Return the Values of the numbers as inputs of a table, by their names in it."""
     return {name: Value((), "number", number) for number, name in names.items()}
 
 
 DEFAULT = "adamw"
-"""The default optimizer of a model; a layer has none."""
+"""The default optimizer of a model."""
 
 
 def default_optimizer(book: Book | None = None) -> str:
-    """Return the default optimizer of a model: that of the cost model, if it names one."""
+    """Return the name of the default optimizer: that of the price book, if it names one."""
     return (book.optimizer if book else "") or DEFAULT
 
 
 def optimizer(name: str) -> Optimizer:
-    """Return an optimizer by its name. An unknown name is refused with the known ones."""
+    """Return an optimizer by its name. Raises `InputError` for an unknown name, with the known ones."""
     if name not in OPTIMIZERS:
         name = state_of(name).name
         others = ", ".join(OPTIMIZERS)
-        raise InputError(f"of {name} only the state is known, to memory and fit; its step is not (there are {others})")
+        raise InputError(f"{name} has no step, only a state for memory and fit; optimizers with a step are {others}")
     return OPTIMIZERS[name]
 
 
 def check_unrounded(name: str | None, what: str) -> None:
-    """Raise `InputError` for an optimizer whose states are rounded between steps, which `what` does not do."""
+    """Raise `InputError` for an optimizer whose states are rounded between steps, which `what` does not support."""
     if name in OPTIMIZERS and OPTIMIZERS[name].states:
         raise InputError(
             f"{what} does not support {name}, which rounds optimizer states between steps: use learncost train"
@@ -65,12 +66,13 @@ def check_unrounded(name: str | None, what: str) -> None:
 
 
 def state_of(name: str) -> OptimizerState:
-    """Return an optimizer's state by its name. An unknown name is refused with the known ones."""
+    """Return the state of an optimizer by its name. Raises `InputError` for an unknown name, with the known ones."""
     return named_one("optimizer", name, STATES)
 
 
 def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer) -> Table:
-    """Append the optimizer's lines to a step: `W.new` and the new state, from `W` and its gradient."""
+    """Return the step with the optimizer's lines, which compute `W.new` and the new state from `W`, its gradient and
+    state."""
     op = entry(chosen.op)
     state_names = [f"{weight}.{name}" for weight in gradients for name in chosen.state]
     if clashes := [name for name in state_names if name in table.known]:
@@ -105,17 +107,14 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
 
 
 def stepped(table: Table) -> Mapping[str, Axes]:
-    """Map each weight to the axes of its optimizer step; they are the weight's axes without projection."""
+    """Map each weight to the axes of the gradient that the optimizer reads, which a projection changes."""
     lines = (line for line, _ in walk(table.lines) if isinstance(line, Op) and line.op in OPTIMIZERS)
     seen = (term for line in lines for name, term in zip(line.given, line.right, strict=True) if name == "G")
     return {table.values[term.name].of: table.values[term.name].axes for term in seen if isinstance(term, Term)}
 
 
 def without_gradients(table: Table) -> Table:
-    """Return the step whose outputs are those that the next step needs: no gradient that only the optimizer reads.
-
-    Such a gradient need not be kept.
-    """
+    """Return the step without the outputs that only the optimizer reads: the gradients of updated weights."""
     values = table.values
     outputs = (
         name for name in table.outputs if values[name].role != "gradient" or values[name].of not in table.renewed
@@ -127,18 +126,18 @@ EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_: clip_coef = max_norm / (total_
 
 
 def with_clipping(table: Table) -> Table:
-    """Return the step with clipped gradients, as `clipped` does."""
+    """Return the step with gradients clipped to a global norm, as `clipped` describes."""
     return clipped(table)[0]
 
 
 def clipped(table: Table, shared: Mapping[str, int] = {}) -> tuple[Table, str]:
-    """Return the step whose optimizer reads `factor dW` instead of every `dW`, as torch clips by the norm.
+    """Return the step whose optimizer reads `factor dW` instead of `dW`, as torch.nn.utils.clip_grad_norm_ computes it.
 
-    factor = min(1, clip / (norm + 1e-6)), with the norm over the gradients of all weights together and the bound
-    `clip`, a scalar input; written as 1 / max(1, (norm + 1e-6) / clip). It costs a MACC and a FLOP a parameter. The
-    table's own gradients stay as they are. A table without an optimizer has nothing to clip.
-    shared  for one of several tables: how many of them have the same gradient; each counts its share
-    Also return the name of the sum of all squares, which several tables have to add up; "" without one.
+    factor = min(1, clip / (norm + 1e-6)), with the norm over all weights' gradients and the bound `clip`, a scalar
+    input. It is computed as 1 / max(1, (norm + 1e-6) / clip), and costs one MACC and one FLOP per parameter. The
+    gradients themselves are unchanged, as is a table without an optimizer.
+    shared  for one of several tables: the number of tables with the same gradient, each of which adds its share
+    The second result is the name of the sum of squares, which several tables must add up; "" without an optimizer.
     """
     updates = [line for line in table.lines if isinstance(line, Line) and line.meta.phase == "optimizer_step"]
     gradients = defined(line for line in table.lines if line not in updates)
@@ -166,7 +165,7 @@ def clipped(table: Table, shared: Mapping[str, int] = {}) -> tuple[Table, str]:
 
 
 def _scaling(gradients: tuple[Term, ...], bound: str, shared: Mapping[str, int]) -> tuple[list[Line], str]:
-    """Return the gradients clipped to a global norm, and the name of the sum of squares."""
+    """Return the lines that clip gradients to a global norm, and the name of the sum of squares."""
 
     def scalar(name: str) -> Term:
         return Term(f"{bound}.{name}", ())
@@ -239,7 +238,7 @@ def _decayed(line: Line, values: dict[str, Value], share: str) -> list[Line]:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """The bytes of an optimizer's state for a weight of some shape, given the type of its states."""
+    """The state of an optimizer: `bytes` returns its size for a weight's shape and the data type of states."""
 
     name: str
     bytes: Callable[[Sequence[int], str], int]
@@ -251,18 +250,18 @@ def _times(count: int, states: str = "") -> Callable[[Sequence[int], str], int]:
 
 
 def _eight_bits(shape: Sequence[int], kind: str) -> int:
-    """Return two states in 8 bits for any type of states."""
+    """Return the bytes of two 8-bit states, whatever the type of states."""
     return 2 * bytes_of_type("int8-2048", prod(shape))
 
 
 def _factored(shape: Sequence[int], kind: str) -> int:
-    """Return the row and column sums of a matrix; of a vector, every element."""
+    """Return the bytes of a state with a matrix's row and column sums, or with every element of a vector."""
     arrays = shape if len(shape) == 2 else (prod(shape),)
     return sum(bytes_of_type(kind, size) for size in arrays)
 
 
 def _muon(shape: Sequence[int], kind: str) -> int:
-    """Return momentum for matrices, and AdamW's two states for vectors."""
+    """Return the bytes of momentum for a matrix, or of AdamW's two states for a vector."""
     return (1 if len(shape) == 2 else 2) * bytes_of_type(kind, prod(shape))
 
 

@@ -1,4 +1,5 @@
-"""Find the parts of a model by its structure, not by names: blocks, linears, the residual stream, the scores."""
+"""Find the parts of a model by its structure instead of names: blocks, linear layers, the residual stream, the
+scores."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from learncost.ops import entry
 
 @dataclass(frozen=True)
 class LinePlace:
-    """The lines of one scope: of a table, or of a loop's body.
+    """A scope of a model's table: the outermost one, or the body of a loop.
 
-    scope    the results of the surrounding loops
-    repeats  these loops, the outermost first
-    lines    the statements
+    scope    its path: the names that each surrounding loop defines
+    repeats  the surrounding loops, the outermost first
+    lines    its statements
     values   the Value of every visible name
-    weights  the names that are weights there
+    weights  the visible names that are weights or slices of weights
     """
 
     scope: Scope
@@ -36,16 +37,16 @@ class LinePlace:
 
     @property
     def lines_of_scope(self) -> tuple[Line, ...]:
-        """Return the lines that are in no inner loop."""
+        """Return the lines of the scope without those of inner loops."""
         return tuple(line for line in self.lines if isinstance(line, Line))
 
     def iterations(self, axes: Iterable[str]) -> tuple[str, ...]:
-        """Return the axes of a stack with one slice per iteration."""
+        """Return the axes of a stack with one slice for each iteration of the surrounding loops."""
         return (*(repeat.count for repeat in self.repeats), *axes)
 
 
 def places(table: Table) -> Iterator[LinePlace]:
-    """Return the table's scope and the scope of every loop."""
+    """Yield the outermost scope of a table and the scope of every loop."""
 
     def inside(around: LinePlace) -> Iterator[LinePlace]:
         yield around
@@ -60,9 +61,10 @@ def places(table: Table) -> Iterator[LinePlace]:
 
 
 def stacks(table: Table) -> tuple[LinePlace, ...]:
-    """Return the loop scopes that carry a value from block to block, nested ones included.
+    """Return the scopes of loops over blocks, which carry a value from block to block, including nested ones.
 
-    Each iteration has separate weights, or nothing: iterations over slices of values only are positions of a scan.
+    The iterations of such a loop have separate weights or no slices; iterations that read only slices of values are
+    positions of a scan.
     """
     carrying = (place for place in places(table) if place.repeats and place.repeats[-1].carry)
     return tuple(
@@ -73,9 +75,9 @@ def stacks(table: Table) -> tuple[LinePlace, ...]:
 
 
 def blocks(model: Model, doing: str) -> tuple[LinePlace, ...]:
-    """Return the innermost loops over blocks: the identical blocks of a model, one after another.
+    """Return the scopes of the innermost loops over blocks.
 
-    Raises `InputError`, which names the action, where there are none.
+    Raises `InputError` if there are none; `doing` is the subject of its message.
     """
     stacked = stacks(model.table)
     around = {place.scope[:depth] for place in stacked for depth in range(len(place.scope))}
@@ -87,7 +89,8 @@ def blocks(model: Model, doing: str) -> tuple[LinePlace, ...]:
 
 
 def linears(place: LinePlace) -> Iterator[tuple[Product, int]]:
-    """Return the products with one weight that sum over its axis or look up its rows, and the weight's position."""
+    """Yield the products with one weight that sum over its axes or look up its rows, each with the weight's
+    position."""
     for line in place.lines_of_scope:
         if not isinstance(line, Product):
             continue
@@ -101,12 +104,14 @@ def linears(place: LinePlace) -> Iterator[tuple[Product, int]]:
 
 
 def sums(line: Line) -> bool:
-    """Return whether a product sums over an axis; its result then has another feature space than its factors."""
+    """Return whether a line is a product that sums over an axis, so that its result has other features than its
+    factors."""
     return isinstance(line, Product) and not set(line.left[0].loops).issuperset(line.loops)
 
 
 def followed(name: str, place: LinePlace, constant: frozenset[str]) -> str:
-    """Return a product's output after its bias and pointwise op, while each value has one reader."""
+    """Return the value of a product's output after its bias and pointwise ops, as far as each value has a single
+    reader."""
     while True:
         readers = [line for line in place.lines if name in line.reads]
         if len(readers) != 1 or not isinstance(reader := readers[0], Line):
@@ -121,9 +126,9 @@ def followed(name: str, place: LinePlace, constant: frozenset[str]) -> str:
 
 
 def stream(place: LinePlace, model: Model) -> frozenset[str]:
-    """Return the residual stream of a block: the values from its input to its output without a summing product.
+    """Return the residual stream of a block: the values on paths from its input to its output without summing products.
 
-    Raises `InputError` where there is no such path.
+    Raises `InputError` if there is no such path.
     """
     repeat = place.repeats[-1]
     after = {carry.start for carry in repeat.carry}
@@ -142,9 +147,9 @@ def stream(place: LinePlace, model: Model) -> frozenset[str]:
 
 
 def scores(model: Model, doing: str) -> str:
-    """Return the value that backpropagation reaches from the loss before any weight: the scores of the head.
+    """Return the gradient of the head's scores: the last that backpropagation computes before it reads a weight.
 
-    Raises `InputError` where there is no loss, or nothing between it and the weights.
+    Raises `InputError` if there is no loss, or no value between the loss and the weights.
     """
     check_learns(model, doing)
     derived = derive(model.table, wanted=model.learning)
@@ -161,9 +166,9 @@ def scores(model: Model, doing: str) -> str:
 
 
 def targets(model: Model, doing: str) -> Line:
-    """Return the backward line whose gradient is that of the target class at every position.
+    """Return the backward line that computes the gradient of the target class's score at every position.
 
-    Raises `InputError` where no loss looks its targets up.
+    Raises `InputError` if no loss looks up its targets.
     """
     scores(model, doing)
     for line in derive(model.table, wanted=model.learning).reverse.lines:

@@ -1,4 +1,4 @@
-"""Learning procedures, read from procedures.toml or a user's file: schedules of a step's moves."""
+"""Read learning procedures, which are schedules of moves, from procedures.toml or a user's file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ TOGETHER: tuple[frozenset[str], ...] = tuple(
         ),
     )
 )
-"""The moves that a schedule may combine; any other combination would be ignored."""
+"""The sets of moves that a schedule may combine; any other combination is refused."""
 
 
 NEEDS: Mapping[str, tuple[str, ...]] = {
@@ -79,11 +79,11 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "times NUMBER": ("forward at plus",),
     "forward again from outputs": ("forward in two streams",),
 }
-"""The moves that require another move, or one of several."""
+"""The moves that require another move, which is one of these."""
 
 
 def fault(forms: Collection[str]) -> str:
-    """Return what is wrong with a combination of moves; empty if nothing is."""
+    """Return the reason why moves cannot be combined; empty if they can."""
     if not any(together.issuperset(forms) for together in TOGETHER):
         pairs = combinations(dict.fromkeys(forms), 2)
         wrong = next((pair for pair in pairs if not any(each.issuperset(pair) for each in TOGETHER)), forms)
@@ -101,13 +101,13 @@ class StepMove:
 
     @property
     def named(self) -> str:
-        """Return its first argument, or nothing."""
+        """Return the first argument; empty if there is none."""
         return self.names[0] if self.names else ""
 
 
 @lru_cache(maxsize=4096)
 def move(text: str) -> StepMove:
-    """Return the move that a text of a schedule names."""
+    """Return the move that a text in a schedule describes."""
     for form in MOVES:
         pattern = re.sub("[A-Z]+", r"(\\S+)", form.replace("NUMBER", "([1-9][0-9]*)"))
         if match := re.fullmatch(pattern, text.strip()):
@@ -127,7 +127,8 @@ MACRO_OPERATIONS = (
 
 @dataclass(frozen=True)
 class Mode:
-    """The pass from which an update reads its inputs, how far values are followed, and how the input is modulated."""
+    """A mode of difference updates: sign and scale of the modulation, whether updates read the inputs of the modulated
+    pass, and whether compared values are followed through residual sums."""
 
     sign: float
     scale: float
@@ -138,17 +139,17 @@ class Mode:
 
 @dataclass(frozen=True, eq=False)
 class Procedure:
-    """A row of procedures.toml.
+    """A learning procedure, described by a row of procedures.toml.
 
-    schedule  sweeps over the model, each with its comma-separated moves as written
+    schedule  the sweeps over the model, each with its comma-separated moves
     usual     whether commands that compare procedures include it by default
-    equals    the procedure with the same weights, if every replaced weight is read itself
+    equals    the procedure with the same updates, if every replacement of a weight equals the weight
     modes     the modes of its differences
-    lines     the lines, in the notation, of what its backward pass reads for a weight W
-    decay     if that follows the weights: the share by which both decay in a step
-    distance  how far weights are moved to either side
-    held      the number of steps with the same directions, or with the same learning block
-    scale     the share of an update in found directions that a step takes
+    lines     the lines that compute the matrix which its backward pass reads in place of a weight W
+    decay     if this matrix follows the weight: the share by which both decay in a step
+    distance  the distance by which weights are moved to either side
+    held      the number of steps with the same directions or the same trained block
+    scale     the factor of an update in computed directions
     """
 
     name: str
@@ -175,7 +176,7 @@ class Procedure:
 
     @property
     def moves(self) -> Mapping[str, str]:
-        """Return the moves of all sweeps with their arguments."""
+        """Map the forms of all moves to their first arguments."""
         return {move_of.form: move_of.named for move_of in self.all_moves}
 
     @property
@@ -194,12 +195,12 @@ class Procedure:
 
     @property
     def overrides(self) -> bool:
-        """Return whether its backward pass stops somewhere, or gets other signals than gradients."""
+        """Return whether its backward pass stops gradients, or replaces them by other signals."""
         return not self.moves.keys().isdisjoint(("stopped at PLACE", "given SIGNAL at PLACE"))
 
     @property
     def part(self) -> str:
-        """Return the part of a model that it updates; empty: all trainable weights."""
+        """Return the part of a model that it updates; empty for all trainable weights."""
         return self.moves.get("update of PART", "")
 
     @property
@@ -209,13 +210,13 @@ class Procedure:
 
     @property
     def projected_to(self) -> int:
-        """Return the number of directions to which a matrix's gradient is projected; 0: no projection."""
+        """Return the number of directions to which a matrix's gradient is projected; 0 without projection."""
         forms = ("projected to NUMBER", "projected to NUMBER singular vectors")
         return next((int(self.moves[form]) for form in forms if form in self.moves), 0)
 
     @property
     def finds(self) -> bool:
-        """Return whether these directions are singular vectors, computed once in `held` steps."""
+        """Return whether these directions are singular vectors, which are computed once every `held` steps."""
         return "projected to NUMBER singular vectors" in self.moves
 
     @property
@@ -225,13 +226,14 @@ class Procedure:
 
     @property
     def passes(self) -> dict[str, int]:
-        """Return the number of passes of each phase; an optimizer steps once after the updates."""
+        """Return the number of passes of each phase, including one optimizer step after updates."""
         passes_made = [MOVES[move_of.form] for sweep in self.sweeps for move_of in sweep]
         passes_made += ["optimizer_step"] if "weight_update" in passes_made else []
         return {name: passes_made.count(name) for name in MACRO_OPERATIONS if name in passes_made}
 
     def passes_over(self, model: Model) -> dict[str, int]:
-        """Return the passes of every phase; an error is projected only with an encoder and a decoder (E15)."""
+        """Return the number of passes of every phase for a model; an error is projected only with an encoder and a
+        decoder (E15)."""
         passes = {name: self.passes.get(name, 0) for name in MACRO_OPERATIONS}
         if not model.two_sided:
             passes["error_projection"] = 0
@@ -241,10 +243,10 @@ class Procedure:
 _TABLE = tomllib.loads((files("learncost.procedures") / "procedures.toml").read_text(encoding="utf-8"))
 
 MODES: Mapping[str, Mode] = {name: Mode(**row) for name, row in _TABLE["modes"].items()}
-"""The modes of procedures that compare two passes."""
+"""The modes of procedures that use differences of two passes."""
 
 PAPER = next(iter(MODES))
-"""Their default mode."""
+"""The default mode."""
 
 
 _ALL = [Procedure(name, **row) for name, row in _TABLE["procedures"].items()]
@@ -253,7 +255,7 @@ LEARNING: Mapping[str, Procedure] = {procedure_of.name: procedure_of for procedu
 """The procedures that learn."""
 
 _READ: dict[str, tuple[str, Procedure]] = {}
-"""The procedures of files, by path, each with the text of its file."""
+"""The procedures that were read from files, by path, each with the text of its file."""
 
 PROCEDURES: Mapping[str, Procedure] = {procedure_of.name: procedure_of for procedure_of in _ALL if procedure_of.usual}
 """The procedures that are compared by default."""
@@ -264,17 +266,17 @@ INFERENCE: Mapping[str, Procedure] = {
 """The procedures of a model that does not learn."""
 
 FORWARD = "inference"
-"""The forward pass of a model without a KV cache; of one with a cache it stands for both of its passes."""
+"""The forward pass of a model without a KV cache; for a model with a cache it means prefill and decode."""
 
 
 def several(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
-    """Return the names of several procedures, given as a list or comma-separated."""
+    """Return the names of several procedures, which are given as a list or comma-separated."""
     names = procedures.split(",") if isinstance(procedures, str) else procedures or ()
     return tuple(str(name).strip() for name in names)
 
 
 def procedure(name: str | Procedure, also: Mapping[str, Procedure] | None = None) -> Procedure:
-    """Return a learning procedure by its name, or one of `also`. An unknown name is refused with the known ones."""
+    """Return a learning procedure by its name; `also` has additional names. Raises `InputError` for an unknown name."""
     if isinstance(name, Procedure):
         return name
     if name.endswith(".toml"):
@@ -289,7 +291,7 @@ _FIELDS = ("title", "source", "schedule", "lines", "decay", "distance", "held", 
 
 
 def _of_file(path: str) -> Procedure:
-    """Return the procedure of a file. Results are cached by its path, so a changed file is refused."""
+    """Return the procedure of a file. Procedures are cached by path, so a file that has changed is refused."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -298,14 +300,14 @@ def _of_file(path: str) -> Procedure:
         _READ[path] = text, _read(path, text)
     text_read, procedure_read = _READ[path]
     if text != text_read:
-        raise InputError(f"{path} has changed since it was read: save it under another name, or start Python again")
+        raise InputError(f"{path} has changed since it was read: save it under another name, or restart Python")
     return procedure_read
 
 
 def _read(path: str, text: str) -> Procedure:
-    """Return the procedure of a file's text: a title, a source, a schedule, and the other keys of procedures.toml.
+    """Return the procedure that a text describes by a title, a source, a schedule, and other keys of procedures.toml.
 
-    Raises `InputError` in one line for a text that is none.
+    Raises `InputError` for an invalid text.
     """
     try:
         row = tomllib.loads(text)
@@ -331,7 +333,7 @@ def _read(path: str, text: str) -> Procedure:
     if not row.get("schedule"):
         raise InputError(f"{path} needs a schedule, such as {json_of(LEARNING['bp'].schedule)}")
     read = Procedure(path, **{"title": path, "source": path, **row})
-    forms = [move_of.form for move_of in read.all_moves]  # refuses an unknown move
+    forms = [move_of.form for move_of in read.all_moves]  # raises an error for an unknown move
     if not read.learns or "update by differences" in forms:
         raise InputError(f"{path}: a schedule must end in update, update by tangents or update by both sides")
     if wrong := fault(forms) or _fault_of_names(read):
@@ -340,7 +342,7 @@ def _read(path: str, text: str) -> Procedure:
 
 
 def _fault_of_names(read: Procedure) -> str:
-    """Return what is wrong with the names of a schedule and its lines; empty if nothing is."""
+    """Return the reason why the names in a schedule or its lines are invalid; empty if they are valid."""
     from learncost.procedures.feedback import matrix_lines  # only where it is asked for: start-up counts
 
     reading, following = (
@@ -366,5 +368,5 @@ def _fault_of_names(read: Procedure) -> str:
 
 
 def json_of(texts: Sequence[str]) -> str:
-    """Return a list of texts in TOML or JSON syntax."""
+    """Return a list of texts in the common syntax of TOML and JSON."""
     return "[" + ", ".join(f'"{text}"' for text in texts) + "]"

@@ -1,4 +1,4 @@
-"""Project gradients: the optimizer steps a matrix's gradient in a few directions and keeps its state there."""
+"""Project the gradients of matrices to a few directions, in which the optimizer steps and stores its state."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _FILE = "singular_vectors.table"
 def singular_vectors(
     matrix: Term, stack: Axes, rows: str, side: Axes, made: Term, meta: Meta
 ) -> tuple[list[Statement], dict[str, Value]]:
-    """Return the lines for a matrix's singular vectors along a side, largest first: `made`, [stack, side, rank].
+    """Return the lines that compute a matrix's singular vectors along a side, largest first, and their Values.
 
     stack  the axes of a stack of matrices
-    rows   the axis whose entries are rows that are rotated: that side, or all of the other one
+    rows   the axis whose rows are rotated, which is the side or the whole other side
     side   the axes of the vectors
+    made   the vectors, with the axes stack, side and rank
     """
     others = tuple(axis for axis in matrix.declared if axis not in (*stack, rows))
     again = f"{rows}'"
@@ -69,7 +70,7 @@ _RANK = "rank"
 
 @lru_cache(maxsize=64)
 def _table(stack: Axes, rows: str, again: str, others: Axes, wanted: str) -> Table:
-    """Return the table with these axes for its letters, and only the lines for the vectors of one side."""
+    """Return the table of singular vectors with these axes, and only the lines for the vectors of one side."""
     _, header, body = re.split(r"^(singular_vectors.*\n)", _text(), maxsplit=1, flags=re.MULTILINE)
     letters = {"_": " ".join(stack), "d": rows, "c": again, "f": " ".join(others), "r": _RANK}
     table = layer(header + re.sub(r"(?<![\w.'])(_|d|c|f|r)(?![\w.'])", lambda found: letters[found[1]], body)).table
@@ -82,7 +83,7 @@ def _text() -> str:
 
 
 def _of(owner: str, repeat: Loop) -> Loop:
-    """Return the loop with names that no other matrix has: execution identifies a line by its name."""
+    """Return the loop with its inner names prefixed by the owner's name, since execution identifies lines by name."""
     return repeat.with_own({name: f"{owner}:{name}" for name in repeat.inside})
 
 
@@ -90,14 +91,14 @@ _META = Meta("optimizer", phase="optimizer_step", local="projection")
 
 
 def with_projection(table: Table, model: Model, chosen: Procedure, renews: bool = False) -> Table:
-    """Return the step in which every block matrix changes by P U, the optimizer's update U of P^T G from zeros.
+    """Return the step in which every matrix in blocks changes by P U, where U is the optimizer's update for P^T G.
 
-    P is random: signs over the root of the rank, drawn again where they are read and redrawn every `held` steps:
-    Hao et al. 2024, Flora, section 2. Or it is computed: the leading singular vectors of G along the smaller side of
-    the matrix, computed in one step (`anew`) and kept for `held` steps: Zhao et al. 2024, GaLore, algorithm 2, which
-    takes a share (`scale`) of P U. The optimizer's state has the rank in place of a side. Decoupled weight decay, as
-    AdamW has it, applies to the full weight. Raises `InputError` where nothing is projected, and where more directions
-    are drawn than there are entries.
+    P is either random or computed. Random signs, divided by the root of the rank, are drawn again wherever they are
+    read and change every `held` steps: Hao et al. 2024, Flora, section 2. Computed directions are the leading singular
+    vectors of G along the smaller side of the matrix; a step that `renews` computes them, and they are kept for `held`
+    steps: Zhao et al. 2024, GaLore, algorithm 2, which scales P U by `scale`. The optimizer's state has the rank in
+    place of a side. Decoupled weight decay, as in AdamW, applies to the full weight. Raises `InputError` if no matrix
+    is projected, or if more directions are drawn than the side has entries.
     """
     if NUMBER in table.inputs:
         raise InputError(
@@ -125,10 +126,7 @@ def with_projection(table: Table, model: Model, chosen: Procedure, renews: bool 
 
 @dataclass(frozen=True)
 class _ProjectedMatrix:
-    """A matrix of blocks: the positions of the axes that a product sums, and of the others.
-
-    One side at least is a single axis.
-    """
+    """A matrix of blocks: the positions of the axes that a product sums and of the others. One is a single axis."""
 
     site: Site
     summed: tuple[int, ...]
@@ -141,7 +139,7 @@ class _ProjectedMatrix:
 
 
 class _Projecting:
-    """The matrices of a model's blocks, and their rewritten optimizer lines."""
+    """The rewriting of the optimizer's lines for the matrices of a model's blocks."""
 
     def __init__(self, table: Table, model: Model, chosen: Procedure, renews: bool) -> None:
         self.table, self.model, self.chosen, self.renews = table, model, chosen, renews
@@ -155,12 +153,12 @@ class _Projecting:
         }
 
     def matrix_of(self, line: Statement) -> _ProjectedMatrix | None:
-        """Return the block matrix that a line of the optimizer updates."""
+        """Return the block matrix that a line of the optimizer updates; None for any other line."""
         stepped = isinstance(line, Op) and line.op in OPTIMIZERS and line.meta.phase == "optimizer_step"
         return self.places.get(line.right[0].name) if stepped and isinstance(line, Op) else None
 
     def stepped(self, line: Op, matrix: _ProjectedMatrix) -> list[Statement]:
-        """Return the lines of one matrix: P, P^T G, the optimizer's lines, and the weight with P U."""
+        """Return the lines of one matrix: P, P^T G, the optimizer's line, and the weight plus P U."""
         operands = dict(zip(line.given, line.right, strict=True))
         weight, gradient = operands["W"], operands["G"]
         assert isinstance(weight, Term)
@@ -210,14 +208,14 @@ class _Projecting:
         ]
 
     def _drawn(self, name: str, axes: Axes, matrix: _ProjectedMatrix) -> tuple[list[Statement], Term]:
-        """Return the lines for a random P of signs, drawn where it is read."""
+        """Return the lines that draw a random P of signs, and its term."""
         counts = matrix.site.counts
         axis = axes[len(counts) + matrix.alone[0]]
         there = self._size((axis,))
         if there is not None and there < self.rank:
             raise InputError(
                 f"{self.chosen.name} draws {self.rank} directions, and {name} has {there} entries along {axis}: "
-                f"project to fewer, or to singular vectors, which are never more than there are"
+                f"project to fewer directions, or to singular vectors"
             )
         made = Term(f"{name}.P", (*counts, axis, str(self.rank)))
         seed = Term(self.directions.seed(name, counts), counts)
@@ -226,10 +224,10 @@ class _Projecting:
         return [*lines], made
 
     def _found(self, name: str, gradient: Term, matrix: _ProjectedMatrix) -> tuple[list[Statement], Term]:
-        """Return the lines for the last computed P, or for a new one.
+        """Return the lines that compute a new P, or none if the stored one is used, and its term.
 
-        It has at most as many vectors as the smaller side has entries.
-        If both sides have the same size, the summed one is projected, as in the authors' code.
+        P has at most as many vectors as the smaller side has entries. If both sides have the same size, the summed one
+        is projected, as in the authors' code.
         """
         counts, axes = matrix.site.counts, gradient.declared
 
@@ -254,18 +252,18 @@ class _Projecting:
         return lines, found
 
     def _size(self, axes: Axes) -> int | None:
-        """Return the number of entries along axes; None if the model leaves it open."""
+        """Return the number of entries along axes; None if a size is open."""
         sizes = [self.model.sizes.get(base(axis)) for axis in axes]
         return None if None in sizes else prod(size or 0 for size in sizes)
 
 
 def _factor(share: Literal) -> tuple[Literal, ...]:
-    """Return a factor of a product, nothing for 1."""
+    """Return a number as factors of a product: none if it is 1."""
     return () if share == Literal() else (share,)
 
 
 def _matrix(table: Table, weight: str) -> Iterator[_ProjectedMatrix]:
-    """Find the block weights that are factors of summing products."""
+    """Yield the matrix of a weight in blocks that is a factor of a summing product."""
     for site in sites(table, weight):
         for line, i in linears(site.place):
             term = line.right[i]

@@ -1,6 +1,6 @@
-"""Train weights as 8-bit codes: the optimizer steps the codes and rounds the result stochastically.
+"""Train weights as 8-bit codes: the optimizer updates the codes and rounds the result stochastically.
 
-For a matrix W = s c of codes c and a scale s for each of its results, by SGD:
+SGD on a matrix W = s c of codes c, with a scale s for each result:
 
     W.drawn[d] = hashed(W.seed[], places.d[d])
     W.once[d f] = divide(dW.codes[d f], W.scales[f])
@@ -10,10 +10,11 @@ For a matrix W = s c of codes c and a scale s for each of its results, by SGD:
     W.least[d f] = maximum(W.whole[d f], -127[])
     W.codes.new[d f] = minimum(W.least[d f], 127[])
 
-The gradient for codes is s times that for the weight, and a step of codes is the weight's over s: so the square of s is
-taken off, which is quantization-aware scaling: Lin et al. 2022, On-device training under 256KB memory, equation (5).
-Most steps are less than one code. Rounded to the nearest they would be none, so that a step is rounded up as often as
-it is near to the next code: Gupta et al. 2015, Deep learning with limited numerical precision, section 3.
+The gradient for codes is s times that for the weight, and a step in codes is the weight's step divided by s. Dividing
+by the square of s is quantization-aware scaling: Lin et al. 2022, On-device training under 256KB memory, equation (5).
+Most steps are smaller than one code, and would be 0 if they were rounded to the nearest. They are therefore rounded up
+with a probability equal to their fraction: Gupta et al. 2015, Deep learning with limited numerical precision, section
+3.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def with_rounded(table: Table, model: Model) -> Table:
     """Return the step whose optimizer updates the codes of trainable quantized matrices. Raises `InputError`."""
     stored = {weight.codes.name: weight for weight in model.quantized if weight.kind.learns}
     learned = {new: stored[name] for name, new in table.renewed.items() if name in stored}
-    if not learned:  # the procedure changes none of them
+    if not learned:  # no quantized matrix is trainable
         return table
     if NUMBER in table.inputs:
         raise InputError(

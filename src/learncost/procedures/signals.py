@@ -1,4 +1,4 @@
-"""Gradient overrides and stops of a backward pass at chosen parts of a model."""
+"""Override and stop gradients at the parts of a model that a procedure names."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from learncost.procedures.procedure import Procedure
 
 @dataclass(frozen=True)
 class Signals:
-    """The gradient overrides of a derivation, and the extra inputs that the step reads for them.
+    """The gradient overrides of a derivation, and the additional inputs that their lines read.
 
-    directions  the directions along which activities move in the forward pass, if any
-    along       by scope, the moved value and the number of its direction
+    directions  the directions along which activities are perturbed in the forward pass, if any
+    along       by scope, the direction of each perturbed value
     """
 
     overrides: GradientOverrides
@@ -45,7 +45,7 @@ class Signals:
 
 
 def signals(model: Model, chosen: Procedure) -> Signals:
-    """Return the gradient overrides of a procedure for a model. Raises `InputError` for a missing part."""
+    """Return the gradient overrides of a procedure for a model. Raises `InputError` if the model lacks a part."""
     making = _SignalsBuilder(model, chosen)
     for move in chosen.all_moves:
         if move.form == "stopped at PLACE":
@@ -56,22 +56,22 @@ def signals(model: Model, chosen: Procedure) -> Signals:
     return Signals(overrides, making.inputs, making.directions, making.along)
 
 
-# Where gradients stop.
+# Stops of gradients.
 
 
 def _stops(model: Model, chosen: Procedure, place: str) -> set[tuple[IdentityKey[Line], int]]:
-    """Return the operands that get no gradient, by line."""
+    """Return the operands that get no gradient: lines, and the operands' numbers."""
     places_of = named_one("place", place, _STOPS)
     return {(IdentityKey(line), i) for block in blocks(model, chosen.name) for line, i in places_of(block, model)}
 
 
 def _block_inputs(block: LinePlace, model: Model) -> Iterator[tuple[Line, int]]:
-    """Return the readers of a block's input outside the residual stream."""
+    """Yield the lines outside the residual stream that read a block's input, with the operand's number."""
     yield from _off(block, stream(block, model), frozenset(carry.start for carry in block.repeats[-1].carry))
 
 
 def _branch_inputs(block: LinePlace, model: Model) -> Iterator[tuple[Line, int]]:
-    """Return the readers of the residual stream outside it."""
+    """Yield the lines outside the residual stream that read a value of it, with the operand's number."""
     on_stream = stream(block, model)
     yield from _off(block, on_stream, on_stream)
 
@@ -83,7 +83,7 @@ def _off(block: LinePlace, on_stream: frozenset[str], names: frozenset[str]) -> 
 
 
 def _linear_inputs(block: LinePlace, model: Model) -> Iterator[tuple[Line, int]]:
-    """Return the other operands of products with weights."""
+    """Yield products with weights, each with the number of an operand that is not the weight."""
     for line, weight in linears(block):
         yield from ((line, i) for i, term in enumerate(line.right) if i != weight and isinstance(term, Term))
 
@@ -96,12 +96,12 @@ _STOPS: Mapping[str, Callable[[LinePlace, Model], Iterator[tuple[Line, int]]]] =
 """The parts of a model where a backward pass may stop."""
 
 
-# Signals in place of gradients.
+# Overrides of gradients.
 
 
 @dataclass
 class _SignalsBuilder:
-    """The gradient overrides of one model under one procedure, while they are collected."""
+    """A builder of the gradient overrides of a procedure for a model."""
 
     model: Model
     chosen: Procedure
@@ -113,11 +113,12 @@ class _SignalsBuilder:
     directions: Directions | None = None
     along: dict[Scope, dict[str, GradientSource]] = field(default_factory=dict)
     follows: dict[Scope, set[str]] = field(default_factory=dict)  # loop inputs from other loops
-    e: str = ""  # the gradient at a part, projected by matrices
-    at_targets: Line | None = None  # for targets, the line of the gradient: it is 0 except at one class
+    e: str = ""  # the gradient that random matrices project to the parts
+    at_targets: Line | None = None  # for the signal `targets`: the line that computes the target class's gradient
 
     def give(self, signal: str, place: str) -> None:
-        """Set the signal of a part's values: gradient (of the last block's output), error, targets or tangent."""
+        """Override the gradients of a part's values by a signal: gradient (of the last block's output), error, targets
+        or tangent."""
         named_one("signal", signal, dict.fromkeys(("gradient", "error", "targets", "tangent")))
         named_one("place", place, dict.fromkeys(("blocks", "linears")))
         if signal == "error":
@@ -135,7 +136,7 @@ class _SignalsBuilder:
             self.at_linears(signal)
 
     def at_blocks(self, signal: str) -> None:
-        """Set the signal between iterations of loops, and between consecutive loops."""
+        """Override the gradients between iterations of loops and between consecutive loops."""
         blocks(self.model, self.chosen.name)
         for place in places(self.model.table):
             repeats = [line for line in place.lines if isinstance(line, Loop)]
@@ -149,12 +150,13 @@ class _SignalsBuilder:
                 self.between.setdefault(place.scope, {})[carry.start] = source
 
     def at_linears(self, signal: str) -> None:
-        """Set the signal of products with weights, after their bias and pointwise op, except the scores."""
+        """Override the gradients of products with weights, after their biases and pointwise ops, except those of the
+        scores."""
         constant = frozenset(self.model.table.inputs)
         exact, before = self.exact(), self.before_scores()
         if signal == "tangent":
             if "tangents along PLACE" not in self.chosen.moves:
-                raise InputError(f"{self.chosen.name} gives a tangent: put tangents along linears before it")
+                raise InputError(f"{self.chosen.name} gives a tangent: write the move tangents along linears before it")
             self.directions = Directions()
         for place in places(self.model.table):
             for line, weight in linears(place):
@@ -180,7 +182,7 @@ class _SignalsBuilder:
             )
 
     def tangent(self, place: LinePlace, name: str) -> GradientSource:
-        """Use the loss's tangent times a value's direction as its gradient."""
+        """Return the override of a value's gradient by the loss's tangent times the value's direction."""
         assert self.directions is not None
         axes, label = self.axes(place, name), f"{name}{len(place.scope) or ''}"
         seed = self.directions.seed(label, place.iterations(()), place.scope)
@@ -198,12 +200,12 @@ class _SignalsBuilder:
 
     @property
     def rows(self) -> Axes:
-        """Return the batch axis if the loss's last line sums over it."""
+        """Return the batch axis as a tuple if the last line of the loss sums over it, otherwise nothing."""
         last = next((line for line in reversed(self.model.table.lines) if "loss" in line.makes), None)
         return ("B",) if isinstance(last, Product) and "B" in last.loops else ()
 
     def exact(self) -> frozenset[str]:
-        """Return the values that lead to the scores without a summing product; their gradients are exact."""
+        """Return the values that lead to the scores without summing products, whose gradients are exact."""
         gradient = scores(self.model, self.chosen.name)
         names = {gradient.removeprefix("d")}
         for line in reversed(self.model.table.lines):
@@ -215,7 +217,7 @@ class _SignalsBuilder:
         return frozenset(names)
 
     def before_scores(self) -> frozenset[str]:
-        """Return the scores and the values of the table's scope on which they depend."""
+        """Return the scores and the values of the outermost scope that they depend on."""
         names = {scores(self.model, self.chosen.name).removeprefix("d")}
         for line in reversed(self.model.table.lines):
             if not names.isdisjoint(line.makes):
@@ -226,12 +228,11 @@ class _SignalsBuilder:
         return place.values[name].axes
 
     def error(self, place: LinePlace, name: str, handed: str = "") -> GradientSource:
-        """Use the scores' gradient through a fixed random matrix, e F, as a value's gradient.
+        """Return the override of a value's gradient by the scores' gradient through a fixed random matrix, e F.
 
-        For targets it is the target itself: Frenkel et al. 2021.
-
-        It is summed over the positions that the value does not have, and is the same at those that the scores lack.
-        Positions with learned embeddings are no features: they share one random matrix.
+        For the signal `targets`, e is the one-hot target: Frenkel et al. 2021. e F is summed over positions that the
+        value does not have, and repeated along those that the scores do not have. Positions share one random matrix,
+        even if they have learned embeddings.
         """
         errors = self.model.table.axes[self.e.removeprefix("d")]
         axes = self.axes(place, name)
@@ -263,12 +264,13 @@ class _SignalsBuilder:
 
     @property
     def wide(self) -> frozenset[str]:
-        """Return the feature axes: those of the weights in products."""
+        """Return the feature axes, which are the axes of weights in products."""
         multiplied = (line.right[at] for place in places(self.model.table) for line, at in linears(place))
         return frozenset(base(axis) for weight in multiplied for axis in weight.declared)
 
     def factors(self, matrix: Term, errors: Axes) -> tuple[Term, Term]:
-        """Return the product of error and matrix; for targets, the matrix's row of the target class."""
+        """Return the factors of e F: the error and the matrix, or for targets, the weight and the matrix's row of the
+        target class."""
         if self.at_targets is None:
             return Term(self.e, errors), matrix
         (weight,) = (term for term in self.at_targets.right if isinstance(term, Term))

@@ -1,6 +1,6 @@
-"""Build a table for each pipeline stage: its forward pass, its backward pass and its update.
+"""Build the table of each pipeline stage: its forward pass, backward pass and update.
 
-A received activation is an input and its gradient is an output, so a stage's step is derived like any table's.
+A received activation is an input and its gradient is an output, so that a stage's step is derived like any other.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from learncost.procedures.optimizer import optimizer as find_optimizer
 
 @dataclass(frozen=True)
 class StageStep(Displayed):
-    """The step of one stage.
+    """The step of one pipeline stage.
 
     sends, receives  the values sent to and received from other stages: activations forward, gradients backward
-    tied             gradients of shared weights, summed over several stages before the update, with the stages' numbers
+    tied             the gradients of tied weights, each with the numbers of the stages that sum it before the update
     """
 
     stage: Stage
@@ -36,13 +36,13 @@ class StageStep(Displayed):
 
 
 def staged(model: Model, sizes: Mapping[str, int], layers: Sequence[int], optimizer: str) -> tuple[StageStep, ...]:
-    """Return the backpropagation steps of a model's stages; `layers` gives the blocks of each.
+    """Return the backpropagation steps of a model's stages; `layers` has the number of blocks of each stage.
 
-    Raises `InputError` if these are not all blocks, and for an optimizer without lines.
+    Raises `InputError` if these do not sum to all blocks, and for an optimizer without a step.
     """
     parts, chosen = cut(model.table, sizes, layers), find_optimizer(optimizer)
     learning, active = {*model.learning}, set[tuple[int, str]]()
-    for stage in parts.stages:  # which of what is sent depends on what learns
+    for stage in parts.stages:  # find the sent values that depend on trainable weights
         reached = learning | {name for number, name in active if number == stage.number}
         for line in stage.table.lines:
             if reached & {*line.reads}:
@@ -84,7 +84,7 @@ def staged(model: Model, sizes: Mapping[str, int], layers: Sequence[int], optimi
 
 
 def clipped_together(steps: Sequence[StageStep]) -> tuple[StageStep, ...]:
-    """Return the steps with gradients clipped by the norm over all stages, which sum their squares."""
+    """Return the steps with gradients clipped by the norm over all stages, which add up their sums of squares."""
     changed = []
     for step in steps:
         table, squares = clipped(step.table, {name: len(stages) for name, stages in step.tied.items()})
@@ -97,7 +97,7 @@ def clipped_together(steps: Sequence[StageStep]) -> tuple[StageStep, ...]:
 
 
 def staged_forward(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> tuple[StageStep, ...]:
-    """Return the stages of a forward pass, as `staged` does for a step."""
+    """Return the forward passes of the stages."""
     parts = cut(table, sizes, layers)
     return tuple(
         StageStep(
@@ -112,7 +112,7 @@ def staged_forward(table: Table, sizes: Mapping[str, int], layers: Sequence[int]
 
 
 def _receiving(table: Table, sent: Iterable[StageValue], number: int) -> Table:
-    """Return a stage's table in which received values are no inputs of the batch."""
+    """Return a stage's table in which received values are declared as such, not as inputs of the batch."""
     values = dict(table.values)
     for each in sent:
         if each.target == number and values[each.read].role == "value":
@@ -121,7 +121,7 @@ def _receiving(table: Table, sent: Iterable[StageValue], number: int) -> Table:
 
 
 def _summed(table: Table, sent: Iterable[StageValue]) -> Table:
-    """Return the step in which a sent value's gradient is the sum over its receivers."""
+    """Return the step in which a sent value's gradient is the sum of the gradients that its receivers return."""
     back: dict[str, list[str]] = {}
     for each in sent:
         back.setdefault(f"d{each.made}", []).append(f"d{each.made}.{each.target}")

@@ -1,7 +1,7 @@
-"""Write running statistics of normalizations as lines: moving averages of a batch's mean and unbiased variance.
+"""Add the lines of normalizations' running statistics: moving averages of a batch's mean and unbiased variance.
 
-They are those of `torch.nn.BatchNorm` (Ioffe & Szegedy 2015, algorithm 2) and `torch.nn.InstanceNorm`, whose are the
-means over its instances.
+They are those of `torch.nn.BatchNorm` (Ioffe & Szegedy 2015, algorithm 2) and of `torch.nn.InstanceNorm`, whose
+statistics are means over instances.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Value
 
 BEGIN = {"mean": 0.0, "variance": 1.0, "count": 0.0}
-"""The statistics before the first batch: `torch.nn.modules.batchnorm`, reset_running_stats."""
+"""The initial statistics: `torch.nn.modules.batchnorm`, reset_running_stats."""
 
 
 def has_statistics(table: Table) -> bool:
-    """Return whether a step of the table keeps running statistics."""
+    """Return whether a step of the table updates running statistics."""
     return any(line.meta.running for line, _ in walk(table.lines))
 
 
 def statistics_of(table: Table) -> tuple[str, ...]:
-    """Return the names of the running statistics in a table; those of a loop are stacks."""
+    """Return the names of the running statistics in a table; those of normalizations in loops are stacks."""
     every = (line.meta.running for line, _ in walk(table.lines))
     return tuple(dict.fromkeys(name for running in every if running for name in running.names))
 
 
 def with_statistics(table: Table, forward: Table) -> Table:
-    """Return the step with lines that update running statistics: inputs of the role running, and their updates.
+    """Return the step with running statistics as inputs, and lines that update them.
 
-    forward  the model's forward pass; in a procedure with several passes, the pass with its names updates them
+    forward  the model's forward pass; in a procedure with several passes, the pass with its names updates statistics
     """
     if not has_statistics(forward):
         return table
@@ -54,15 +54,16 @@ def with_statistics(table: Table, forward: Table) -> Table:
 
 @dataclass
 class _Added:
-    """Return the names in a scope: results of its lines and the statistics that they read."""
+    """The additional names of a scope: results of its lines (`values`), and the statistics that these read
+    (`given`)."""
 
     values: dict[str, Value] = field(default_factory=dict)
     given: dict[str, Value] = field(default_factory=dict)
-    latest: dict[str, Term] = field(default_factory=dict)  # the current name of each
+    latest: dict[str, Term] = field(default_factory=dict)  # the current term of each statistic
 
     @property
     def results(self) -> dict[str, Value]:
-        """Return the names of the statistics after the lines."""
+        """Return the Values of the updated statistics."""
         return {term.name: Value(self.given[name].axes, "new", name) for name, term in self.latest.items()}
 
 
@@ -92,7 +93,7 @@ def _with_lines(lines: Iterable[Statement], added: _Added, names: set[str]) -> I
 
 
 class _NormalizationLines:
-    """Emit the lines after one normalization."""
+    """The lines that update the statistics of one normalization."""
 
     def __init__(self, line: Line, running: RunningStatistics, added: _Added) -> None:
         assert isinstance(line, Op)
@@ -114,7 +115,7 @@ class _NormalizationLines:
         yield self._sum("others", (), (Literal(1.0, self._sizes(self.batch)), Literal(1.0)), (1, -1))
         yield self._quotient("variance", self.each, self._term("squares", self.each), self._term("others", ()))
         found = {kind: self._term(kind, self.each) for kind in ("mean", "variance")}
-        if axes != self.each:  # of each instance: their mean over the instances
+        if axes != self.each:  # statistics of instances are averaged over the instances
             several = tuple(axis for axis in self.each if axis not in axes)
             for kind, term in found.items():
                 yield self._product(f"{kind}_of_all", axes, Literal(1.0, self._sizes(several), -1.0), term)
@@ -144,7 +145,7 @@ class _NormalizationLines:
         return replace(self.added.latest.get(name, Term(name, ())), axes=axes)
 
     def _moved(self, name: str, axes: tuple[str, ...], kind: str, by: Operand) -> Generator[Line, None, Term]:
-        """Emit the update of a statistic; a second update in a step gets another name."""
+        """Yield the update of a statistic and return its term; a second update in a step gets another name."""
         old = self._old(name, axes, kind)
         new = Term(f"{old.name}.new", axes)
         if name in self.added.latest:
@@ -164,17 +165,14 @@ class _NormalizationLines:
 
 
 def over_batch(table: Table) -> str:
-    """Return the first result that is normalized over the batch; "" if there is none."""
+    """Return the name of the first result that is normalized over the batch; "" if there is none."""
     lines = (line for line, _ in walk(table.lines) if isinstance(line, Op))
     found = (line.name for line in lines if line.op == "normalize" and "B" in map(base, map(str, line.axes)))
     return next(found, "")
 
 
 def check_batches(table: Table, sizes: dict[str, int]) -> None:
-    """Refuse a batch with one value for each statistic, as `torch.nn.functional.batch_norm` does.
-
-    Raises `InputError`.
-    """
+    """Raise `InputError` for a batch with one value for each statistic, as `torch.nn.functional.batch_norm` does."""
     for line, _ in walk(table.lines):
         if line.meta.running and isinstance(line, Op):
             points = 1

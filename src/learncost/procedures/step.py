@@ -1,4 +1,4 @@
-"""Build the table of a step by applying a schedule's moves to a model's table in order."""
+"""Build the table of a step from a model's table by the moves of a procedure's schedule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def adaptation(chosen: Procedure, iteration: int = 0) -> Adaptation | None:
-    """Return the trainable weights that a procedure fixes; `iteration` is the block's number where blocks alternate."""
+    """Return the trainable weights that a procedure fixes, if it does; `iteration` is the trained block if blocks
+    alternate."""
     if not chosen.chooses:
         return None
     from learncost.models.adaptation import Adaptation  # only where it is asked for: start-up counts
@@ -29,7 +30,8 @@ def adaptation(chosen: Procedure, iteration: int = 0) -> Adaptation | None:
 
 
 def iterations_of(model: Model, chosen: Procedure) -> int:
-    """Return the number of blocks that alternate, else 1. Raises `InputError` where a model has no blocks."""
+    """Return the number of blocks that alternate in training, else 1. Raises `InputError` if a model has no single
+    stack."""
     if not chosen.by_iterations:
         return 1
     from learncost.models.parts import NamedParts
@@ -45,7 +47,7 @@ def _without_blocks(model: Model, chosen: Procedure) -> InputError:
 
 
 def trained_by(model: Model, name: str | Procedure, iteration: int = 0) -> Model:
-    """Return the model with the trainable weights of a procedure; it is unchanged if all of it learns.
+    """Return the model with the trainable weights that a procedure fixes; it is unchanged if the procedure fixes none.
 
     iteration  the number of the trainable block if blocks alternate
     """
@@ -72,7 +74,7 @@ def trained_by(model: Model, name: str | Procedure, iteration: int = 0) -> Model
 
 
 def run_by(model: Model, name: str | Procedure) -> Model:
-    """Return the model whose forward pass a procedure runs; some procedures replace its blocks."""
+    """Return the model whose forward pass a procedure runs, as some procedures replace its blocks."""
     chosen = procedure(name)
     if "forward in two streams" not in chosen.moves:
         return model
@@ -83,7 +85,7 @@ def run_by(model: Model, name: str | Procedure) -> Model:
 
 @lru_cache(maxsize=64)
 def _reached(structure: Structure, chosen: Procedure) -> frozenset[str]:
-    """Return the weights that get a gradient or a substitute for one."""
+    """Return the weights that get a gradient or its replacement."""
     return frozenset(_by_gradients(structure.model, chosen, False)[1])
 
 
@@ -95,13 +97,13 @@ def step(
     mode: str = PAPER,
     iteration: int = 0,
 ) -> Table:
-    """Return one training step as a table: passes, updates and, if one is named, the optimizer.
+    """Return one training step as a table: passes, updates and, if an optimizer is given, its step.
 
-    Its inputs are the model's, the gradients of its outputs if it has no loss, and the scalars of the procedure and the
-    optimizer; its outputs are the model's, the weights' updates and, with an optimizer, the new weights and states.
-    jacobian   backward through explicit Jacobians, as the paper prices it
+    Its inputs are the model's, the gradients of outputs if the model has no loss, and the scalars of the procedure and
+    the optimizer. Its outputs are the model's, the weights' updates and, with an optimizer, the new weights and states.
+    jacobian   whether the backward pass uses explicit Jacobians, as the paper prices it
     mode       "paper" or "stable", for a procedure with several modes
-    iteration  the number of the trainable block if blocks alternate; 1 in the step that computes kept directions
+    iteration  the number of the trainable block if blocks alternate; 1 in a step that computes projection directions
     """
     chosen, stepping = procedure(name), optimizer(optimizer_name) if optimizer_name else None
     model = run_by(trained_by(model, name, iteration), name)
@@ -160,7 +162,7 @@ def _in_integers(table: Table, model: Model) -> Table:
 
 
 def _kept(table: Table, chosen: Procedure) -> Table:
-    """Return the step that stores saved tensors as codes until the backward pass."""
+    """Return the step in which saved tensors are stored as codes until the backward pass."""
     from learncost.passes.rewrite_kept import with_kept  # only where it is asked for: start-up counts
 
     if set(chosen.schedule) - set(LEARNING["bp"].schedule) - set(LEARNING["recompute"].schedule):
@@ -169,7 +171,8 @@ def _kept(table: Table, chosen: Procedure) -> Table:
 
 
 def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Table, Mapping[str, str]]:
-    """Return the step of a schedule with a backward pass; only what trainable weights need is derived."""
+    """Return the step of a schedule with a backward pass, and the names of gradients; only lines that trainable weights
+    need are derived."""
     reading = chosen.moves.get("backward reading NAME for weights")
     if reading and model.quantized:
         raise InputError(

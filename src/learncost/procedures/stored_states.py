@@ -1,4 +1,4 @@
-"""The optimizer state of weights, by the shapes that an optimizer sees: a matrix or a vector for each weight."""
+"""Compute the bytes of optimizer states, by the shapes that an optimizer sees: a matrix or a vector for each weight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MATRIX = 2
 class StoredStates:
     """The weights of a model as its optimizer sees them.
 
-    step  the step of the model, whose gradients may have other axes than the weights
+    step  the step of the model, in which projected gradients have other axes than the weights
     """
 
     model: Model
@@ -36,13 +36,13 @@ class StoredStates:
 
     @cached_property
     def projections(self) -> tuple[str, ...]:
-        """Return the projections that learn, such as the matrices of local losses."""
+        """Return the trainable projections, such as the separate heads of local losses."""
         gradients = {value.of for value in self.step.known.values() if value.role == "gradient"}
         return tuple(name for name in self.step.projections if name in gradients)
 
     @cached_property
     def axes(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the axes of everything that has a state, as the optimizer sees it."""
+        """Return the axes of every weight and projection with a state, as the optimizer sees it."""
         seen, learning = stepped(self.step), self.model.learning
         of_weights = {name: tuple(seen.get(name, self.step.axes[name])) for name in learning}
         return of_weights | {name: tuple(self.step.axes[name]) for name in self.projections}
@@ -53,9 +53,9 @@ class StoredStates:
         return rows_of(self.model.table)
 
     def bytes(self, optimizer: OptimizerState, name: str, shape: Sequence[int], kind: str) -> int:
-        """Return the bytes of the state of a weight, or of its shard, of a shape along `axes`.
+        """Return the bytes of the state of a weight, or of its shard, with this shape along `axes`.
 
-        An optimizer sees the weight of each iteration separately, as a matrix: its first axis by all others.
+        An optimizer sees the weight of each iteration separately, as a matrix.
         """
         seen, is_stack = [*shape], name in self.stacks or name in self.projections
         if name in self.model.learning:
@@ -65,7 +65,8 @@ class StoredStates:
         return int(times * optimizer.bytes(matrix, kind))
 
     def _matrix(self, weight: str, shape: list[int]) -> list[int]:
-        """Return the shape of a weight as an optimizer sees it: a matrix or a vector, behind the number of a stack."""
+        """Return the shape of a weight as an optimizer sees it: the number of stacked weights, then a matrix or a
+        vector."""
         rows, stack, axes = self.rows.get(weight), int(weight in self.stacks), self.axes[weight]
         if rows is None or not rows <= {*axes}:
             return shape
@@ -74,16 +75,16 @@ class StoredStates:
         return [*shape[:stack], *([number, points // number] if rows else [points])]
 
     def of_a_number(self, optimizer: OptimizerState, name: str, kind: str) -> int | None:
-        """Return the bytes of state of each number of a weight; None if they depend on the shape."""
+        """Return the bytes of state per element of a weight; None if they depend on the shape."""
         is_stack = name in self.stacks or name in self.projections
         return bytes_of_a_number(optimizer.bytes, len(self.axes[name]) - is_stack > 1, kind)
 
 
 def rows_of(table: Table) -> dict[str, frozenset[str]]:
-    """Return the axes of each weight that are the rows of its matrix, by how the model reads it; none of a vector.
+    """Return the axes of each weight that are the rows of its matrix, by the lines that read it; none for a vector.
 
-    A product sums over the rows of a matrix, an embedding reads one of them. Weights that are read otherwise are left
-    out: whether they are matrices is not known.
+    A product sums over the rows of a matrix, and an embedding reads one of them. Weights that are read in other ways
+    are left out, as it is unknown whether they are matrices.
     """
     rows: dict[str, frozenset[str]] = {}
     others: set[str] = set()
@@ -103,8 +104,8 @@ def rows_of(table: Table) -> dict[str, frozenset[str]]:
 
 
 def bytes_of_a_number(of: Callable[[Sequence[int], str], Any], matrix: bool, kind: str) -> int | None:
-    """Return the bytes of state of each number of a matrix or a vector; None if they depend on the shape."""
-    # States of large weights alone are quantized.
+    """Return the bytes of state per element of a matrix or a vector; None if they depend on the shape."""
+    # Only states of large weights are quantized.
     shapes = ((7, 11), (13, 17), (257, 511)) if matrix else ((7,), (11,), (131071,))
     per_point = {divmod(of(shape, kind), prod(shape)) for shape in shapes}
     ((each, rest), *others) = per_point

@@ -1,9 +1,9 @@
-"""Reversible blocks with two streams: the backward pass recomputes a block's inputs from its outputs.
+"""Rewrite blocks as reversible blocks with two streams, whose inputs are recomputed from their outputs.
 
-A block's branches, each added to the stream, add alternately to one of two streams and read the other: y1 = x1 + f(x2),
-y2 = x2 + g(y1). Therefore x2 = y2 - g(y1) and x1 = y1 - f(x2), and a block saves no tensor for its backward pass. Both
-streams begin as the first block's input, and their mean is the last block's output. Gomez et al. 2017, The reversible
-residual network, equations 6 to 8; Kitaev et al. 2020, Reformer, section 3.
+A block's branches alternately read one of two streams and add to the other: y1 = x1 + f(x2), y2 = x2 + g(y1). Therefore
+x2 = y2 - g(y1) and x1 = y1 - f(x2), and a block saves no tensor for its backward pass. Both streams begin as the first
+block's input, and the output of the last block is their mean. Gomez et al. 2017, The reversible residual network,
+equations 6 to 8; Kitaev et al. 2020, Reformer, section 3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from learncost.procedures.places import LinePlace, blocks, stream
 
 
 def in_two_streams(model: Model, doing: str) -> Model:
-    """Return the model with two-stream blocks. Raises `InputError` where a block is no sequence of branches."""
+    """Return the model with two-stream blocks. Raises `InputError` if a block is not a sequence of branches."""
     chains = {place.repeats[-1].makes: _branches(model, place, doing) for place in blocks(model, doing)}
     lines, values = list[Statement](), dict(model.table.values)
     for line in model.table.lines:
@@ -33,7 +33,7 @@ def in_two_streams(model: Model, doing: str) -> Model:
 
 
 def _branches(model: Model, place: LinePlace, doing: str) -> Chain:
-    """Return the sums that add branches to the stream: an even number in sequence."""
+    """Return the sums that add branches to the stream in sequence. Raises `InputError` if their number is odd."""
     repeat, on_stream = place.repeats[-1], stream(place, model)
     chain = chain_of(place.lines, repeat.carry[0].start, repeat.carry[0].end) or []
     alone = {line.name for line, _ in chain} | {repeat.carry[0].start} == on_stream
@@ -51,7 +51,7 @@ def _branches(model: Model, place: LinePlace, doing: str) -> Chain:
 
 
 def _twice(repeat: Loop, chain: Chain, values: dict[str, Value]) -> list[Statement]:
-    """Return the loop with both streams, and their mean after it; `values` receives the new names."""
+    """Return the loop with both streams, and the line of their mean after it; the new names are added to `values`."""
     (carry,) = repeat.carry
     second, names = f"{carry.start}|2", [line.name for line, _ in chain]
     summed = {line.name: (at, of) for (line, at), of in zip(chain, (carry.start, second, *names), strict=False)}

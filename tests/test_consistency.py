@@ -21,7 +21,7 @@ def in_python(function, request):
     try:
         found = function(request.model, **request.given)
     except lc.InputError as error:
-        return " ".join(str(error).split())
+        return " ".join(error.written.split())
     return json.loads(json.dumps(found.to_dict(), default=str))
 
 
@@ -30,7 +30,7 @@ def of_document(request):
     try:
         return document(request)
     except lc.InputError as error:
-        return " ".join(str(error).split())
+        return " ".join(error.written.split())
 
 
 def numbers(found):

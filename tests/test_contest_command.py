@@ -144,7 +144,7 @@ def test_ctrl_c_prints_what_is_there(number):
         ("digits --model resnet", "the models for digits are mlp and vit"),
         ("digits --model vit --widths 3", "--widths does not apply to vit"),
         ("digits --model vit --image-size 16", "8 by 8 pixels"),
-        ("digits --model vit --hidden-size 33", "not a multiple of num_attention_heads"),
+        ("digits --model vit --hidden-size 33", "not a multiple of --num-attention-heads"),
         ("digits --hidden-size 3", "--hidden-size does not apply to mlp"),
         ("digits --widths 3,x", "widths must be a whole number"),
         ("digits --hiden-size 3", "unknown flag '--hiden-size'"),

@@ -302,7 +302,7 @@ def test_refused_formulas_say_why_in_the_screen_and_in_the_data(capsys):
     ("flags", "message"),
     [
         (("gpt5",), "unknown model"),
-        (("gpt2", "--seq-len", "0"), "seq_len"),
+        (("gpt2", "--seq-len", "0"), "--seq-len must be"),
         (("gpt2", "--price-book", "run"), "unknown flag"),
         (("gpt2", "--format", "yaml"), "format must be one of table, json, csv, md"),
     ],
@@ -330,7 +330,7 @@ def test_a_float_has_the_digits_that_were_typed():
 
 @pytest.mark.parametrize("number", ["", "abc", "-3", "0", "1.2.3", "nan", "1e999", "3 apples", True, "9" * 99])
 def test_what_is_no_number(number):
-    with pytest.raises(lc.InputError, match="--identify must be a number"):
+    with pytest.raises(lc.InputError, match="identify must be a number"):
         lc.conventions("gpt2", identify=number)
 
 

@@ -163,7 +163,7 @@ def test_defaults():
     assert "training" not in ledger.to_dict()
     assert lc.cost("encoder-decoder", **TWO_SIDED).target_len == TWO_SIDED["seq_len"]
     assert lc.cost("encoder-decoder", target_len=9, **TWO_SIDED).target_len == 9
-    with pytest.raises(lc.InputError, match="give --seq-len"):
+    with pytest.raises(lc.InputError, match="give seq_len"):
         lc.cost("encoder", **{**SMALL, "seq_len": None})
 
 

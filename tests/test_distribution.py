@@ -54,6 +54,7 @@ def test_the_source_distribution_has_what_tests_read():
 def test_every_extra_that_a_message_names_is_one():
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
     extras = {part.partition("]")[0] for part in source.split("learncost[")[1:] if part[0] != "{"}
+    extras |= {part.partition("'")[0] for part in source.split("to_install('")[1:]}
     assert extras
     assert extras <= {*PROJECT["project"]["optional-dependencies"]}
 

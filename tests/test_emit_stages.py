@@ -45,10 +45,10 @@ def test_a_stage_sends_what_it_carries_and_waits_for_its_gradient():
     ("flags", "message"),
     [
         ({"schedule": "2f2b"}, "no schedule is called '2f2b'"),
-        ({"batch_size": 7, "microbatches": 2}, "batch-size 7 is not divisible into 2 microbatches .* the next .* is 8"),
+        ({"batch_size": 7, "microbatches": 2}, "batch_size=7 is not divisible into 2 microbatches .* the next .* is 8"),
         ({"schedule": "interleaved", "batch_size": 3}, "3 microbatches are not a multiple of the 2 devices"),
         ({"optimizer": "none"}, "pipeline stages require an optimizer"),
-        ({"procedure": "pepita"}, "pipeline stages require --procedure bp"),
+        ({"procedure": "pepita"}, "pipeline stages require procedure='bp'"),
         ({"mesh": "dp=2", "placement": "ddp", "microbatches": 2}, "require pipeline stages"),
         ({"mesh": None, "placement": None, "seq_len": None, "schedule": "gpipe"}, "require pipeline stages"),
         ({"mesh": "pp=2,cp=2", "placement": "pp,cp", "plan": "zigzag"}, "since it reorders positions"),

@@ -219,7 +219,7 @@ def test_weights_that_do_not_fit_the_flash_are_said_beside_the_ram():
         (["--budget", "0"], "budget must be bytes such as 8GB"),
         (["--budget", "1e18"], "budget must be bytes such as 8GB"),
         (["--budget", "5XB"], "budget must be bytes such as 8GB"),
-        (["--budget", "1GB", "--flash-size", "-1"], "flash_size must be bytes such as 8GB"),
+        (["--budget", "1GB", "--flash-size", "-1"], "--flash-size must be bytes such as 8GB"),
         (["--budget", "1GB", "--engine", "numpy", "--dtype", "bf16-masters"], "supports only fp32 or fp64"),
     ],
 )

@@ -271,10 +271,10 @@ def test_the_optimizer() -> None:
         ("attention", {"format": "pdf"}, "latex"),
         ("attention", {"procedure": "hebb"}, "mempepita"),
         ("optimizer", {"optimizer": "lion"}, "adamw"),
-        ("attention", {"seq_len": 4}, "--seq-len applies to models"),
-        ("softmax", {"hidden_size": 4}, "--hidden-size applies to models"),
+        ("attention", {"seq_len": 4}, "seq_len applies to models"),
+        ("softmax", {"hidden_size": 4}, "hidden_size applies to models"),
         ("softmax", {"price_book": "paper"}, "operators are priced by run"),
-        ("gpt2", {"jacobian": True}, "--jacobian applies to layers"),
+        ("gpt2", {"jacobian": True}, "jacobian applies to layers"),
         ("gpt2", {"seq_len": "long"}, "whole number"),
     ],
 )

@@ -122,15 +122,15 @@ def test_what_is_asked_on_the_command_line(capsys):
     [
         ("gpt2", {"engine": "jax"}, "engine"),
         ("gpt2", {"procedure": "pepita"}, "torch.utils.checkpoint"),
-        ("gpt2", {"plan": "flash"}, "does not support --plan flash"),
+        ("gpt2", {"plan": "flash"}, "does not support plan='flash'"),
         ("gpt2", {"dtype": "int8"}, "fp32, fp64, bf16, fp16"),
         ("gpt2", {"module": "keras"}, "transformers, transformers-uncached, transformers-reentrant, plain"),
         ("gpt2", {"optimizer": "muon", "optimizer_implementation": "foreach"}, "has no foreach muon"),
         ("gpt2", {"optimizer": "muon", "plan": "fused-update"}, "no fused muon"),
-        ("gpt2", {"batch_size": 4, "accumulate": 2, "plan": "fused-update"}, "--accumulate"),
-        ("gpt2", {"clip": 1.0, "plan": "fused-update"}, "does not support --clip with --plan fused-update"),
+        ("gpt2", {"batch_size": 4, "accumulate": 2, "plan": "fused-update"}, "accumulate"),
+        ("gpt2", {"clip": 1.0, "plan": "fused-update"}, "does not support clip with plan='fused-update'"),
         ("gpt2", {"clip": -1.0}, "clip must be a norm above 0"),
-        ("gpt2", {"clip": 1.0, "engine": "numpy"}, "does not support --clip: give --engine eager"),
+        ("gpt2", {"clip": 1.0, "engine": "numpy"}, "does not support clip: give engine='eager'"),
     ],
 )
 def test_what_is_not_known_is_refused(model, given, said):

@@ -102,7 +102,7 @@ def test_a_question_about_a_gpu_has_the_gpus_kernels():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"engine": "graph", "optimizer_implementation": "foreach"}, "give --engine eager"),
+        ({"engine": "graph", "optimizer_implementation": "foreach"}, "give engine='eager'"),
         ({"engine": "eager", "optimizer_implementation": "each"}, "there are fused, foreach, for-loop"),
     ],
 )

@@ -113,7 +113,7 @@ def test_where_a_module_cannot_run_without_values_its_lines_tell_and_the_page_sa
 def test_what_a_module_does_not_run_itself_is_told_by_its_lines():
     layer = lc.from_module(nn.Linear(8, 8), {"input": torch.randn(2, 8)})
     assert lc.memory(layer, "recompute").module == "plain"
-    with pytest.raises(lc.InputError, match="use --module plain"):
+    with pytest.raises(lc.InputError, match="use module='plain'"):
         lc.memory(layer, "recompute", module="itself", engine="eager")
     with pytest.raises(lc.InputError, match="is named as FILE"):
         lc.memory("gpt2", module="itself", seq_len=16, engine="eager")

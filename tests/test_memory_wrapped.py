@@ -109,9 +109,9 @@ def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"mesh": "dp=2", "placement": "zero-1"}, "DDP and FSDP2 over a mesh \\(--placement ddp, fsdp, hsdp"),
+        ({"mesh": "dp=2", "placement": "zero-1"}, "DDP and FSDP2 over a mesh \\(placement='ddp', fsdp, hsdp"),
         ({"mesh": "tp=2", "placement": "megatron"}, "DDP and FSDP2 over a mesh"),
-        ({"mesh": "dp=2", "placement": "fsdp", "module": "transformers-reentrant"}, "use --module transformers"),
+        ({"mesh": "dp=2", "placement": "fsdp", "module": "transformers-reentrant"}, "use module='transformers'"),
     ],
 )
 def test_what_no_wrapper_of_pytorch_does_is_refused(flags, message):

@@ -212,16 +212,16 @@ def test_fit_finds_the_batch_of_several_microbatches(mesh, unit):
     assert peaks[1] <= 8e6 < peaks[2]
     with pytest.raises(lc.InputError, match="accumulate must be a whole number from 1"):
         lc.fit("llama-3-8b", "8MB", accumulate="x", **asked)
-    with pytest.raises(lc.InputError, match="--accumulate is of training: remove inference from --procedures"):
+    with pytest.raises(lc.InputError, match="accumulate is of training: remove inference from procedures"):
         lc.fit("llama-3-8b", "8MB", procedures="inference,bp", accumulate=4, **asked)
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"engine": "eager"}, "--engine eager does not support pipeline stages"),
+        ({"engine": "eager"}, "engine='eager' does not support pipeline stages"),
         ({"plan": "fused-update"}, "sum gradients up to the last microbatch: remove the plan fused-update"),
-        ({"mesh": "pp=8,dp=2"}, "4 blocks are too few for 8 stages"),
+        ({"mesh": "pp=8,dp=2"}, "4 blocks are too few for mesh='pp=8': at most 4 stages"),
         ({"schedule": "dualpipe"}, "schedule must be one of"),
         ({"place": "n_layer over pp of 3 1", "schedule": "interleaved", "placement": "zero-1"}, "one stage per device"),
     ],

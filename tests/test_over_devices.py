@@ -179,11 +179,11 @@ def test_memory_of_one_device_is_of_its_part():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"placement": "fsdp"}, "require --mesh, for example"),
-        ({"mesh": "dp=2"}, "--mesh requires a sharding"),
+        ({"placement": "fsdp"}, "require mesh, for example"),
+        ({"mesh": "dp=2"}, "mesh requires a sharding"),
         (
             {"mesh": "dp=2", "placement": "ddp", "engine": "eager", "plan": "fused-update"},
-            "does not support --plan fused-update over a mesh, since DDP",
+            "does not support plan='fused-update' over a mesh, since DDP",
         ),
         ({"mesh": "tp=5", "placement": "megatron"}, "h is 12, .* the next divisible size is 15"),
         ({"mesh": "dp=3", "placement": "ddp", "batch_size": 4}, "B is 4, .* the next divisible size is 6"),
@@ -339,7 +339,7 @@ def test_a_process_of_several_takes_what_its_program_lays_out():
     assert found.plan == smallest(whole, {**sizes, "B": 2}, "fp32")
     one = lc.memory("gpt2", engine="torch", batch_size=2, seq_len=8, **shape)
     assert found.split["weights"] == one.split["weights"] / 2
-    with pytest.raises(InputError, match="--engine c99 does not support --mesh, since its program is for one board"):
+    with pytest.raises(InputError, match="engine='c99' does not support mesh, since its program is for one board"):
         lc.memory("gpt2", engine="torch,c99", mesh="dp=2", placement="fsdp")
 
 

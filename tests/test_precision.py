@@ -217,7 +217,7 @@ def test_a_narrow_type_alone_is_taken_where_the_choices_agree(name, kind):
 
 @pytest.mark.parametrize(("old", "new"), [("bf16-8bit-states", "bf16-true"), ("fp32-8bit-states", "fp32")])
 def test_a_precision_of_states_is_refused_with_the_precision_and_the_optimizer(old, new):
-    with pytest.raises(InputError, match=f"{old} is now --precision {new} --optimizer adamw8bit"):
+    with pytest.raises(InputError, match=f"{old} is now precision={new!r} optimizer='adamw8bit'"):
         lc.memory("gpt2", precision=old, **SMALL)
     assert lc.memory("gpt2", precision=new, optimizer="adamw8bit", **SMALL).peak
 

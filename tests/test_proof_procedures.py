@@ -71,5 +71,5 @@ def test_a_file_is_proved_too_and_a_layer_has_no_procedure():
     report = lc.verify(build(small("llama")), "examples/procedures/skip-and-align.toml")
     assert "gradients of one block with bp's" in {check.compared for check in report.checks}
     assert report.passed
-    with pytest.raises(lc.InputError, match="--procedure requires a model"):
+    with pytest.raises(lc.InputError, match="procedure requires a model"):
         lc.verify("attention", "mezo")

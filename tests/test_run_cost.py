@@ -330,7 +330,7 @@ def test_a_configuration_from_a_file(tmp_path, capsys):
         (f"{COMMAND} --country Frnace", "did you mean 'France'"),
         (f"{COMMAND} --country France --year 1999", "the table has 2015"),
         (f"{COMMAND} --year x", "year must be a whole number"),
-        (f"{COMMAND} --price-per-hour -1", "price_per_hour must be US dollars"),
+        (f"{COMMAND} --price-per-hour -1", "--price-per-hour must be US dollars"),
         (f"{COMMAND} --procedure decode", "run-cost supports training only"),
         (f"{COMMAND} --mfy .4", "did you mean '--mfu'"),
     ],

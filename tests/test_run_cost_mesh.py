@@ -68,13 +68,13 @@ def test_microbatches_chunks_and_plans_are_those_that_are_asked_for():
     assert run.spread.step.stages[1].activations < 4 * usual.spread.step.stages[1].activations
     for wrong, why in (
         ({"microbatch": 5}, "not divisible by microbatches of 5"),
-        ({"chunks": 2}, "1f1b has one stage per device: use --schedule interleaved"),
+        ({"chunks": 2}, "1f1b has one stage per device: use schedule interleaved"),
         ({"microbatch": "x"}, "microbatch must be a whole number"),
-        ({"mesh": None, "plan": "flash"}, "--plan requires --mesh"),
+        ({"mesh": None, "plan": "flash"}, "plan requires mesh"),
     ):
         with pytest.raises(lc.InputError, match=why):
             lc.run_cost("llama-2-7b", 10**9, "DGX H100", 8, **{"mesh": "dp=8", **sizes, **wrong})
-    with pytest.raises(lc.InputError, match="--microbatch requires --mesh"):
+    with pytest.raises(lc.InputError, match="microbatch requires mesh"):
         lc.run_cost("gpt2", 10**9, "A100-SXM-80GB", microbatch=2)
 
 
@@ -131,13 +131,13 @@ def test_a_device_is_no_cluster():
     [
         (
             "--mesh dp=3 --batch-size 16",
-            "16 sequences are not divisible by the 3 shards of dp: the next divisible batch_size is 18",
+            "16 sequences are not divisible by the 3 shards of dp: the next divisible --batch-size is 18",
         ),
         ("--mesh tp=3 --batch-size 6", "not divisible by the 3 devices of tp: the next divisible size is"),
         ("--mesh dp=2 --devices 4 --batch-size 4", "the mesh dp=2 has 2 devices, not 4"),
         ("--mesh dp=x", "write dp=2,tp=4"),
         ("--mesh xp=2 --batch-size 2", "mesh axis xp needs sharding rules"),
-        ("--mesh pp=5 --batch-size 5", "4 blocks are too few for 5 stages"),
+        ("--mesh pp=5 --batch-size 5", "4 blocks are too few for --mesh pp=5: at most 4 stages"),
         ("--mesh dp=2 --mfu 0.4 --batch-size 2", "mfu and the mesh both set the speed"),
         ("--mesh dp=2 --lora q_proj --batch-size 2", "lora is not supported over a mesh"),
         ("--mesh dp=2 --procedure pepita --batch-size 2", "--mesh requires --procedure bp, not pepita"),

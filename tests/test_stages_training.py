@@ -52,7 +52,7 @@ def test_what_stages_do_not_train_is_refused(flags, message):
 
 def test_the_schedule_of_one_process_is_refused_before_anything_is_written(tmp_path):
     (tmp_path / "a.txt").write_text("to be or not to be, " * 50)
-    with pytest.raises(lc.InputError, match="require pipeline stages, for example --mesh pp=2"):
+    with pytest.raises(lc.InputError, match="require pipeline stages, for example mesh='pp=2'"):
         lc.train(tmp_path / "a.txt", out=tmp_path / "run", schedule="1f1b")
     assert not (tmp_path / "run").exists()
 

@@ -142,7 +142,7 @@ REFUSED = [
     ({"hidden_sise": 3}, "hidden_sise"),
     ({"n_enc": 3}, "gpt2 has no n_enc"),
     ({"n_embd": 768, "hidden_size": [768]}, "hidden_size is given twice"),
-    ({"target_len": 3}, "remove --target-len"),
+    ({"target_len": 3}, "remove target_len"),
     ({"procedure": "bb"}, "no learning procedure is called 'bb'"),
     ({"procedure": []}, "choose at least one"),
     ({"price_book": "run,papr"}, "no price book is called 'papr'"),
@@ -163,7 +163,7 @@ def test_missing_sizes_are_named():
     with pytest.raises(lc.InputError, match="encoder needs num_hidden_layers, hidden_size"):
         sweep("encoder", seq_len=[3, 4])
     sizes = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 3}
-    with pytest.raises(lc.InputError, match="no default length: give --seq-len"):
+    with pytest.raises(lc.InputError, match="no default length: give seq_len"):
         sweep("encoder", vocab_size=[5, 6], **sizes)
 
 

@@ -140,7 +140,7 @@ def test_two_joins_along_one_axis_are_tried_at_sizes_that_agree():
         ({"M": 3}, "leaves B open: give --B N"),
         ({"batch_size": 3}, "leaves M open: give --M N"),
         ({"B": 1, "M": 3, "q": 4}, "mlp has no size 'q'; its sizes are B, M, d, f"),
-        ({"B": 1, "M": 3, "seq_len": 4}, "has one length: give --seq-len or --target-len, not 4 and 3"),
+        ({"B": 1, "M": 3, "seq_len": 4}, "has one length: give seq_len or target_len, not 4 and 3"),
         ({"B": 0, "M": 3}, "must be a whole number from 1"),
         ({"B": 1, "M": 3, "d": "x"}, "d must be a whole number from 1"),
         ({"B": 1, "M": 3, "dropout": 0.1}, "the table defines its own dropout"),
@@ -212,9 +212,9 @@ def test_rows_by_module_are_so_many_parts_deep_and_come_to_the_same_total(mlp):
         assert {row["module"] for row in cost.to_dict()["rows"]} == modules
     forward = {row.module: row.maccs for row in cost.rows if row.macro_operation == "forward"}
     assert forward == {"net.h.*.fc1": 2 * 3 * 8 * 16, "net.h.*.fc2": 2 * 3 * 8 * 16, ".": 0}
-    with pytest.raises(lc.InputError, match="--by module requires an imported module; gpt2 has"):
+    with pytest.raises(lc.InputError, match="by='module' requires an imported module; gpt2 has"):
         lc.cost("gpt2", by="module")
-    with pytest.raises(lc.InputError, match="--depth requires --by module"):
+    with pytest.raises(lc.InputError, match="depth requires by='module'"):
         lc.cost(mlp, B=2, M=3, depth=2)
 
 

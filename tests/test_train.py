@@ -636,7 +636,7 @@ def test_a_run_is_not_written_over(text, run, capsys):
         ("", "train requires PATH"),
         ("TEXT --steps none", "steps must be a whole number, not 'none'"),
         ("TEXT --steps 0", "steps must be a whole number from 1, not 0"),
-        ("TEXT --learning-rate -1", "learning_rate must be a number above 0"),
+        ("TEXT --learning-rate -1", "--learning-rate must be a number above 0"),
         ("TEXT --dropout nan", "dropout must be a number from 0"),
         ("TEXT --modle nano", "unknown flag '--modle'; did you mean '--mode' or '--model'"),
         ("TEXT --model nanoo", "unknown model 'nanoo'"),
@@ -696,4 +696,7 @@ def test_a_loss_that_is_no_number_ends_it(text, tmp_path):
 def test_without_the_package_safetensors(text, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     message = refused("train", text, "--out", tmp_path / "run", capsys=capsys)
-    assert message == "learncost: training needs the package safetensors: pip install 'learncost[train]'"
+    assert message == (
+        "learncost: training needs the package safetensors: pip install 'learncost[train]', or in a clone pip "
+        "install -e '.[train]'"
+    )

@@ -235,7 +235,7 @@ def test_rounding_is_to_the_nearest_and_ties_go_to_even():
     [
         ({"dtype": "nf4"}, "gpt2 has none: freeze some"),
         ({"dtype": "fp16-masters"}, "programs have fp32, fp64, bf16, and no fp16"),
-        ({"lora_rank": "4"}, "lora_rank requires lora"),
+        ({"lora_rank": "4"}, "--lora-rank requires --lora"),
         (
             {"dtype": "int8-learned", "lora": "all-linear"},
             "a low-rank path cannot be merged into a trainable quantized matrix",

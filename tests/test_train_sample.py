@@ -123,8 +123,8 @@ def test_it_stops_at_the_end_of_the_document():
     [
         ("--temperature -1", "temperature must be a number from 0, not -1.0"),
         ("--temperature hot", "temperature must be a number, not 'hot'"),
-        ("--top-p 0", "top_p must be a number above 0 to 1, not 0.0"),
-        ("--top-k -3", "top_k must be a whole number from 0, not -3"),
+        ("--top-p 0", "--top-p must be a number above 0 to 1, not 0.0"),
+        ("--top-k -3", "--top-k must be a whole number from 0, not -3"),
         ("--tokens 0", "tokens must be a whole number from 1, not 0"),
     ],
 )

@@ -84,7 +84,7 @@ def test_the_list_of_a_model_is_what_cost_and_memory_say():
         assert entries[name]["bytes"] == held
     assert entries["skip-out"]["flops_of_bp"] < 1
     assert "has no output to learn from" in entries["mezo"]["refused"]
-    with pytest.raises(lc.InputError, match="--of applies to procedures"):
+    with pytest.raises(lc.InputError, match="of applies to procedures"):
         listing("models", of="gpt2")
 
 
@@ -94,5 +94,5 @@ def test_the_list_of_a_model_takes_its_sizes(monkeypatch):
     (entry,) = listed.entries
     sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 50, "seq_len": 8}
     assert entry["flops"] == lc.cost("gpt2", "mezo", **sizes).total.flops
-    with pytest.raises(lc.InputError, match="--seq-len requires a model: learncost list procedures --of MODEL"):
+    with pytest.raises(lc.InputError, match="seq_len requires a model: learncost list procedures --of MODEL"):
         listing("devices", seq_len=8)

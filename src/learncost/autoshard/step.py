@@ -239,7 +239,8 @@ def stages_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int
     if number > 1 and len({*account.blocks}) < len(account.blocks):
         raise InputError("pipeline stages require blocks that are trained in the same way")
     if total < number and number > 1:
-        raise InputError(f"{total} blocks are too few for {number} stages: use fewer stages")
+        chunks = f" x {way.chunks} --chunks" if way.chunks > 1 else ""
+        raise InputError(f"{total} blocks are too few for --mesh pp={way.stages}{chunks}: at most {total} stages")
     return parts_of(account.model.table, sizes, layers)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from learncost.devices.calibration import save_text
 from learncost.devices.collective import algorithm
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, to_install
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
 """Bytes of the payloads."""
@@ -84,7 +84,7 @@ def measure(processes: int, quick: bool, report: Callable[[str], None]) -> Links
     try:
         version = str(import_module("torch").__version__)
     except ImportError:
-        raise InputError("calibrate --processes needs PyTorch: pip install 'learncost[torch]'") from None
+        raise InputError(f"calibrate --processes needs PyTorch: {to_install('torch')}") from None
     report(f"collectives between {processes} processes")
     rounds = QUICK if quick else ROUNDS
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ from learncost import __version__
 from learncost.cli.typed import read
 from learncost.interrupt import like_ctrl_c
 from learncost.ir.errors import InputError, nearest, shown
-from learncost.reports.question import FLAGS, Flag, flags_of, schema_of
+from learncost.reports.question import FLAGS, Flag, flags_of, in_flags, schema_of
 from learncost.reports.sheet import FORMATS, SPELLED
 
 ABOUT = "The cost of training neural networks: exact MACCs, FLOPs, bytes, memory and time, verified by execution."
@@ -203,7 +203,8 @@ def _ended(words: Sequence[str]) -> int:
         _print(answer)
         return answer if isinstance(answer, int) else int(getattr(answer, "exit_code", GOOD))
     except InputError as error:
-        return _refuse(str(error))
+        flags = COMMANDS[words[0]].flags if words and words[0] in COMMANDS else ()
+        return _refuse(in_flags(error.written, flags))
     except BrokenPipeError:
         _forget_output()
         return BROKEN_PIPE

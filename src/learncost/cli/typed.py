@@ -15,7 +15,7 @@ from learncost.models.argument import names_own_sizes
 from learncost.models.configuration import SETTINGS
 from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL, spelled
-from learncost.reports.question import Flag, question
+from learncost.reports.question import FLAGS, Flag, question
 
 
 def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
@@ -39,7 +39,7 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
         spelling = name.replace("_", "-").lower()
         flag = by_spelling.get(spelling) or by_spelling.get(spelling.replace("--no-", "--", 1))
         if flag is None and not (letters and name.startswith("--")):
-            _check_size(name, (*by_spelling, "--help"), others)
+            _check_size(command, name, (*by_spelling, "--help"), others)
         key = flag.name if flag else name.lstrip("-")
         repeats = flag is not None and flag.about.repeats
         if key in typed_values and not repeats:
@@ -68,7 +68,7 @@ def _is_flag(word: str) -> bool:
     return False
 
 
-def _check_size(name: str, spellings: Sequence[str], others: bool) -> None:
+def _check_size(command: str, name: str, spellings: Sequence[str], others: bool) -> None:
     """Refuse a flag that is neither the command's nor a size or a setting of models."""
     if RETIRED["flag"].get(name) in spellings:
         raise InputError(f"the flag {name!r} is called {RETIRED['flag'][name]!r} now")
@@ -80,6 +80,14 @@ def _check_size(name: str, spellings: Sequence[str], others: bool) -> None:
         sizes |= {key for tables in every for keys in tables for key in keys}
         if name.startswith("--") and spelled(name[2:]) in sizes:
             return
+    if name.lstrip("-").replace("-", "_") in FLAGS:
+        from learncost.cli.command import COMMANDS  # it imports this module
+
+        having = [other for other, known in COMMANDS.items() if any(name in flag.names for flag in known.flags)]
+        several = ", ".join(having[:3]) + (
+            " and others have it" if having[3:] else f" ha{'ve' if having[1:] else 's'} it"
+        )
+        raise InputError(f"unknown flag {shown(name)} of {command}: learncost {several}")
     near = nearest(name, [*spellings, *(f"--{size.replace('_', '-')}" for size in sizes)])
     hint = near or ("; see `learncost list sizes` for sizes" if others else "")
     raise InputError(f"unknown flag {shown(name)}{hint}")

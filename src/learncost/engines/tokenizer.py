@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, to_install
 
 
 class Tokenizer(Protocol):
@@ -109,7 +109,7 @@ class FromFile:
         try:
             from tokenizers import Tokenizer as Theirs
         except ImportError:
-            raise InputError("--tokenizer FILE needs the package tokenizers: pip install 'learncost[train]'") from None
+            raise InputError(f"--tokenizer FILE needs the package tokenizers: {to_install('train')}") from None
         try:
             self._content = path.read_bytes()
             self._own: Any = Theirs.from_str(self._content.decode())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, to_install
 
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _BROKEN = re.compile(r"[+-]?[0-9]+\.[0-9]+")
@@ -21,7 +21,7 @@ def polars_of(rows: Sequence[Mapping[str, Any]]) -> Any:
     try:
         import polars
     except ImportError:
-        raise InputError("a polars frame needs polars: pip install 'learncost[sweep]'") from None
+        raise InputError(f"a polars frame needs polars: {to_install('sweep')}") from None
     columns = []
     for name, values in columns_of(rows).items():
         large = any(isinstance(value, int) and abs(value) >= 2**63 for value in values)

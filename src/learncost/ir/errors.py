@@ -33,8 +33,12 @@ class InputError(ValueError):
     seq_len must be a whole number from 1 to 1,000,000,000,000, not 0
     """
 
+    written: str
+    """The message as it is raised, with flags; a function that is called in Python says its keywords instead."""
+
     def __init__(self, message: str = "") -> None:
-        super().__init__(_printable(message))
+        self.written = _printable(message)
+        super().__init__(self.written)
 
 
 class NotationError(InputError):
@@ -60,6 +64,11 @@ class NotationError(InputError):
 
     def __init__(self, message: str, line: str = "") -> None:
         super().__init__(f"{message}, in line: {line.strip()}" if line else message)
+
+
+def to_install(extra: str) -> str:
+    """Return how to install an extra of the package, from an index and in a clone of the repository."""
+    return f"pip install 'learncost[{extra}]', or in a clone pip install -e '.[{extra}]'"
 
 
 def _printable(text: str) -> str:

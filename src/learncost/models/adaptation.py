@@ -64,8 +64,8 @@ def adaptation(
     if quantizes and lora is None and (rank is not None or alpha is not None):
         lora = "all-linear"
     if lora is None and (rank is not None or alpha is not None):
-        argument = "lora_rank" if rank is not None else "lora_alpha"
-        raise InputError(f"{argument} requires lora, for example lora='all-linear'")
+        argument = "--lora-rank" if rank is not None else "--lora-alpha"
+        raise InputError(f"{argument} requires --lora, for example --lora all-linear")
     chosen = _listed("train", train)
     if len(chosen) > 1 and ({"all", "none"} & set(chosen)):
         raise InputError(f"train must be all, none or names, not {shown(train)}")

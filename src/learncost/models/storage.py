@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.ir.errors import InputError, shown
+from learncost.ir.errors import InputError, shown, to_install
 
 Arrays = Mapping[str, Any]
 
@@ -187,7 +187,7 @@ def safetensors() -> Any:
     try:
         import safetensors
     except ImportError:
-        raise InputError("training needs the package safetensors: pip install 'learncost[train]'") from None
+        raise InputError(f"training needs the package safetensors: {to_install('train')}") from None
     return safetensors
 
 

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from learncost.ir.errors import InputError, shown
+from learncost.ir.errors import InputError, shown, to_install
 
 if TYPE_CHECKING:
     from learncost.reports.sweep import Sweep
@@ -28,7 +28,7 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     if target.suffix.lower() not in SUFFIXES:
         raise InputError(f"{shown(str(target))} must end in .csv or .parquet")
     if target.suffix.lower() == ".parquet" and find_spec("polars") is None:
-        raise InputError("Parquet needs polars: pip install 'learncost[sweep]'; or write a .csv")
+        raise InputError(f"Parquet needs polars: {to_install('sweep')}; or write a .csv")
     if target.is_dir() or not target.resolve().parent.is_dir():
         fault = "is a folder" if target.is_dir() else "is in a folder that does not exist"
         raise InputError(f"cannot write {shown(str(target))}: it {fault}")
@@ -61,7 +61,7 @@ def frame(sweep: Sweep) -> Any:
     try:
         import polars
     except ImportError:
-        raise InputError("a frame needs polars: pip install 'learncost[sweep]'") from None
+        raise InputError(f"a frame needs polars: {to_install('sweep')}") from None
     return polars.concat([_part(polars, part, sweep.configurations) for part in sweep.parts()], rechunk=False)
 
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from inspect import Parameter, Signature, cleandoc, signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from learncost.ir.errors import RETIRED, InputError, counted, shown
-from learncost.models.sizes import OF_A_RUN, spelled
+from learncost.models.sizes import CANONICAL, OF_A_RUN, spelled
 
 QuestionFunction = TypeVar("QuestionFunction", bound=Callable[..., Any])
 
@@ -45,7 +46,8 @@ class Shared:
         names = list[str]()
         for word in self.known.split():
             if word.endswith(".toml"):
-                names += tomllib.loads((Path(__file__).parents[1] / word).read_text(encoding="utf-8"))
+                rows = tomllib.loads((Path(__file__).parents[1] / word).read_text(encoding="utf-8"))
+                names += (name for key, row in rows.items() for name in (key, *row.get("also", ())))
                 continue
             module, is_registry, name = word.partition(":")
             registered = getattr(import_module(f"learncost.{module}"), name) if is_registry else (word,)
@@ -174,7 +176,11 @@ def asked(
             raise InputError(f"{' and '.join(_twice(arguments, parameters))} are the same option: give one of them")
         canonical = _with_lengths(canonical, [*parameters][: len(args)], parameters)
         places = (*parameters, *[""] * len(args))
-        return call(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **canonical)
+        try:
+            return call(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **canonical)
+        except InputError as error:
+            error.args = (in_keywords(error.written, flags_of(function)),)
+            raise
 
     ask.__dict__["__signature__"] = accepted
     return ask
@@ -322,6 +328,59 @@ def flags_typed(arguments: Mapping[str, Any]) -> list[str]:
         text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         words += [f"--{flag.replace('_', '-')}", text]
     return words
+
+
+_COMMAND_LINE = r"\blearncost (?:list )?[a-z][a-z-]*(?: --[a-z][a-z0-9-]*(?: (?!--)[^\s,;:()]+)?)*"
+_QUOTED = re.compile(rf"`[^`]*`|(?<!\w)'[^']*'(?!\w)|{_COMMAND_LINE}")
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)(?:[ =]([^\s;:()]*[^\s;:(),.])(?=(\W?))?)?")
+_SUBJECT = re.compile(
+    r"([a-zA-Z][a-zA-Z0-9_-]*)(?:(?: [0-9,]+)? (?:must|cannot|requires|contradicts|=|is|are|has) |: )"
+)
+
+
+def in_keywords(message: str, flags: Iterable[Flag]) -> str:
+    """Return a message to someone who calls the question in Python: its flags are keywords."""
+    flags = tuple(flags)
+    by_spelling = {name: flag for flag in flags for name in flag.names if flag.how == "flag"}
+    takes_sizes = any(flag.how == "flags" for flag in flags)
+
+    def keyword(match: re.Match[str]) -> str:
+        flag, value = by_spelling.get(f"--{match[1]}"), match[2]
+        name = flag.name if flag else match[1].replace("-", "_")
+        if flag is None and (FLAGS[name].group == "Import" if name in FLAGS else not takes_sizes):
+            return match[0]
+        if value is None:
+            return name
+        is_number, is_placeholder = re.fullmatch(r"[0-9][0-9.e]*", value), re.fullmatch(r"[A-Z_.:]+", value)
+        ends = match[3] != " " or (flag is not None and value in flag.about.choices) or bool(re.search(r"[=,]", value))
+        if is_number or is_placeholder or ends:
+            return f"{name}={value if is_number or is_placeholder else repr(value)}"
+        return f"{name} {value}"
+
+    return _outside_quotes(message, lambda text: _FLAG.sub(keyword, text))
+
+
+def in_flags(message: str, flags: Iterable[Flag]) -> str:
+    """Return a message to someone who typed a command: keywords, and the sizes that it begins with, are flags."""
+    known = {flag.name: flag.names[0] for flag in flags if flag.how == "flag"}
+    subject = _SUBJECT.match(message)
+    first = spelled(subject[1]) if subject else ""
+    sizes = (*CANONICAL, first) if first in CANONICAL or first in known else ()
+    known = {size: f"--{size.replace('_', '-')}" for size in sizes} | known
+    names = {name: flag for name, flag in known.items() if "_" in name or name == first}
+    if subject and first in names:
+        message = message.replace(subject[1], first, 1)
+    if not names:
+        return message
+    pattern = re.compile(rf"(?<![\w.=-])({'|'.join(map(re.escape, names))})(?![\w.=-])")
+    return _outside_quotes(message, lambda text: pattern.sub(lambda match: names[match[1]], text))
+
+
+def _outside_quotes(message: str, change: Callable[[str], str]) -> str:
+    """Return a message with a change of all that it does not quote: code, values and command lines."""
+    ends = [0, *(end for match in _QUOTED.finditer(message) for end in match.span()), len(message)]
+    texts = [message[first:last] for first, last in pairwise(ends)]
+    return "".join(text if place % 2 else change(text) for place, text in enumerate(texts))
 
 
 def typed(text: str) -> str:

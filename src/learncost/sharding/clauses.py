@@ -212,7 +212,9 @@ class ShardSpecs:
             if name in axes or name in self.sizes.keys() - self.mesh.sizes.keys():
                 raise InputError(f"{name} is a size of the model: use another name for the mesh axis")
             if self.mesh.sizes[name] > 1 and all(clause.mesh != name for clause in self.clauses):
-                raise InputError(f"nothing is sharded over {name}: add a clause, or remove it from the mesh")
+                raise InputError(
+                    f"nothing is sharded over {name}: extend --placement or --place, or remove {name} from --mesh"
+                )
 
     def size(self, axis: str) -> int:
         """Return the global size of an axis."""

@@ -44,11 +44,13 @@ PLACEMENTS: Mapping[str, Placement] = {
 }
 """Placements by name."""
 
+NAMED = {name: row for row in PLACEMENTS.values() for name in (row.name, *row.also)}
+"""Placements by all of their names."""
+
 
 def placement(name: str) -> Placement:
     """Return a placement by its name. Raises `InputError` for an unknown name, with the known ones."""
-    by_name = {**PLACEMENTS, **{other: row for row in PLACEMENTS.values() for other in row.also}}
-    return named_one("placement", name, by_name)
+    return named_one("placement", name, NAMED)
 
 
 def chosen(place: str | None, named: str | None) -> tuple[Clause, ...]:

@@ -14,7 +14,7 @@ from learncost.engines.bfloat16 import two_bytes, widened
 from learncost.engines.emitted import Programs
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, to_install
 from learncost.ir.precision import precision_of
 from learncost.models.configuration import Configuration
 from learncost.procedures.accumulation import accumulated
@@ -198,5 +198,5 @@ class NumPyEngine:
 def _bf16_kept() -> str:
     """Return how NumPy stores bf16 weights."""
     if two_bytes() is None:
-        return ", bf16 rounded in fp32, which takes 4 bytes a number (pip install 'learncost[bf16]' for 2)"
+        return f", bf16 rounded in fp32, which takes 4 bytes a number (2 with ml_dtypes: {to_install('bf16')})"
     return ", weights in bf16 of 2 bytes by ml_dtypes, values of the step rounded in fp32"

@@ -12,7 +12,7 @@ from learncost.backends import fill, leaves, program, unfold
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, to_install
 from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
@@ -75,7 +75,7 @@ class JaxEngine(NumPyEngine):
         try:
             import jax  # noqa: F401  # said here, before anything else is made
         except ImportError:
-            raise InputError("--engine jax needs JAX: pip install 'learncost[jax]'") from None
+            raise InputError(f"--engine jax needs JAX: {to_install('jax')}") from None
         kind = precision_of(options.dtype)
         if find_optimizer(options.optimizer).states:
             raise InputError(

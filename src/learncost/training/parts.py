@@ -16,7 +16,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, to_install
 from learncost.models.storage import WriteAdvice, cannot_write, check_finite, read_json, write_json
 from learncost.training.processes import ALONE, Processes, is_of_peers
 
@@ -159,7 +159,7 @@ def read_whole(saved: SavedCheckpoint, advice: str) -> dict[str, dict[str, Any]]
     try:
         from torch.distributed.checkpoint.filesystem import FileSystemReader
     except ImportError:
-        raise InputError(f"{saved.path} is read by PyTorch: pip install 'learncost[torch]'") from None
+        raise InputError(f"{saved.path} is read by PyTorch: {to_install('torch')}") from None
     _check(saved, saved.digests, advice)
     parts: dict[str, tuple[ArrayPart, ...]] = {}
     names: Mapping[str, Any] = FileSystemReader(saved.path).read_metadata().state_dict_metadata

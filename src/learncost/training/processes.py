@@ -17,7 +17,7 @@ from importlib import import_module
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, to_install
 from learncost.sharding.mesh import Mesh
 from learncost.training.meeting import LOST, REFUSED, Heartbeat, meet
 
@@ -216,7 +216,7 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
     try:
         distributed: Any = import_module("torch.distributed")
     except ImportError:
-        raise InputError("--mesh needs PyTorch: pip install 'learncost[torch]'") from None
+        raise InputError(f"--mesh needs PyTorch: {to_install('torch')}") from None
     store, rank, number, name = meet(distributed)
     backend, meeting = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", f"learncost/{name}"
     groups = distributed.PrefixStore(f"{meeting}/groups", store)

@@ -14,7 +14,7 @@ from learncost.engines.compiler import compiler
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, to_install
 from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
@@ -101,7 +101,7 @@ class TorchEngine(NumPyEngine):
         try:
             import torch  # noqa: F401  # said here, before anything else is made
         except ImportError:
-            raise InputError("--engine torch needs PyTorch: pip install 'learncost[torch]'") from None
+            raise InputError(f"--engine torch needs PyTorch: {to_install('torch')}") from None
         check_device(options)
         check_codes(options)
         if options.device != "cpu" and find_optimizer(options.optimizer).states:

@@ -15,7 +15,7 @@ from learncost.engines.compiler import bind, compiled, compiler, products
 from learncost.engines.core import Prepared
 from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
-from learncost.ir.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one, to_install
 from learncost.ir.line import Line
 from learncost.ir.loop import map_lines
 from learncost.ir.table import Table
@@ -105,7 +105,7 @@ def _installed(engine: str) -> None:
     from importlib.util import find_spec
 
     if find_spec(engine) is None:
-        raise InputError(f"--engine {engine} needs {engine}: pip install 'learncost[{engine}]'")
+        raise InputError(f"--engine {engine} needs {engine}: {to_install(engine)}")
 
 
 def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[Check]:

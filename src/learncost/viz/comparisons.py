@@ -61,12 +61,12 @@ def _compared(request: Request, side_by_side: str | None, other: str) -> dict[st
                 grown = growth(comparison, along, price_book=comparison.price_book)
                 result["growth"][along] = replace(grown, polynomials={}).to_dict() | {"finding": grown.finding}
     except InputError as error:
-        result["compared"] = {"refused": str(error)}
+        result["compared"] = {"refused": error.written}
     try:
         asked = Request(request.model, price_book=YARDSTICK, sizes=request.sizes, **request.lengths)
         result["conventions"] = _conventions(conventions(asked))
     except InputError as error:
-        result["conventions"] = {"refused": str(error)}
+        result["conventions"] = {"refused": error.written}
     return result
 
 

@@ -152,7 +152,7 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
     except InputError as error:
         if request.engine:
             raise
-        return {"refused": str(error)}
+        return {"refused": error.written}
 
 
 def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:

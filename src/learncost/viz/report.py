@@ -134,7 +134,7 @@ def report(request: Request, *models: str, procedure: str | None = None, output:
                 if not procedure and name == "bp":
                     raise
                 refusals.append(error)
-                refused.append(f"{model} by {name}: {error}")
+                refused.append(f"{model} by {name}: {error.written}")
         if not of_model:
             raise refusals[0]
         documents += of_model

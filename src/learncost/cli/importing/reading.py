@@ -20,7 +20,7 @@ from learncost.cli.importing.user_file import Target
 from learncost.cli.typed import How
 from learncost.importer.configured import check_installed
 from learncost.importer.inputs import Input, checked, parse_inputs
-from learncost.ir.errors import InputError, printable
+from learncost.ir.errors import InputError, printable, to_install
 from learncost.models.files import read_path, user_folder
 from learncost.models.storage import written
 from learncost.program.autograd import RunUsage
@@ -150,7 +150,7 @@ def _known(wanted: Target, how: How, training: str) -> Remembered:
         if not wanted.name:
             check_installed(read_path(str(wanted.file)))
         if find_spec("torch") is None:
-            raise InputError("importing a module requires torch: pip install 'learncost[torch]'")
+            raise InputError(f"importing a module requires torch: {to_install('torch')}")
         file = printable(str(wanted.file))
         if wanted.name:
             say(f"runs {file}")
@@ -204,7 +204,7 @@ def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
     from learncost.importer.live import saved_of, values_of
 
     if find_spec("torch") is None:
-        raise InputError("the values of a module require torch: pip install 'learncost[torch]'")
+        raise InputError(f"the values of a module require torch: {to_install('torch')}")
     import torch
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -237,7 +237,7 @@ def steps(wanted: Target, how: How) -> Callable[..., None]:
         from learncost.importer.running import ModuleStepping
 
         if find_spec("torch") is None:
-            raise InputError("running a module requires torch: pip install 'learncost[torch]'")
+            raise InputError(f"running a module requires torch: {to_install('torch')}")
         module, given = building()
         ModuleStepping(lambda: module, lambda sizes: sized(given, sizes, {}))(sizes, values, running)
 
@@ -258,7 +258,7 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
         from learncost.importer.live import LiveModule
 
         if find_spec("torch") is None:
-            raise InputError("running a module requires torch: pip install 'learncost[torch]'")
+            raise InputError(f"running a module requires torch: {to_install('torch')}")
         if wanted.name:
             say(f"runs {printable(str(wanted.file))}")
         import torch

@@ -51,7 +51,7 @@ def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
         try:
             flops, peak = usual if name == "bp" else taken(name)
         except InputError as error:
-            entries.append({"name": name, "flops": None, "bytes": None, "refused": str(error)})
+            entries.append({"name": name, "flops": None, "bytes": None, "refused": error.written})
             continue
         entry: Known = {"name": name, "flops": flops, "bytes": peak, "refused": None}
         entries.append(entry | {"flops_of_bp": flops / usual[0], "bytes_of_bp": peak / usual[1]})

@@ -8,7 +8,7 @@ from math import sqrt
 from typing import Any
 
 from learncost.engines.weights import DEVIATION, generator, initial_weights
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, to_install
 from learncost.layers.layer import Layer, layer
 from learncost.models.configuration import configure
 from learncost.models.model import Model, build, from_layer
@@ -44,7 +44,7 @@ def _digits() -> tuple[Any, Any]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise InputError("digits come with scikit-learn: pip install 'learncost[contest]'") from None
+        raise InputError(f"digits come with scikit-learn: {to_install('contest')}") from None
     digits = load_digits()
     order = generator(0, "digits").permutation(len(digits.target))
     return digits.data[order] / BRIGHTEST, digits.target[order]

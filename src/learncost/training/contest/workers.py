@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from learncost.ir.errors import InputError, shown
+from learncost.ir.errors import InputError, shown, to_install
 from learncost.training.contest.trial import StoppedError, TrialReporter
 
 PATIENCE = 10
@@ -72,7 +72,7 @@ def workers(named: str | None, stop: Callable[[], bool]) -> Iterator[Workers]:
         if is_number:
             import cryptography  # noqa: F401  # the key of a cluster that only this process may give tasks to
     except ImportError:
-        raise InputError("--workers needs Dask: pip install 'learncost[workers]'") from None
+        raise InputError(f"--workers needs Dask: {to_install('workers')}") from None
     dask: Any = distributed  # its functions have no types
     cluster: Any = named
     if is_number:

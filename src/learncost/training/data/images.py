@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, to_install
 from learncost.training.data.corpus import ListLine, lists
 from learncost.training.data.examples import Column, Row
 from learncost.training.data.readers import CLASS, ExampleReader, classes_of, number_of
@@ -31,7 +31,7 @@ def pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise InputError("images need the package Pillow: pip install 'learncost[images]'") from None
+        raise InputError(f"images need the package Pillow: {to_install('images')}") from None
     return Image
 
 

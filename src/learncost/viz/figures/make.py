@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost import __version__
-from learncost.ir.errors import InputError, shown
+from learncost.ir.errors import InputError, shown, to_install
 from learncost.models.storage import written
 from learncost.viz.figures import figure_row
 from learncost.viz.figures.panel import Panel
@@ -33,7 +33,7 @@ def needs_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise InputError("a figure needs matplotlib: pip install 'learncost[figures]'") from None
+        raise InputError(f"a figure needs matplotlib: {to_install('figures')}") from None
 
 
 def plotted(kind: str, data: Sequence[Any], columns: int = 1) -> Any:

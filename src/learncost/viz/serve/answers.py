@@ -54,7 +54,7 @@ def answer(route: str, pairs: Pairs, config: str = "") -> Answer:
         kind, make = EXPORTS[form]
         return Answer(200, kind, make(keywords), f"learncost.{form}")
     except InputError as error:
-        return refusal(400, str(error))
+        return refusal(400, error.written)
     except MemoryError:
         return refusal(422, "these sizes need more memory than is available: use smaller ones")
     except RecursionError:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from learncost.ir.errors import InputError, counted, shown
+from learncost.ir.errors import InputError, counted, shown, to_install
 from learncost.reports.question import question
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def serve(*, port: int | str = PORT, run: str | None = None) -> None:
         raise InputError(f"no such folder: {run}; --run names one of learncost train or learncost contest")
     for name in ("starlette", "uvicorn"):
         if find_spec(name) is None:
-            raise InputError(f"serve needs {name}: pip install 'learncost[serve]'")
+            raise InputError(f"serve needs {name}: {to_install('serve')}")
     with _listening(number) as listener:
         number = listener.getsockname()[1]
         address = f"http://{HOST}:{number}"

@@ -60,7 +60,7 @@ def by_engine(request: Request) -> Picture:
             there = GPU if on_gpu and chosen_engine.module else None
             answer = table if name == GRAPH else memory(replace(request, on=there, engine=name))
         except InputError as error:
-            rows.append(BarRow(name, refused=str(error).removeprefix(f"--engine {name} "), here=here))
+            rows.append(BarRow(name, refused=error.written.removeprefix(f"--engine {name} "), here=here))
             continue
         assert isinstance(answer, Memory)
         peaks[name] = answer.peak

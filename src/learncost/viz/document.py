@@ -18,6 +18,7 @@ from learncost.cost_models.errata import errata
 from learncost.devices.device import device as find_device
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
+from learncost.ir.serializable import attributes
 from learncost.layers.active import shown_layer
 from learncost.models.argument import layer_given
 from learncost.models.configuration import family_of, size_meant
@@ -179,21 +180,17 @@ def _builder(request: Request) -> Callable[[Mapping[str, int]], Model]:
     return built_with
 
 
+_STEP = attributes("model procedure price_book optimizer dtype plan counted source trained")
+_ERRATUM = attributes("id document where printed right effect")
+
+
 def _facts(step: Cost) -> dict[str, Any]:
     """Return the names and descriptions of the step."""
     assert step.built is not None
     return {
         "title": title(step),
-        "model": step.model,
-        "procedure": step.procedure,
-        "price_book": step.price_book,
+        **_STEP(step),
         "convention": convention(step.price_book),
-        "optimizer": step.optimizer,
-        "dtype": step.dtype,
-        "plan": step.plan,
-        "counted": step.counted,
-        "source": step.source,
-        "trained": step.trained,
         "two_sided": step.target_len is not None,
         "learns": step.cache is None,
         "device": step.timing.rates.name if step.timing else None,
@@ -204,12 +201,9 @@ def _facts(step: Cost) -> dict[str, Any]:
 def _totals(step: Cost) -> dict[str, Any]:
     """Return the totals of the step."""
     totals: dict[str, Any] = {
-        "maccs": step.total.maccs,
-        "flops": step.total.flops,
+        **attributes("maccs flops")(step.total),
         "bytes": sum(row.bytes for row in step.rows),
-        "parameters": step.parameters,
-        "active_parameters": step.active_parameters,
-        "trained_parameters": step.trained_parameters,
+        **attributes("parameters active_parameters trained_parameters")(step),
     }
     if step.timing:
         totals |= {"seconds": step.timing.time.total, "low": step.timing.time.low, "high": step.timing.time.high}
@@ -223,15 +217,7 @@ def _errata(lines: tuple[CostLine, ...]) -> list[dict[str, str]]:
     """Return the errata of the lines' layers."""
     identifiers = {name for line in lines for name in line.errata}
     return [
-        {
-            "id": erratum.id,
-            "document": erratum.document,
-            "where": erratum.where,
-            "printed": erratum.printed,
-            "right": erratum.right,
-            "effect": erratum.effect,
-            "layer": shown_layer(erratum.layer or ""),
-        }
+        _ERRATUM(erratum) | {"layer": shown_layer(erratum.layer or "")}
         for erratum in errata()
         if erratum.id in identifiers
     ]

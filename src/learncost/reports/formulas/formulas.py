@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from learncost.cost_models import Book, PricedLine, price
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial, total
+from learncost.ir.serializable import attributes
 from learncost.ir.table import Table
 from learncost.layers.active import OUTSIDE_BLOCKS, part_of
 from learncost.layers.layer import Layer
@@ -128,15 +129,9 @@ class Formulas(Readable):
         """Return the formulas as data; counts are Python expressions, to be multiplied by `times`."""
         return {
             "schema": 1,
-            "layer": self.layer,
-            "source": self.source,
-            "price_book": {
-                "name": self.price_book.name,
-                "title": self.price_book.title,
-                "source": self.price_book.source,
-            },
-            "procedure": self.procedure,
-            "jacobian": self.jacobian,
+            **attributes("layer source")(self),
+            "price_book": attributes("name title source")(self.price_book),
+            **attributes("procedure jacobian")(self),
             "times": "B" if self.per_sequence else "",
             "one_width": self.one_width,
             "rows": [self._row(formula) for formula in (*self.rows, *self.others)],

@@ -7,6 +7,7 @@ from math import isfinite
 from statistics import fmean, median, pstdev
 from typing import Any
 
+from learncost.ir.serializable import attributes
 from learncost.reports.run import left_out_text
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, TableColumn, size_of, table
 from learncost.training.contest.contest import Contest, EntrantResult
@@ -118,10 +119,8 @@ def as_dict(contest: Contest) -> dict[str, Any]:
         "schema": SCHEMA,
         "problem": problem.name,
         "data": problem.facts,
-        "budget": {"kind": contest.budget.kind, "amount": contest.budget.amount},
-        "optimizer": setting.optimizer,
-        "dtype": setting.dtype,
-        "price_book": setting.book,
+        "budget": attributes("kind amount")(contest.budget),
+        **attributes("optimizer dtype", price_book="book")(setting),
         "seeds": list(contest.seeds),
         "stopped": contest.stopped,
         "chance": {"loss": loss, "accuracy": accuracy},
@@ -138,14 +137,10 @@ def _result(result: EntrantResult) -> dict[str, Any]:
         "mode": result.entrant.mode or None,
         "optimizer": result.entrant.optimizer or None,
         "parameters": result.parameters,
-        "steps": result.share.steps,
-        "batch_size": result.share.batch_size,
-        "maccs": result.maccs,
-        "flops": result.flops,
-        "maccs_per_step": result.share.cost.maccs,
-        "flops_per_step": result.share.cost.flops,
+        **attributes("steps batch_size")(result.share),
+        **attributes("maccs flops")(result),
+        **attributes(maccs_per_step="maccs", flops_per_step="flops", predicted_peak_bytes="peak")(result.share.cost),
         "seconds_per_step": median(steps) if steps else None,
-        "predicted_peak_bytes": result.share.cost.peak,
         "measured_peak_bytes": result.measured_peak,
         "learning_rate": result.search.best if result.search else None,
         "learning_rate_at_edge": result.search.edge if result.search else None,

@@ -14,6 +14,7 @@ from learncost.ir.line import Line
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.precision import BYTES
+from learncost.ir.serializable import attributes
 from learncost.layers.active import shown_layer
 from learncost.layers.layer import shipped, shipped_layer, usual_names
 from learncost.models.compose import plan
@@ -62,23 +63,11 @@ class CostLine:
     def to_dict(self, monomials: Monomials, symbols: Mapping[str, str]) -> dict[str, Any]:
         """As the document has it; what is empty is left out. `symbols` of axes, as `symbols_of` a model."""
         fields: dict[str, Any] = {
-            "phase": self.phase,
-            "block": self.block,
-            "layer": self.layer,
-            "module": self.module,
-            "line": self.line,
-            "equation": self.equation,
-            "repeat": self.repeat,
-            "text": self.text,
-            "mathml": self.mathml,
-            "table": self.table,
+            **_ROW(self),
             "errata": list(self.errata),
             "outside_paper": self.outside_paper,
             **self.counts,
-            "seconds": self.seconds,
-            "joules": self.joules,
-            "bound": self.bound,
-            "inside": self.inside,
+            **_TIME(self),
             "formulas": {
                 name: {"count": monomials.exported(count), "mathml": _count_written(count, symbols)}
                 for name, count in self.formulas.items()
@@ -87,6 +76,10 @@ class CostLine:
         }
         always = ("phase", "layer", "line", "repeat", "formulas")
         return {name: value for name, value in fields.items() if name in always or value not in (None, "", [], False)}
+
+
+_ROW = attributes("phase block layer module line equation repeat text mathml table")
+_TIME = attributes("seconds joules bound inside")
 
 
 def cost_lines(step: Cost) -> tuple[CostLine, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from learncost.cost_models import PricedLine
 from learncost.ir.polynomial import Polynomial, total
+from learncost.ir.serializable import attributes
 from learncost.reports.record import Cost
 from learncost.timing.rates import FRESH, MatmulGrid, Rates
 from learncost.timing.work import Extent, WorkAxes, works_axes
@@ -97,12 +98,6 @@ def _rates(rates: Rates) -> dict[str, Any]:
         "grids": [{"sizes": grid.sizes, "rates": grid.rates} for grid in grids],
         "bandwidth": {"places": rates.bandwidth.places, "values": rates.bandwidth.values},
         "ops": dict(rates.ops),
-        "launch": rates.launch,
-        "launch_backward": rates.launch_backward,
-        "optimizer": rates.optimizer,
-        "fresh": rates.fresh,
         "fresh_from": FRESH,
-        "step": rates.step,
-        "queues": rates.queues,
-        "threads": rates.threads,
+        **attributes("launch launch_backward optimizer fresh step queues threads")(rates),
     }

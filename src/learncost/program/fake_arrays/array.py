@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -13,11 +13,33 @@ from learncost.program.allocation_log import Allocation, AllocationLog
 
 
 class StridedLayout:
-    """An object with a layout in an allocation."""
+    """An array of a library without values: a layout in an allocation. Its methods are those that both libraries have.
+
+    `layout` is a NumPy array with its shape, type and strides whose elements are never read.
+    """
 
     __slots__ = ("allocation", "layout")
-    layout: Any
-    allocation: Allocation
+
+    def __init__(self, layout: Any, allocation: Allocation) -> None:
+        self.layout, self.allocation = layout, allocation
+
+    @classmethod
+    def new(cls, account: AllocationLog, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Self:
+        """Allocate an array; `order` are its axes from the outermost in memory, by default in order."""
+        layout = laid(shape, dtype, order)
+        return cls(layout, Allocation(account, layout.nbytes))
+
+    def like(self, shape: Sequence[int], dtype: Any = None, order: Sequence[int] | None = None) -> Self:
+        """Allocate an array in the same log."""
+        return self.new(self.account, shape, dtype or self.dtype, order)
+
+    def view_of(self, layout: Any) -> Self:
+        """Return another layout of the same memory."""
+        return type(self)(layout, self.allocation)
+
+    def gathered(self, index_shape: tuple[int, ...], rest: tuple[int, ...], before: int) -> Self:
+        """Return the elements at index arrays, as `chosen` has their shape."""
+        raise NotImplementedError
 
     @property
     def account(self) -> AllocationLog:
@@ -30,6 +52,86 @@ class StridedLayout:
     @property
     def dtype(self) -> Any:
         return self.layout.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.layout.nbytes)
+
+    @property
+    def T(self) -> Self:  # noqa: N802 - as the libraries call it
+        return self.view_of(self.layout.T)
+
+    def contiguous(self) -> Self:
+        return self if self.layout.flags.c_contiguous else self.like(self.shape)
+
+    def reshape(self, *shape: Any) -> Self:
+        sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        try:
+            return self.view_of(self.layout.reshape(sizes, copy=False))
+        except ValueError:  # the library copies; a shape that does not fit is refused below
+            elements = prod(size for size in sizes if size >= 0)
+            return self.like([size if size >= 0 else self.layout.size // elements for size in sizes])
+
+    def __getitem__(self, key: Any) -> Self:
+        items = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(item, StridedLayout) for item in items):
+            shapes = [item.shape if isinstance(item, StridedLayout) else item for item in items]
+            return self.gathered(*chosen(self.shape, shapes))
+        if Ellipsis not in items:
+            items = (*items, Ellipsis)  # so that a number stays an array, which nothing reads
+        return self.view_of(self.layout[items])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Write into the array itself; nothing is allocated."""
+
+    def reduced(self, axes: Any) -> set[int]:
+        """Return the axes of a reduction, all by default."""
+        rank = len(self.shape)
+        several = range(rank) if axes is None else (axes,) if isinstance(axes, int) else axes
+        return {axis % rank for axis in several}
+
+    def product_shape(self, other: StridedLayout) -> tuple[int, ...]:
+        """Return the shape of a matrix product."""
+        columns = other.shape[-1:] if len(other.shape) > 1 else ()
+        return (*np.broadcast_shapes(self.shape[:-2], other.shape[:-2]), *self.shape[-2:-1], *columns)
+
+
+Array = TypeVar("Array", bound=StridedLayout)
+
+
+class Functions(Generic[Array]):
+    """The functions that programs call by the same names in both libraries, with new arrays as results."""
+
+    inf = np.inf
+    float32, float64 = np.dtype("float32"), np.dtype("float64")
+
+    def __init__(self, account: AllocationLog, array: type[Array]) -> None:
+        self._account, self._array = account, array
+
+    def eye(self, size: int, dtype: Any, device: Any = None) -> Array:
+        return self._array.new(self._account, (size, size), dtype)
+
+    def arange(self, size: int, device: Any = None) -> Array:
+        return self._array.new(self._account, (size,), np.int64)
+
+    def stack(self, arrays: Sequence[Array]) -> Array:
+        return arrays[0].like((len(arrays), *arrays[0].shape))
+
+    def concatenate(self, arrays: Sequence[Array], axis: int = 0) -> Array:
+        shape = list(arrays[0].shape)
+        shape[axis] = sum(array.shape[axis] for array in arrays)
+        return arrays[0].like(shape, np.result_type(*(array.dtype for array in arrays)))
+
+    def cumsum(self, array: Array, axis: int) -> Array:
+        return array.like(array.shape)
+
+    def argsort(self, array: Array, *_: Any, **__: Any) -> Array:
+        return array.like(array.shape, np.int64)
+
+    def argmax(self, array: Array, axis: int) -> Array:
+        return array.like(array.shape[:-1], np.int64)
+
+    argmin, cat = argmax, concatenate
 
 
 def laid(shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Any:
@@ -74,15 +176,21 @@ def _object(layout: Any) -> int:
 
 
 class FakeArray(StridedLayout):
-    """An array without values. `layout` is a NumPy array with its shape and strides whose elements are never read."""
+    """An array of NumPy without values; `owns` says whether it is no view."""
 
     __slots__ = ("__weakref__", "object_bytes", "owns")
 
-    def __init__(self, layout: Any, allocation: Allocation, owns: bool = False) -> None:
-        self.layout, self.allocation, self.owns = layout, allocation, owns
-        self.object_bytes = _object(layout)
+    def __init__(self, layout: Any, allocation: Allocation) -> None:
+        super().__init__(layout, allocation)
+        self.owns, self.object_bytes = False, _object(layout)
         self.account.now += self.object_bytes
         self.account.made(self)
+
+    @classmethod
+    def new(cls, account: AllocationLog, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Self:
+        array = super().new(account, shape, dtype, order)
+        array.owns = True
+        return array
 
     def repeat(self, times: int) -> None:
         """Count the object several times, for iterations that do not run."""
@@ -92,79 +200,37 @@ class FakeArray(StridedLayout):
     def __del__(self) -> None:
         self.allocation.account.now -= self.object_bytes
 
-    @staticmethod
-    def new(account: AllocationLog, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> FakeArray:
-        """Allocate an array; `order` are its axes from the outermost in memory to the innermost."""
-        layout = laid(shape, dtype, order)
-        return FakeArray(layout, Allocation(account, layout.nbytes), owns=True)
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.layout.nbytes)
-
-    @property
-    def T(self) -> FakeArray:  # noqa: N802 - as NumPy calls it
-        return FakeArray(self.layout.T, self.allocation)
-
     def transpose(self, *axes: Any) -> FakeArray:
-        return FakeArray(self.layout.transpose(*axes), self.allocation)
+        return self.view_of(self.layout.transpose(*axes))
 
-    def reshape(self, *shape: Any) -> FakeArray:
-        sizes_given = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        try:
-            return FakeArray(self.layout.reshape(sizes_given, copy=False), self.allocation)
-        except ValueError:  # NumPy copies; a shape that does not fit is refused below
-            elements = prod(size for size in sizes_given if size >= 0)
-            sizes = [size if size >= 0 else self.layout.size // elements for size in sizes_given]
-            return FakeArray.new(self.account, sizes, self.dtype)
-
-    def __getitem__(self, key: Any) -> FakeArray:
-        items = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(item, FakeArray) for item in items):
-            return _chosen(self, items)
-        if not any(item is Ellipsis for item in items):
-            items = (*items, Ellipsis)  # so that a number stays an array, which nothing reads
-        return FakeArray(self.layout[items], self.allocation)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Write into the array itself; nothing is allocated."""
+    def gathered(self, index_shape: tuple[int, ...], rest: tuple[int, ...], before: int) -> FakeArray:
+        """Return a copy, with the index axes outermost in memory."""
+        result = self.like((*index_shape, *rest))
+        if not before:
+            return result
+        index_axes = range(len(index_shape))
+        return result.view_of(np.moveaxis(result.layout, index_axes, range(before, before + len(index_shape))))
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def astype(self, dtype: Any) -> FakeArray:
-        return FakeArray.new(self.account, self.shape, dtype, order_of(self.shape, [self]))
+        return self.like(self.shape, dtype, order_of(self.shape, [self]))
 
     def clip(self, lower: int, upper: int) -> FakeArray:
         return self.astype(self.dtype)
 
     def _reduced(self, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> FakeArray:
-        rank = len(self.shape)
-        axes = range(rank) if axis is None else (axis,) if isinstance(axis, int) else axis
-        reduced = {axis % rank for axis in axes}
+        reduced = self.reduced(axis)
         shape = [1 if at in reduced else size for at, size in enumerate(self.shape)]
-        order = order_of(self.shape, [self])
-        result = FakeArray.new(self.account, shape, dtype or self.dtype, order)
+        result = self.like(shape, dtype, order_of(self.shape, [self]))
         if not self.layout.flags.c_contiguous or (dtype and dtype != self.dtype):
             self.account.buffer(min(BUFFER, self.layout.size) * self.dtype.itemsize)
         if keepdims:
             return result
-        places = [0 if at in reduced else slice(None) for at in range(rank)]
-        return FakeArray(result.layout[(*places, ...)], result.allocation)
+        return result[tuple(0 if at in reduced else slice(None) for at in range(len(shape)))]
 
     sum = mean = max = _reduced
-
-
-def _chosen(array: FakeArray, items: tuple[Any, ...]) -> FakeArray:
-    """Return the elements at index arrays: a copy, with the index axes outermost in memory."""
-    index_shape, rest, before = chosen(
-        array.shape, [item.shape if isinstance(item, FakeArray) else item for item in items]
-    )
-    result = FakeArray.new(array.account, (*index_shape, *rest), array.dtype)
-    if not before:
-        return result
-    moved = np.moveaxis(result.layout, range(len(index_shape)), range(before, before + len(index_shape)))
-    return FakeArray(moved, result.allocation)
 
 
 def order_of(shape: Sequence[int], arrays: Sequence[FakeArray]) -> list[int]:

@@ -12,20 +12,18 @@ import numpy as np
 
 from learncost.ir.errors import InputError
 from learncost.program.allocation_log import FILE, AllocationLog
-from learncost.program.fake_arrays.array import BUFFER, FakeArray, order_of
+from learncost.program.fake_arrays.array import BUFFER, FakeArray, Functions, order_of
 from learncost.program.fake_arrays.between import DeviceMesh
 from learncost.program.fake_arrays.torch import Functional, Torch
 
 
-class NumPy:
+class NumPy(Functions[FakeArray]):
     """The functions of NumPy that emitted programs call, on arrays without values."""
 
-    inf = np.inf
     ndarray = FakeArray
-    float32, float64 = np.dtype("float32"), np.dtype("float64")
 
     def __init__(self, account: AllocationLog) -> None:
-        self._account = account
+        super().__init__(account, FakeArray)
         self.add = _Add()
 
     def __getattr__(self, name: str) -> Any:
@@ -49,16 +47,10 @@ class NumPy:
 
     def pad(self, array: FakeArray, ends: Sequence[tuple[int, int]]) -> FakeArray:
         shape = [size + before + behind for size, (before, behind) in zip(array.shape, ends, strict=True)]
-        return FakeArray.new(self._account, shape, array.dtype)
+        return array.like(shape)
 
     def zeros_like(self, array: FakeArray) -> FakeArray:
         return array.astype(array.dtype)
-
-    def eye(self, size: int, dtype: Any) -> FakeArray:
-        return FakeArray.new(self._account, (size, size), dtype)
-
-    def arange(self, size: int) -> FakeArray:
-        return FakeArray.new(self._account, (size,), np.int64)
 
     def tri(self, rows: int, columns: int, place: int = 0, dtype: Any = bool) -> FakeArray:
         return FakeArray.new(self._account, (rows, columns), dtype)
@@ -68,42 +60,22 @@ class NumPy:
         return elementwise(self._account, (condition, first, second), kind)
 
     def ascontiguousarray(self, array: FakeArray) -> FakeArray:
-        return array if array.layout.flags.c_contiguous else FakeArray.new(self._account, array.shape, array.dtype)
+        return array.contiguous()
 
     def broadcast_to(self, array: FakeArray, shape: Any) -> FakeArray:
-        return FakeArray(np.broadcast_to(array.layout, shape), array.allocation)
-
-    def stack(self, arrays: Sequence[FakeArray]) -> FakeArray:
-        first = arrays[0]
-        return FakeArray.new(self._account, (len(arrays), *first.shape), first.dtype)
-
-    def concatenate(self, arrays: Sequence[FakeArray], axis: int = 0) -> FakeArray:
-        shape = list(arrays[0].shape)
-        shape[axis] = sum(array.shape[axis] for array in arrays)
-        return FakeArray.new(self._account, shape, np.result_type(*(array.dtype for array in arrays)))
+        return array.view_of(np.broadcast_to(array.layout, shape))
 
     def take_along_axis(self, array: FakeArray, index: FakeArray, axis: int) -> FakeArray:
-        return FakeArray.new(self._account, index.shape, array.dtype)
+        return array.like(index.shape)
 
     def put_along_axis(self, array: FakeArray, index: FakeArray, values: FakeArray, axis: int) -> None:
         pass
 
-    def argsort(self, array: FakeArray, axis: int = -1, **_: Any) -> FakeArray:
-        return FakeArray.new(self._account, array.shape, np.int64)
-
-    def cumsum(self, array: FakeArray, axis: int) -> FakeArray:
-        return FakeArray.new(self._account, array.shape, array.dtype)
-
     def flip(self, array: FakeArray, axes: Any) -> FakeArray:
-        return FakeArray(array.layout, array.allocation)
-
-    def argmax(self, array: FakeArray, axis: int) -> FakeArray:
-        return FakeArray.new(self._account, array.shape[:-1], np.int64)
-
-    argmin = argmax
+        return array.view_of(array.layout)
 
     def sort(self, array: FakeArray, axis: int = -1, **_: Any) -> FakeArray:
-        return FakeArray.new(self._account, array.shape, array.dtype)
+        return array.like(array.shape)
 
 
 class _Add:
@@ -181,9 +153,7 @@ def _gives_way(operand: Any, other: Any) -> bool:
 
 
 def _product(left: FakeArray, right: FakeArray) -> FakeArray:
-    rows, columns = left.shape[-2:-1], right.shape[-1:] if len(right.shape) > 1 else ()
-    outer = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    return FakeArray.new(left.account, (*outer, *rows, *columns), np.result_type(left.dtype, right.dtype))
+    return left.like(left.product_shape(right), np.result_type(left.dtype, right.dtype))
 
 
 def unary(name: str, operand: Any, is_temporary: bool) -> Any:

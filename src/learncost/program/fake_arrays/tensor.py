@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from learncost.program.allocation_log import Allocation, AllocationLog
-from learncost.program.fake_arrays.array import StridedLayout, chosen, laid
+from learncost.program.allocation_log import AllocationLog
+from learncost.program.fake_arrays.array import StridedLayout
 
 BFLOAT16 = np.dtype("float16")
 """The stand-in for bfloat16, which NumPy lacks: a type of the same size and the same promotion."""
@@ -19,55 +18,28 @@ Function: TypeAlias = "Callable[..., ShapeTensor]"
 
 
 class ShapeTensor(StridedLayout):
-    """A tensor without values. `layout` is a NumPy array with its shape, type and strides whose elements are never
-    read.
+    """A tensor of PyTorch without values.
 
     Methods are those that emitted programs call; those that end in _ are in-place, and allocate nothing.
     """
 
-    __slots__ = ("device",)
-
-    def __init__(self, layout: Any, allocation: Allocation) -> None:
-        self.layout, self.allocation, self.device = layout, allocation, "cpu"
-
-    @staticmethod
-    def new(
-        account: AllocationLog, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None
-    ) -> ShapeTensor:
-        """Allocate a tensor; `order` are its axes from the outermost in memory, by default in order."""
-        layout = laid(shape, dtype, order)
-        return ShapeTensor(layout, Allocation(account, layout.nbytes))
-
-    def like(self, shape: Sequence[int], dtype: Any = None) -> ShapeTensor:
-        """Allocate a tensor in the same log."""
-        return ShapeTensor.new(self.account, shape, dtype or self.dtype)
+    __slots__ = ()
+    device = "cpu"
 
     # Views, and copies where no view is possible.
 
-    @property
-    def T(self) -> ShapeTensor:  # noqa: N802 - as PyTorch calls it
-        return ShapeTensor(self.layout.T, self.allocation)
-
     def permute(self, *axes: int) -> ShapeTensor:
-        return ShapeTensor(self.layout.transpose(axes), self.allocation)
+        return self.view_of(self.layout.transpose(axes))
 
     def expand(self, *shape: int) -> ShapeTensor:
-        return ShapeTensor(np.broadcast_to(self.layout, shape), self.allocation)
+        return self.view_of(np.broadcast_to(self.layout, shape))
 
     def transpose(self, first: int, second: int) -> ShapeTensor:
-        return ShapeTensor(self.layout.swapaxes(first, second), self.allocation)
-
-    def reshape(self, *shape: Any) -> ShapeTensor:
-        sizes_given = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        try:
-            return ShapeTensor(self.layout.reshape(sizes_given, copy=False), self.allocation)
-        except ValueError:
-            elements = prod(size for size in sizes_given if size >= 0)
-            return self.like([size if size >= 0 else self.layout.size // elements for size in sizes_given])
+        return self.view_of(self.layout.swapaxes(first, second))
 
     def view(self, *shape: Any) -> ShapeTensor:
         if isinstance(shape[0], np.dtype):
-            return ShapeTensor(self.layout.view(shape[0]), self.allocation)
+            return self.view_of(self.layout.view(shape[0]))
         return self.reshape(*shape)
 
     def view_as(self, other: ShapeTensor) -> ShapeTensor:
@@ -81,10 +53,10 @@ class ShapeTensor(StridedLayout):
         return self.reshape(*self.shape[:axis], *shape, *self.shape[axis + 1 :])
 
     def movedim(self, axis: int, to: int) -> ShapeTensor:
-        return ShapeTensor(np.moveaxis(self.layout, axis, to), self.allocation)
+        return self.view_of(np.moveaxis(self.layout, axis, to))
 
     def chunk(self, number: int, axis: int = 0) -> list[ShapeTensor]:
-        return [ShapeTensor(part, self.allocation) for part in np.array_split(self.layout, number, axis)]
+        return [self.view_of(part) for part in np.array_split(self.layout, number, axis)]
 
     def split(self, sizes: Sequence[int], axis: int = 0) -> list[ShapeTensor]:
         ends = np.cumsum(sizes)
@@ -100,14 +72,7 @@ class ShapeTensor(StridedLayout):
     def ndim(self) -> int:
         return len(self.shape)
 
-    def contiguous(self) -> ShapeTensor:
-        return self if self.layout.flags.c_contiguous else self.like(self.shape)
-
-    def __getitem__(self, key: Any) -> ShapeTensor:
-        items = key if isinstance(key, tuple) else (key,)
-        if not any(isinstance(item, ShapeTensor) for item in items):
-            return ShapeTensor(self.layout[items if Ellipsis in items else (*items, Ellipsis)], self.allocation)
-        index_shape, rest, before = chosen(self.shape, [i.shape if isinstance(i, ShapeTensor) else i for i in items])
+    def gathered(self, index_shape: tuple[int, ...], rest: tuple[int, ...], before: int) -> ShapeTensor:
         return self.like((*rest[:before], *index_shape, *rest[before:]))
 
     # Elementwise.
@@ -149,17 +114,10 @@ class ShapeTensor(StridedLayout):
 
     __iadd__ = scatter_add_ = index_add_ = index_put_ = copy_ = zero_ = addmm_ = baddbmm_ = _in_place
 
-    def __setitem__(self, key: Any, value: ShapeTensor) -> None:
-        pass
-
     # Others.
 
     def numel(self) -> int:
         return int(self.layout.size)
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.layout.nbytes)
 
     def data_ptr(self) -> int:
         """Return its address, relative to others of the same allocation."""
@@ -172,9 +130,7 @@ class ShapeTensor(StridedLayout):
         return SentRows(self.like((minlength,), np.int64), self.numel())
 
     def _reduced(self, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ShapeTensor:
-        rank = len(self.shape)
-        axes = range(rank) if dim is None else (dim,) if isinstance(dim, int) else dim
-        reduced = {axis % rank for axis in axes}
+        reduced = self.reduced(dim)
         sizes = [1 if at in reduced else size for at, size in enumerate(self.shape) if keepdim or at not in reduced]
         return self.like(sizes, dtype)
 
@@ -184,9 +140,7 @@ class ShapeTensor(StridedLayout):
         return self
 
     def __matmul__(self, other: ShapeTensor) -> ShapeTensor:
-        rows, columns = self.shape[-2:-1], other.shape[-1:] if len(other.shape) > 1 else ()
-        outer = np.broadcast_shapes(self.shape[:-2], other.shape[:-2])
-        return self.like((*outer, *rows, *columns))
+        return self.like(self.product_shape(other))
 
     def gather(self, axis: int, index: ShapeTensor) -> ShapeTensor:
         return self.like(index.shape)
@@ -218,6 +172,9 @@ class SentRows(ShapeTensor):
     def __init__(self, counts: ShapeTensor, rows: int) -> None:
         super().__init__(counts.layout, counts.allocation)
         self.rows = rows
+
+    def view_of(self, layout: Any) -> ShapeTensor:  # type: ignore[override]
+        return ShapeTensor(layout, self.allocation)
 
     def tolist(self) -> list[int]:
         """Return a number for each device."""

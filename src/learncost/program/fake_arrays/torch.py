@@ -13,6 +13,7 @@ import numpy as np
 from learncost.ir.errors import InputError
 from learncost.ops import entries
 from learncost.program.allocation_log import AllocationLog
+from learncost.program.fake_arrays.array import Functions
 from learncost.program.fake_arrays.between import Collectives, distributed
 from learncost.program.fake_arrays.tensor import BFLOAT16, Function, SentRows, ShapeTensor, elementwise
 
@@ -25,19 +26,16 @@ def _elementwise() -> frozenset[str]:
     return frozenset(text.partition("(")[0] for text in spelled)
 
 
-class Torch:
+class Torch(Functions[ShapeTensor]):
     """The functions of `torch` that programs call."""
 
-    inf = np.inf
-
     def __init__(self, account: AllocationLog) -> None:
-        self._account = account
+        super().__init__(account, ShapeTensor)
         self.Tensor, self.bool, self.bfloat16 = ShapeTensor, np.dtype("bool"), BFLOAT16
         self.distributed, self.ops = distributed(), SimpleNamespace(_c10d_functional=Collectives())
         self.nn = SimpleNamespace(functional=Functional())
         self.linalg = SimpleNamespace(vector_norm=ShapeTensor.sum)
-        self.float32, self.float64, self.int64 = np.dtype("float32"), np.dtype("float64"), np.dtype("int64")
-        self.uint8, self.int8 = np.dtype("uint8"), np.dtype("int8")
+        self.int64, self.uint8, self.int8 = np.dtype("int64"), np.dtype("uint8"), np.dtype("int8")
 
     def __getattr__(self, name: str) -> Function:
         if f"torch.{name}" in _elementwise():
@@ -88,19 +86,8 @@ class Torch:
 
     bmm = mm
 
-    def cumsum(self, tensor: ShapeTensor, axis: int) -> ShapeTensor:
-        return tensor.like(tensor.shape)
-
     def flip(self, tensor: ShapeTensor, axes: Sequence[int]) -> ShapeTensor:
         return tensor.like(tensor.shape)
-
-    def argsort(self, tensor: ShapeTensor, dim: int, descending: bool = False, stable: bool = True) -> ShapeTensor:
-        return tensor.like(tensor.shape, np.int64)
-
-    def argmax(self, tensor: ShapeTensor, axis: int) -> ShapeTensor:
-        return tensor.like(tensor.shape[:-1], np.int64)
-
-    argmin = argmax
 
     def zeros_like(self, tensor: ShapeTensor) -> ShapeTensor:
         return elementwise(self._account, (tensor,))
@@ -111,20 +98,6 @@ class Torch:
 
     def ones(self, *shape: int, dtype: Any, device: Any = None) -> ShapeTensor:
         return ShapeTensor.new(self._account, shape, dtype)
-
-    def eye(self, size: int, dtype: Any, device: Any = None) -> ShapeTensor:
-        return ShapeTensor.new(self._account, (size, size), dtype)
-
-    def arange(self, size: int, device: Any = None) -> ShapeTensor:
-        return ShapeTensor.new(self._account, (size,), np.int64)
-
-    def stack(self, tensors: Sequence[ShapeTensor]) -> ShapeTensor:
-        return tensors[0].like((len(tensors), *tensors[0].shape))
-
-    def cat(self, tensors: Sequence[ShapeTensor], axis: int = 0) -> ShapeTensor:
-        shape = list(tensors[0].shape)
-        shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
-        return tensors[0].like(shape)
 
 
 class Functional:

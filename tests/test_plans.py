@@ -325,8 +325,8 @@ def test_a_plan_leaves_what_it_does_not_find():
         ("recompute=gelu,recompute=norm", "occurs twice"),
         ("keep=softmax", "keep takes collectives, such as all_gather or dispatch: softmax is not one"),
         ("keep=all_gathr", "no operator"),
-        ("recompute=block/two", "every k-th block as in block/2: k from 1, not block/two"),
-        ("recompute=block/2+block/3", "k from 1, not block/2 and block/3"),
+        ("recompute=block/two", "recompute=block/K needs a whole number K from 1, not block/two"),
+        ("recompute=block/2+block/3", "K from 1, not block/2 and block/3"),
     ],
 )
 def test_what_is_not_a_plan_is_refused_in_one_line(text, said):
@@ -357,7 +357,7 @@ def test_the_commands_take_a_plan(capsys):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("cost gpt2 --plan auto", "learncost memory MODEL --plan auto names a plan"),
+        ("cost gpt2 --plan auto", "learncost memory MODEL --plan auto prints the chosen plan"),
         ("cost gpt2 --plan recompte=norm", "no plan is called"),
         (
             "cost gpt2 --procedure decode --plan chunked-loss",

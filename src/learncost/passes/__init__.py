@@ -1,1 +1,1 @@
-"""Passes over tables: lowering, recomputation, fusion, quantization, LoRA, and the plans of a step (plan.py)."""
+"""Rewrite tables by passes: lowering, recomputation, fusion, quantization, LoRA, and the plans of a step (plan.py)."""

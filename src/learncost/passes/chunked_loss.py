@@ -1,8 +1,7 @@
-"""The plan chunked-loss (chunked cross-entropy): scores, loss and their gradients run sequence by sequence.
+"""Apply the plan chunked-loss (chunked cross-entropy): scores, loss and their gradients run sequence by sequence.
 
-Between the scores of the vocabulary and their gradients, sequences exchange only sums: of the loss, and of the
-gradients of the head's weights. Forward and backward of a sequence run in one iteration, so that batch x vocabulary is
-never stored.
+Sequences share only the sums of the loss and of the gradients of the head's weights. Forward and backward of a
+sequence's head run in one iteration, so that batch x vocabulary is never stored.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ BATCH = "B"
 
 
 def chunked_loss(table: Table) -> Table:
-    """Return the step with the head and its loss as a loop over the batch; the step itself where this is not possible.
+    """Return the step with the head and its loss as a loop over the batch; the step itself if this is impossible.
 
-    It is not where the loss is not a sum over positions of a log softmax, or where other lines or outputs read scores.
+    The loss must be a sum over positions of a log-softmax, and no other lines or outputs may read the scores.
     """
     lines = tuple(_inside(line, table) for line in table.lines)
     table = table if lines == table.lines else replace(table, lines=lines)
@@ -48,7 +47,7 @@ def chunked_loss(table: Table) -> Table:
 
 
 def _inside(line: Statement, around: Table) -> Statement:
-    """Return a loop with the head and its loss in its iterations, as for local losses; any other line unchanged."""
+    """Return a loop with the losses in its iterations chunked, as local losses need it; any other line is unchanged."""
     if not isinstance(line, Loop):
         return line
     iteration = replace(around, lines=line.lines, values={**around.values, **line.values}, outputs=line.ends)
@@ -60,7 +59,7 @@ def _inside(line: Statement, around: Table) -> Statement:
 
 
 def _part(table: Table) -> tuple[int, int, set[str]] | None:
-    """Return the range of lines that define or read a value of batch x positions x vocabulary, and these values."""
+    """Return the range of lines that define or read values with batch and vocabulary, and the names of these values."""
     acted = [line for line in table.lines if is_log_softmax(line)]
     acted = [line for line in acted if line.part == "body" and line.left[0].axes[0] == BATCH and len(line.loops) > 2]
     if len(acted) != 1:
@@ -76,12 +75,12 @@ def _part(table: Table) -> tuple[int, int, set[str]] | None:
 
 
 class _OtherFormError(Exception):
-    """The lines do not have the form of a loop over the batch."""
+    """The error of lines that cannot become a loop over the batch."""
 
 
 @dataclass
 class _ChunkLoop:
-    """The lines of the range: before the loop, in its iterations, and after it."""
+    """The loop over the batch that the lines of the range become, with the lines before and after it."""
 
     table: Table
     later: set[str]  # names that later lines read, and outputs
@@ -91,7 +90,7 @@ class _ChunkLoop:
     carry: list[Carry] = field(default_factory=list)
     each: dict[str, str] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)  # of an iteration
-    outer: dict[str, Value] = field(default_factory=dict)  # of the accumulators' zeros
+    outer: dict[str, Value] = field(default_factory=dict)  # of the accumulators' initial zeros
     made_inside: set[str] = field(default_factory=set)  # of an iteration, without accumulators
 
     @property
@@ -104,7 +103,7 @@ class _ChunkLoop:
 
     @property
     def keep(self) -> tuple[tuple[str, str], ...]:
-        """The values of iterations that other lines read, as stacks."""
+        """The values of iterations that later lines read, with their stacks."""
         read = self.later | {name for line in self.after for name in line.reads}
         return tuple((name, name) for name in self.values if name in self.made_inside and name in read)
 
@@ -125,7 +124,8 @@ class _ChunkLoop:
             self.iteration(line)
 
     def iteration(self, line: Line) -> None:
-        """Emit a line for one sequence: the line without the batch, and an accumulation where it summed over that."""
+        """Emit a line for one sequence: the line without the batch axis, and an accumulation if the line sums over the
+        batch."""
         left, right = tuple(map(self.sliced, line.left)), tuple(map(self.operand, line.right))
         iteration_line = replace(line, left=left, right=right)
         if BATCH in iteration_line.loops or (isinstance(iteration_line, Op) and BATCH in iteration_line.axes):
@@ -145,7 +145,7 @@ class _ChunkLoop:
             raise _OtherFormError
 
     def add(self, line: Line, axes: tuple[str, ...]) -> None:
-        """Add a loop-carried accumulator."""
+        """Add a loop-carried accumulator for the result of a line."""
         name = line.name
         start, end, zero = (f"{name}:{part}" for part in ("sum", "sum.2", "zero"))
         meta = merging(line.meta, line.meta.phase)
@@ -157,7 +157,7 @@ class _ChunkLoop:
         self.carry.append(Carry(start, end, zero, name))
 
     def of_iteration(self, name: str) -> tuple[str, ...]:
-        """Return the axes of a value inside of an iteration."""
+        """Return the axes of a value inside an iteration."""
         axes = self.table.axes[name]
         if BATCH not in axes:
             return axes
@@ -169,7 +169,7 @@ class _ChunkLoop:
         return self.sliced(term) if isinstance(term, Term) else term
 
     def sliced(self, term: Term) -> Term:
-        """Return a term as an iteration reads it: the slice of one sequence, where it has a batch."""
+        """Return a term as an iteration reads it: the slice of one sequence, if it has a batch axis."""
         axes = [axis if isinstance(axis, str) else self.read(axis) for axis in term.axes]
         if self.of_iteration(term.name) != self.table.axes[term.name] and axes.pop(0) != BATCH:
             raise _OtherFormError

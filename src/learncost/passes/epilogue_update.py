@@ -1,7 +1,7 @@
-"""The plan epilogue-update: an elementwise optimizer runs in the epilogue of the gradient's matrix product.
+"""Apply the plan epilogue-update: an elementwise optimizer runs in the epilogue of the gradient's matrix product.
 
-A sum of the product is complete while it is still in a register: the weight's element and its states are then updated
-there, and the gradient is never stored. It does tile by tile what `fused-update` does for a full weight.
+While an element of the gradient is in a register, the weight's element and its states are updated, so that the gradient
+is never stored. The plan does for each tile what `fused-update` does for a full weight.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KERNELS = "in_product"
 def epilogue_update(table: Table) -> Table:
     """Return the step of fused-update, with updates in the epilogues of gradient products where possible.
 
-    Raises `InputError` where a line of the optimizer reads several gradients, as clipping by their norm does.
+    Raises `InputError` if a line of the optimizer reads several gradients, as clipping by their norm does.
     """
     try:
         table = named_once(fused_update(table))
@@ -40,8 +40,8 @@ def epilogue_update(table: Table) -> Table:
 class EpilogueUpdates:
     """The weights that a step updates in the epilogue of their gradient's product.
 
-    inside   their names
-    outside  all other trainable weights, each with the form of its gradient, which is not a single product
+    inside   the names of these weights
+    outside  all other trainable weights, each with the reason: the form of its gradient
     """
 
     inside: tuple[str, ...]
@@ -57,7 +57,7 @@ class EpilogueUpdates:
 
 
 def updates(table: Table) -> EpilogueUpdates:
-    """Return the weights that a step under the plan updates in an epilogue, and the reasons why others are not."""
+    """Return the weights that a step under the plan updates in an epilogue, and all others with the reasons."""
     inside: list[str] = []
     outside: dict[str, str] = {}
     scopes = ((loop.lines, loop.ends) for loop in repeats(table.lines))
@@ -95,7 +95,7 @@ def _without_op(table: Table, inside: list[str], outside: dict[str, str]) -> Non
 
 
 def _within(lines: Sequence[Statement], handed: set[str], names: KernelNames) -> tuple[Statement, ...]:
-    """Return one scope, with the products of gradients moved to the updates that are their only readers."""
+    """Return the lines of a scope, with the products of gradients moved to the updates that are their only readers."""
     result = [*lines]
     for line in lines:
         if not isinstance(line, Product) or _no_gradient(line):
@@ -118,20 +118,20 @@ def _words(chain: Sequence[Line]) -> list[str]:
 
 
 def _no_gradient(line: Product) -> str:
-    """Return why a line is not a product of two matrices with an epilogue; "" if it is."""
+    """Return the reason why a line is not a product of two matrices that may have an epilogue; "" if it is."""
     if line.left[0].indexed:
         return "rows added up at an index"
     if len(line.right) != 2 or not all(isinstance(term, Term) for term in line.right) or not line.sides.are_of_matrices:
         return "a sum over rows, no product of two matrices"
     if line.where or line.meta.kernel:
-        return "made inside of another kernel" if line.meta.kernel else "a product with a condition"
+        return "computed inside another kernel" if line.meta.kernel else "a product with a condition"
     if line.left[0].loops != line.left[0].declared or len({*line.left[0].loops}) < len(line.left[0].loops):
         return "a product that has an axis twice"
     return ""
 
 
 def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
-    """Return the optimizer's lines that depend on a gradient, in order, with those that only they read."""
+    """Return the optimizer's lines that depend on a gradient, in order, with the lines that only they read."""
     waiting = {*product.makes}
     chain: list[Line] = []
     steps: list[Line] = []
@@ -158,26 +158,26 @@ def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
 
 
 def _scales(line: Line, product: Line, waiting: Collection[str]) -> bool:
-    """Return whether a line scales a product's sums elementwise, as after an integer product."""
+    """Return whether a line scales a product's sums elementwise, as it does after an integer product."""
     terms = [term for term in line.right if isinstance(term, Term) and term.name in waiting]
     identical = all(term.axes == product.left[0].axes for term in (*terms, line.left[0]))
     return isinstance(line, Product) and not line.where and len(terms) == 1 and identical
 
 
 def _refusal(lines: Sequence[Statement], handed: Collection[str], line: Line, chain: Sequence[Line]) -> str:
-    """Return why a product and the optimizer's lines after it cannot be one kernel; "" if they can."""
+    """Return the reason why a product and the optimizer's lines after it cannot be one kernel; "" if they can."""
     axes = line.left[0].loops
     if line.name in handed or any(line.name in other.reads and other not in chain for other in lines):
-        return "read by others than the optimizer"
+        return "read by other lines than the optimizer's"
     for member in chain:
         terms = [term for term in (*member.left, *member.right) if isinstance(term, Term) and term.axes]
         whole = isinstance(member, Op) and not entry(member.op).pointwise
         across = any(not set(term.axes) <= set(axes) for term in terms)
         if whole or across or any(term.axes != axes for term in member.left):
-            return "for an optimizer that does not go element by element"
+            return "for an optimizer that is not elementwise"
     between = lines[_place(lines, line) + 1 : _place(lines, chain[-1])]
     again = {name for other in between for name in other.makes} & {*line.reads}
-    return f"of {min(again)}, which is made again before the weight may change" if again else ""
+    return f"of {min(again)}, which is recomputed before the weight may change" if again else ""
 
 
 def _place(lines: Sequence[Statement], line: Line) -> int:
@@ -185,7 +185,7 @@ def _place(lines: Sequence[Statement], line: Line) -> int:
 
 
 def _reason(scope: Sequence[Statement], handed: Collection[str], name: str) -> str:
-    """Return the form of a gradient whose weight is not updated in an epilogue."""
+    """Return the form of a gradient, as the reason why its weight is not updated in an epilogue."""
     seen: set[str] = set()
     while name not in seen:
         seen.add(name)

@@ -1,8 +1,8 @@
-"""The plan flash (FlashAttention): scores of attention are never stored in full, nor saved for the backward pass.
+"""Apply the plan flash (FlashAttention): attention scores are never stored in full, nor saved for the backward pass.
 
-Between the product of queries and keys and the product with the values, every value has an axis of queries and an axis
-of keys. Those lines run as one kernel per sequence and head, in tiles of queries; their results are recomputed in the
-backward pass instead of being saved. A causal or window condition bounds the keys of a tile.
+Lines that compute values with an axis of queries and an axis of keys run as one kernel per sequence and head, in tiles
+of queries. Their results are recomputed in the backward pass instead of being saved. A causal or window condition
+bounds the keys of a tile.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from learncost.passes.inverse import inverted, kept_again
 from learncost.passes.rematerialization import recomputed, run_once
 
 QUERIES = 32
-"""Queries of a tile: their scores with two thousand keys, and the gradients of these, take half a mebibyte, which fits
-a core's cache; under a causal condition half of a tile's own square is computed in vain.
+"""The number of queries in a tile: their scores with two thousand keys, and the scores' gradients, take half a
+mebibyte, which fits in a core's cache. Under a causal condition, half of the square on the diagonal is computed in
+vain.
 """
 
 
 def flash(table: Table) -> Table:
     """Fuse the lines between queries, keys and values into kernels, which are recomputed in the backward pass.
 
-    Where full blocks are recomputed, as in the procedure `recompute`, the kernel is recomputed with them. Dao et al.
-    2022, FlashAttention, algorithms 1 and 4, here with the complete rows of a tile's scores at once.
+    If full blocks are recomputed, as in the procedure `recompute`, the kernel is recomputed with them. Dao et al. 2022,
+    FlashAttention, algorithms 1 and 4, here with complete rows of a tile's scores.
     """
     table = named_once(table)
     kept = kept_again(table)
@@ -44,7 +45,7 @@ def flash(table: Table) -> Table:
             "torch.utils.checkpoint from the module, and use --procedure recompute with --plan flash"
         )
     again = recomputed(once, lambda line: not pairs.keys().isdisjoint(line.makes))
-    # Including their gradients; through an explicit Jacobian these have more axes, and do not count.
+    # Their gradients are included, except those by an explicit Jacobian, which have more axes.
     gradients = {name: value.of for name, value in again.known.items() if value.role == "gradient"}
     pairs |= {name: pairs[of] for name, of in gradients.items() if of in pairs and name not in pairs}
     names = KernelNames(again)
@@ -55,7 +56,8 @@ def flash(table: Table) -> Table:
 
 
 def scores(table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Return the values that have both queries and keys, with their tiled axes and the axis of queries."""
+    """Return the values with an axis of queries and an axis of keys, each with its tiled axes and its axis of
+    queries."""
     score_axes: dict[str, tuple[tuple[str, ...], str]] = {}
     for line in repeats(table.lines):
         softmax = next((inner for inner in line.lines if is_softmax(inner)), None)
@@ -75,11 +77,12 @@ def scores(table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
 
 
 def _queries(softmax: Op, keys: str, table: Table) -> str | None:
-    """Return the axis of the scores whose positions are the queries': the other one that no weight has."""
+    """Return the axis of queries in the scores: the only other axis that is no feature axis; None for other
+    softmaxes."""
     sizes = features(table) | _chosen(table)
     rows = [axis for axis in softmax.left[0].declared if base(axis) not in sizes and axis != "B"]
     if keys not in rows or len(rows) != 2:
-        return None  # such as a choice among experts
+        return None  # for example, the softmax of a router
     return next(axis for axis in rows if axis != keys)
 
 
@@ -96,7 +99,7 @@ def _chosen(table: Table) -> frozenset[str]:
 def _kernels(
     lines: Sequence[Statement], pairs: dict[str, tuple[tuple[str, ...], str]], names: KernelNames
 ) -> tuple[Statement, ...]:
-    """Return the lines of a scope, with those that compute or read scores in kernels."""
+    """Return the lines of a scope, in which lines that compute or read scores are in kernels."""
     result: list[Statement] = []
     group: list[Line] = []
 

@@ -1,7 +1,7 @@
-"""The plan fused: consecutive lines over the same rows run as one kernel, row by row.
+"""Apply the plan fused: consecutive lines over the same rows run as one kernel, row by row.
 
-Matrix products are excluded: a library computes them. The lines between two of them - biases, activations, residual
-sums, normalizations, their gradients - then read and write every row once instead of once per line.
+Matrix products are excluded, since a library computes them. The lines between two products (biases, activations,
+residual sums, normalizations, their gradients) then read and write every row once instead of once per line.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _APART = ("zeros", "eye", "append", "join", "inside")
 class _Axes:
     """The axes of a table.
 
-    features  those of weights
-    order     all, in the order of its inputs and lines, so that equal sets of rows have one order
+    features  the axes of weights
+    order     the position of each axis in inputs and lines, by which the axes of rows are sorted
     """
 
     features: frozenset[str]
@@ -41,7 +41,7 @@ class _Axes:
 
 
 def fused(table: Table) -> Table:
-    """Return the table with every line that is not a matrix product in a kernel; kernels of other plans remain."""
+    """Return the table with all lines in kernels except matrix products; kernels of other plans remain."""
     table = named_once(table)
     axes, names = _Axes.of(table), KernelNames(table)
     return replace(table, lines=map_scopes(table.lines, lambda lines: _fused(lines, axes, names)))
@@ -53,7 +53,7 @@ def _multiplies(line: Line) -> bool:
 
 
 def _does(lines: Sequence[Line]) -> str:
-    """Return a name for the lines: their layers, and whether they are backward."""
+    """Return a name for a kernel: the layers of its lines, and whether these are backward."""
     layers = list(dict.fromkeys(line.meta.layer for line in lines if line.meta.layer)) or ["sums"]
     ops = [line.op for line in lines if isinstance(line, Op)]
     if len(layers) == 1 and ops and ops[0] != layers[0] and len(set(ops)) == 1:
@@ -70,13 +70,14 @@ class _FusionGroup:
 
     @property
     def totals(self) -> set[str]:
-        """Results that are complete only after all rows: sums over rows."""
+        """The results that are complete only after all rows, which are sums over rows."""
         return {name for line in self.lines if not {*self.rows} <= {*line.left[0].loops} for name in line.makes}
 
     def takes(self, line: Line) -> bool:
-        """Return whether a line with the same rows reads only its own row of the group's results, and no total.
+        """Return whether a line with the same rows may join the group: it reads only its own row of results, and no
+        totals.
 
-        An elementwise group without rows continues with a line that reads its last result.
+        A line may join an elementwise group without rows if it reads the group's last result.
         """
         if not self.rows:
             last = self.lines[-1]
@@ -87,7 +88,7 @@ class _FusionGroup:
 
 
 def _fused(lines: Sequence[Statement], axes: _Axes, names: KernelNames) -> tuple[Statement, ...]:
-    """Return the statements of one scope, with groups of lines as kernels."""
+    """Return the statements of one scope, in which groups of lines are kernels."""
     parts: list[_FusionGroup | Statement] = []
     for line in _updates_late(_sums_early(lines, axes), axes):
         if isinstance(line, Loop):
@@ -112,7 +113,7 @@ def _fused(lines: Sequence[Statement], axes: _Axes, names: KernelNames) -> tuple
 
 
 def _rows(line: Line, axes: _Axes) -> tuple[str, ...] | None:
-    """Return the axes that a kernel of this line is tiled over: those of no weight. None: the line is not fused."""
+    """Return the axes of rows of a kernel with this line, which are no feature axes; None if the line is not fused."""
     if _multiplies(line) or (isinstance(line, Op) and line.op in _APART):
         return None
     if line.meta.phase == "optimizer_step":
@@ -136,7 +137,8 @@ def _is_table(term: Term, axes: _Axes) -> bool:
 
 
 def _sums_early(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
-    """Move sums over all rows, such as biases' gradients, right after the line that computes their operand."""
+    """Return the lines with sums over all rows, such as biases' gradients, moved right after the lines of their
+    operands."""
     result: list[Statement] = []
     for line in lines:
         place = len(result)
@@ -154,18 +156,18 @@ def _sums_early(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
 
 
 def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
-    """Delay lines until after the next group of other lines, or until their results are read.
+    """Return the lines with some of them delayed until after the next group of other lines, or until their results are
+    read.
 
-    These are weights' gradients that are matrix products, accumulators of loops, the optimizer's lines and
-    recomputation.
+    Delayed are matrix products of weights' gradients, accumulators of loops, the optimizer's lines and recomputation.
     """
     result: list[Statement] = []
     late: list[Line] = []
     updated = _updated(lines)
-    passed = False  # whether other lines are between the first of `late` and here
+    passed = False  # whether a line that is no product follows the first delayed line
 
     def flush(names: set[str] | None = None) -> None:
-        """Emit the lines that compute these names, with those they need; None: all."""
+        """Emit the delayed lines that compute these names, with those that they need; all delayed lines for None."""
         chosen, waiting, needed = list[Line](), list[Line](), set(names or ())
         for statement in reversed(late):
             if names is None or not needed.isdisjoint(statement.makes):
@@ -195,7 +197,7 @@ def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
 
 
 def _updated(lines: Sequence[Statement]) -> dict[FusedKernel | None, set[str]]:
-    """Return, by kernel of another plan with lines of an optimizer, the arrays that these read and may overwrite."""
+    """Map the kernels with optimizer lines, which other plans made, to the arrays that these lines may overwrite."""
     arrays: dict[FusedKernel | None, set[str]] = {}
     for line in lines:
         if isinstance(line, Line) and line.meta.kernel and line.meta.phase == "optimizer_step":
@@ -214,5 +216,5 @@ def _waits(line: Line, axes: _Axes) -> bool:
 
 
 def _is_separate_product(line: Statement) -> bool:
-    """Return whether a statement is a matrix product outside of any kernel."""
+    """Return whether a statement is a matrix product outside of kernels."""
     return isinstance(line, Line) and _multiplies(line) and line.meta.kernel is None

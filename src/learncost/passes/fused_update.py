@@ -1,7 +1,8 @@
-"""The plan fused-update: the optimizer step is fused into the backward pass, and gradients are freed one by one.
+"""Apply the plan fused-update: the optimizer step is fused into the backward pass, so that gradients are freed one by
+one.
 
-A weight of a block is updated in the block's own backward iteration, any other right after the last line that computes
-its gradient or reads the weight.
+A weight of a block is updated in the block's backward iteration, any other weight right after the last line that
+computes its gradient or reads the weight.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from learncost.ir.value import Value
 
 
 def fused_update(table: Table) -> Table:
-    """Return the step with the optimizer's lines next to the gradients, which are no longer outputs.
+    """Return the step with the optimizer's lines right after the gradients, which are no longer outputs.
 
-    Raises `InputError` where a line of the optimizer reads several gradients, as clipping by their norm does.
+    Raises `InputError` if a line of the optimizer reads several gradients, as clipping by their norm does.
     """
     chains, common = _chains(table)
     moved = defined((*common, *(line for chain in chains.values() for line in chain)))
@@ -41,9 +42,9 @@ def fused_update(table: Table) -> Table:
 
 
 def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
-    """Return, by gradient, the lines that update its weight: the optimizer's, and those of weight decay before it.
+    """Map each gradient to the lines that update its weight: the optimizer's, and those of weight decay before them.
 
-    The second result has the lines that read no gradient and belong to several updates: they run first.
+    The second result has the lines that read no gradient and belong to several updates, which run first.
     """
     made = [name for line in table.lines if not _updates(line) for name in line.makes]
     waits = {name: place for place, name in enumerate(made)}
@@ -59,7 +60,7 @@ def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
         waits |= dict.fromkeys(line.makes, max((waits.get(name, -1) for name in line.reads), default=-1))
         if len(read) > 1 or any(waits[line.name] > waits[name] for name in read):
             raise InputError(
-                "the plan fused-update updates a weight as soon as its gradient exists, but this update needs others: "
+                "the plan fused-update updates a weight as soon as its gradient exists, but this update reads several: "
                 f"{line.name} reads {max(2, len(read))} (to clip gradients by their norm, leave out fused-update)"
             )
         if not read:
@@ -84,7 +85,7 @@ def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
 
 
 def _needed(chain: Iterable[Line], before: Mapping[str, Line]) -> list[Line]:
-    """Return those of the earlier lines that a chain needs, transitively, in their order."""
+    """Return the earlier lines that a chain needs, directly or indirectly, in order."""
     names = {name for line in chain for name in line.reads}
     result: list[Line] = []
     for line in reversed(dict.fromkeys(before.values())):
@@ -106,10 +107,9 @@ def _updates(line: Statement) -> bool:
 def _in_iterations(
     repeat: Loop, gradient: str, chain: Sequence[Line], table: Table, around: Mapping[str, Value] | None = None
 ) -> Loop:
-    """Return the loop that computes a stack of gradients, with the update of each iteration's weight in place of the
-    stack.
+    """Return the loop with the update of each iteration's weight instead of a stack of gradients.
 
-    around   the values of the scope around it, for a loop inside of another loop
+    around   the values of the enclosing scope, for a loop inside another loop
     """
     values = table.values if around is None else around
     names = {outer: inside for inside, outer in (*repeat.keep, *repeat.each)}
@@ -144,7 +144,7 @@ def _in_iterations(
 def _add(
     lines: list[Statement], gradient: str, chain: Sequence[Line], names: Mapping[str, str], stacks: Sequence[str]
 ) -> None:
-    """Add the update of an iteration's weight to the lines of the iteration."""
+    """Insert the update of an iteration's weight into the lines of the iteration."""
 
     def sliced(term: Term) -> Term:
         axes = term.axes[1:] if term.name in (gradient, *stacks) else term.axes

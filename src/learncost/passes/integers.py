@@ -1,4 +1,4 @@
-"""Lines of whole numbers: codes of 8 bits with scales, powers of two, shifts, exponentials and logarithms."""
+"""Write lines of whole numbers: 8-bit codes with scales, powers of two, shifts, exponentials and logarithms."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Values = dict[str, Value]
 
 
 def coded(number: Term, name: str, inside: Sequence[str], values: Values, phase: str) -> Iterator[Line]:
-    """Yield the lines that compute NAME.codes and NAME.scales of a value; the largest number of each group has the code
-    127.
+    """Yield the lines that compute NAME.codes and NAME.scales of a value, where the largest number of a group has the
+    code 127.
 
     inside  the axes along which numbers share a scale
-    values  of the scope, to which the new ones are added
+    values  the values of the scope, to which the new ones are added
     """
     axes = number.declared
     rows = tuple(axis for axis in axes if axis not in inside)
@@ -47,7 +47,7 @@ def coded(number: Term, name: str, inside: Sequence[str], values: Values, phase:
 
 @dataclass(frozen=True)
 class Power:
-    """A power of two as a sum: an integer, and scalars of the table, each with its multiplicity.
+    """The exponent of a power of two: the sum of an integer and of scalars of the table, each with its multiplicity.
 
     Examples
     --------
@@ -61,7 +61,7 @@ class Power:
 
     @staticmethod
     def of(scalar: str) -> Power:
-        """Return the power that is a scalar."""
+        """Return the exponent that equals a scalar of the table."""
         return Power(0, ((scalar, 1),))
 
     def times(self, factor: int) -> Power:
@@ -82,9 +82,9 @@ class Power:
 class ScaledInteger:
     """The integers that represent a value of a table.
 
-    name   of the array of integers
-    power  of two by which each is multiplied
-    bits   their absolute values are below 2 to this power
+    name   the name of the array of integers
+    power  the power of two by which each integer is multiplied
+    bits   the exponent of two that bounds the integers' absolute values
     """
 
     name: str
@@ -93,17 +93,18 @@ class ScaledInteger:
 
 
 CODE, HALF, TOTAL, WORD = 7, 15, 29, 30
-"""Bits of an 8-bit code without sign, of a factor of an elementwise product, of a sum of products, of any number."""
+"""The bits, without sign, of an 8-bit code, of a factor of an elementwise product, of a sum of products, and of any
+number."""
 
 
 @dataclass
 class Shifts:
-    """A scope to which lines are added.
+    """A scope to which lines with integers are added.
 
-    values    of the scope, to which the new ones are added
+    values    the values of the scope, to which the new ones are added
     out       the lines so far
-    narrowed  integers of fewer bits, by their source array and by these bits
-    scalars   powers that were computed
+    narrowed  the integers with fewer bits, by their source array and the number of bits
+    scalars   the names of computed exponents
     """
 
     values: dict[str, Value]
@@ -121,7 +122,7 @@ class Shifts:
     # Scalars.
 
     def scalar(self, power: Power, meta: Meta) -> Operand:
-        """Return a power as an operand: a number, or a computed scalar."""
+        """Return an exponent as an operand: a number, or a scalar whose lines are emitted."""
         if not power.scalars:
             return Literal(float(power.number))
         if power.number == 0 and len(power.scalars) == 1 and power.scalars[0][1] == 1:
@@ -148,7 +149,7 @@ class Shifts:
         return next(free for free in names if free not in self.values)
 
     def op(self, name: str, op: str, axes: Sequence[str], operands: Sequence[Operand], meta: Meta) -> Term:
-        """Emit a line with an op."""
+        """Emit a line with an op and return its term."""
         left = Term(name, tuple(axes))
         given = ("X", "Z")[: len(operands)]
         self.emit(Op((left,), tuple(operands), (), meta, op, (), "body", given, ("Y",)))
@@ -159,7 +160,7 @@ class Shifts:
     def shifted(
         self, number: ScaledInteger, power: Power, axes: tuple[str, ...], meta: Meta, name: str = ""
     ) -> ScaledInteger:
-        """Return the numbers scaled by another power of two."""
+        """Return the integers of a value for another power of two, emitting their shift."""
         if power == number.power and not name:
             return number
         made = name or self.fresh(number.name)
@@ -168,7 +169,7 @@ class Shifts:
         return ScaledInteger(made, power, WORD)
 
     def narrow(self, number: ScaledInteger, axes: tuple[str, ...], bits: int, phase: str) -> ScaledInteger:
-        """Return the numbers shifted to `bits` bits, if they have more."""
+        """Return the integers of a value shifted to `bits` bits, if they have more."""
         if number.bits <= bits:
             return number
         if (number.name, bits) not in self.narrowed:
@@ -203,7 +204,7 @@ UNIT = -10
 
 
 def exponential(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name: str, meta: Meta) -> ScaledInteger:
-    """Emit 2^(x log2(e)), at most 1: a power of two, and a polynomial from 2^-1/2 to 2^1/2."""
+    """Emit exp(x) for x up to 0 as 2^(x log2(e)): a power of two times a polynomial from 2^-1/2 to 2^1/2."""
     steps = _IntegerSteps(scope, name, axes, meta)
     number = scope.narrow(number, axes, HALF, meta.phase)
     factor, power = LOG2_E
@@ -218,7 +219,7 @@ def exponential(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], nam
 
 
 def logarithm(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name: str, meta: Meta) -> ScaledInteger:
-    """Emit (bits of x, and a polynomial of its highest bits, from 1/2 to 1) times ln(2)."""
+    """Emit log(x) as ln(2) times the sum of x's number of bits and a polynomial of its highest bits, from 1/2 to 1."""
     steps = _IntegerSteps(scope, name, axes, meta)
     given = Term(number.name, axes)
     many = steps.op("bits", given)
@@ -238,7 +239,7 @@ def logarithm(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name:
 
 @dataclass(frozen=True)
 class _IntegerSteps:
-    """A builder of the intermediate lines of one value, along its axes."""
+    """A builder of the intermediate lines of one value, all with the same axes."""
 
     scope: Shifts
     name: str
@@ -268,7 +269,7 @@ class _IntegerSteps:
         return self.sum(first, second, -1)
 
     def polynomial(self, x: Term, factors: Sequence[int], unit: int) -> Term:
-        """Evaluate a polynomial of x 2^-unit by Horner's rule; its factors have the result's scale."""
+        """Emit the value of a polynomial of x 2^-unit by Horner's rule; its coefficients have the result's scale."""
         *others, last = factors
         total: Term = self.times(x, last)
         for number, factor in reversed([*enumerate(others)]):
@@ -284,4 +285,4 @@ FUNCTIONS: Mapping[str, Callable[[Shifts, ScaledInteger, tuple[str, ...], str, M
     "exp": exponential,
     "log": logarithm,
 }
-"""The functions by their ops: each maps a number along axes to a value of a name."""
+"""The functions by their ops: each emits the lines that compute a value from a number along axes."""

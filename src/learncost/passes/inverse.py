@@ -1,6 +1,6 @@
-"""Reversible blocks: a backward iteration recomputes the block's inputs from its outputs.
+"""Rewrite the backward pass of reversible blocks, which recomputes a block's inputs from its outputs.
 
-Where every sum on a stream adds a function of the other stream only, y = x + f gives x = y - f, line by line.
+If every sum on a stream adds a function of only the other stream, y = x + f gives x = y - f, line by line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Chain = list[tuple[Sum, int]]
 
 
 def chain_of(lines: Iterable[Statement], start: str, end: str) -> Chain | None:
-    """Return the sums by which a name is computed from another one; None where another operation is on the path."""
+    """Return the sums by which one name is computed from another; None if another operation is on the path."""
     makers = {line.name: line for line in lines if isinstance(line, Sum)}
 
     def back(name: str) -> Chain | None:
@@ -38,7 +38,8 @@ def chain_of(lines: Iterable[Statement], start: str, end: str) -> Chain | None:
 
 
 def inverted(table: Table) -> Table:
-    """Return the step in which backward iterations recompute a block's inputs from its outputs, then the rest."""
+    """Return the step in which backward iterations recompute a block's inputs from its outputs, then its other
+    values."""
     again = recomputed(table, chosen=lambda line: True, whole=True)
     lines, values = list(again.lines), dict(again.values)
     for (before, forward), (after, reverse), elsewhere in pairs(again.lines, again.outputs):
@@ -50,9 +51,9 @@ def inverted(table: Table) -> Table:
 
 
 def kept_again(table: Table) -> Table:
-    """Return the step with saved block inputs in place of their recomputation; the step itself where there is none.
+    """Return the step in which block inputs are saved instead of recomputed; the step itself if none are recomputed.
 
-    The lines that recompute them remain, as recomputation.
+    The lines that recompute them remain as recomputation.
     """
     lines, values = list(table.lines), dict(table.values)
     forwards = ((at, line) for at, line in enumerate(lines) if isinstance(line, Loop) and not line.reverse)
@@ -77,7 +78,7 @@ def kept_again(table: Table) -> Table:
 def _inverted(
     forward: Loop, reverse: Loop, more: int, elsewhere: set[str], values: dict[str, Value]
 ) -> tuple[Loop, Loop]:
-    """Return both loops; the first `more` lines of a backward iteration are the recomputation."""
+    """Return both loops, in which the first `more` lines of a backward iteration recompute the block's inputs."""
     starts = {carry.start for carry in forward.carry}
     again = [line for line in reverse.lines[:more] if isinstance(line, Line)]
     chains = [chain_of(again, carry.start, carry.end) or [] for carry in forward.carry]
@@ -94,7 +95,7 @@ def _inverted(
 
 
 def _solved(line: Sum, at: int) -> Sum:
-    """Return y = x + f as x = y - f."""
+    """Return the sum y = x + f solved for x: x = y - f."""
     others = [i for i in range(len(line.right)) if i != at]
     (left,), x = line.left, line.right[at]
     assert isinstance(x, Term)
@@ -103,7 +104,7 @@ def _solved(line: Sum, at: int) -> Sum:
 
 
 def _ordered(lines: list[Line], there: set[str]) -> tuple[Line, ...]:
-    """Return the lines in topological order; names that none of them defines are available."""
+    """Return the lines in topological order; `there` has the names that are available before them."""
     waiting, ordered = list(lines), list[Line]()
     missing = {name for line in lines for name in line.makes} - there
     while waiting:

@@ -1,4 +1,4 @@
-"""The plan keep: results of forward collectives are saved for the backward pass instead of being sent again."""
+"""Apply the plan keep: results of forward collectives are saved for the backward pass instead of being sent again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from learncost.ops.collectives import KIND, SENDS_NOTHING
 
 
 def keep(table: Table, ops: tuple[str, ...]) -> Table:
-    """Return the step with the collectives whose results sharding saves (sharding/place.py); no effect on one device.
+    """Return the step that requests sharding to save the results of these collectives (sharding/place.py); no effect on
+    one device.
 
     Raises `InputError` for an operator that sends nothing.
     """

@@ -1,7 +1,8 @@
-"""Lowering to the form that everything executable has.
+"""Lower tables to primitives, which is the form that is executed.
 
-Index reads are separate lines, products have two factors, lone axes are summed first, sums have two terms, and ops are
-replaced by their bodies down to primitives. A `where` becomes a select only where a masked value could reach a sum.
+In a lowered table, index reads are separate lines, products have two factors, axes of only one factor are summed first,
+sums have two terms, and ops are replaced by their bodies. A `where` becomes a select only if a masked value could reach
+a sum.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def lower(table: Table, whole: bool = False, joins: bool = True) -> Table:
     table
         The table.
     whole
-        Leave an op unexpanded where the result is the same.
+        Whether an op remains unexpanded if its result is the same.
     joins
-        Write sums of concatenated arrays as the op `join`, which adds nothing.
+        Whether sums that concatenate arrays become the op `join`, which adds nothing.
 
     Returns
     -------
@@ -67,27 +68,28 @@ def lower(table: Table, whole: bool = False, joins: bool = True) -> Table:
 
 @lru_cache(maxsize=32)
 def _lowered(same: IdentityKey[Table], whole: bool, joins: bool) -> Table:
-    """Lower a table with caching: verification runs one table several times, and so do predictions of engines."""
+    """Return a lowered table, cached since verification and the predictions of engines lower one table several
+    times."""
     table = same.content
     work = _Lowering(dict(table.values), frozenset(table.outputs) | _handed(table.lines), whole=whole, joins=joins)
     return replace(table, lines=work.statements(table.lines), values=work.values)
 
 
 def lower_line(line: Line) -> tuple[Line, ...]:
-    """Return the lowering of one line without knowledge of other lines."""
+    """Return the lowered lines of one line, without knowledge of other lines."""
     return _lowered_line(IdentityKey(line))
 
 
 @lru_cache(maxsize=4096)
 def _lowered_line(same: IdentityKey[Line]) -> tuple[Line, ...]:
-    """Lower a line with caching: the steps of several procedures share lines, and each is timed more than once."""
+    """Return the lowered lines of a line, cached since the steps of several procedures share lines."""
     work = _Lowering({}, frozenset())
     work.line(same.content)
     return tuple(work.out)
 
 
 def expanded(line: Line, values: Mapping[str, Value]) -> tuple[tuple[Line, ...], dict[str, Value]]:
-    """Return the lowered lines of one line of a scope, and the intermediate values."""
+    """Return the lowered lines of a line in a scope, and the values of intermediates."""
     work = _Lowering(dict(values), frozenset())
     work.line(line)
     return tuple(work.out), {name: value for name, value in work.values.items() if name not in values}
@@ -109,7 +111,7 @@ def _is_normal(line: Line) -> bool:
 
 
 def _handed(lines: Iterable[Statement]) -> frozenset[str]:
-    """Return the loop-carried inputs: their values outside a `where` must be zero."""
+    """Return the initial values of loop-carried names, which must be zero outside of a `where`."""
     return frozenset(carry.initial for line in lines if isinstance(line, Loop) for carry in line.carry)
 
 
@@ -117,8 +119,8 @@ def _handed(lines: Iterable[Statement]) -> frozenset[str]:
 class _Lowering:
     """The lowering of one scope.
 
-    Under a `where` every result is zero outside. It is zeroed only where it matters: until then an array may hold any
-    value there, and `outside` records it: a known number, or None.
+    The result of a line with a `where` is zero outside of it. The zeros are written only if they matter: before that,
+    an array may have any value there, and `outside` records the value if it is known, otherwise None.
     """
 
     values: dict[str, Value]
@@ -143,7 +145,7 @@ class _Lowering:
         return tuple(result)
 
     def repeat(self, line: Loop) -> Loop:
-        """Lower a loop's body in its own scope; the outside values of a slice are those of its stack."""
+        """Return a loop with its body lowered; slices have the outside values of their stacks."""
         ends = {carry.end for carry in line.carry} | {name for name, stack in line.keep if not self.is_kept(stack)}
         inside = line.inside
         outside = OutsideValues({name: numbers for name, numbers in self.outside.items() if name not in inside})
@@ -151,7 +153,7 @@ class _Lowering:
             if stack in self.outside:
                 iterations = 0 if line.part(name, self.axes(stack)) else -1  # a slice lacks the iteration axis
                 outside[name] = moved(self.outside[stack], iterations)
-        # In two scopes, lines of one name have intermediates of one name, with other axes.
+        # Lines of the same name in two scopes have intermediates of the same name, with different axes.
         outer_values = {name: value for name, value in self.values.items() if value.role != "step"}
         handed = _handed(line.lines) | ends
         inner = _Lowering(
@@ -176,7 +178,7 @@ class _Lowering:
         return self.values[name].axes if name in self.values else ()
 
     def is_kept(self, stack: str) -> bool:
-        """Return whether only iterations read a stack, each its own slice."""
+        """Return whether a stack is only read by iterations, each of which reads its slice."""
         return stack in self.values and self.values[stack].role == "kept"
 
     def line(self, line: Line) -> None:
@@ -218,7 +220,7 @@ class _Lowering:
         return self.step(f"{line.name}~{self.steps}", line, axes)
 
     def step(self, name: str, line: Line, axes: Iterable[str]) -> Term:
-        """Return an intermediate of a line's value."""
+        """Return the term of an intermediate value of a line."""
         term = Term(name, tuple(axes))
         self.values.setdefault(name, Value(term.declared, "step", line.name))
         return term
@@ -243,7 +245,7 @@ class _Lowering:
         return left
 
     def at_names(self, line: Line, terms: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the terms with every index that is itself indexed computed first."""
+        """Return the terms after computing every index that is itself read at an index."""
         return tuple(
             Term(term.name, tuple(self._at_name(line, axis) for axis in term.axes))
             if isinstance(term, Term) and term.indexed
@@ -295,7 +297,7 @@ class _Lowering:
             self.emit(read_back(left, target, line.meta) or Product((left,), (target,), (), line.meta))
 
     def reduced(self, line: Product, i: int, factors: list[Operand], target: Term) -> Operand:
-        """Return the factor with those of its axes summed that no other term has."""
+        """Return a factor after summing its axes that no other term has."""
         term = factors[i]
         if len(factors) == 1 and not (target.loops and set(target.loops) - set(term.loops)):
             return term
@@ -308,7 +310,7 @@ class _Lowering:
         return left
 
     def guarded(self, line: Product, target: Term) -> tuple[Operand, ...]:
-        """Return the factors such that no masked value is summed."""
+        """Return the factors of a product, one of them masked if a masked value would be summed otherwise."""
         factors = line.right
         for condition in line.where:
             if condition.axes <= set(target.loops) and not line.left[0].indexed:
@@ -374,7 +376,8 @@ class _Lowering:
             self.through_body(line)
 
     def stays_whole(self, line: Op) -> bool:
-        """Emit the op unexpanded unless its body needs masks; outside values follow from the body. Return whether."""
+        """Emit the op unexpanded unless its body needs masks, with the outside values of the body; return whether it
+        was emitted."""
         tried = replace(
             self,
             values=dict(self.values),
@@ -412,14 +415,14 @@ class _Lowering:
                 bindings[body.name] = number
 
     def placed(self, line: Op, body: Line, bindings: Mapping[str, Operand], second: Mapping[str, str]) -> Line:
-        """Return a line of an op's table with the op's own operands, results and axes."""
+        """Return a line of an op's table with the operands, results and axes of this use."""
 
         def place(term: Operand) -> Operand:
             if isinstance(term, Literal):
                 return replace(term, sizes=spell(term.sizes, line, second)) if term.sizes else term
             actual = bindings.get(term.name)
             if actual is None:
-                # The mark is unique: dZ.K may be the gradient of Z.K, and not a line of this op.
+                # The mark makes the name unique, as dZ.K may be the gradient of another value Z.K.
                 return self.step(f"{line.name}!{term.name}", line, spell(term.declared, line, second))
             if isinstance(actual, Term) and "n'" in term.axes and "n" not in term.axes:
                 return actual.renamed({}, second)
@@ -449,7 +452,7 @@ class _Lowering:
         )
 
     def guarded_op(self, line: Op, value: float) -> Op:
-        """Return the operands with the op's own outside value outside of a `where`."""
+        """Return the op with operands that have the op's outside value outside of its `where`."""
         right = line.right
         for condition in line.where:
             if not condition.axes & set(line.axes):
@@ -467,7 +470,7 @@ class _Lowering:
     # Outside values.
 
     def settled(self, line: Line, term: Operand) -> Operand:
-        """Return the operand with zeros outside of its conditions, unless the line has these conditions itself."""
+        """Return an operand with zeros outside of its conditions, unless the line has the same conditions."""
         for at, value in list(self.outside.get(term.name, {}).items()):
             if value == 0.0 or any(within(bounds(c), at.read(term)) for c in line.where):
                 continue
@@ -495,7 +498,7 @@ class _Lowering:
         return Term(self.selected[key], term.axes)
 
     def whole_output(self, line: Line) -> None:
-        """Emit an output with zeros outside of its conditions."""
+        """Emit a line with zeros outside of its conditions."""
         raw = {term.name: self.fresh(line, term.loops) for term in line.left}
         moved = replace(line, left=tuple(raw.values()))
         if isinstance(moved, Product):
@@ -513,7 +516,7 @@ class _Lowering:
 
 
 def _with_outside(term: Operand, number: float) -> Operand:
-    """Return the operand with a number beyond the ends of the axes that it reads at affine indices."""
+    """Return an operand that has this number where its affine indices are out of bounds."""
     if not isinstance(term, Term) or not term.indexed:
         return term
     return Term(term.name, tuple(_at_with_outside(axis, number) for axis in term.axes))
@@ -526,8 +529,8 @@ def _at_with_outside(axis: Axis, number: float) -> Axis:
 
 
 def _may_be_empty(line: Op) -> bool:
-    """Return whether the conditions may mask out all that an op acts on; one that keeps the first position or the
-    diagonal does not.
+    """Return whether the conditions may mask out all elements that an op acts on. A single condition that keeps the
+    first position or the diagonal does not.
     """
     relevant = [condition for condition in line.where if condition.axes & {*line.axes}]
     if len(relevant) != 1:
@@ -541,7 +544,8 @@ def _may_be_empty(line: Op) -> bool:
 
 
 def _number(line: Line) -> Operand | None:
-    """Return the value of a line of numbers, or the operand that a number selects; None for any other line."""
+    """Return the number that a line of numbers computes, or the operand that a number selects; None for any other
+    line."""
     numbers = [term.value for term in line.right if isinstance(term, Literal) and not term.sizes]
     if isinstance(line, Op) and line.op == "select" and isinstance(line.right[0], Literal):
         return line.right[1 if numbers[0] else 2]

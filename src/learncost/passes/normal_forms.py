@@ -1,4 +1,4 @@
-"""Normal forms: concatenations, writes as reads, values outside a `where`, lines that depend on no others."""
+"""Analyse and normalize lines: concatenations, writes as reads, values outside a `where`, context-free lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from learncost.ops import entry
 
 
 def join_of(line: Sum) -> Op | None:
-    """Return a sum of reads, each beginning where the one before ends, as a `join`: `J[n] = X[m=n] + Z[k=n - #m]`."""
+    """Return a sum that concatenates arrays as a `join`, such as `J[n] = X[m=n] + Z[k=n - #m]`; None for other sums."""
     left, along = line.left[0], ""
     ends: list[AffineTerm] = []  # of the arrays so far
     parts: list[Operand] = []
@@ -36,7 +36,7 @@ def join_of(line: Sum) -> Op | None:
 
 
 def joined(table: Table) -> Iterator[tuple[str, list[str]]]:
-    """Yield axes along which arrays are concatenated, each with those of the arrays."""
+    """Yield the axes along which arrays are concatenated, each with the axes of the arrays."""
     for line, _ in walk(table.lines):
         op = join_of(line) if isinstance(line, Sum) else None
         if op is not None:
@@ -45,10 +45,9 @@ def joined(table: Table) -> Iterator[tuple[str, list[str]]]:
 
 
 def read_back(left: Term, value: Operand, meta: Meta) -> Product | None:
-    """Return a write at affine indices as a read, where the map is one-to-one: `Y[n=m + 1] = X[m]` is `Y[n] = X[m=n -
-    1]`.
+    """Return a write at affine indices as a read, such as `Y[n=m + 1] = X[m]` as `Y[n] = X[m=n - 1]`.
 
-    Return None where positions collide or leave gaps, as with `y=i + u` and `y=2 i`.
+    Return None if the map is not one-to-one, as with `y=i + u` and `y=2 i`.
     """
     if isinstance(value, Literal):
         return None
@@ -68,8 +67,8 @@ def read_back(left: Term, value: Operand, meta: Meta) -> Product | None:
 def alone(table: Table) -> Callable[[Line], bool]:
     """Return a predicate for lines that are lowered in the same way in any context.
 
-    Only the values outside a `where` depend on other lines. They are tracked for results of lines with a `where`,
-    through all names that loops give them; every line that reads or defines none of these names is context-free.
+    Lowering depends on other lines only by the values outside a `where`. A line is context-free if it has no `where`
+    and neither reads nor defines a result of a line with a `where`, under any name that loops give it.
     """
     conditioned = {term.name for line, _ in walk(table.lines) if line.where for term in line.left}
     pairs = [pair for loop in repeats(table.lines) for pair in (*loop.each, *loop.keep)]
@@ -81,13 +80,13 @@ def alone(table: Table) -> Callable[[Line], bool]:
 
 
 def shape(line: Line) -> Hashable:
-    """Return a key of everything that the counts of a context-free line depend on, without names and metadata."""
+    """Return a key of all that the counts of a context-free line depend on, without names and metadata."""
     particulars: tuple[Hashable, ...] = ()
     if isinstance(line, Op):
         particulars = (line.op, line.part, line.axes, line.given, line.gives, line.opaque)
     elif isinstance(line, Sum):
         particulars = line.signs
-    # The axes of indices, and a term or literal that is read twice, change the lowering.
+    # The lowering depends on the axes of indices and on whether a term or literal is read twice.
     right = tuple(term.axes if isinstance(term, Term) else term for term in line.right)
     names = [term.name for term in line.right]
     return type(line), particulars, tuple(term.axes for term in line.left), right, tuple(map(names.index, names))
@@ -97,7 +96,8 @@ Bounds: TypeAlias = tuple[Axis, Axis, str, str | None]  # a condition on axes as
 
 
 class MaskCondition(NamedTuple):
-    """A condition on a value: the numbers of the lower and the upper axis among its axes, or a number as digits."""
+    """A condition on a value: the positions of its lower and upper axis among the value's axes, or a number as
+    digits."""
 
     lower: int | str
     upper: int | str
@@ -116,12 +116,12 @@ class MaskCondition(NamedTuple):
 
 
 class OutsideValues(dict[str, dict[MaskCondition, float | None]]):
-    """The number outside of each condition, or None, by name of a value."""
+    """The number that a value has outside of each condition, or None if unknown, by the value's name."""
 
     def number_beyond(self, term: Operand, condition: Condition) -> float | None:
-        """Return the number outside of the condition in an operand, or None.
+        """Return the number that an operand has outside of a condition; None if unknown.
 
-        A value outside of a condition is known outside of every wider one, too.
+        The number outside of a condition is also that outside of every wider condition.
         """
         if isinstance(term, Literal):
             return term.value if not term.sizes else None
@@ -139,7 +139,7 @@ class OutsideValues(dict[str, dict[MaskCondition, float | None]]):
         )
 
     def beyond(self, line: Line, condition: Condition) -> float | None:
-        """Return the number outside in the result of a line, when it follows from its operands."""
+        """Return the number that the result of a line has outside of a condition, if it follows from the operands."""
         values = [
             self.number_beyond(term, condition)
             if isinstance(term, Literal) or condition.axes <= set(term.loops)
@@ -178,7 +178,7 @@ def moved(numbers: Mapping[MaskCondition, float | None], places: int) -> dict[Ma
 
 
 def bounds(condition: Condition) -> Bounds:
-    """Return the condition in the form that is compared with others."""
+    """Return a condition in the form that `within` compares."""
     return condition.lower, condition.upper, condition.relation, condition.window
 
 
@@ -186,18 +186,18 @@ _IMPLIES = {"<": ("<", "<=", "!="), "=": ("=", "<=")}
 
 
 def within(inner: Bounds, outer: Bounds) -> bool:
-    """Return whether one condition implies the other; the sizes of two windows are unknown."""
+    """Return whether the first condition implies the second; different windows are not compared."""
     return inner[:2] == outer[:2] and outer[2] in _IMPLIES.get(inner[2], (inner[2],)) and outer[3] in (None, inner[3])
 
 
 def narrowest(where: Iterable[Condition]) -> tuple[Condition, ...]:
-    """Return the conditions, each once, without those that another one implies."""
+    """Return the distinct conditions without those that another one implies."""
     conditions = tuple(dict.fromkeys(where))
     return tuple(c for c in conditions if not any(o != c and within(bounds(o), bounds(c)) for o in conditions))
 
 
 def pair(term: Operand, condition: Condition) -> MaskCondition | None:
-    """Return the condition on a term's axes by their numbers; None where the term lacks one."""
+    """Return the condition by the positions of its axes in a term; None if the term lacks one."""
     axes = term.axes
     if not condition.axes <= {*axes}:
         return None

@@ -1,7 +1,7 @@
-"""The step of a table in three passes: forward, backward, and then the gradients of weights.
+"""Split a step into three passes: forward, backward, and then the gradients of weights.
 
-A line belongs to the last pass where only gradients of weights depend on it. A reversed loop with lines of both becomes
-two: the first one saves for the second the values that each of its iterations defines and the same iteration reads.
+A line belongs to the last pass if only gradients of weights depend on it. A reversed loop with lines of both passes
+becomes two loops: the first saves the values that the iterations of the second read.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Values = dict[str, Value]
 
 @dataclass(frozen=True)
 class Parted(Displayed):
-    """A step whose weight updates are a separate pass: its last `updates` statements."""
+    """A step whose last `updates` statements are a separate pass that computes the gradients of weights."""
 
     table: Table
     updates: int
 
 
 def parted(table: Table) -> Parted:
-    """Return a step of forward, backward and weight update with the weight updates as a separate last pass.
+    """Return a step of forward, backward and weight update with the weight update as a separate last pass.
 
-    A step that is split already remains unchanged. The optimizer's lines must be in another table.
+    A step that is already split is unchanged. The optimizer's lines must be in another table.
     """
     values = dict(table.values)
     before, behind = _parted(table.lines, values, {*table.outputs})
@@ -39,9 +39,11 @@ def parted(table: Table) -> Parted:
 def _parted(
     lines: Sequence[Statement], values: Values, handed: Set[str], wanted: Set[str] = frozenset()
 ) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
-    """Return the lines of a scope before the last pass, and those of it; `values` receives the saved tensors.
+    """Return the lines of a scope before the last pass, and those of the last pass; saved tensors are added to
+    `values`.
 
-    handed  names that leave the scope, and `wanted`, those that are needed before the last pass
+    handed  the names that leave the scope
+    wanted  those among them that are read before the last pass
     """
     before, behind = list[Statement](), list[Statement]()
     soon, late = {*wanted}, set[str]()  # the names that lines of each pass read
@@ -60,7 +62,7 @@ def _parted(
 
 
 def _is_late(lines: Sequence[Statement], soon: Set[str], late: Set[str], handed: Set[str]) -> bool:
-    """Return whether only gradients of weights depend on lines: they are such, or only such read their results."""
+    """Return whether only gradients of weights depend on the lines."""
     makes = {name for line in lines for name in line.makes}
     phases = {inner.meta.phase for inner, _ in walk(lines)}
     if "forward" in phases or not soon.isdisjoint(makes):
@@ -72,9 +74,9 @@ def _is_late(lines: Sequence[Statement], soon: Set[str], late: Set[str], handed:
 
 
 def _parted_repeat(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
-    """Return a loop as two, that of the passes before the last one, and that of the last one; either may be empty.
+    """Return a loop as two: one for the passes before the last, one for the last pass; either may be missing.
 
-    soon  names of the scope around it that are read before the last pass
+    soon  the names of the enclosing scope that are read before the last pass
     """
     if repeat.around or all(inner.meta.phase == "forward" for inner, _ in walk(repeat.lines)):
         return (repeat,), ()
@@ -85,7 +87,7 @@ def _parted_repeat(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[
         first, second = _parted(repeat.lines, own, {*repeat.ends}, wanted)
         reads = [dict.fromkeys(name for line in lines for name in line.reads) for lines in (first, second)]
         late = {name for line in second for name in line.makes}
-        # No iteration of the first loop may read a value that the last pass carries.
+        # The first loop must not read a value that only the last pass carries.
         crossing = {c.end for c in repeat.carry if c.end in late and c.start in reads[0]}
         if not crossing:
             break

@@ -1,7 +1,6 @@
-"""Plans: named rewrites of a step's table, each Table -> Table, applied in the order of the registry.
+"""Define the plans: named rewrites of a step's table that change its schedule and memory, never its results.
 
-A plan changes the schedule of a step and its memory, never its results. It is written as a list,
-`chunked-loss,fused-update,recompute=gelu+norm`.
+Plans are written as a list, `chunked-loss,fused-update,recompute=gelu+norm`, and applied in the order of the registry.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from learncost.ir.table import Table
 
 @dataclass(frozen=True)
 class Plan:
-    """A rewrite: `apply` returns an equivalent table, or the table itself where it does not apply.
+    """A plan: `apply` returns an equivalent table, or the table itself if the plan does not apply.
 
-    argument  the placeholder after `=` where the plan takes names, joined by `+`; `apply` receives them
-    example   of these names
+    argument  the placeholder after `=` if the plan takes names, joined by `+`, which `apply` receives
+    example   an example of these names
     """
 
     name: str
@@ -32,12 +31,12 @@ class Plan:
 
     @property
     def spelling(self) -> str:
-        """The form in which it is written, `recompute=WHAT`."""
+        """The syntax of the plan, such as `recompute=WHAT`."""
         return f"{self.name}={self.argument}" if self.argument else self.name
 
 
 def _found_in(module: str) -> Callable[[Table, tuple[str, ...]], Table]:
-    """Return the rewrite of a module of this folder, which is imported when it is applied, for a fast start."""
+    """Return the rewrite in a module of this package, which is imported when it is applied so that start-up is fast."""
 
     def apply(table: Table, parts: tuple[str, ...]) -> Table:
         plan_function = getattr(import_module(f"learncost.passes.{module}"), module)
@@ -49,10 +48,10 @@ def _found_in(module: str) -> Callable[[Table, tuple[str, ...]], Table]:
 
 
 CHOSEN = "auto"
-"""The name of the plan that the planner chooses by the memory of the step."""
+"""The name of the plan that a planner chooses by the memory of the step."""
 
-# In the order in which they are applied, whatever the order in which they are written: first changes of the lines of a
-# part, then recomputation and the times of updates, last the fusion of adjacent lines.
+# Plans are applied in this order, however they are written: first rewrites of single parts, then recomputation and
+# fused updates, and last the fusion of adjacent lines.
 PLANS: Mapping[str, Plan] = {
     plan.name: plan
     for plan in (
@@ -120,11 +119,10 @@ PLANS: Mapping[str, Plan] = {
 
 
 def planned(table: Table, text: str, sizes: Mapping[str, int] | None = None) -> Table:
-    """Apply a plan to a step, written as a list with commas; an empty one changes nothing.
+    """Return the step with plans applied, which are written as a comma-separated list, in the order of the registry.
 
-    sizes   where they are known, the plan is also checked with them
-    Plans are applied in the order of the registry. Raises `InputError` where a name or an argument is unknown, or
-    blocks do not divide into segments.
+    sizes   known sizes, by which the plans are also checked
+    Raises `InputError` if a name or an argument is unknown, or if blocks do not divide into segments.
     """
     for plan, parts in plan_of(text):
         table = plan.apply(table, parts)
@@ -134,7 +132,7 @@ def planned(table: Table, text: str, sizes: Mapping[str, int] | None = None) -> 
 
 
 def check_segments(table: Table, sizes: Mapping[str, int]) -> None:
-    """Raise `InputError` where blocks do not divide into segments."""
+    """Raise `InputError` if blocks do not divide into segments."""
     for loop in table.repeats:
         if "/" in loop.count:
             size_of(loop.count, sizes)
@@ -148,7 +146,7 @@ def plan_of(text: str) -> tuple[tuple[Plan, tuple[str, ...]], ...]:
         if name == CHOSEN:
             raise InputError(
                 f"the plan {CHOSEN} depends on the memory of a step, which this command does not predict: "
-                f"learncost memory MODEL --plan {CHOSEN} names a plan: give that"
+                f"learncost memory MODEL --plan {CHOSEN} prints the chosen plan: give that"
             )
         plan = named_one("plan", name, PLANS)
         parts = tuple(part.strip() for part in argument.split("+"))

@@ -1,4 +1,4 @@
-"""Quantized weights: the arrays of their codes and scales, with axes and bytes."""
+"""Represent quantized weights by the arrays of their codes and scales, with axes and bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from learncost.ir.precision import BLOCKS, BYTES, BlockScales
 
 @dataclass(frozen=True)
 class QuantizedArray:
-    """An array of a quantized weight: its axes, and its type; that of a block type holds codes."""
+    """An array of a quantized weight: its axes, and its type, which is a block type for codes."""
 
     name: str
     axes: tuple[str, ...]
@@ -23,8 +23,9 @@ class QuantizedArray:
 class Quantized:
     """A weight of a table that is stored as codes and scales.
 
-    axes    of the weight, with that of the stack of all iterations first
-    inside  those that its products sum, which are divided in blocks; `out` are its others without the stack's
+    axes    the axes of the weight, beginning with that of the stack over iterations
+    inside  the axes that its products sum, which are divided into blocks
+    out     its other axes without the stack's
     """
 
     weight: str
@@ -32,16 +33,16 @@ class Quantized:
     inside: tuple[str, ...]
     out: tuple[str, ...]
     kind: BlockScales
-    group: str = ""  # of iterations of a split loop: the weight whose iterations these are
+    group: str = ""  # for a part of a split loop: the weight of all iterations
 
     @property
     def stack(self) -> tuple[str, ...]:
-        """The axis of the iterations, where each has its own weight."""
+        """The axis of the iterations, if each has a separate weight."""
         return self.axes[: len(self.axes) - len(self.inside) - len(self.out)]
 
     @property
     def second(self) -> BlockScales | None:
-        """The type of the scales, where they are quantized themselves."""
+        """The type of the scales' codes, if scales are quantized."""
         return BLOCKS.get(self.kind.scales)
 
     @property
@@ -50,7 +51,7 @@ class Quantized:
 
     @property
     def scales(self) -> tuple[QuantizedArray, ...]:
-        """The scales; with double quantization their codes, and the scales of these."""
+        """The arrays of scales; with double quantization, their codes and the scales of these."""
         blocks = (blocks_of(self.inside, self.kind),) if self.kind.block else ()
         if self.kind.powers:
             return (QuantizedArray(f"{self.weight}.power", self.stack, self.kind.scales),)
@@ -62,7 +63,7 @@ class Quantized:
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """The names of arrays that are shared by all weights: levels, and block numbers."""
+        """The names of the arrays that all weights share: levels, and block numbers."""
         names = [] if self.kind.behind else [levels_of(self.kind)]
         if self.kind.block:
             names.append(places_of(self.inside, self.kind))
@@ -72,11 +73,11 @@ class Quantized:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The names of all arrays that its lines read: codes, scales, and shared ones."""
+        """The names of all arrays that represent the weight: codes, scales, and shared ones."""
         return (self.codes.name, *(array.name for array in self.scales), *self.constants)
 
     def sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return the sizes of the axes that it adds: numbers of blocks and of levels."""
+        """Return the sizes of the additional axes: the numbers of blocks and of levels."""
         counts = {} if self.kind.behind else {levels_axis(self.kind): len(self.kind.levels or ())}
         if self.kind.block:
             counts[blocks_of(self.inside, self.kind)] = -(-prod(shape_of(self.inside, sizes)) // self.kind.block)
@@ -86,19 +87,19 @@ class Quantized:
         return counts
 
     def bytes(self, sizes: Mapping[str, int]) -> int:
-        """Return the bytes of codes and scales; `sizes` with those of its own axes."""
+        """Return the bytes of codes and scales; `sizes` must include those of the additional axes."""
         return sum(bytes_of_array(array, sizes) for array in (self.codes, *self.scales))
 
 
 def bytes_of_array(array: QuantizedArray, sizes: Mapping[str, int]) -> int:
-    """Return the bytes of an array, with packed codes."""
+    """Return the bytes of an array, in which codes are packed."""
     bits = BLOCKS[array.kind].bits if array.kind in BLOCKS else 8 * BYTES[array.kind]
     points: int = prod(shape_of(array.axes, sizes))
     return -(-points * bits // 8)
 
 
 def blocks_of(axes: Iterable[str], kind: BlockScales) -> str:
-    """Return the name of the axis of blocks: d_blocks_64."""
+    """Return the name of an axis of blocks, such as d_blocks_64."""
     return f"{'_'.join(map(base, axes))}_blocks_{kind.block}"
 
 
@@ -113,5 +114,5 @@ def levels_axis(kind: BlockScales) -> str:
 
 
 def places_of(axes: Iterable[str], kind: BlockScales) -> str:
-    """Return the name of the array with the block number of every position: d_block_64."""
+    """Return the name of the array with the block number of every position, such as d_block_64."""
     return f"{'_'.join(map(base, axes))}_block_{kind.block}"

@@ -1,4 +1,4 @@
-"""The plan recompute: selective activation recomputation, by the forward lines of the blocks that are recomputed."""
+"""Apply the plan recompute, selective activation recomputation, which names the forward lines to recompute."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from learncost.passes.rematerialization import Values, pairs, recomputed
 
 
 def in_segments(table: Table, iterations: int) -> Table:
-    """Return the step in which every reversed loop has its input saved once per `iterations` iterations.
+    """Return the step in which the inputs of loops are saved once per segment of `iterations` iterations.
 
-    A loop over n_layer becomes one over n_layer/3. Raises `InputError` where a trip count that is a number is not a
-    multiple. Chen et al. 2016, Training deep nets with sublinear memory cost, section 4.
+    A loop over n_layer becomes a loop over n_layer/3 segments, for example. Raises `InputError` if a numeric trip count
+    is not a multiple. Chen et al. 2016, Training deep nets with sublinear memory cost, section 4.
     """
     values = dict(table.values)
     lines = list(table.lines)
@@ -30,23 +30,23 @@ def in_segments(table: Table, iterations: int) -> Table:
 
 
 def in_groups(repeat: Loop, iterations: int, values: Mapping[str, Value]) -> Loop:
-    """Return a loop as a loop over groups of `iterations` iterations, with an inner loop over those of one.
+    """Return a loop as a loop over groups, with an inner loop over the `iterations` iterations of a group.
 
-    values   of the names around it
-    Raises `InputError` where a trip count that is a number is not a multiple.
+    values   the values of the enclosing scope
+    Raises `InputError` if a numeric trip count is not a multiple.
     """
     return _LoopPair(repeat, repeat, iterations, {outer for _, outer in repeat.keep}, dict(values)).grouped()
 
 
 @dataclass
 class _LoopPair:
-    """A loop and the one that reverses it; `elsewhere` are the names that other lines read."""
+    """A forward loop and the loop that reverses it; `elsewhere` are the names that other lines read."""
 
     forward: Loop
     reverse: Loop
     iterations: int
     elsewhere: set[str]
-    values: Values  # of the scope around; receives the stacks of the segments' inputs
+    values: Values  # of the enclosing scope, to which stacks of the segments' inputs are added
 
     def cut(self) -> tuple[Loop, Loop]:
         forward, reverse = self.forward, self.reverse
@@ -76,11 +76,12 @@ class _LoopPair:
 
     @property
     def pairs_read(self) -> list[tuple[str, str]]:
-        """The stacks of the forward iterations that other lines read."""
+        """The stacks of the forward loop that other lines read, with the names of their slices."""
         return [pair for pair in self.forward.keep if pair[1] in self.elsewhere]
 
     def inner(self, line: Loop, keep: Iterable[tuple[str, str]]) -> Loop:
-        """Return the iterations of one segment; its stacks have the names of the full ones, of which they are parts."""
+        """Return the loop over the iterations of one segment, whose stacks are parts of the full stacks of the same
+        names."""
         carry = tuple(Carry(carried.start, carried.end, carried.start, carried.end) for carried in line.carry)
         return replace(line, count=str(self.iterations), carry=carry, keep=tuple(keep))
 
@@ -101,11 +102,11 @@ class _LoopPair:
         return replace(line, count=self.segments(line.count), lines=tuple(inside), values=values, each=each, keep=keep)
 
     def part(self, stack: str) -> Value:
-        """Return a segment's part of a stack of all iterations."""
+        """Return the Value of a segment's part of a full stack."""
         return self.values[stack].along((str(self.iterations), *self.values[stack].axes[1:]))
 
     def segments(self, count: str) -> str:
-        """Return the number of segments: a number, or a part of a size by its name."""
+        """Return the number of segments: a number, or a fraction of a size by name."""
         if not count.isdigit():
             return f"{count}/{self.iterations}"
         if int(count) % self.iterations:
@@ -114,7 +115,7 @@ class _LoopPair:
 
 
 def _again(line: Line) -> tuple[Line, ...]:
-    """Return a line in its segment's backward iteration, in a kernel with a unique name."""
+    """Return a line as recomputation in a segment's backward iteration, in a kernel with a unique name."""
     kernel = line.meta.kernel and replace(line.meta.kernel, name=f"{line.meta.kernel.name}_segment")
     return (replace(line, meta=replace(line.meta, phase="recomputation", kernel=kernel)),)
 
@@ -125,17 +126,16 @@ SEGMENTS = "block/"
 
 
 def recompute(table: Table, parts: tuple[str, ...]) -> Table:
-    """Recompute the chosen forward lines of every loop in its backward loop.
+    """Return the step with the chosen forward lines of every loop recomputed in its backward loop.
 
     parts  block: all lines of a block, at the beginning of its backward iteration, as in the procedure `recompute`;
-           block/3: all lines of 3 blocks, at the beginning of their backward iteration, from the first one's input; the
-           other parts are then recomputed once more in each block's own iteration;
-           all: those that the backward pass needs, each before its first reader there;
-           an operator, such as softmax, or a prefix, such as gelu: its lines, and the products with masks and gates
-           that
-           read them; a layer or a part of its name, such as attention or norm: its lines; a module or an operator of a
-           table's lines, such as mlp or layer_norm: those; a value, such as mlp.G: its line
-    Raises `InputError` where a part is none of these.
+           block/3: all lines of 3 blocks, at the beginning of their backward iteration, from the first block's input;
+           other parts are then recomputed once more in each block's iteration;
+           all: the lines that the backward pass needs, each before the first line that reads it there;
+           an operator or its prefix, such as softmax or gelu: its lines, and products with masks and gates that read
+           these; a layer or a part of its name, such as attention or norm: its lines; a module or an operator that
+           lines name, such as mlp or layer_norm: those lines; a value, such as mlp.G: its line
+    Raises `InputError` if a part is none of these.
     """
     lines = [line for line, nest in walk(table.lines) if nest.loops]
     if segments := [part for part in parts if part.startswith(SEGMENTS)]:
@@ -173,25 +173,25 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
 
 
 def _iterations(segments: list[str]) -> int:
-    """Return the number of blocks of a segment: 3 for `block/3`."""
+    """Return the number of blocks in a segment, such as 3 for `block/3`."""
     number, plans_text = segments[0].removeprefix(SEGMENTS), " and ".join(segments)
     if len(segments) > 1 or not number.isdigit() or int(number) < 1:
-        raise InputError(f"recompute saves the input of every k-th block as in block/2: k from 1, not {plans_text}")
+        raise InputError(f"recompute={SEGMENTS}K needs a whole number K from 1, not {plans_text}")
     return int(number)
 
 
 def _begins(name: str, part: str) -> bool:
-    """Return whether a name is the part or begins with it: gelu_tanh begins with gelu."""
+    """Return whether a name is the part or begins with it, as gelu_tanh begins with gelu."""
     return name == part or name.startswith(f"{part}_")
 
 
 def _within(name: str, part: str) -> bool:
-    """Return whether a name contains the part: norm is a part of rms_norm and of norm_without_shift."""
+    """Return whether a name contains the part, as rms_norm and norm_without_shift contain norm."""
     return f"_{part}_" in f"_{name}_"
 
 
 def _passes_on(line: Line, names: set[str]) -> bool:
-    """Return whether a line is a product with a mask or a gate: elementwise, without a sum."""
+    """Return whether a line is an elementwise product, as with a mask or a gate."""
     terms = [term for term in line.right if isinstance(term, Term)]
     if not isinstance(line, Product) or len(terms) < 2 or any(term.indexed for term in (*terms, *line.left)):
         return False

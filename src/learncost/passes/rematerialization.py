@@ -1,4 +1,4 @@
-"""Rematerialization: forward lines of loops are recomputed in the backward pass instead of saving their results.
+"""Rematerialize: recompute forward lines of loops in the backward pass instead of saving their results.
 
 A chosen line runs just before the first backward line that reads its result, from saved tensors or from results of
 other recomputed lines. Tensors that the backward pass no longer reads are no longer saved.
@@ -23,8 +23,8 @@ Chosen = Callable[[Line], bool]
 def recomputed(table: Table, chosen: Chosen, whole: bool = False) -> Table:
     """Return the step with the chosen lines of every loop recomputed in the loop that reverses it.
 
-    chosen  whether a forward line may be recomputed; of the lines of a kernel one stands for all
-    whole   all of them run at the beginning of the backward iteration, whether a line there needs them or not
+    chosen  whether a forward line may be recomputed; a chosen line of a kernel stands for all lines of the kernel
+    whole   whether all of them run at the beginning of the backward iteration, even if no line there needs them
     """
     values = dict(table.values)
     lines = _scope(table.lines, values, set(table.outputs), chosen, whole)
@@ -32,9 +32,9 @@ def recomputed(table: Table, chosen: Chosen, whole: bool = False) -> Table:
 
 
 def run_once(table: Table) -> Table:
-    """Return the table without recomputation; the results are then to be saved (`recomputed`).
+    """Return the table without recomputation, whose forward results must be saved, as by `recomputed`.
 
-    Dequantization of a weight for the backward pass remains: a dequantized weight is never saved.
+    Dequantization of weights in the backward pass remains, as dequantized weights are never saved.
     """
     lines = map_scopes(table.lines, _once)
     return table if lines == table.lines else replace(table, lines=lines)
@@ -55,7 +55,8 @@ def _once(lines: Sequence[Statement]) -> tuple[Statement, ...]:
 def _scope(
     lines: tuple[Statement, ...], values: Values, outputs: set[str], chosen: Chosen, whole: bool
 ) -> tuple[Statement, ...]:
-    """Return the lines of one scope, in which forward loops precede the reversed loops that read their stacks."""
+    """Return the lines of one scope with recomputation; forward loops precede the reversed loops that read their
+    stacks."""
     result = list(lines)
     for (before, forward), (after, reverse), elsewhere in pairs(lines, outputs):
         result[before], result[after] = _pair(forward, reverse, elsewhere, values, chosen, whole)
@@ -65,10 +66,9 @@ def _scope(
 def pairs(
     lines: Sequence[Statement], outputs: Iterable[str]
 ) -> Iterator[tuple[tuple[int, Loop], tuple[int, Loop], set[str]]]:
-    """Yield every reversed loop with the loop whose stacks it reads, with their numbers, and the names that other lines
-    read.
+    """Yield every loop and the loop that reverses it, with their positions, and the names that other lines read.
 
-    `outputs` are the names that leave the scope.
+    `outputs` are the names that other scopes read.
     """
     for after, reverse in enumerate(lines):
         if not isinstance(reverse, Loop) or not reverse.reverse:
@@ -84,7 +84,8 @@ def pairs(
 def _pair(
     forward: Loop, reverse: Loop, elsewhere: set[str], values: Values, chosen: Chosen, whole: bool
 ) -> tuple[Loop, Loop]:
-    """Return both loops; `elsewhere` are the names that other lines read, `values` receives the new stacks."""
+    """Return both loops with recomputation; `elsewhere` are the names that other lines read, and new stacks are added
+    to `values`."""
     inner_values: Values = {**forward.values}
     handed = {name for name, outer in forward.keep if outer in elsewhere} | {carry.end for carry in forward.carry}
     inner = _scope((*forward.lines, *reverse.lines), inner_values, handed, chosen, whole)
@@ -108,10 +109,11 @@ def joined(
     values: Values,
     inner_values: Values,
 ) -> tuple[Loop, Loop]:
-    """Return both loops with these lines: the forward one saves what the other one and other lines, `elsewhere`, read.
+    """Return both loops with these lines; the forward loop saves the values that the reversed loop and `elsewhere`
+    read.
 
-    values        receives the new stacks
-    inner_values  of both
+    values        the values of the enclosing scope, to which new stacks are added
+    inner_values  the values of both loops
     """
     remade = defined(second)
     read = dict.fromkeys(name for line in second for name in line.reads if name not in remade)
@@ -137,17 +139,18 @@ def joined(
 
 
 def _units(lines: Iterable[Statement], chosen: Chosen) -> list[tuple[Line, ...]]:
-    """Return the units of recomputation: a chosen line, or all lines of its kernel."""
+    """Return the units of recomputation: single chosen lines, or all lines of a kernel."""
     grouped = groups((line for line in lines if isinstance(line, Line)), in_kernel)
     return [tuple(group) for group in grouped if any(map(chosen, group))]
 
 
 @dataclass
 class _Again:
-    """The lines of a backward iteration so far, and those that may still be recomputed before the next one."""
+    """The lines of a backward iteration so far, and the forward lines that may still be recomputed before the next
+    line."""
 
     units: Sequence[tuple[Line, ...]]
-    reverse_names: frozenset[str]  # names that backward lines define themselves, by recomputation in a kernel
+    reverse_names: frozenset[str]  # names that backward lines define, as kernels recompute them
     out: list[Statement] = field(default_factory=list)
     waiting: dict[str, tuple[Line, ...]] = field(init=False)
     names: dict[str, str] = field(init=False)
@@ -161,7 +164,7 @@ class _Again:
             self.run(unit)
 
     def before(self, line: Statement) -> None:
-        """Recompute the operands of a backward line."""
+        """Emit the recomputation of a backward line's operands."""
         self.make(name for name in line.reads if name not in self.reverse_names)
 
     def make(self, names: Iterable[str]) -> None:
@@ -179,7 +182,7 @@ class _Again:
 
 
 def _of_its_own(line: Line) -> Line:
-    """Return a line of a kernel in a copy of the kernel with a unique name."""
+    """Return a line in a copy of its kernel with a unique name; a line without a kernel is unchanged."""
     kernel = line.meta.kernel
     if kernel is None:
         return line
@@ -187,7 +190,7 @@ def _of_its_own(line: Line) -> Line:
 
 
 def in_phase(lines: Iterable[Statement], phase: str) -> tuple[Line, ...]:
-    """Return the lines, without loops, in another phase."""
+    """Return the lines in another phase; loops are left out."""
     return tuple(replace(line, meta=replace(line.meta, phase=phase)) for line in lines if isinstance(line, Line))
 
 
@@ -195,7 +198,7 @@ Path = tuple[str, ...]
 
 
 def checkpointed(table: Table) -> Table:
-    """Return the step with its checkpoints' recomputation; the table itself where it has none."""
+    """Return the step with the recomputation of its checkpoints; the table itself if it has none."""
     if not any(line.meta.again for line, _ in walk(table.lines)):
         return table
     values = dict(table.values)
@@ -216,14 +219,14 @@ def _checkpoint_scope(lines: Sequence[Statement], values: Values, outputs: set[s
 
 @dataclass(frozen=True)
 class _LineCheckpoint:
-    """A checkpoint: its path, the numbers of its forward lines, and how many of them are recomputed."""
+    """A checkpoint: its path, the positions of its forward lines, and the number of these that are recomputed."""
 
     path: Path
     places: tuple[int, ...]
     count: int
 
     def reruns(self, line: Line) -> bool:
-        """Return whether a line is recomputed; a policy may save its result instead."""
+        """Return whether a line is recomputed; the checkpoint's policy may save its result instead."""
         return not _marks(line)[len(self.path) - 1].endswith("-")
 
 
@@ -247,7 +250,7 @@ def _with_checkpoints(lines: Sequence[Statement], values: Values) -> tuple[State
     }
 
     def names(path: Path, reads: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Yield the renaming of values that a recomputed or backward line of a checkpoint reads."""
+        """Yield the new names of recomputed values that a recomputed or backward line of a checkpoint reads."""
         for name in reads:
             made = path_of(forward[maker[name]]) if name in maker else ()
             depth = next((i for i in range(min(len(path), len(made)), 0, -1) if path[:i] == made[:i]), 0)
@@ -276,7 +279,7 @@ def _with_checkpoints(lines: Sequence[Statement], values: Values) -> tuple[State
 
 
 def _found(path: Path, forward: dict[int, Line], reverse: dict[int, Line], maker: dict[str, int]) -> _LineCheckpoint:
-    """Return a checkpoint, which ends at the last tensor that autograd saved from it."""
+    """Return the checkpoint of a path, whose recomputation ends at the last tensor that autograd saved in it."""
     places = tuple(place for place, line in forward.items() if path_of(line)[: len(path)] == path)
     if not places or _is_whole(path, forward[places[0]]):
         return _LineCheckpoint(path, places, len(places))
@@ -285,7 +288,7 @@ def _found(path: Path, forward: dict[int, Line], reverse: dict[int, Line], maker
         of_line = path_of(line)
         if of_line[: len(path)] != path:
             continue
-        if len(of_line) > len(path):  # of an inner checkpoint, which saves its inputs
+        if len(of_line) > len(path):  # the line is in an inner checkpoint, which saves its inputs
             inner = of_line[: len(path) + 1]
             within = [place for place in places if path_of(forward[place])[: len(inner)] == inner]
             if within:
@@ -301,7 +304,7 @@ def _found(path: Path, forward: dict[int, Line], reverse: dict[int, Line], maker
 
 
 def _keeps(line: Line, name: str, gradient: Line) -> bool:
-    """Return whether a line saves an operand for this line of its gradient."""
+    """Return whether a line saves an operand that this line of its gradient reads."""
     if (line.meta.module, line.meta.operator) != (
         gradient.meta.module,
         gradient.meta.operator,
@@ -315,7 +318,7 @@ def _marks(line: Line) -> Path:
 
 
 def path_of(line: Line) -> Path:
-    """Return the numbers of the checkpoints around a line, the outermost first."""
+    """Return the path of the checkpoints around a line: their marks, the outermost first."""
     return tuple(mark.rstrip("!-") for mark in _marks(line))
 
 
@@ -324,15 +327,15 @@ def _prefixes(path: Path) -> Iterator[Path]:
 
 
 def _is_whole(path: Path, line: Line) -> bool:
-    """Return whether a checkpoint around a line is recomputed to its end."""
+    """Return whether the checkpoint around a line is recomputed completely."""
     return "!" in _marks(line)[len(path) - 1]
 
 
 def _again(name: str, above: int) -> str:
-    """Return the name of a recomputed value: that of its own checkpoint, or of one `above` levels up."""
+    """Return the name of a value that is recomputed by its checkpoint, or by the checkpoint `above` levels up."""
     return f"{name}.again{above + 1 if above else ''}"
 
 
 def first_name(name: str) -> str:
-    """Return what the value of a checkpoint is called forward, by its name where it runs again."""
+    """Return the name that a recomputed value of a checkpoint has in the forward pass."""
     return re.sub(r"\.again\d*$", "", name)

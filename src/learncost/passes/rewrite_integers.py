@@ -1,4 +1,4 @@
-"""Integer training: every value of a table is an array of integers with one power of two as its scale.
+"""Rewrite a table for integer training: every value is an array of integers with a power of two as its scale.
 
     H.size[B f] = abs(H[B f])                     H a sum of 32 bits
     H.most[] = max[B f](H.size[B f])
@@ -6,10 +6,10 @@
     H.codes[B f] = shift(H[B f], H.over[])        8 bits; its power is that of H plus H.over
     Y[B g] = H.codes[B f] W.codes[f g]            a sum of 32 bits; its power is the sum of both
 
-Wang et al. 2020, NITI: Neural integer training, section 3: block exponents, of entire arrays. Summands are shifted to
-the larger power. Exponentials and logarithms use powers of two and a polynomial between two of them. The pass works
-line by line on the lowered table; an operator that only selects among numbers, such as relu, is unchanged. Other
-operators are refused by name.
+Wang et al. 2020, NITI: Neural integer training, section 3, with one exponent for each array. Summands are shifted to
+the larger power. Exponentials and logarithms use powers of two and polynomials between them. The pass works line by
+line on the lowered table; an operator that only selects among numbers, such as relu, is unchanged. Other operators are
+refused by name.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from learncost.passes.lower import expanded
 from learncost.passes.rewrite_whole import is_whole
 
 FIXED = {"lr": (-24, WORD), "share": (-29, WORD)}
-"""The powers of two, and the bits, of input numbers: by their roles, or their names."""
+"""The exponents and bits of input numbers, by their roles or names."""
 
 DATA, OTHERS, RESULTS = -7, -20, -16
-"""The powers of inputs, which are from -1 to 1; of weights that are not quantized; of results, such as the loss."""
+"""The exponents of inputs, which are from -1 to 1; of weights that are not quantized; of results, such as the loss."""
 
 ONE = "dloss"
 """The gradient of the loss, which is 1."""
 
 ORDERED = frozenset(("maximum", "minimum", "less", "equal", "select", "abs"))
-"""Operators that select among numbers of one power."""
+"""Operators that select among numbers with the same power of two."""
 
 
 @dataclass
 class Integers(Shifts):
-    """The conversion of a table of one scope.
+    """The conversion of a table without loops.
 
     numbers  the integers of each value
-    results  the values with a fixed power
+    results  the exponents of results with a fixed power of two
     """
 
     numbers: dict[str, ScaledInteger] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Integers(Shifts):
     def begin(self, table: Table, powers: Iterable[str]) -> None:
         """Declare the integers of inputs and weights.
 
-        powers  scalars that are powers of two
+        powers  the scalars that are exponents of powers of two
         """
         for name in powers:
             self.numbers[name] = ScaledInteger("", Power.of(name), 0)
@@ -84,7 +84,7 @@ class Integers(Shifts):
     # Lines.
 
     def line(self, line: Line) -> None:
-        """Convert a line to integers. Raises `InputError` where it has no integer form."""
+        """Convert a line to integers. Raises `InputError` if it has no integer form."""
         lines, steps = ((line,), {}) if is_whole(line) else expanded(line, self.values)
         self.values |= {name: value for name, value in steps.items() if name not in self.values}
         first = len(self.out)
@@ -100,7 +100,7 @@ class Integers(Shifts):
             self.out[first:] = [line.renamed(self._names(line))]
 
     def _names(self, line: Line) -> dict[str, str]:
-        """Return the integers of a line's operands: codes if they exist and only signs matter."""
+        """Return the integers of a line's operands; existing codes are used if only signs or the order matter."""
         result = self.numbers.get(line.name)
         names = {}
         for name in line.reads:
@@ -128,12 +128,13 @@ class Integers(Shifts):
         self.numbers[left.name] = number
 
     def _left(self, line: Line) -> Term:
-        """Return the term that a line writes: a result with a fixed power is shifted afterwards."""
+        """Return the term that a line writes, which for a result with a fixed power is an intermediate that is shifted
+        afterwards."""
         left = line.left[0]
         return Term(f"{left.name}.wide", left.axes) if left.name in self.results else left
 
     def read(self, term: Operand) -> ScaledInteger:
-        """Return the integers of an operand."""
+        """Return the integers of an operand as a term."""
         if not isinstance(term, Term) or term.name not in self.numbers:
             raise InputError(f"{term} cannot be an integer: integer-only does not support it")
         return self.numbers[term.name]
@@ -144,7 +145,7 @@ class Integers(Shifts):
     # Products.
 
     def _move(self, line: Product) -> ScaledInteger:
-        """Convert a single factor: gathered, scattered, summed along axes, broadcast."""
+        """Convert a product with a single factor, which is gathered, scattered, summed along axes, or broadcast."""
         (term,), left = line.right, self._left(line)
         number = self.read(term)
         summed = set(term.loops) - set(left.loops)
@@ -180,7 +181,7 @@ class Integers(Shifts):
         return ScaledInteger(left.name, part.power, WORD)
 
     def _times(self, line: Product, left: Term, term: Operand, literal: Literal) -> ScaledInteger:
-        """Convert a product with a number, of 15 bits."""
+        """Convert a product with a number, which gets 15 bits."""
         if literal.sizes or not literal.value:
             raise _no_form(line, str(literal))
         number, power, value = self.read(term), 0, literal.value
@@ -208,7 +209,7 @@ class Integers(Shifts):
         return ScaledInteger(left.name, power, min(WORD, bits))
 
     def _aligned(self, line: Line, name: str, more: int = 0) -> tuple[tuple[Operand, ...], Power]:
-        """Return a line's operands shifted to the largest of their powers, and by `more` bits."""
+        """Return a line's operands shifted to the largest of their powers of two, and by `more` bits."""
         powers = [self.numbers[term.name].power for term in line.right if term.name in self.numbers]
         power = powers[0]
         if any(other != power for other in powers):
@@ -256,14 +257,14 @@ def check_sums(table: Table, sizes: Mapping[str, int]) -> None:
         limit = 2 ** (TOTAL - 2 * CODE)
         if len(line.right) == 1:
             limit = 2 ** (WORD - HALF)
-        elif table.values[line.name].role == "gradient":  # which is multiplied by the learning rate's 7 bits
+        elif table.values[line.name].role == "gradient":  # it is multiplied by the learning rate, which has 7 bits
             limit = 2 ** (WORD - 3 * CODE)
         if count > limit:
             raise InputError(f"a sum of {count:,} numbers may exceed 32 bits: reduce it to {limit:,}, in line: {line}")
 
 
 def _meeting(line: Product, sizes: Mapping[str, int]) -> int:
-    """Return the largest number of windows that write to one position, the product of all axes but the longest."""
+    """Return the largest number of windows that add to one position: the product of all axes but the longest."""
     lengths = ([size_of(loop, sizes) for loop in axis.at.loops] for axis in line.left[0].axes if isinstance(axis, Read))
     return prod(prod(several) // max(several) for several in lengths if several)
 
@@ -275,7 +276,7 @@ def _no_form(line: Line, what: str) -> InputError:
 def with_integers(table: Table, powers: Iterable[str]) -> tuple[Table, Integers]:
     """Return the table in integers, and the integers of its values.
 
-    powers  scalars that are powers of two
+    powers  the scalars that are exponents of powers of two
     Raises `InputError` for a line without an integer form.
     """
     gradients = {name for name in table.outputs if table.values[name].role == "gradient"}

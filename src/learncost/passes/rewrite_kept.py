@@ -1,4 +1,4 @@
-"""Saved tensors as 8-bit codes with a scale per row, as a rewrite of a step's table.
+"""Rewrite a step so that saved tensors are stored as 8-bit codes with a scale per row.
 
     A.size[B f] = abs(A[B f])
     A.most[B] = max[f](A.size[B f])
@@ -11,9 +11,9 @@
     A.again[B f] = A.codes[B f] A.scales[B]
 
 The forward pass computes with A as before; backward lines read A.again. Chakrabarti & Moseley 2019, Backprop with
-approximate activations for memory-efficient network training, section 3, with 8 bits and the largest of a row as its
-scale. Values under a condition, such as causal attention probabilities, results of the loss, and values with a single
-axis are not quantized.
+approximate activations for memory-efficient network training, section 3, with 8 bits and the largest absolute value of
+a row as its scale. Values under a condition, such as causal attention probabilities, results of the loss, and values
+with a single axis are not quantized.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from learncost.passes.rematerialization import pairs
 
 
 def with_kept(table: Table) -> Table:
-    """Return the step with codes in place of the activations that its forward pass saves for its backward pass."""
+    """Return the step with codes in place of the activations that the forward pass saves for the backward pass."""
     return _CompressedStep(table).table
 
 
 def is_backward(line: Statement) -> bool:
-    """Return whether a line is not of the forward pass."""
+    """Return whether a line belongs to a later phase than the forward pass."""
     return line.reverse if isinstance(line, Loop) else line.meta.phase != "forward"
 
 
@@ -65,7 +65,7 @@ class _CompressedStep:
         self.table = replace(table, lines=lines, values=values)
 
     def _keeps(self, line: Line, value: Value) -> bool:
-        """Return whether a forward line's result may be saved as codes."""
+        """Return whether the result of a forward line may be saved as codes."""
         several = len(line.left) > 1 or line.left[0].indexed or bool(line.where)
         if (
             is_backward(line)
@@ -81,7 +81,7 @@ class _CompressedStep:
         return not value.dtype and len(value.axes) > 1 and bool(self._inside(value.axes))
 
     def _inside(self, axes: Sequence[str]) -> tuple[str, ...]:
-        """Return the axes of numbers with one scale: the trailing feature axes, otherwise the last one."""
+        """Return the axes along which numbers share a scale: the trailing feature axes, otherwise the last axis."""
         last = len(axes)
         while last and base(axes[last - 1]) in self.features:
             last -= 1
@@ -89,7 +89,8 @@ class _CompressedStep:
         return inside if len(inside) < len(axes) else ()
 
     def _alone(self, lines: Sequence[Statement], values: Values) -> tuple[tuple[Statement, ...], Values]:
-        """Return the lines of a scope that contains both passes."""
+        """Return the lines of a scope outside of loops, with codes saved by its forward lines for its backward
+        lines."""
         readers = {name for line in lines if is_backward(line) for name in line.reads}
         last = {name: place for place, line in enumerate(lines) for name in line.makes}
         result: list[Statement] = []

@@ -1,8 +1,8 @@
-"""LoRA as a rewrite: a low-rank path is added to a product with a frozen weight, and only the path is trained.
+"""Rewrite a table for LoRA: a low-rank path is added to a product with a frozen weight, and only the path is trained.
 
 Hu et al. 2022, LoRA, section 4.1: h = W x + (alpha / r) B A x. The order is that of the peft library, which scales the
-path's result: result = base(x) + lora_B(lora_A(x)) * scaling. A bias of the product is added after the path here and
-before it there: the same sum of the same number of terms.
+path's result: result = base(x) + lora_B(lora_A(x)) * scaling. A bias of the product is added after the path here, but
+before it in peft, which gives the same sum.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ RANK = "rank"
 
 @dataclass(frozen=True)
 class LoraTarget:
-    """The weights that one path adapts: its name, the weights, and the layers whose lines it applies to (all where
-    empty).
+    """The weights that one path adapts: the path's name, the weights, and the layers with adapted lines (all if empty).
 
     Several weights that multiply the same value are one matrix in their module, such as GPT-2's c_attn of queries, keys
     and values: they share the path's A, and each has its own columns of B.
@@ -36,7 +35,8 @@ class LoraTarget:
 
 
 def is_linear(line: Line, weight: str) -> bool:
-    """Return whether the line is a matrix product with the weight: some of its axes are summed, others remain."""
+    """Return whether a line is a matrix product with a weight, which sums some of the weight's axes and keeps
+    others."""
     if not isinstance(line, Product) or line.left[0].indexed:
         return False
     terms = [term for term in line.right if term.name == weight]
@@ -47,7 +47,7 @@ def is_linear(line: Line, weight: str) -> bool:
 
 
 def is_lookup(line: Line, weight: str) -> bool:
-    """Return whether the line gathers rows of the weight, as an embedding does in place of a one-hot product."""
+    """Return whether a line gathers rows of a weight, as an embedding does."""
     if not isinstance(line, Product) or len(line.right) != 1:
         return False
     term = line.right[0]
@@ -58,8 +58,8 @@ def with_lora(table: Table, projections: Iterable[LoraTarget], scale: float) -> 
     """Return the table with a low-rank path for every product of the targets' weights, times `scale`.
 
     The path of `attn.WQ` has the weights `attn.WQ.A[in.. rank]` and `attn.WQ.B[rank out..]`; where several weights
-    share one, A has the target's name. In a loop every iteration has its own. Raises `InputError` for a weight that no
-    line multiplies as a matrix.
+    share one, A has the target's name. In a loop, every iteration has separate paths. Raises `InputError` for a weight
+    that no line multiplies as a matrix.
     """
     chosen = tuple(projections)
     outer = _LoraScope(dict(table.values), chosen, scale)
@@ -73,7 +73,7 @@ def with_lora(table: Table, projections: Iterable[LoraTarget], scale: float) -> 
 
 @dataclass
 class _LoraScope:
-    """One scope: its values, the added weights, and the targets found so far."""
+    """The rewriting of one scope: its values, the added weights, and the targets found so far."""
 
     values: dict[str, Value]
     projections: tuple[LoraTarget, ...]
@@ -94,7 +94,7 @@ class _LoraScope:
         return tuple(result)
 
     def _repeat(self, line: Loop) -> Loop:
-        """Return the body with its paths; the new weights are outer stacks where the weight that they adapt is one."""
+        """Return a loop with paths; the new weights are slices of stacks if the adapted weight is one."""
         inner = _LoraScope(dict(line.values), self.projections, self.scale)
         body = inner.rewritten(line.lines)
         self.used |= inner.used
@@ -118,7 +118,8 @@ class _LoraScope:
         return None
 
     def _path(self, line: Line, projection: LoraTarget, weight: Term) -> list[Line]:
-        """Return the product under another name, D = X A, E = D B, S = E scale, and the sum of both."""
+        """Return the lines of an adapted product: the product under another name, D = X A, E = D B, S = E scale, and
+        the sum."""
         self.used.add((projection.name, weight.name))
         left = line.left[0]
         out, local_name = _out(weight, left), _local(weight)
@@ -157,14 +158,15 @@ class _LoraScope:
 
 
 def _out(weight: Term, left: Term) -> tuple[str, ...]:
-    """Return the plain axes of the weight that the result has."""
+    """Return the axes of the weight that the result has."""
     return tuple(axis for axis in weight.axes if isinstance(axis, str) and axis in left.loops)
 
 
 def _meta(line: Line, path: str, left: Term, right: tuple[Operand, ...]) -> Meta:
-    """Return the metadata of a path's line, which is in the layer lora and named after the adapted line.
+    """Return the metadata of a path's line, which belongs to the layer lora and is named after the adapted line.
 
-    A checkpoint around the adapted line includes its path. Products that its policy saves are saved in the path, too.
+    A checkpoint around the adapted line includes the path. If its policy saves the product, it also saves the path's
+    products.
     """
     binding = tuple((axis, axis) for axis in dict.fromkeys(a for t in (left, *right) for a in t.loops))
     locals_ = tuple(map(_local, right))

@@ -1,18 +1,19 @@
-"""Quantized weights as a rewrite: a frozen matrix is stored as codes and scales, and dequantized before its product.
+"""Rewrite a table for quantized weights: a frozen matrix is stored as codes and scales, and dequantized before its
+product.
 
-For X W of a weight in 4 bits with a scale for 64 numbers of a column:
+For X W of a 4-bit weight with a scale for every 64 numbers of a column:
 
     W[d f] = nf4-64.levels[level=W.codes[d f]] W.scales[d_blocks_64=d_block_64[d] f]
     Y[B M f] = X[B M d] W[d f]
 
-Where one scale covers all that a result sums, it may be applied after the sum, without dequantizing the weight:
+If one scale covers all numbers that a result sums, it may be applied after the sum, without dequantizing the weight:
 
     Y.sum[B M f] = X[B M d] W.codes[d f]
     Y[B M f] = Y.sum[B M f] W.scales[f]
 
-Dettmers et al. 2023, QLoRA, equations (5) and (6): both products, and with double quantization the scales too are
-dequantized from codes and scales. A later reader dequantizes the weight again: it is never saved from forward to
-backward. A block is of numbers that one result sums, as PyTorch stores them; the last block of a row may be shorter.
+Dettmers et al. 2023, QLoRA, equations (5) and (6). With double quantization, the scales are dequantized from codes and
+scales, too. The backward pass dequantizes the weight again, as dequantized weights are never saved. A block has numbers
+that one result sums, as PyTorch stores them; the last block of a row may be shorter.
 """
 
 from __future__ import annotations
@@ -40,10 +41,9 @@ LAYER = "dequantization"
 def with_quantized(
     table: Table, chosen: Callable[[Line, str, str], bool], kind: BlockScales
 ) -> tuple[Table, tuple[Quantized, ...]]:
-    """Return the table with codes and scales in place of the weights that blocks multiply by as matrices, and these
-    weights.
+    """Return the table with codes and scales in place of matrices in blocks, and the quantized weights.
 
-    chosen  whether to quantize the weight of a loop's line, by its names inside and outside
+    chosen  whether to quantize the weight of a loop's line, by its names inside and outside of the loop
     """
     scope = _QuantizedScope(table, chosen, kind)
     lines = scope.outside()
@@ -72,10 +72,11 @@ class _QuantizedScope:
     kind: BlockScales
     quantized: dict[str, Quantized] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
-    shared: dict[str, None] = field(default_factory=dict)  # shared by all weights of a type: levels, block numbers
+    shared: dict[str, None] = field(default_factory=dict)  # the levels and block numbers of all weights
 
     def outside(self) -> tuple[Statement, ...]:
-        """Return the lines of the table; where weights are dequantized, only those of its loops change."""
+        """Return the lines of the table with quantized weights; lines outside of loops change only if products read
+        codes."""
         weights = {name: name for name in self.table.weights}
         lines: list[Statement] = []
         for line in self.table.lines:
@@ -89,7 +90,7 @@ class _QuantizedScope:
 
     @cached_property
     def _whole(self) -> frozenset[str]:
-        """The weights that are only read by products that may read codes."""
+        """The weights that only products which may read codes read."""
         refused: set[str] = set()
         weights = {name: name for name in self.table.weights}
         for line in self.table.lines:
@@ -103,7 +104,7 @@ class _QuantizedScope:
         return frozenset(weights) - refused
 
     def repeat(self, repeat: Loop) -> Loop:
-        """Return the body with its weights dequantized before the lines that read them."""
+        """Return a loop with its weights dequantized before the lines that read them."""
         outer = {name: name for name in repeat.shared if name in self.table.weights} | dict(repeat.each)
         dequantizing: dict[str, list[Line]] = {}
         lines: list[Statement] = []
@@ -134,7 +135,8 @@ class _QuantizedScope:
         values: dict[str, Value],
         each: list[tuple[str, str]],
     ) -> list[Line]:
-        """Return the line with codes in place of its weight, and the scales applied after the sum."""
+        """Return the product of a line with codes in place of its weight, and the line that applies the scales to the
+        sum."""
         for inside in line.reads:
             if outer.get(inside) not in self._whole or not is_linear(line, inside):
                 continue
@@ -155,13 +157,13 @@ class _QuantizedScope:
             out = () if self.kind.powers else tuple(axis for axis in weight.axes if axis in left.loops)
             factors = (Term(total, left.axes), Term(scales.name, out))
             names = (f"{local}.sum", f"{places.get(weight, inside)}.{SCALES}")
-            unsaid = replace(meta, locals=names, equation="", gradients=(), operator="")  # counted once
+            unsaid = replace(meta, locals=names, equation="", gradients=(), operator="")  # which the sum has
             scaled = Product(line.left, factors, (), unsaid)
             return [summed, scaled]
         return [line]
 
     def _quantized(self, line: Line, inside: str, outer: str, repeat: Loop) -> Quantized:
-        """Return the weight that a line multiplies by."""
+        """Return the quantized weight that a line multiplies by."""
         (term,) = (term for term in line.right if term.name == inside)
         weight_axes = repeat.axes.get(inside, self.table.axes[outer])
         out = tuple(weight_axes[place] for place, axis in enumerate(term.axes) if axis in line.left[0].loops)
@@ -179,7 +181,7 @@ class _QuantizedScope:
         values: dict[str, Value],
         each: list[tuple[str, str]],
     ) -> Term:
-        """Return an iteration's slice of an array of the weight."""
+        """Return the term that reads an array of a weight, or an iteration's slice of it."""
         sliced = (inside, quantized.weight) in repeat.each
         name = f"{inside}.{_local(array.name)}" if sliced else array.name
         is_index = array.kind in BLOCKS and not self.kind.behind
@@ -243,7 +245,7 @@ class _QuantizedScope:
         return Term(name, (Read(axis, codes),))
 
     def _at_block(self, scales: Term, blocked: tuple[str, ...], kind: BlockScales) -> Term:
-        """Return the scales as read at every position of the blocked axes."""
+        """Return the term that reads the scales at every position of the blocked axes."""
         name, axis = places_of(blocked, kind), blocks_of(blocked, kind)
         self.values[name], self.shared[name] = Value(blocked, "index"), None
         at = Read(axis, Term(name, blocked))
@@ -264,8 +266,8 @@ def _local(name: str) -> str:
 def bits_of(line: Line, bits: int) -> dict[str, int]:
     """Return the bits of an element of each array of a dequantization line; empty for any other line.
 
-    bits   of an element with the type of the run
-    Levels and block numbers are inside of a kernel, and take nothing.
+    bits   the bits of an element in the data type of the run
+    Levels and block numbers count 0 bits, as they are inside of a kernel.
     """
     if not line.meta.types:
         return {}
@@ -286,12 +288,13 @@ def makes_weight(line: Line) -> bool:
 
 
 def makes_scales(line: Line) -> bool:
-    """Return whether a line dequantizes scales, which are as wide as their own scales."""
+    """Return whether a line dequantizes scales."""
     return makes_weight(line) and line.meta.local == SCALES
 
 
 def made_again(table: Table) -> Table:
-    """Return the step in which the backward pass dequantizes every weight again, so that none is saved."""
+    """Return the step in which the backward pass dequantizes every weight again, so that no dequantized weight is
+    saved."""
     if not any(makes_weight(line) for line, _ in walk(table.lines)):
         return table
     return recomputed(table, makes_weight)

@@ -1,4 +1,4 @@
-"""Integer matrix products, as a rewrite of a step's table: both factors have 8 bits, sums 32.
+"""Rewrite a step with integer matrix products: both factors have 8 bits, sums 32.
 
     X.by_B.codes[B d], X.by_B.scales[B]      as `codes` computes them, a scale for each row
     W.by_f.codes[d f], W.by_f.scales[f]      a scale for each column
@@ -6,11 +6,11 @@
     Y.scaled[B f] = Y.sum[B f] X.by_B.scales[B]
     Y[B f] = Y.scaled[B f] W.by_f.scales[f]
 
-Dettmers et al. 2022, LLM.int8(), section 2.1: no scale varies along the summed axis, so that the sum is exact in
-integers. The products that compute gradients of values and of weights are treated equally. The weights and their update
-are unchanged: scales are computed anew in every step, and codes have no gradients. An operand that has codes already is
-read as it is. A convolution is such a product: its image has a scale for each sample, its kernel one for each result,
-and axes of windows or sums have none. Products with a condition or with index arrays are unchanged.
+Dettmers et al. 2022, LLM.int8(), section 2.1: scales do not vary along the summed axis, so that the integer sum is
+exact. The products that compute gradients are rewritten in the same way. The weights and their update are unchanged:
+scales are recomputed in every step, and codes have no gradients. An operand that has codes already is used as it is.
+For a convolution, the image has a scale for each sample, and the kernel one for each result; window axes and summed
+axes have none. Products with a condition or with index arrays are unchanged.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from learncost.passes.integers import Values, coded
 
 
 def with_whole(table: Table) -> Table:
-    """Return the step with matrix products of codes."""
+    """Return the step in which matrix products multiply codes."""
     values = dict(table.values)
     lines = _scope(table.lines, values)
     return replace(table, lines=lines, values=values)
 
 
 def is_whole(line: Line) -> bool:
-    """Return whether a line is a product of two matrices, or a convolution, that may be of codes."""
+    """Return whether a line is a product of two matrices or a convolution that may multiply codes."""
     if not isinstance(line, Product) or len(line.right) != 2 or line.where:
         return False
     terms = [term for term in (line.left[0], *line.right) if isinstance(term, Term)]
@@ -45,7 +45,7 @@ def is_whole(line: Line) -> bool:
 
 
 def _is_of_windows(term: Term) -> bool:
-    """Return whether a term has only affine indices, as windows of a convolution."""
+    """Return whether all indices of a term are affine, as in windows of a convolution."""
     return all(isinstance(axis, str) or isinstance(axis.at, Affine) for axis in term.axes)
 
 

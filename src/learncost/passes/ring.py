@@ -1,4 +1,4 @@
-"""The plan ring (ring attention): keys and values move round a ring of devices instead of being all-gathered."""
+"""Apply the plan ring (ring attention): keys and values move around a ring of devices instead of being all-gathered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from learncost.passes.rematerialization import recomputed
 def ring(table: Table) -> Table:
     """Return the step that requests ring attention from sharding (sharding/ring.py), with scores recomputed.
 
-    No device has a complete row of scores, so none can be saved. On one device only the recomputation remains.
+    Scores are not saved, as no device has complete rows. On one device, the plan only recomputes scores.
     """
     pairs = scores(table)
     if pairs.keys() & {name for repeat in repeats(table.lines) for name, _ in repeat.keep}:

@@ -16,7 +16,7 @@ from learncost.ir.value import Value
 
 @dataclass(frozen=True)
 class LoopPart:
-    """Iterations of a loop, the first and the last one counted from 0, and their body."""
+    """Iterations of a loop, from the first to the last one, counted from 0, with their body."""
 
     first: int
     last: int
@@ -24,15 +24,15 @@ class LoopPart:
 
     @property
     def mark(self) -> str:
-        """The suffix of the names of these iterations."""
+        """The suffix of names that belong to these iterations."""
         return f"@{self.first}" + (f"-{self.last}" if self.last > self.first else "")
 
 
 def split(table: Table, repeat: Loop, parts: Iterable[LoopPart]) -> Table:
-    """Split one of a table's loops into consecutive ones, which run all its iterations in order.
+    """Return the table with one loop split into consecutive loops, which run all of its iterations in order.
 
-    The stacks that it reads slice by slice, weights or inputs, become one stack for each part, `W@0-9` and `W@10-11`.
-    Raises `InputError` for a loop with a stack of values that lines define or read.
+    Stacks of weights or inputs whose slices it reads are split into one stack for each part, `W@0-9` and `W@10-11`.
+    Raises `InputError` if lines define or read a stack of its values.
     """
     parts = tuple(parts)
     handed_in = {*table.inputs, *table.weights}
@@ -78,7 +78,8 @@ def _count(part: LoopPart) -> str:
 
 
 def _part(part: LoopPart, initial: dict[str, str], is_last: bool, values: dict[str, Value]) -> Loop:
-    """Return the body under its own names; `initial` has the source of each loop-carried value, by its final name."""
+    """Return the loop of one part, with marked names; `initial` maps the final name of each loop-carried value to its
+    source."""
     inside = map_loops(part.body.lines, lambda loop: _marked(loop, part.mark))
     body = _marked(replace(part.body, lines=inside), part.mark)
     carry = []
@@ -100,10 +101,10 @@ MOST_LAYERS = 128
 
 
 def flat(table: Table, sizes: Mapping[str, int]) -> Table:
-    """Return the table without groups of iterations of layers: the same lines, as often, on the same numbers.
+    """Return the table with nested loops over groups of iterations of layers flattened, which computes the same.
 
-    A stack of weights of groups and layers becomes one weight for each of them: with two groups of one layer `attn.WQ`
-    is `group_0.attn.WQ` and `group_1.attn.WQ`; a single one keeps its name. Other nested loops remain.
+    A stack of weights becomes one weight for each group and layer: with two groups of one layer, `attn.WQ` becomes
+    `group_0.attn.WQ` and `group_1.attn.WQ`; a single weight keeps its name. Other nested loops remain.
     """
     for loop in table.repeats:
         if len(nest := _nest(loop)) == 3:
@@ -112,7 +113,8 @@ def flat(table: Table, sizes: Mapping[str, int]) -> Table:
 
 
 def _nest(repeat: Loop) -> list[Loop]:
-    """Return the nested loops of groups, iterations and layers that carry one value; otherwise fewer than three."""
+    """Return the nested loops of groups, iterations and layers if they carry one value; otherwise fewer than three
+    loops."""
     nest = [repeat]
     while len(nest) < 3 and len(nest[-1].lines) == len(nest[-1].repeats) == 1:
         nest += nest[-1].repeats
@@ -121,7 +123,7 @@ def _nest(repeat: Loop) -> list[Loop]:
 
 @dataclass
 class _Groups:
-    """The flattening of one nest; `made` has the new names of every stack."""
+    """The flattening of one nest of loops; `made` has the new names of every stack."""
 
     whole: Table
     nest: list[Loop]
@@ -152,7 +154,7 @@ class _Groups:
         )
 
     def group(self, group: int) -> Loop:
-        """Return the loop of one group: its layers as lines one after the other, its iterations as the iterations."""
+        """Return the loop over the iterations of one group, whose body has the lines of all of its layers."""
         (outer,), (inner,) = self.groups.carry, self.layers.carry
         lines: list[Line] = []
         values: dict[str, Value] = {}
@@ -177,7 +179,7 @@ class _Groups:
         return Loop(self.iterations.count, tuple(lines), values, (carry,), tuple(each))
 
     def stack(self, new: str, stack: str, each: list[tuple[str, str]]) -> str:
-        """Return the outer array that a layer's slice becomes: a shared weight itself, or a stack over iterations."""
+        """Return the name of the array that a layer's slice becomes: a shared weight, or a stack over iterations."""
         slices = dict(self.iterations.each)
         outside = dict(self.groups.each)[slices.get(stack, stack)]
         _, *inner = self.whole.axes[outside]
@@ -196,6 +198,6 @@ class _Groups:
         return ".".join((*parts, name))
 
     def final(self, group: int) -> str:
-        """Return the name of a group's result; that of the last one is the nest's."""
+        """Return the name of a group's result, which for the last group is the nest's result."""
         (outer,) = self.groups.carry
         return outer.final if group == self.counts[0] - 1 else f"{outer.final}@{group}"

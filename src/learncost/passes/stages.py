@@ -1,7 +1,9 @@
-"""Pipeline stages of a table: loops of blocks are cut between iterations, and values that later stages read are sent.
+"""Split a table into pipeline stages: loops over blocks are cut between iterations, and values that later stages read
+are sent.
 
-Every stage is a separate table. A line that only reads inputs is in the first stage that reads it; any other follows
-the iterations before it, so that the embedding is in the first stage, the head and the loss in the last one.
+Every stage is a separate table. A line that reads only inputs is in the first stage that reads its result; any other
+line is in the stage of the iterations before it, so that the embedding is in the first stage, and the head and the loss
+are in the last.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from learncost.ir.table import Table
 
 @dataclass(frozen=True)
 class StageValue(Displayed):
-    """A value that one stage sends to another: its name in each, and their numbers."""
+    """A value that one stage sends to another: its name in each stage, and the stages' numbers."""
 
     made: str
     read: str
@@ -30,10 +32,10 @@ class StageValue(Displayed):
 
 @dataclass(frozen=True)
 class Stage(Displayed):
-    """One stage: its forward table, with received values as inputs and sent values as outputs.
+    """A pipeline stage: its forward table, with received values as inputs and sent values as outputs.
 
-    iterations  of each loop, by its trip count, for the stage's sizes
-    first  the first of the model's iterations that it runs, by the same
+    iterations  the number of iterations of each loop, by its trip count's name
+    first       the first of the model's iterations that it runs, by the same name
     """
 
     number: int
@@ -44,7 +46,7 @@ class Stage(Displayed):
 
 @dataclass(frozen=True)
 class Stages(Displayed):
-    """The stages of a table, the values sent between them, and the weights that several stages share."""
+    """The stages of a table, the values sent between them, and the tied weights that several stages have."""
 
     stages: tuple[Stage, ...]
     sent: tuple[StageValue, ...]
@@ -52,12 +54,12 @@ class Stages(Displayed):
 
 
 def iterations_of(table: Table, sizes: Mapping[str, int]) -> int:
-    """Return the total number of iterations of the loops of blocks."""
+    """Return the total number of iterations of loops over blocks."""
     return sum(int(size_of(line.count, sizes)) for line in table.repeats)
 
 
 def even(iterations: int, stages: int) -> tuple[int, ...]:
-    """Return equal numbers of iterations for each stage. Raises `InputError` where they do not divide."""
+    """Return equal numbers of iterations for all stages. Raises `InputError` if the stages do not divide them."""
     if iterations % stages:
         parts = [number for number in range(1, iterations + 1) if iterations % number == 0]
         larger = next((number for number in parts if number > stages), iterations)
@@ -71,9 +73,9 @@ def even(iterations: int, stages: int) -> tuple[int, ...]:
 def cut(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> Stages:
     """Return the stages of a forward table.
 
-    sizes   of the trip counts of its loops
+    sizes   the sizes of its loops' trip counts
     layers  the number of blocks of each stage, from the first to the last
-    Raises `InputError` where they do not sum to the number of blocks.
+    Raises `InputError` if they do not sum to the number of blocks.
     """
     iterations = iterations_of(table, sizes)
     if sum(layers) != iterations or min(layers, default=0) < 0:
@@ -82,7 +84,7 @@ def cut(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> Stages
 
 
 def _counted_apart(table: Table, sizes: Mapping[str, int]) -> tuple[Table, Mapping[str, int]]:
-    """Return a table whose loops have different trip counts, since a stage sets each; numbers get names."""
+    """Return the table with a separate name for the trip count of each loop, as stages set each one."""
     counts, values, lines = Counter(repeat.count for repeat in table.repeats), dict(table.values), list[Statement]()
     sizes = dict(sizes)
     for line in table.lines:
@@ -97,7 +99,7 @@ def _counted_apart(table: Table, sizes: Mapping[str, int]) -> tuple[Table, Mappi
 
 
 class _Cut:
-    """The pieces of a table by their stages."""
+    """The pieces of a table, by their stages."""
 
     def __init__(self, table: Table, sizes: Mapping[str, int], layers: tuple[int, ...]) -> None:
         self.table, self.sizes, self.layers = table, sizes, layers
@@ -137,7 +139,7 @@ class _Cut:
         return self._made()
 
     def _put(self, line: Statement, stage: int, lazy: dict[str, Line]) -> None:
-        """Add a statement to a stage, after the delayed lines that it needs; values of other stages are sent to it."""
+        """Add a statement to a stage after the delayed lines that it needs, and send values of other stages to it."""
         for name in line.reads:
             if waiting := lazy.pop(name, None):
                 for other in waiting.makes:
@@ -150,7 +152,7 @@ class _Cut:
         self.made |= dict.fromkeys(line.makes, stage)
 
     def _put_repeat(self, repeat: Loop, pieces: Sequence[tuple[int, int, int]], lazy: dict[str, Line]) -> None:
-        """Add a loop in pieces: its loop-carried values are sent from each to the next one."""
+        """Add a loop in pieces, which send the loop-carried values from each stage to the next."""
         count, _, parts = base(repeat.count).partition("/")
         carried = repeat.carry
         if len(pieces) > 1 and repeat.keep:  # since each stage would have only its own iterations
@@ -174,7 +176,8 @@ class _Cut:
             self.first[stage][count] = begun * int(parts or 1)
 
     def _between(self, carry: Carry, place: int) -> str:
-        """Return the name of a loop-carried value between the pieces of its loop: X.4.between.0 after the first."""
+        """Return the name of a loop-carried value between the pieces of its loop, such as X.4.between.0 after the
+        first."""
         name = f"{carry.final}.between.{place}"
         self.values[name] = self.table.values[carry.final]
         return name
@@ -210,5 +213,5 @@ class _Cut:
 
 
 def _sliced(stage: Stage, name: str) -> bool:
-    """Return whether a weight is stacked, one per iteration."""
+    """Return whether a weight is a stack with one slice per iteration."""
     return any(name == stack for line in stage.table.repeats for _, stack in line.each)

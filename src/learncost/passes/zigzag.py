@@ -1,4 +1,4 @@
-"""The plan zigzag: over many devices, causal positions in an order that balances the visible pairs."""
+"""Apply the plan zigzag: over several devices, causal positions are in an order that balances the visible pairs."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def differences(family, mesh_text, names, optimizer, plan=""):
     sizes = run_sizes(model, -(-8 // grid.devices) * grid.devices, *lengths_open(model.configuration, 8, 8))
     table = planned(without_gradients(step(model, "bp", optimizer)), plan)
     arrays = sound_arrays(table, sizes)
-    placed = place(table, grid, chosen(None, names), sizes)
+    placed = place(table, grid, chosen(None, names), sizes, plan=plan)
     devices = torch.distributed.device_mesh.init_device_mesh(
         "cpu", tuple(number for _, number in grid.axes), mesh_dim_names=grid.names
     )

@@ -54,7 +54,7 @@ class Case:
         self.low = dtype is not None
         whole = planned(without_gradients(step(model, "bp", optimizer)), plan)
         whole = self.whole = with_clipping(whole) if clips else whole
-        sizes = self.sizes = dividing(whole, pipeline.mesh, pipeline.clauses)
+        sizes = self.sizes = dividing(whole, pipeline.mesh, pipeline.clauses, plan=plan)
         counts = [base(line.count).partition("/") for line in model.table.lines if isinstance(line, Loop)]
         sizes |= {count: int(parts or 1) for count, _, parts in counts}
         count, _, parts = counts[-1]

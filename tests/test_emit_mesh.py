@@ -113,7 +113,7 @@ def _worst(family, mesh_text, placement, plan, on=None):
     table = planned(without_gradients(step(model, "bp", "sgd")), plan)
     arrays = sound_arrays(table, sizes)
     expected = values_of(table, arrays, sizes)
-    placed = place(table, grid, chosen(None, placement), sizes)
+    placed = place(table, grid, chosen(None, placement), sizes, plan=plan)
     arrays_by_name = (on or _on_jax)(placed, arrays, sizes)
     gradients = [name for name, value in table.values.items() if value.role == "gradient" and name in expected]
     largest = max(np.abs(expected[name]).max() for name in gradients if not isinstance(expected[name], list))
@@ -149,7 +149,7 @@ def _on_threads(placed, arrays, sizes):
     def run(device):
         own = {**sizes, **placed.sizes, **grid.sizes_at(device.place)}
         given = {
-            name: part(ordered(arrays[name], table.axes[name], table.zigzag, own | grid.sizes), table.axes[name], own)
+            name: part(ordered(arrays[name], table.axes[name], placed.zigzag, own | grid.sizes), table.axes[name], own)
             for name in (*table.weights, *table.inputs)
         }
         return _called(written, namespace, namespace[written.function], given, device)
@@ -161,7 +161,7 @@ def _on_threads(placed, arrays, sizes):
         name: put_back(
             together([each[name] for each in found], placed.layouts[name], grid, shape[name]),
             placed.whole.axes[name],
-            table.zigzag,
+            placed.zigzag,
             sizes | grid.sizes,
         )
         for name in found[0]

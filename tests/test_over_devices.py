@@ -333,7 +333,7 @@ def test_a_process_of_several_takes_what_its_program_lays_out():
     model, grid = build(configure("gpt2", shape)), mesh("dp=2")
     sizes = run_sizes(model, 4, 8, None)
     whole = without_gradients(step(model, "bp", "adamw"))
-    table = bucketed(place(planned(whole, found.plan), grid, chosen(None, "fsdp"), sizes).table)
+    table = bucketed(place(planned(whole, found.plan), grid, chosen(None, "fsdp"), sizes, plan=found.plan).table)
     assert found.split["arena"] == placed(table, sizes | grid.sizes, "fp32").bytes
     assert found.split["messages"] > 4 * 12 * 16**2  # a block's matrices at least, which are gathered together
     assert found.plan == smallest(whole, {**sizes, "B": 2}, "fp32")

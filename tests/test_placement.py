@@ -8,12 +8,12 @@ import pytest
 
 import learncost as lc
 from learncost.interpreter import moves as run_collected
+from learncost.interpreter.operation import position
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, walk
 from learncost.ir.polynomial import first_of, size_of
 from learncost.ir.term import Term
-from learncost.ir.zigzag import position
 from learncost.models.adaptation import Adaptation, adapted
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
@@ -82,7 +82,7 @@ def test_in_zigzag_a_device_has_a_stretch_early_and_one_late():
 def test_zigzag_needs_two_stretches_for_each_device():
     table, sizes, _, _ = whole("llama")
     with pytest.raises(InputError, match="two ranges for each of 8 devices: the next possible size is 16"):
-        place(planned(table, "zigzag"), mesh("cp=8"), chosen(None, "cp"), sizes)
+        place(planned(table, "zigzag"), mesh("cp=8"), chosen(None, "cp"), sizes, plan="zigzag")
 
 
 def test_parts_of_axes_have_sizes_and_first_positions():

@@ -28,7 +28,7 @@ def placed_of(family, grid="cp=4", plan="flash,ring", names="cp", **settings):
     model = build(small(family, num_hidden_layers=2, num_key_value_heads=2, **settings))
     sizes = run_sizes(model, 2, 16, None)
     table = planned(without_gradients(step(model, "bp", "sgd")), plan)
-    return place(table, mesh(grid), chosen(None, names), sizes), sizes
+    return place(table, mesh(grid), chosen(None, names), sizes, plan=plan), sizes
 
 
 def test_keys_values_and_their_gradients_go_round_once():

@@ -11,7 +11,9 @@ from typing import Any
 from learncost.autoshard.placed_step import ShardedStep, StagePart, ring_steps
 from learncost.ir.loop import repeats
 from learncost.ir.polynomial import base, size_of
+from learncost.passes.plan import plan_of
 from learncost.sharding.padding import Padded, padded_of
+from learncost.sharding.zigzag import causal_axes
 
 
 class FilledSizes(dict[str, Any]):
@@ -70,6 +72,12 @@ class CutSizes:
         known = self.step.whole.known
         return tuple(sorted(_sharded(axis for name, value in known.items() for axis in self.step.cut(name, value))))
 
+    @cached_property
+    def _in_zigzag(self) -> frozenset[str]:
+        """Return the sizes that are in zigzag order where they are sharded: each device has two ranges of them."""
+        has = any(plan.name == "zigzag" for plan, _ in plan_of(self.step.config.plan))
+        return causal_axes(self.step.whole) if has else frozenset()
+
     def divides(self, sizes: Mapping[str, int]) -> str:
         """Return why sizes cannot be sharded; nothing if they can.
 
@@ -101,9 +109,8 @@ class CutSizes:
         for axis in self._named:
             name, *over = axis.split("/")
             over = [each for each in over if (name, each) in named]
-            stretches = 2 if over and name in (self.step.whole.zigzag or ()) else 1
             number = prod(sizes.get(each, 1) for each in over)
-            yield name, over, int(size_of(name, sizes)), number * (stretches if number > 1 else 1)
+            yield name, over, int(size_of(name, sizes)), number * (2 if number > 1 and name in self._in_zigzag else 1)
 
     def filled(self, sizes: Mapping[str, Any]) -> FilledSizes:
         """Return sizes with those of every sharded axis, such as f/tp, and the ring iterations.

@@ -155,7 +155,9 @@ class ShardedStep:
     @cached_property
     def placed(self) -> Placed:
         """Return the step over two devices per axis, with named ring iterations; it is made where it is asked for."""
-        placed = place(self.whole, self.two, self.config.clauses, self.sizes, like=self.specs.like)
+        placed = place(
+            self.whole, self.two, self.config.clauses, self.sizes, like=self.specs.like, plan=self.config.plan
+        )
         return replace(placed, table=replace(placed.table, lines=map_loops(placed.table.lines, _of_any_ring)))
 
     @property

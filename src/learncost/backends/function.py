@@ -74,11 +74,12 @@ def masks(scope: FunctionScope, chosen: Set[Mask] | None = None) -> list[Emitted
 
 def _inside(scope: FunctionScope, key: Mask) -> str:
     """Return the mask's expression: lower <= upper (or <, =, !=), and upper - lower < window."""
-    upper, lower, relation, window = key
+    upper, lower, relation, window, zigzag = key
     ahead = "".join(f" {sign} {scope.first(axis)}" for sign, axis in (("+", upper), ("-", lower)) if sharded_over(axis))
-    is_in_order = not any(side in scope.zigzag for side in (_size(upper), _size(lower)))
-    if relation not in ("<", "<=") or upper.isdigit() or lower.isdigit() or not is_in_order:
-        lower_index, upper_index = (_positions(scope, side) for side in (lower, upper))
+    if relation not in ("<", "<=") or upper.isdigit() or lower.isdigit() or any(zigzag):
+        lower_index, upper_index = (
+            _positions(scope, side, over) for side, over in zip((lower, upper), zigzag, strict=True)
+        )
         if not upper.isdigit() and not lower.isdigit():
             upper_index += "[:, None]"
         text = f"{lower_index} {'==' if relation == '=' else relation} {upper_index}"
@@ -91,23 +92,18 @@ def _inside(scope: FunctionScope, key: Mask) -> str:
     return text
 
 
-def _positions(scope: FunctionScope, side: str) -> str:
-    """Return the global positions of an axis; a number as it is."""
+def _positions(scope: FunctionScope, side: str, over: tuple[str, ...]) -> str:
+    """Return the global positions of an axis, in zigzag order over mesh axes; a number as it is."""
     if side.isdigit():
         return side
     text = scope.backend.arange(scope.size(side), scope.like).text
     text = f"({text} + {scope.first(side)})" if sharded_over(side) else text
-    if over := scope.zigzag.get(_size(side)):
+    if over:
         scope.helpers.library("zigzag")
         scope.meets = True
         devices = " * ".join(scope.backend.devices_along(mesh_axis) for mesh_axis in over)
-        return f"zigzag({text}, {scope.size(_size(side))}, {devices})"
+        return f"zigzag({text}, {scope.size(base(whole(side)))}, {devices})"
     return text
-
-
-def _size(axis: str) -> str:
-    """Return the global size of an axis: M for `M/cp'`."""
-    return base(whole(axis))
 
 
 def freed(scope: FunctionScope, keep: set[str]) -> list[EmittedStatement]:

@@ -69,7 +69,7 @@ class _LoopWriter:
         axes = {**scope.axes, **slices, **line.axes}
         self.inner = FunctionScope(scope.backend, self.names, scope.helpers, axes, low=scope.low, codes=scope.codes)
         self.inner.filled = scope.filled
-        self.inner.narrow, self.inner.zigzag = scope.narrow, scope.zigzag
+        self.inner.narrow = scope.narrow
         self.parameters: list[FunctionParameter] = []
         self.sources: list[SizeSource] = []
         self.returned: list[str] = []

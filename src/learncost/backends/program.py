@@ -195,7 +195,6 @@ class FunctionWriter:
         )
         self.scope.filled = frozenset(name for name in self.given if sharded_over(name))
         self.scope.codes = _codes(table)
-        self.scope.zigzag = table.zigzag or {}
         self.scope.narrow = frozenset(name for name, value in table.known.items() if value.dtype)
         self.made_first: list[Made] = []
         self.scope.like = self._like(paths)

@@ -16,8 +16,10 @@ from learncost.ir.term import Literal, Operand, Read, Term
 
 Layout = tuple[int | None, ...]
 """The places of an array's axes among those declared; None is an axis of length 1 that a word has kept."""
-Mask = tuple[str, str, str, str | None]
-"""Sizes of the upper (rows) and of the lower axis (columns) of a condition, or a number, its relation, its window."""
+Mask = tuple[str, str, str, str | None, tuple[tuple[str, ...], tuple[str, ...]]]
+"""Sizes of the upper (rows) and of the lower axis (columns) of a condition, or a number, its relation, its window, and
+its zigzag order.
+"""
 
 
 FIRST = ":first"
@@ -66,7 +68,6 @@ class FunctionScope:
     narrow: Set[str] = (
         frozenset()
     )  # names of whole numbers of few bits, which PyTorch multiplies by none of another type
-    zigzag: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # axes in another order, over what devices
     product: bool = False  # whether the line being written is a matrix product in bf16
     filled: Set[str] = frozenset()  # parts of axes that are filled up, `d/dp`
     meets: bool = False  # whether the function needs the mesh, as its lines are between devices
@@ -182,7 +183,7 @@ class FunctionScope:
     def mask(self, condition: Condition, want: tuple[str, ...]) -> Code:
         """Return the mask of a condition over the required axes."""
         upper, lower = condition.upper, condition.lower
-        key = (marked(upper), marked(lower), condition.relation, condition.window)
+        key = (marked(upper), marked(lower), condition.relation, condition.window, condition.zigzag)
         axes = tuple(axis for axis in (upper, lower) if not axis.isdigit())
         name = self.masks.setdefault(key, self.identifiers.of("inside", f"mask {key}"))
         self.conditions.setdefault(key, f"[{' '.join(axes)}] where {condition}")

@@ -270,7 +270,7 @@ def emit(
                     raise InputError("pipeline stages require --backend torch")
                 program_of_stages, said = pipelined(subject, *flags_of_step, table, asked, dtype)
                 return program_of_stages(_title(f"{about}\n{said}", LIBRARIES[backend], written))
-            table, constants = _over(subject, lambda model: _model(model, *flags_of_step)[0], asked)
+            table, constants = _over(subject, lambda model: _model(model, *flags_of_step)[0], asked, flags_of_step[-1])
             of_all = f"a global batch of {constants['B']} by {constants['M']:,}"
             about += f"\nThe program of each device of {request.mesh}, for {of_all}."
     elif request.is_sharded:
@@ -318,7 +318,9 @@ def _in_place(table: Table, sizes: Mapping[str, int], about: str, written: str, 
     return standalone(program, _title(about, "PyTorch on a CPU, with kernels in C", written))
 
 
-def _over(model: Model, step_of: Callable[[Model], Table], asked: MeshRequest) -> tuple[Table, Mapping[str, int]]:
+def _over(
+    model: Model, step_of: Callable[[Model], Table], asked: MeshRequest, plan: str
+) -> tuple[Table, Mapping[str, int]]:
     """Return the table of each device of a mesh, and its sizes."""
     from learncost.cli.emit_mesh import refuse_filled, refuse_zigzag
     from learncost.reports.mesh_cost import padded_step
@@ -326,8 +328,8 @@ def _over(model: Model, step_of: Callable[[Model], Table], asked: MeshRequest) -
 
     _, table, sizes, padded = padded_step(model, step_of, asked.grid, asked.clauses, asked.sizes(model))
     refuse_filled(model, padded)
-    placed = place_step(table, asked.grid, asked.clauses, sizes)
-    refuse_zigzag(placed.table)
+    placed = place_step(table, asked.grid, asked.clauses, sizes, plan=plan)
+    refuse_zigzag(placed)
     return placed.table, {**sizes, **placed.sizes}
 
 

@@ -20,6 +20,7 @@ from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.padding import Padded, filled_up
+from learncost.sharding.place import Placed
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import Pipeline, pipeline_of
 
@@ -97,9 +98,9 @@ def refuse_filled(model: Model, padded: Sequence[Padded]) -> None:
         raise InputError(f"{said} is {each.size:,}, which is not divisible by the mesh: use {each.filled:,}")
 
 
-def refuse_zigzag(table: Table) -> None:
-    """Refuse a table with reordered positions."""
-    if table.zigzag:
+def refuse_zigzag(placed: Placed) -> None:
+    """Refuse a sharded step with reordered positions."""
+    if placed.zigzag:
         raise InputError("the plan zigzag is not supported by emit, since it reorders positions: use learncost train")
 
 
@@ -123,7 +124,7 @@ def pipelined(
 
     def write(title: str) -> str:
         placed = step_in_stages(model, whole, StageUpdate(optimizer, plan), pipeline, asked.grid, sizes, order)
-        refuse_zigzag(placed[0].table)
+        refuse_zigzag(placed[0])
         return program_in_stages(placed, whole.outputs, order, pipeline.axis, sizes, title, dtype).text
 
     number = "1 microbatch" if order.microbatches == 1 else f"{order.microbatches} microbatches"

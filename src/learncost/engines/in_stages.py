@@ -62,7 +62,7 @@ def step_in_stages(
     tables = [with_weight_decay(each.table) if update.decays else each.table for each in steps]
     rewritten = [planned(table, update.plan, sizes) for table in tables]
     steps = tuple(replace(each, table=table) for each, table in zip(steps, rewritten, strict=True))
-    return place_stages(steps, over, grid, sizes, whole)
+    return place_stages(steps, over, grid, sizes, whole, update.plan)
 
 
 def forward_in_stages(

@@ -18,7 +18,6 @@ from learncost.ir.line import RELATIONS, Condition, Line, Op, Product, Sum
 from learncost.ir.polynomial import first_of, shape_of, size_of, whole
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Value
-from learncost.ir.zigzag import devices_name, position
 from learncost.ops import OpDef, entry
 
 
@@ -300,8 +299,8 @@ def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -
     mask: Array = np.True_
     for condition in where:
         lower, upper = (
-            int(side) if side.isdigit() else spread(_all_of(side, sizes), (side,), want)
-            for side in (condition.lower, condition.upper)
+            int(side) if side.isdigit() else spread(_all_of(side, over, sizes), (side,), want)
+            for side, over in zip((condition.lower, condition.upper), condition.zigzag, strict=True)
         )
         mask = mask & RELATIONS[condition.relation](lower, upper)
         if condition.window is not None:
@@ -309,8 +308,18 @@ def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -
     return mask
 
 
-def _all_of(axis: str, sizes: Sizes) -> Array:
-    """Return the positions of an axis as positions in the global array."""
+def _all_of(axis: str, over: tuple[str, ...], sizes: Sizes) -> Array:
+    """Return the positions of an axis as positions in the global array, in zigzag order over mesh axes, if any."""
     places = np.arange(size_of(axis, sizes)) + first_of(axis, sizes)
-    devices = sizes.get(devices_name(axis))
-    return position(places, size_of(whole(axis), sizes), devices) if devices else places
+    return position(places, size_of(whole(axis), sizes), math.prod(sizes[name] for name in over)) if over else places
+
+
+def position(place: Any, size: Any, devices: Any) -> Any:
+    """Return the position that an index has in zigzag order; elementwise for arrays.
+
+    Of 2 p chunks of an axis, the i-th of p devices has the i-th and the i-th last.
+    """
+    part, stretch = size // devices, size // (2 * devices)
+    device, rest = place // part, place % part
+    is_late = rest >= stretch
+    return rest + device * stretch + is_late * (2 * devices - 2 - 2 * device) * stretch

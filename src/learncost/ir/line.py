@@ -58,13 +58,15 @@ class Condition:
     """A mask over index pairs: `where N <= M` keeps the points with index(lower) <= index(upper); also <, = and !=.
 
     Either side may be a number, `where M != 0`, as digits. `where N <= M < N + w` has a window: it keeps only the
-    points with index(upper) < index(lower) + w, a size or a number from 1.
+    points with index(upper) < index(lower) + w, a size or a number from 1. `zigzag` has the mesh axes over which
+    the positions of the lower and of the upper axis are in zigzag order (`sharding/zigzag.py`).
     """
 
     lower: str
     upper: str
     relation: str = "<="
     window: str | None = None
+    zigzag: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
     def axes(self) -> frozenset[str]:
@@ -81,7 +83,8 @@ class Condition:
 
     def renamed(self, axes: Mapping[str, str]) -> Condition:
         window = None if self.window is None else base(axes.get(self.window, self.window))
-        return Condition(axes.get(self.lower, self.lower), axes.get(self.upper, self.upper), self.relation, window)
+        lower, upper = axes.get(self.lower, self.lower), axes.get(self.upper, self.upper)
+        return replace(self, lower=lower, upper=upper, window=window)
 
     def __str__(self) -> str:
         text = f"{self.lower} {self.relation} {self.upper}"
@@ -103,14 +106,12 @@ class FusedKernel:
 
     axes    the axes that are tiled; every other axis of its lines is within a tile
     blocks  an axis that each tile reads in blocks of at most this many positions, one after another; None: all at once
-    zigzag  whether a shard of that axis consists of an early and a late chunk (`ir/zigzag.py`)
     The axes have the names that the kernel's own values declare.
     """
 
     name: str
     axes: tuple[str, ...]
     blocks: tuple[str, int] | None = None
-    zigzag: bool = False
 
 
 @dataclass(frozen=True, slots=True)

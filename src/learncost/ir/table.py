@@ -27,9 +27,6 @@ class Table(Displayed):
     outputs: tuple[str, ...] = ()
     title: str = field(default="", compare=False)
     within: Table | None = field(default=None, compare=False)  # the table of which these lines are a part
-    keeps: tuple[str, ...] = ()  # collectives whose forward results are saved for the backward pass
-    zigzag: Mapping[str, tuple[str, ...]] | None = None  # axes in zigzag order, over which mesh axes; None: unsharded
-    ring: bool = False  # whether shards move round a ring where sharding would all-gather summed axes
     sizes: Mapping[str, int] = field(default_factory=dict)  # the sizes that it declares
 
     @cached_property

@@ -103,6 +103,7 @@ class MaskCondition(NamedTuple):
     upper: int | str
     relation: str
     window: str | None
+    zigzag: tuple[tuple[str, ...], tuple[str, ...]]
 
     def read(self, term: Operand) -> Bounds:
         """Return the condition on the axes with which a term reads the value."""
@@ -112,7 +113,7 @@ class MaskCondition(NamedTuple):
     def on(self, axes: tuple[str, ...]) -> Condition:
         """Return the condition on the value's own axes."""
         lower, upper = (side if isinstance(side, str) else axes[side] for side in self[:2])
-        return Condition(lower, upper, self.relation, self.window)
+        return Condition(lower, upper, *self[2:])
 
 
 class OutsideValues(dict[str, dict[MaskCondition, float | None]]):
@@ -202,4 +203,4 @@ def pair(term: Operand, condition: Condition) -> MaskCondition | None:
     if not condition.axes <= {*axes}:
         return None
     lower, upper = (axis if axis.isdigit() else axes.index(axis) for axis in (condition.lower, condition.upper))
-    return MaskCondition(lower, upper, condition.relation, condition.window)
+    return MaskCondition(lower, upper, condition.relation, condition.window, condition.zigzag)

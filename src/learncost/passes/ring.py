@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from learncost.ir.loop import repeats
 from learncost.ir.table import Table
 from learncost.passes.flash import scores
@@ -11,11 +9,11 @@ from learncost.passes.rematerialization import recomputed
 
 
 def ring(table: Table) -> Table:
-    """Return the step that requests ring attention from sharding (sharding/ring.py), with scores recomputed.
+    """Return the step with scores recomputed; sharding makes the rings (sharding/ring.py).
 
     Scores are not saved, as no device has complete rows. On one device, the plan only recomputes scores.
     """
     pairs = scores(table)
     if pairs.keys() & {name for repeat in repeats(table.lines) for name, _ in repeat.keep}:
-        table = recomputed(table, lambda line: not pairs.keys().isdisjoint(line.makes))
-    return replace(table, ring=True)
+        return recomputed(table, lambda line: not pairs.keys().isdisjoint(line.makes))
+    return table

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, defined, groups, in_kernel, walk
-from learncost.ir.polynomial import sharded_over
+from learncost.ir.polynomial import base, sharded_over, whole
 from learncost.ir.table import Table
 from learncost.ir.term import Read, terms_of
 from learncost.layers.active import is_norm
@@ -96,8 +96,9 @@ def calls(
     product  returns a line as a library's matrix product; None: a kernel computes it
     Raises `InputError` for a line that no call can compute in-place.
     """
-    if table.zigzag:
-        raise InputError(f"{' and '.join(table.zigzag)} is in zigzag order, which kernels do not support")
+    conditions = [condition for line, _ in walk(table.lines) for condition in line.where if any(condition.zigzag)]
+    if axes := sorted({base(whole(axis)) for condition in conditions for axis in condition.axes}):
+        raise InputError(f"{' and '.join(axes)} is in zigzag order, which kernels do not support")
     if any(isinstance(line, Op) and line.op == "pass_on" for line, _ in walk(table.lines)):
         raise InputError("ring attention is not supported in kernels: leave out the plan ring")
     return tuple(_calls(table.lines, dict(table.axes), table.known, set(table.outputs), dtypes, written, product))

@@ -207,7 +207,7 @@ def over_devices(
     if pipeline := pipeline_of(model.table, grid, clauses):
         raise InputError(f"{pipeline.clause} makes pipeline stages, which inference does not support: use dp, tp or ep")
     _, table, sizes, padded = padded_step(Structure(model).model, pass_of, grid, clauses, sizes)
-    placed = place(table, grid, clauses, sizes)
+    placed = place(table, grid, clauses, sizes, plan=request.plan or "")
     return OverMesh(placed, collectives(placed, sizes, widths_of(request.kind())), sizes, padded)
 
 

@@ -168,7 +168,7 @@ class OverMesh(Serializable):
     @property
     def cut_by(self) -> str:
         """The sharding rules, the padded axes, and the axes in zigzag order."""
-        zigzag = [f"{axis} in zigzag over {' '.join(over)}" for axis, over in (self.placed.table.zigzag or {}).items()]
+        zigzag = [f"{axis} in zigzag over {' '.join(over)}" for axis, over in self.placed.zigzag.items()]
         return "; ".join((*self.clauses, *zigzag, *map(str, self.padded), *self._filled, *self._undivided))
 
     @property
@@ -269,7 +269,7 @@ def over_stages(request: Request) -> tuple[PreparedRun, tuple[OverMesh, ...]]:
     model, table, sizes, padded = padded_step(Structure(run.model).model, step_of, grid, clauses, run.axes)
     pipeline = pipeline_of(model.table, grid, clauses)
     if pipeline is None:
-        placed = place(table, grid, clauses, sizes)
+        placed = place(table, grid, clauses, sizes, plan=run.plan)
         return run, (OverMesh(placed, collectives(placed, sizes, widths), sizes, padded),)
     if procedure != "bp":
         raise InputError(f"pipeline stages require --procedure bp, not {procedure}")
@@ -277,7 +277,7 @@ def over_stages(request: Request) -> tuple[PreparedRun, tuple[OverMesh, ...]]:
     steps = tuple(
         replace(each, table=planned(each.table, run.plan)) for each in staged(model, sizes, layers, optimizer)
     )
-    stages = place_stages(steps, pipeline, grid, sizes, table)
+    stages = place_stages(steps, pipeline, grid, sizes, table, run.plan)
     return run, tuple(OverMesh(placed, collectives(placed, sizes, widths), sizes, padded) for placed in stages)
 
 

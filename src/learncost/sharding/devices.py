@@ -16,7 +16,6 @@ from learncost.interpreter import execute, program
 from learncost.interpreter.moves import filled_up
 from learncost.ir.line import Line
 from learncost.ir.polynomial import held, here, sharded_over, size_of
-from learncost.ir.zigzag import devices_name, devices_of
 from learncost.passes.lower import lower
 from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
@@ -145,13 +144,12 @@ def run_placed(
         stage = place.get(axis, 0)
         table = stages[stage].table
         own_sizes = {**sizes, **stages[stage].sizes, **mesh.sizes_at(place)}
-        own_sizes |= {devices_name(axis): devices_of(axis, table.zigzag, own_sizes) for axis in table.zigzag or ()}
         try:
             given = (*table.inputs, *table.weights)
             values = {}
             for name in given:
                 array, axes = of_stage(arrays[name], stages[stage], name), table.axes[name]
-                values[name] = part(ordered(array, axes, table.zigzag, own_sizes), axes, own_sizes)
+                values[name] = part(ordered(array, axes, stages[stage].zigzag, own_sizes), axes, own_sizes)
             execute(lowered[stage], values, own_sizes, watch, MeshDevice(mesh, place, meetings))
             results[rank] = values
         except EndedError:

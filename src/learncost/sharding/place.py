@@ -13,6 +13,7 @@ from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.layers.names import scores
 from learncost.ops.collectives import is_collective
+from learncost.passes.plan import plan_of
 from learncost.sharding.check import check_placed
 from learncost.sharding.clauses import Clause, ShardSpecs
 from learncost.sharding.filled import check_filled
@@ -20,7 +21,7 @@ from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.ring import ringed
 from learncost.sharding.scope import CollectiveReason, ShardingScope, readers
-from learncost.sharding.zigzag import in_zigzag
+from learncost.sharding.zigzag import Zigzag, in_zigzag
 
 
 def keeping(table: Table, ops: tuple[str, ...]) -> tuple[Table, Mapping[str, str]]:
@@ -125,6 +126,8 @@ class Placed:
         The weights that a mesh axis cannot shard, as they are single numbers.
     filled
         The padded sizes of shards that are not divisible, `d/dp`: those of the first device.
+    zigzag
+        The axes in zigzag order, with the mesh axes that shard them.
     """
 
     table: Table
@@ -137,6 +140,7 @@ class Placed:
     first: Mapping[str, int] = field(default_factory=dict)
     undivided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     filled: Mapping[str, int] = field(default_factory=dict)
+    zigzag: Zigzag = field(default_factory=dict)
 
     @cached_property
     def scores(self) -> frozenset[str]:
@@ -164,11 +168,13 @@ def place(
     sizes: Mapping[str, int],
     part_of: Table | None = None,
     like: ShardSpecs | None = None,
+    plan: str = "",
 ) -> Placed:
     """Return the table of each device of a mesh.
 
     sizes    global sizes of all axes, which the clauses must divide
     part_of, like  as in `ShardSpecs`
+    plan     that of the step, of which `ring`, `keep` and `zigzag` say how it is sharded
     Raises `InputError` if an axis is not divisible, with the next size that is, and if dependent iterations of a
     loop would be sharded.
     """
@@ -189,15 +195,15 @@ def place(
         values={names.get(name, name): value for name, value in scope.placed.items()},
     )
     holds = {names.get(array, array): name for array, name in scope.holds.items()}
-    if table.ring:
+    plans = {each.name: arguments for each, arguments in plan_of(plan)}
+    if "ring" in plans:
         placed, holds = ringed(placed, table, mesh, holds)
-    placed, stacks = keeping(placed, table.keeps)
-    if table.zigzag is not None:
-        placed = in_zigzag(placed, mesh, sizes)
+    placed, stacks = keeping(placed, plans.get("keep", ()))
+    placed, zigzag = in_zigzag(placed, mesh, sizes) if "zigzag" in plans else (placed, {})
     check_placed(placed, (pair for pair in mesh.axes if pair[1] > 1))
     undivided, filled = scope.specs.undivided(), dict(scope.specs.filled)
     if filled:
         check_filled(placed, filled)
     layouts = {names.get(name, name): held for name, held in scope.layouts.items()}
     holds |= {stack: holds.get(array, array) for stack, array in stacks.items()}
-    return Placed(placed, table, mesh, chosen, layouts, holds, undivided=undivided, filled=filled)
+    return Placed(placed, table, mesh, chosen, layouts, holds, undivided=undivided, filled=filled, zigzag=zigzag)

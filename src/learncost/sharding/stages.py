@@ -94,15 +94,21 @@ def _numbers(clause: Clause) -> bool:
 
 
 def place_stages(
-    steps: Sequence[StageProgram], pipeline: Pipeline, mesh: Mesh, sizes: Mapping[str, int], whole: Table
+    steps: Sequence[StageProgram],
+    pipeline: Pipeline,
+    mesh: Mesh,
+    sizes: Mapping[str, int],
+    whole: Table,
+    plan: str = "",
 ) -> tuple[Placed, ...]:
     """Return the tables of the devices of each stage, with the lines that send and receive.
 
     whole  the step of all stages, which the clauses apply to
+    plan   as in `place`
     """
     iterations = [dict(step.stage.iterations) for step in steps]
     every = [
-        place(step.table, pipeline.mesh, pipeline.clauses, {**sizes, **stage_iterations}, whole)
+        place(step.table, pipeline.mesh, pipeline.clauses, {**sizes, **stage_iterations}, whole, plan=plan)
         for step, stage_iterations in zip(steps, iterations, strict=True)
     ]
     order = [

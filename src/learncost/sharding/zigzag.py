@@ -1,18 +1,20 @@
 """Zigzag sharding: balance causal attention by giving each device an early and a late part of the sequence.
 
 The whole table uses this order, so that it needs no communication: inputs are permuted, outputs are permuted back, and
-conditions compare original positions (`ir/zigzag.py`).
+conditions compare original positions. Under a causal condition all devices have the same number of pairs, where with
+contiguous shards the last device has the most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from learncost.interpreter.operation import position
 from learncost.ir.affine import Affine
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
@@ -20,7 +22,6 @@ from learncost.ir.loop import Loop, Statement, map_lines, visit, walk
 from learncost.ir.polynomial import base, sharded_over, size_of, whole
 from learncost.ir.table import Table
 from learncost.ir.term import Read
-from learncost.ir.zigzag import devices_of, position
 from learncost.ops import entry
 from learncost.sharding.mesh import Mesh
 
@@ -28,8 +29,14 @@ Zigzag = Mapping[str, tuple[str, ...]]
 """Axes in zigzag order, and the mesh axes that shard them."""
 
 
-def in_zigzag(table: Table, mesh: Mesh, sizes: Mapping[str, int]) -> Table:
-    """Return a sharded table with zigzag order for the sharded axes of a causal condition.
+def causal_axes(table: Table) -> frozenset[str]:
+    """Return the sizes of the axes that the conditions of a table order, which are in zigzag order where sharded."""
+    conditions = [condition for line, _ in walk(table.lines) for condition in line.where if condition.ordered]
+    return frozenset(base(whole(axis)) for condition in conditions for axis in condition.axes)
+
+
+def in_zigzag(table: Table, mesh: Mesh, sizes: Mapping[str, int]) -> tuple[Table, Zigzag]:
+    """Return a sharded table with zigzag order for the sharded axes of a causal condition, and these axes.
 
     Raises `InputError` if the axis is not divisible into two ranges per device, or if a line depends on the order of
     positions.
@@ -53,14 +60,15 @@ def in_zigzag(table: Table, mesh: Mesh, sizes: Mapping[str, int]) -> Table:
             raise InputError(
                 f"the plan zigzag reorders {sorted(ordered)[0]}, and this line depends on the order: {text}"
             )
-    return replace(table, zigzag=axes, lines=map_lines(table.lines, lambda line: (_balanced(line, axes),)))
 
+    def mesh_axes(side: str) -> tuple[str, ...]:
+        return axes.get(base(whole(side)), ())
 
-def _balanced(line: Line, axes: Collection[str]) -> Line:
-    kernel = line.meta.kernel
-    if kernel is None or kernel.blocks is None or base(whole(kernel.blocks[0])) not in axes:
-        return line
-    return replace(line, meta=replace(line.meta, kernel=replace(kernel, zigzag=True)))
+    def reordered(line: Line) -> tuple[Line]:
+        where = tuple(replace(each, zigzag=(mesh_axes(each.lower), mesh_axes(each.upper))) for each in line.where)
+        return (line.with_changed(where=where),)
+
+    return replace(table, lines=map_lines(table.lines, reordered)), axes
 
 
 def _ordered_axes(line: Statement) -> Iterator[str]:
@@ -82,20 +90,20 @@ def _ordered_axes(line: Statement) -> Iterator[str]:
             yield from line.loops
 
 
-def ordered(array: Any, axes: Iterable[str], zigzag: Zigzag | None, sizes: Mapping[str, int]) -> Any:
+def ordered(array: Any, axes: Iterable[str], zigzag: Zigzag, sizes: Mapping[str, int]) -> Any:
     """Permute a global array to the order of a sharded table."""
     return _taken(array, axes, zigzag, sizes, back=False)
 
 
-def put_back(array: Any, axes: Iterable[str], zigzag: Zigzag | None, sizes: Mapping[str, int]) -> Any:
+def put_back(array: Any, axes: Iterable[str], zigzag: Zigzag, sizes: Mapping[str, int]) -> Any:
     """Permute a global array of a sharded table back to the original order."""
     return _taken(array, axes, zigzag, sizes, back=True)
 
 
-def _taken(array: Any, axes: Iterable[str], zigzag: Zigzag | None, sizes: Mapping[str, int], back: bool) -> Any:
+def _taken(array: Any, axes: Iterable[str], zigzag: Zigzag, sizes: Mapping[str, int], back: bool) -> Any:
     for place, axis in enumerate(axes):
-        if devices := devices_of(axis, zigzag, sizes):
+        if over := zigzag.get(base(whole(axis))):
             size = size_of(whole(axis), sizes)
-            positions = position(np.arange(size), size, devices)
+            positions = position(np.arange(size), size, prod(sizes[name] for name in over))
             array = np.take(array, np.argsort(positions) if back else positions, axis=place)
     return array

@@ -356,7 +356,8 @@ def _touched(part: Touched, sizes: Mapping[str, Any]) -> Any:
 def _blocks(group: list[_Numbered], kernel: FusedKernel) -> TiledBlocks:
     assert kernel.blocks is not None
     conditions = [condition for _, line in group for condition in line.where if condition.ordered]
-    return TiledBlocks(*kernel.blocks, bool(conditions), tuple(c.window for c in conditions if c.window), kernel.zigzag)
+    windows = tuple(condition.window for condition in conditions if condition.window)
+    return TiledBlocks(*kernel.blocks, bool(conditions), windows, any(any(each.zigzag) for each in conditions))
 
 
 def _in_blocks(axes: ProductAxes, blocks: TiledBlocks, sizes: Mapping[str, Any]) -> MatmulShape:

@@ -82,7 +82,7 @@ class MeshRunner:
     def placed(self, table: Table, sizes: Mapping[str, int], plan: str | None = None) -> Placed:
         """Return a table over the mesh, under the given plan or none."""
         plan = plan or "" if self.plan is None else self.plan
-        return placed_over(planned(table, plan, sizes), self.mesh, self.clauses, sizes, self.training.table())
+        return placed_over(planned(table, plan, sizes), self.mesh, self.clauses, sizes, self.training.table(), plan)
 
     def chosen(self, table: Table, sizes: Mapping[str, int]) -> str:
         """Return the planner's plan for a process's share of a batch."""
@@ -140,7 +140,7 @@ class _RunnableStep:
     def _take(self, placed: Placed) -> None:
         self.placed = placed
         for name in self._owned:
-            if any(base(whole(axis)) in (placed.table.zigzag or ()) for axis in placed.table.axes[name]):
+            if any(base(whole(axis)) in placed.zigzag for axis in placed.table.axes[name]):
                 raise InputError(f"{name} depends on positions, which the plan zigzag reorders: remove zigzag")
         self._here = self._sizes | placed.sizes_at(self._runner.place)
 
@@ -171,10 +171,9 @@ class _RunnableStep:
 
     def _ordered(self, name: str, array: Any) -> Any:
         """Return an array of a batch with its reordered positions, if any; weights and states have none."""
-        table = self.placed.table
-        if not table.zigzag or name in self._owned:
+        if name in self._owned:
             return array
-        return ordered(array, table.axes[name], table.zigzag, self._here)
+        return ordered(array, self.placed.table.axes[name], self.placed.zigzag, self._here)
 
     def __call__(self, prepared: Prepared) -> Values:
         pool, arrays = self._runner.pool, self._own(prepared)
@@ -194,7 +193,7 @@ class _RunnableStep:
         if self.placed.whole.known[name].role in ("gradient", "new"):
             return array
         whole = self._runner.gathered(array, self.placed.layouts[name])
-        return put_back(whole, self.placed.whole.axes[name], self.placed.table.zigzag, self._here)
+        return put_back(whole, self.placed.whole.axes[name], self.placed.zigzag, self._here)
 
 
 def mine(array: Any, axes: tuple[str, ...], here: Mapping[str, int]) -> Any:
@@ -208,14 +207,19 @@ def parts_of_batch(clauses: Iterable[Clause], grid: Mesh) -> int:
 
 
 def placed_over(
-    table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int], step: Table | None = None
+    table: Table,
+    grid: Mesh,
+    clauses: tuple[Clause, ...],
+    sizes: Mapping[str, int],
+    step: Table | None = None,
+    plan: str = "",
 ) -> Placed:
     """Return a table over a mesh; an indivisible batch is replicated on all devices.
 
     step  of which it may be a part, such as the update behind microbatches, which has no batch: clauses are about this
     Raises `InputError` where another axis does not divide.
     """
-    return place(table, *for_batch(grid, clauses, sizes), sizes, step)
+    return place(table, *for_batch(grid, clauses, sizes), sizes, step, plan=plan)
 
 
 def for_batch(grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]) -> tuple[Mesh, tuple[Clause, ...]]:

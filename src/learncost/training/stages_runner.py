@@ -88,7 +88,7 @@ class StagesRunner(MeshRunner):
                 decays = settings.weight_decay > 0
                 update = StageUpdate(settings.optimizer, self.plan or "", settings.clip > 0, decays)
                 placed = step_in_stages(model, whole, update, over, self.mesh, sizes, order)
-            if placed[0].table.zigzag:
+            if placed[0].zigzag:
                 raise InputError("pipeline stages do not support the plan zigzag: remove it")
             title = f"Stages of {self.mesh}."
             precision = training.precision.name

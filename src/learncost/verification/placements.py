@@ -21,7 +21,7 @@ from learncost.models.small import small
 from learncost.ops import is_normalization
 from learncost.ops.collectives import sends
 from learncost.passes.normal_forms import joined
-from learncost.passes.plan import planned
+from learncost.passes.plan import plan_of, planned
 from learncost.passes.stages import iterations_of
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.staged import staged
@@ -34,7 +34,7 @@ from learncost.sharding.padding import filled_up, paddable
 from learncost.sharding.place import Placed, place
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import Pipeline, pipeline_of, place_stages
-from learncost.sharding.zigzag import put_back
+from learncost.sharding.zigzag import causal_axes, put_back
 from learncost.verification.check import Values, sound_arrays, survived, values_of
 from learncost.verification.report import Check
 from learncost.verification.sample import small_sizes
@@ -131,12 +131,12 @@ def _case(
         table = _step(IdentityKey(model), procedure, optimizer, plan)
         pipeline = pipeline_of(model.table, grid, clauses)
         within = (pipeline.mesh, pipeline.clauses) if pipeline else (grid, clauses)
-        sizes = dividing(table, *within)
+        sizes = dividing(table, *within, plan=plan)
         if pipeline:
             if procedure != "bp":
                 raise InputError(f"pipeline stages require --procedure bp, not {procedure}")
             sizes = _with_whole_stages(sizes, model, pipeline)
-        uneven = _uneven(model, table, *within, sizes)
+        uneven = _uneven(model, table, *within, sizes, plan)
         cases = []
         for small in (sizes,) if uneven == sizes else (sizes, uneven):
             filled, large, padded = filled_up(model, table, *within, small)
@@ -145,7 +145,7 @@ def _case(
             if pipeline:
                 placed = _placed_in_stages(filled, whole, grid, pipeline, large, plan, optimizer)
             else:
-                placed = place(whole, grid, clauses, large)
+                placed = place(whole, grid, clauses, large, plan=plan)
             wider = [f"{each.axis} padded from {each.size} to {each.filled}" for each in padded]
             several = placed if isinstance(placed, tuple) else (placed,)
             if parts := sorted({axis for stage in several for axis in stage.filled}):
@@ -174,16 +174,16 @@ def _placed_in_stages(
     """Return the tables of a step whose blocks are on pipeline stages."""
     layers = pipeline.layers(iterations_of(model.table, sizes))
     steps = [replace(each, table=planned(each.table, plan)) for each in staged(model, sizes, layers, optimizer)]
-    return place_stages(steps, pipeline, grid, sizes, table)
+    return place_stages(steps, pipeline, grid, sizes, table, plan)
 
 
 def _uneven(
-    model: Model, table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]
+    model: Model, table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int], plan: str
 ) -> dict[str, int]:
     """Return sizes with non-divisible ones where padding is allowed; the same if the clauses shard none of these."""
     parts = parts_of(table, grid, clauses, sizes)
     counts = {axis: sizes[axis] for axis in _counted(table) & sizes.keys()}
-    sizes = {**dividing(table, grid, clauses, largest=False), **counts}
+    sizes = {**dividing(table, grid, clauses, False, plan), **counts}
     cut = {axis for axis, number in parts.items() if number > 1} & paddable(model.table)
     # As small as fills up to the same: a device may have nothing but what is added.
     return {**sizes, **{axis: sizes[axis] - parts[axis] + 1 for axis in cut}}
@@ -208,15 +208,15 @@ def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) 
     return sizes
 
 
-def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool = True) -> dict[str, int]:
+def dividing(
+    table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool = True, plan: str = ""
+) -> dict[str, int]:
     """Return small sizes that divide along sharded axes; `largest`: also the axis of each weight that `*` shards."""
     clauses = tuple(clauses)
     numbers = parts_of(table, grid, clauses, small_sizes(table))
-    if table.zigzag is not None:  # two stretches for each device
-        orders = {
-            base(axis) for line, _ in walk(table.lines) for each in line.where if each.ordered for axis in each.axes
-        }
-        numbers |= {axis: 2 * number for axis, number in numbers.items() if axis in orders and number > 1}
+    if any(each.name == "zigzag" for each, _ in plan_of(plan)):  # two stretches for each device
+        causal = causal_axes(table)
+        numbers |= {axis: 2 * number for axis, number in numbers.items() if axis in causal and number > 1}
     # Of two numbers a norm leaves the signs, and of gradients nothing but rounding.
     ops = [line for line, _ in walk(table.lines) if is_normalization(line)]
     sizes = small_sizes(table, multiples=numbers, least={base(axis): 3 for line in ops for axis in line.axes})
@@ -284,7 +284,7 @@ class _Outcome:
             return np.concatenate(pieces)
         if any(not np.array_equal(each, pieces[0], equal_nan=True) for each in pieces):
             raise AssertionError("stages that have the same array do not agree")
-        return put_back(pieces[0], self.table.axes[name], self.stages[0].table.zigzag, self.sizes | self.mesh.sizes)
+        return put_back(pieces[0], self.table.axes[name], self.stages[0].zigzag, self.sizes | self.mesh.sizes)
 
 
 def _comparisons(

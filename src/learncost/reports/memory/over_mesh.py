@@ -108,7 +108,7 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
     cut = several if pipeline is None else pipeline.clauses
     config = StepConfig(cut, step.kind, step.plan, step.procedure, step.optimizer.name, step.mode or PAPER)
     _, table, sizes, padded = padded_step(step.model, lambda model: stepped(model, config), inner, cut, step.sizes())
-    placed = place(table, inner, cut, sizes)
+    placed = place(table, inner, cut, sizes, plan=step.plan)
     memory = MeshMemory(
         MeshAccount(step.model, step.sizes(), inner, config),
         {PIPELINE: pipeline.stages, **pipeline.mesh.sizes} if pipeline else grid.sizes,

@@ -205,6 +205,19 @@ def test_gathers_between_the_lines_of_a_kernel_do_not_part_it():
     assert seconds[0] == pytest.approx(seconds[1], 0.02)
 
 
+def test_a_sequence_in_zigzag_order_is_divisible_by_twice_the_devices():
+    """The search refuses what placing the step refuses."""
+    model = build(configure("llama-2-7b", SMALL), "bf16")
+    lengths = run_sizes(model, 1, 16, None)
+    for plan, why in (("flash", ""), ("flash,zigzag", "the 8 ranges in zigzag over cp: the next divisible size is 16")):
+        account = MeshAccount(model, lengths, mesh("cp=4"), StepConfig(clauses("M over cp"), BF16, plan))
+        found = account.sizes.divides({**lengths, "M": 12, "cp": 4})
+        assert found.endswith(why)
+        assert bool(found) == bool(why)
+    with pytest.raises(lc.InputError, match="two ranges for each of 4 devices: the next possible size is 16"):
+        lc.place("llama-2-7b", "cp=4", placement="cp", plan="flash,zigzag", seq_len=12, **SMALL)
+
+
 @pytest.mark.slow
 def test_long_sequences_are_tried_with_rings():
     found = lc.search("llama-2-7b", "DGX H100", 8, batch_size=1, seq_len=32768, top=100, **SMALL)

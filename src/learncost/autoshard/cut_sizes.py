@@ -85,8 +85,9 @@ class CutSizes:
         """
         for name, over, size, number in self._parts(sizes):
             if size % number and name not in self.step.paddable:
+                parts = "ranges in zigzag over" if name in self._in_zigzag else "devices of"
                 return (
-                    f"{name} is {size:,}, which is not divisible by the {number:,} devices of "
+                    f"{name} is {size:,}, which is not divisible by the {number:,} {parts} "
                     f"{' and '.join(over)}: the next divisible size is {-(-size // number) * number:,}"
                 )
         return ""

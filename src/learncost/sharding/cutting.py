@@ -56,7 +56,7 @@ class Cutting:
 
     def _find_sites(self) -> None:
         """Find the site of every mesh axis, unless dispatched rows determine it."""
-        self.whole = frozenset(_whole_axes(self.line))
+        self.whole = frozenset(whole_axes(self.line))
         self.sites: dict[str, Site] = {}
         forced = self._of_rows()
         for mesh_axis in self.scope.specs.mesh.names:
@@ -326,7 +326,7 @@ def _index(axis: Axis) -> Iterator[Term]:
         yield from terms_of(axis.at)
 
 
-def _whole_axes(line: Line) -> Iterator[str]:
+def whole_axes(line: Line) -> Iterator[str]:
     """Yield the axes that must not be sharded in a line: indexed ones, and those along which an op needs all
     elements.
     """

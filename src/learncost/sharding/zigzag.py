@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from learncost.interpreter.operation import position
-from learncost.ir.affine import Affine
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Op
+from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, map_lines, visit, walk
 from learncost.ir.polynomial import base, sharded_over, size_of, whole
 from learncost.ir.table import Table
-from learncost.ir.term import Read
-from learncost.ops import entry
+from learncost.ir.term import Read, terms_of
+from learncost.sharding.cutting import whole_axes
 from learncost.sharding.mesh import Mesh
 
 Zigzag = Mapping[str, tuple[str, ...]]
@@ -77,17 +76,9 @@ def _ordered_axes(line: Statement) -> Iterator[str]:
         yield line.count
         return
     assert isinstance(line, Line)
-    for operand in (*line.left, *line.right):
-        for axis in getattr(operand, "axes", ()):
-            if isinstance(axis, Read):
-                yield axis.axis
-                yield from axis.at.loops if isinstance(axis.at, Affine) else ()
-    if isinstance(line, Op):
-        op = entry(line.op)
-        if op.kind in ("choice", "scan") or op.name in ("append", "join"):
-            yield from (*line.axes, *line.chosen)
-        if line.opaque or op.name == "eye":
-            yield from line.loops
+    yield from whole_axes(line)
+    terms = (term for operand in (*line.left, *line.right) for term in terms_of(operand))
+    yield from (axis.axis for term in terms for axis in term.axes if isinstance(axis, Read))
 
 
 def ordered(array: Any, axes: Iterable[str], zigzag: Zigzag, sizes: Mapping[str, int]) -> Any:

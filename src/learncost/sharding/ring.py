@@ -189,12 +189,11 @@ class _Rings:
         work = Ring(
             region,
             self.mesh.sizes[region.mesh_axis],
-            known=known,
+            known={**scope.around, **known},
             before={**(scope.before.values if scope.before else {}), **known},
             whole=self.whole.known,
             holds=self.holds,
             fresh=self.fresh,
-            around=scope.around,
         )
         lines = Rounds(work, normalizers, scope.have if region.shares else scope.slice_of).lines()
         gone = {*region.at, *region.rows} - work.values.keys()

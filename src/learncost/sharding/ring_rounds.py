@@ -33,9 +33,8 @@ class Rounds:
         self.earlier = {line.name: normalizers[line.name] for line in shares if line.name in normalizers}
         self.softmaxes = {line.name: line for line in shares}
         self.fresh = [line for line in shares if line.name not in self.earlier]
-        self.rows: dict[str, tuple[int, ...]] = {}  # the rows' axes of totals that are linear in unnormalized shares
-        self.of_shares: dict[str, str] = {}
-        self.total_rows: dict[str, tuple[str, ...]] = {}
+        # Of what is linear in unnormalized shares: these shares, and which of its axes are those of their rows.
+        self.linear: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.made_by = {name: line for line in self.region.lines for name in line.makes}
         self.finals: dict[str, Term] = {}
 
@@ -67,26 +66,24 @@ class Rounds:
         left = line.left[0]
         if line in self.fresh:
             axis = self.region.axis(line)
-            self.rows[line.name] = tuple(place for place, each in enumerate(left.axes) if each != axis)
-            self.of_shares[line.name] = line.name
+            self.linear[line.name] = line.name, tuple(place for place, each in enumerate(left.axes) if each != axis)
             return
-        having = [term for term in line.right if isinstance(term, Term) and term.name in self.rows]
+        having = [term for term in line.right if isinstance(term, Term) and term.name in self.linear]
         if not having:
             return
         number = {Product: 1, Sum: len(line.right)}.get(type(line), 0)
-        origins = {self.of_shares[term.name] for term in having}
-        rows = {tuple(str(term.axes[place]) for place in self.rows[term.name]) for term in having}
+        origins, rows = {self.linear[term.name][0] for term in having}, {self._rows(term) for term in having}
         if len(having) != number or len(origins) > 1 or len(rows) > 1 or not {*next(iter(rows))} <= {*left.axes}:
             self.region.refuse(
                 line, "it is not linear, row by row, in shares whose sum is known after the last iteration"
             )
             return
         (names,), (origin,) = rows, origins
-        self.of_shares[left.name] = origin
-        if left.name in self.region.at:
-            self.rows[left.name] = tuple(left.axes.index(name) for name in names)
-        else:
-            self.total_rows[left.name] = names
+        self.linear[left.name] = origin, tuple(left.axes.index(name) for name in names)
+
+    def _rows(self, term: Term) -> tuple[str, ...]:
+        """Return the axes of rows of a value that is linear in shares, as a term has them."""
+        return tuple(str(term.axes[place]) for place in self.linear[term.name][1])
 
     def _correction(self, shares: str, corrections: dict[str, str]) -> list[Statement]:
         """Return the lines for the sum over a row of shares times their gradients, by Euler's theorem for a function
@@ -183,7 +180,7 @@ class Rounds:
             ring.values[self.finals[name].name] = inside[start.name].along(axes)
             carries.append(Carry(start.name, ends[name], begin[name], self.finals[name].name))
         for carry in carries[: len(region.gathers)]:
-            ring.values[carry.final] = ring.known_of(carry.initial)
+            ring.values[carry.final] = ring.known[carry.initial]
         count = str(ring.devices - 1)
         return [*out, Loop(count, tuple(iteration.out), inside, tuple(carries), around=region.mesh_axis)]
 
@@ -199,7 +196,7 @@ class Rounds:
         axes[place] = iteration.axis(axes[place])
         start, came = (ring.step(source.name, what, axes) for what in ("before", "pass_on"))
         for term in (start, came):
-            ring.values[term.name] = ring.known_of(source.name).along(term.declared)
+            ring.values[term.name] = ring.known[source.name].along(term.declared)
         value, over = ring.holds.get(source.name, source.name), self.region.mesh_axis
         named = base(self.region.gathered).partition("/")[0]
         sums = ", ".join(dict.fromkeys(ring.holds.get(name, name) for name in self.region.totals))
@@ -235,8 +232,8 @@ class Rounds:
         """
         line = self.made_by[name]
         (term,) = (term for term in line.left if term.name == name)
-        scale = iteration.now[self.of_shares[name]].scale if name in self.total_rows else None
-        scale = Term(scale.name, self.total_rows[name]) if scale else None
+        scale = iteration.now[self.linear[name][0]].scale if name in self.linear else None
+        scale = Term(scale.name, self._rows(term)) if scale else None
         add = Term(iteration.names[name], term.axes)
         return iteration.so_far(Term(start.name, term.axes), add, scale, iteration.meta(line))
 
@@ -263,15 +260,15 @@ class Rounds:
             out.append(of_op("log", log, (least,), meta))
             out.append(Sum((logarithm,), (largest, log), (), step_meta(meta, logarithm.name), (1, 1)))
             sums[line.name] = least
-            linear = tuple(name for name in self.total_rows if self.of_shares[name] == line.name)
+            linear = tuple(name for name in self.region.totals if self.linear.get(name, ("",))[0] == line.name)
             ring.normalizers[line.name] = Normalizer(logarithm.name, linear)
         for name in self.region.totals:
             maker = self.made_by[name]
             (term,) = (term for term in maker.left if term.name == name)
             final, left = Term(self.finals[name].name, term.axes), ring.made(name, term.axes, name)
             meta = replace(step_meta(maker.meta, name), kernel=None)
-            if name in self.total_rows:
-                below = Term(sums[self.of_shares[name]].name, self.total_rows[name])
+            if name in self.linear:
+                below = Term(sums[self.linear[name][0]].name, self._rows(term))
                 out.append(replace(of_op("divide", left, (final, below), meta), meta=meta))
             else:
                 out.append(Sum((left,), (final,), (), meta, (1,)))

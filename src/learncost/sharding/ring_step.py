@@ -43,7 +43,7 @@ class Ring:
 
     region       the rotating arrays, and the lines that read them
     devices      the number of devices
-    known        values of its scope; around, those of the enclosing scopes; before, those of the forward pass
+    known        values of its scope and of the enclosing ones; before, those of the forward pass
     whole        values of the unsharded table
     holds        the values that results of collectives hold
     fresh        returns a name for a value that is derived from another
@@ -58,7 +58,6 @@ class Ring:
     whole: Mapping[str, Value]
     holds: dict[str, str]
     fresh: Callable[[str, str], str]
-    around: Mapping[str, Value] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     normalizers: dict[str, Normalizer] = field(default_factory=dict)
 
@@ -67,10 +66,6 @@ class Ring:
         term = Term(name, tuple(axes))
         self.values[name] = (self.values.get(of) or self.known.get(of) or Value(())).along(term.declared)
         return term
-
-    def known_of(self, name: str) -> Value:
-        """Return a value of its scope, or of an enclosing one."""
-        return self.known[name] if name in self.known else self.around[name]
 
     def step(self, of: str, what: str, axes: Iterable[Axis]) -> Term:
         """Return a new value, named after another one."""
@@ -138,7 +133,7 @@ class RingIteration:
 
     def _part(self, name: str, place: int) -> None:
         """Take the shard of an array that is replicated along the gathered axis."""
-        value, region = self.ring.known_of(name), self.ring.region
+        value, region = self.ring.known[name], self.ring.region
         axes = list(value.axes)
         axes[place] = self.axis(axes[place])
         left = self.ring.fresh(name, "part")

@@ -157,6 +157,11 @@ def test_the_context_is_by_default_as_long_as_the_model_allows():
             "bert-base has no decoder to sample from: the tokens of its attention attend to later ones",
         ),
         ({"model": "bert-base", "procedure": "prefill"}, "bert-base has no decoder to sample from"),
+        *(
+            ({"model": model, "procedure": procedure}, "a recurrence keeps a state of constant size instead")
+            for model in ("mamba-130m", "mamba2-130m", "rwkv-4-169m")
+            for procedure in ("prefill", "decode")
+        ),
         (
             {"model": "encoder", "num_hidden_layers": 1, **GENERIC, "context": 5},
             "encoder has no decoder to sample from",

@@ -284,3 +284,13 @@ def test_a_table_without_sequences_has_the_memory_of_its_forward_pass(tmp_path, 
     assert "the step fits" in capsys.readouterr().out
     assert main([*asked, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["peak"] == 4 * (8 * 3 + 4 * 8 + 4 * 3)
+
+
+@pytest.mark.parametrize(("model", "caches"), [("gpt2", True), ("mamba-130m", False), ("bert-base", False)])
+def test_a_kv_cache_is_named_where_there_is_one(model: str, caches: bool) -> None:
+    small = {"num_hidden_layers": 1, "seq_len": 8}
+    (sheet,) = lc.fit(model, "8GB", procedures="inference", **small).sheets()
+    assert ("KV cache" in str(sheet.notes)) == caches
+    said = lc.memory(model, "prefill" if caches else "inference", **small).convention
+    assert ("the KV cache with the new tokens" in said) == caches
+    assert ("There is no KV cache" in said) != caches

@@ -81,6 +81,8 @@ class Fit(AtLength, Drawn):
         The noun of what a batch has: sequence, or image.
     smallest
         The smallest batch: of which `ram` is the memory.
+    caches
+        Whether the model decodes with a KV cache in inference.
 
     Examples
     --------
@@ -106,6 +108,7 @@ class Fit(AtLength, Drawn):
     regions: tuple[Region, ...] = field(default=(), metadata=Key(form=_bytes_of_regions, optional=True).field)
     sample: str = field(default="sequence", metadata=HIDDEN)
     smallest: int = field(default=1, metadata=HIDDEN)
+    caches: bool = field(default=True, metadata=HIDDEN)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return a table with a row for each procedure and plan."""
@@ -155,10 +158,8 @@ class Fit(AtLength, Drawn):
             if self.flash_size is not None:
                 rule = "Frozen weights are in flash; trainable weights, gradients and activations are in RAM."
         if any(row.procedure == NAME for row in self.rows):
-            rule += (
-                " Inference is prefill of a prompt of this length, or decoding of its last token with the KV cache; "
-                "all weights are frozen."
-            )
+            cached = "prefill of a prompt of this length, or decoding of its last token with the KV cache"
+            rule += f" Inference is {cached if self.caches else 'a forward pass'}; all weights are frozen."
         if any(row.procedure != NAME and find_procedure(row.procedure).modes for row in self.rows):
             rule += " pepita and mempepita use --mode paper, as in learncost memory."
         engines = dict.fromkeys(row.engine for row in self.rows)
@@ -362,6 +363,7 @@ def fit(
         run.model.sample,
         question.least * microbatches,
         length_note=run.length_note,
+        caches=all(row.procedure != NAME for row in rows) or bool(question.serving(run).cache),
     )
 
 

@@ -221,11 +221,17 @@ class Serving:
             )
         return self.unit * largest_batch(lambda several: self.peak(several * self.unit), budget)
 
+    @cached_property
+    def cache(self) -> tuple[CachedValue, ...]:
+        """The values of the KV cache; none of a model that cannot decode."""
+        passes = _tables(Structure(self.model), self.plan, self.new > 1).passes
+        return () if passes is None else passes.cache
+
     @property
     def said(self) -> Iterator[str]:
-        """Yield what pages and sliding windows make of the cache, in sentences."""
-        passes = _tables(Structure(self.model), self.plan, self.new > 1).passes
-        cache = () if passes is None else passes.cache
+        """Yield what is counted, and what pages and sliding windows make of the cache, in sentences."""
+        cache = self.cache
+        yield CONVENTION if cache else WITHOUT_CACHE
         if cache and self.page_size > 1:
             yield f"The cache of a sequence is rounded up to whole pages of {self.page_size:,} tokens."
         windows = {int(size_of(array.window, self.sizes)) for array in cache if array.window}
@@ -351,6 +357,10 @@ CONVENTION = (
     "use; the cache grows in place."
 )
 """The text that says what the memory of inference includes."""
+WITHOUT_CACHE = (
+    "Counted: all weights and the activations of the forward pass, freed after their last use. There is no KV cache."
+)
+"""The same for a model that cannot decode."""
 
 
 def has_sequences(model: Model) -> bool:
@@ -434,7 +444,7 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
         budget=budget,
         fits=fits,
         engine=GRAPH,
-        convention=" ".join((CONVENTION, *serving.said)),
+        convention=" ".join(serving.said),
         letters=letters_of(run.model.configuration.layer, axes),
         over=worst.over,
     )

@@ -202,7 +202,7 @@ def test_pages_are_refused_without_a_cache(capsys):
     assert main(["memory", "gpt2", "--page-size", "16"]) == 2
     assert "--page-size requires --procedure prefill or decode" in capsys.readouterr().err
     assert main(["memory", "gpt2", "--procedure", "decode", "--page-size", "0"]) == 2
-    assert "page_size" in capsys.readouterr().err
+    assert "--page-size must be a whole number" in capsys.readouterr().err
 
 
 def test_cost_says_the_largest_batch_of_decode():

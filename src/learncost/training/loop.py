@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from learncost.ir import displayed
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
 from learncost.models.model import build
-from learncost.models.storage import WriteAdvice
+from learncost.models.storage import WriteAdvice, cannot_write
 from learncost.timing.traced import Tracer
 from learncost.training import memory
 from learncost.training.begin import begin
@@ -39,7 +40,6 @@ from learncost.training.engine import TrainingEngine
 from learncost.training.engines import engine
 from learncost.training.folder import CONFIG, LOGS, Checkpoint, Folder, last_checkpoint
 from learncost.training.generate import Decoder, Sampling, sample
-from learncost.training.log import MetricsLog, NoLog
 from learncost.training.parts import read
 from learncost.training.processes import ALONE, Processes
 
@@ -448,3 +448,51 @@ def _held(engine: TrainingEngine) -> Iterator[Any]:
 
 def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
+
+
+class MetricsLog:
+    """An append-only file of metrics or samples; a resumed run truncates it to its length at the last checkpoint."""
+
+    def __init__(self, path: Path, length: int, kept: WriteAdvice) -> None:
+        self._path, self._kept = path, kept
+        try:
+            self._file = path.open("ab")
+            if path.stat().st_size > length:
+                os.truncate(path, length)
+        except OSError as error:
+            raise cannot_write(path, error, kept) from None
+
+    def add(self, text: str) -> None:
+        """Write a text, at once. Raises InputError."""
+        try:
+            self._file.write(text.encode())
+            self._file.flush()
+        except OSError as error:
+            raise cannot_write(self._path, error, self._kept) from None
+
+    def settle(self) -> None:
+        """Flush everything to the disk before a checkpoint refers to it."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise cannot_write(self._path, error, self._kept) from None
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):  # what could not be written was reported when it was added
+            self._file.close()
+
+
+class NoLog(MetricsLog):
+    """The log of a process that does not write."""
+
+    def __init__(self) -> None: ...
+
+    def add(self, text: str) -> None:
+        """Do nothing: another process writes."""
+
+    def settle(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

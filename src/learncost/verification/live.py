@@ -11,6 +11,7 @@ from typing import Any
 from learncost.importer.examples import as_called, flattened
 from learncost.importer.inputs import attempts, checked, examples_of, sized, tensors
 from learncost.importer.live import LiveModule
+from learncost.importer.nodes import operator_name
 from learncost.importer.refusals import one_line
 from learncost.importer.restored import copied, restored
 from learncost.importer.tried import size_of_example
@@ -20,7 +21,6 @@ from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit
 from learncost.layers.layer import Layer, layer
 from learncost.verification.imported import ModuleRun, gradients_apart, products, ran_both, twin_of
-from learncost.verification.overwritten import has_repeated_places, overwriting
 from learncost.verification.report import Check
 
 WITHIN = 1e-6
@@ -443,3 +443,40 @@ def _changes(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> 
     if others:
         shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         yield Check(name, compared, f"{shown} change within an operator or are integers, which no line shows", None)
+
+
+def overwriting(program: Any) -> Iterator[Any]:
+    """Return the nodes of an exported program that write different values at indices of tensors.
+
+    PyTorch does not define which of several values at one index stays.
+    """
+    for node in program.graph.nodes:
+        name = operator_name(node.target) if node.op == "call_function" else ""
+        if name.partition(".")[0] in ("index_put", "index_copy", "scatter") and ".value" not in name:
+            arguments = dict(enumerate(node.args))
+            if name.startswith("index_put") and (arguments.get(3) or node.kwargs.get("accumulate")):
+                continue
+            if ".reduce" not in name and arguments[2 if name.startswith("index_put") else 3].meta["val"].numel() != 1:
+                yield node
+
+
+def has_repeated_places(program: Any, of_node: Mapping[str, Any]) -> bool:
+    """Return whether a run wrote several values at one index, so that the result is undefined."""
+    return any(_repeats(node, of_node) for node in overwriting(program))
+
+
+def _repeats(node: Any, of_node: Mapping[str, Any]) -> bool:
+    import torch
+
+    if operator_name(node.target).startswith("index_put"):
+        indices = [of_node.get(each.name) for each in node.args[1] if each is not None]
+        if any(each is None or each.dtype is torch.bool for each in indices):
+            return False
+        spread: Any = torch.broadcast_tensors(*indices)  # type: ignore[no-untyped-call]
+        places = torch.stack(list(spread)).flatten(1).T.tolist()
+        return len({*map(tuple, places)}) < len(places)
+    dim, index = node.args[1], of_node.get(node.args[2].name)
+    if index is None or not index.dim():
+        return False
+    ordered = index.sort(dim).values
+    return bool((ordered.diff(dim=dim) == 0).any())

@@ -19,11 +19,10 @@ from learncost.viz.comparisons import of_memory
 from learncost.viz.data.bridge import Bridge, bridge
 from learncost.viz.data.curve import MemoryCurve, curve
 from learncost.viz.data.curves import Curves, of_complexity, of_contest, of_sweep
-from learncost.viz.data.fits import Fits, of_fit
 from learncost.viz.data.growth import ALONG, Growth, Scaling, growth, scaling
 from learncost.viz.data.procedures import Procedures, procedures, table_memories
 from learncost.viz.data.roofline import Roofline, roofline, share
-from learncost.viz.data.shares import Shares, shares
+from learncost.viz.data.shares import Fits, Shares, of_fit, shares
 from learncost.viz.figures.bars import STEP, Bar, BarChart, BarPart, waterfall
 from learncost.viz.figures.lines import DrawnLine, LineChart, Lines
 from learncost.viz.figures.panel import HEADING, Panel, keywords_of, procedures_of, sizes_of, step_of

@@ -172,7 +172,7 @@ def test_the_products_of_a_step_by_hand() -> None:
     assert {product: times for product, times in counted.items() if product in expected} == expected
     assert sum(rest.values()) == 2 * L * half
     assert {product.flops for product in rest} == {2 * both * M * M * head}
-    assert all((product.batch, product.turned[0]) == (both, True) for product in rest)
+    assert all((product.batch, product.transposed[0]) == (both, True) for product in rest)
 
 
 def test_the_flops_of_a_step_by_hand() -> None:
@@ -194,9 +194,9 @@ def test_the_floor_does_the_products_that_it_counts() -> None:
     assert facts["optimizer_bytes"] == 28 * SUBJECTS["gpt2"].parameters
     for product in side.products:
         first, second, place = side._factors(product)
-        # Stored as a contiguous array, the other way round where `turned` says so.
-        assert (first.transpose(-1, -2) if product.turned[0] else first).is_contiguous()
-        assert (second.transpose(-1, -2) if product.turned[1] else second).is_contiguous()
+        # Stored as a contiguous array, the other way round if `transposed` is true.
+        assert (first.transpose(-1, -2) if product.transposed[0] else first).is_contiguous()
+        assert (second.transpose(-1, -2) if product.transposed[1] else second).is_contiguous()
         assert tuple(place.shape[-2:]) == (product.m, product.n)
         assert first.shape[-1] == second.shape[-2] == product.k
         assert place.numel() * product.k * 2 == product.flops

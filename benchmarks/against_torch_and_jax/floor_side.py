@@ -62,10 +62,10 @@ class FloorSide:
         """Factors as they lie in memory, seen as m x k and k x n, and their product's place."""
         shapes = ((product.m, product.k), (product.k, product.n))
         arrays = []
-        for (rows, columns), turned in zip(shapes, product.turned, strict=True):
-            shape = (product.batch, columns, rows) if turned else (product.batch, rows, columns)
+        for (rows, columns), transposed in zip(shapes, product.transposed, strict=True):
+            shape = (product.batch, columns, rows) if transposed else (product.batch, rows, columns)
             array = (torch.rand(shape, device=self.device) - 0.5).to(self.dtype)
-            arrays.append(array.transpose(1, 2) if turned else array)
+            arrays.append(array.transpose(1, 2) if transposed else array)
         place = torch.empty(product.batch, product.m, product.n, dtype=self.dtype, device=self.device)
         first, second = arrays
         return (first, second, place) if product.batch > 1 else (first[0], second[0], place[0])

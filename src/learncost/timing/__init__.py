@@ -1,6 +1,6 @@
-"""Time: the seconds of every line on a device, from its operations, its bytes and the attained rates.
+"""Predict the seconds of every line on a device from its operations, its bytes and the attained rates.
 
-`work` groups lines into kernels with their bytes, `rates` has a device's attained rates, `predict` combines both.
+`work` groups lines into kernels, `rates` has a device's attained rates, `predict` combines both.
 """
 
 from learncost.timing.predict import Bound, Seconds, Time, time

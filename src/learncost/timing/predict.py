@@ -1,4 +1,4 @@
-"""Seconds of every kernel: the larger of compute and memory time at attained rates, and the launch."""
+"""Predict the seconds of every kernel: the largest of compute time, memory time and launch at attained rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from learncost.timing.work import MatmulShape, Priced, Work, works
 
 
 class Bound(StrEnum):
-    """The bound of a kernel's time: the largest of three."""
+    """The bound of a kernel's time: compute, memory or launch."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
@@ -25,12 +25,14 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True)
 class Seconds:
-    """The time of one kernel in all iterations; of many steps at once, arrays.
+    """The time of one kernel over all iterations; for many steps at once, its numbers are arrays.
 
-    rows    the numbers of its lines among the priced ones; `main`, of the one that it is shown under
-    phase   that of its first line
-    moved   bytes that it reads and writes; `visible`, the share of its lines' operations that it computes
-    queued  whether its launch is asynchronous and takes no time itself (`Rates.queues`)
+    rows     the numbers of its lines among the priced lines
+    main     the number of the line that represents the kernel
+    phase    the phase of its first line
+    moved    the bytes that it reads and writes
+    visible  the share of its lines' operations that is not masked out
+    queued   whether its launch is asynchronous and takes no time (`Rates.queues`)
     """
 
     rows: tuple[int, ...]
@@ -58,7 +60,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Time:
-    """The time of a step: its parts in order, the overhead per step, and the interval in which it is expected."""
+    """The time of a step: its parts in order, the overhead per step, and factors of the interval of the time."""
 
     parts: tuple[Seconds, ...]
     step: float
@@ -68,7 +70,7 @@ class Time:
 
     @property
     def total(self) -> float:
-        """Seconds of a step."""
+        """The seconds of a step."""
         return float(sum(part.total for part in self.parts) + self.step)
 
     @property
@@ -81,7 +83,7 @@ class Time:
 
     @property
     def bounds(self) -> dict[Bound, float]:
-        """Seconds of the parts by their bound."""
+        """The seconds of the parts, added up by their bounds."""
         return {name: sum(part.total for part in self.parts if part.bound is name) for name in Bound}
 
 
@@ -94,10 +96,11 @@ def time(
 ) -> Time:
     """Return the time of a step on a device.
 
-    rows   the priced lines of a step, in order, by the price book `run`; `sizes` of all axes, as ints
-    rates  the attained rates of the device, in this data type
-    updated  bytes of an element that the optimizer reads and writes, by array, where they differ
-    Collectives take no time here, but their arrays are then in the cache. Raises `InputError` where a size is missing.
+    rows     the priced lines of a step in order, by the price book `run`
+    sizes    the sizes of all axes, as ints
+    rates    the attained rates of the device in this data type
+    updated  the bytes per element that the optimizer reads and writes, for arrays that differ from `dtype`
+    Collectives take no time here, but leave their arrays in the cache. Raises `InputError` if a size is missing.
     """
     lines = [row.source for row in rows if isinstance(row.source, Line)]
     needed = {base(axis).partition("/")[0] for line in lines for axis in line.loops}
@@ -112,20 +115,20 @@ def time(
 
 
 def waits(parts_of_a_step: Sequence[Seconds]) -> Any:
-    """Return the time that a device waits for asynchronous launches in a step, beyond the kernels' time."""
+    """Return the time that a device waits for asynchronous launches in a step, in addition to the kernels' time."""
     queued = [part for part in parts_of_a_step if part.queued]
     return larger(0.0, sum(part.launch for part in queued) - sum(part.total for part in queued))
 
 
 def parts(works_of_a_step: Sequence[Work], rates: Rates) -> tuple[Seconds, ...]:
-    """Return the time of each kernel of a step, which run in this order."""
+    """Return the times of a step's kernels, which run in this order."""
     ago, new = _ago(works_of_a_step), _new(works_of_a_step)
     return tuple(_seconds(*work, rates) for work in zip(works_of_a_step, ago, new, strict=True))
 
 
 def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seconds:
     compute = sum(_product(product, work, rates) for product in work.products)
-    if not (rates.queues and work.products and _is_kernel(work)):  # whose products were timed with their operators
+    if not (rates.queues and work.products and _is_kernel(work)):  # otherwise the products' times include the operators
         compute += work.share * sum(points * rates.ops.get(name, 0.0) for name, points in work.points.items())
     compute = compute / rates.chosen if work.chosen else compute
     memory = sum(count / rates.bandwidth(ago[name]) for name, count in work.bytes.items())
@@ -167,9 +170,10 @@ def _is_kernel(work: Work) -> bool:
 
 
 def _ago(parts: Sequence[Work]) -> list[dict[str, Any]]:
-    """Return, for each array of each kernel, the bytes that were accessed since its last access (the reuse distance).
+    """Return the reuse distance of each kernel's arrays: the bytes that were accessed since the array's last access.
 
-    It is counted within one iteration of a loop, including the kernel itself; otherwise it is that of a full step.
+    It includes the kernel's own bytes. If the last access is not in the same iteration of the same loop, the reuse
+    distance is the bytes of a full step.
     """
     step = 1.0 * sum(work.iterations * sum(work.bytes.values()) for work in parts)
     result = []
@@ -197,7 +201,7 @@ def _is_equal(iterations: Any, others: Any) -> bool:
 
 
 def _new(parts: Sequence[Work]) -> list[Any]:
-    """Return the bytes of each kernel's results in newly allocated pages; the optimizer writes in-place."""
+    """Return the bytes of each kernel's results in newly allocated pages; the optimizer writes in place."""
     gradients = sum(
         work.iterations * sum(work.result_bytes.values()) for work in parts if work.phase == "weight_update"
     )

@@ -1,4 +1,5 @@
-"""Attained rates of a device: matrix products by shape, memory by reuse distance, operators per element."""
+"""Represent the attained rates of a device: matrix products by shape, memory by reuse distance, operators per
+element."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from learncost.ir.displayed import Displayed
 from learncost.ir.polynomial import larger
 
 FRESH = 32 * 2**20
-"""Bytes above which the C library returns freed memory to the system, and gets it anew, page by page: an array of
-that size (DEFAULT_MMAP_THRESHOLD_MAX of glibc on 64 bits, mallopt(3)), or all gradients of weights together, which
-PyTorch frees after every step.
+"""The bytes above which the C library returns freed memory to the system and gets new pages: for a single array
+(DEFAULT_MMAP_THRESHOLD_MAX of glibc on 64 bits, mallopt(3)), or for all gradients of weights together, which PyTorch
+frees after every step.
 """
 
 ORIENTATIONS = ("NN", "TN", "NT")
-"""The layout of the factors m x k and k x n, T transposed: forward, gradients of weights, of activations."""
+"""The memory layouts of the factors m x k and k x n, where T is transposed: those of forward products, of gradients of
+weights, and of gradients of activations."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class RateCurve:
     values: tuple[float, ...]
 
     def __call__(self, place: Any) -> Any:
-        """Return the value at a point, or at each of an array of them."""
+        """Return the value at a point, or the values at an array of points."""
         if len(self.values) == 1:
             return self.values[0]
         if hasattr(place, "shape"):
@@ -45,10 +47,11 @@ class RateCurve:
 
 @dataclass(frozen=True)
 class MatmulGrid:
-    """FLOP/s of products of matrices m x k and k x n, for all triples of the `sizes`, with k varying fastest.
+    """The FLOP/s of products of matrices m x k and k x n, for all triples of `sizes`, with k varying fastest.
 
     The logarithm of the rate is interpolated in the logarithms of m, n and k. Above the largest size the rate is
-    constant; below the smallest the time is: a product of fewer rows takes as long as one with the smallest size.
+    constant. Below the smallest size the time is constant: a product of fewer rows takes as long as one with the
+    smallest size.
     """
 
     sizes: tuple[int, ...]
@@ -59,7 +62,7 @@ class MatmulGrid:
         return tuple(log(rate) for rate in self.rates)
 
     def seconds(self, m: Any, n: Any, k: Any) -> Any:
-        """Return the seconds of one product, or of each of an array of them."""
+        """Return the seconds of a product, or of each product in arrays of sizes."""
         lengths = [larger(size, self.sizes[0]) for size in (m, n, k)]
         return 2.0 * prod(lengths) / self.rate(*lengths)
 
@@ -96,7 +99,8 @@ class MatmulGrid:
 
 
 def _between(places: Sequence[float], place: float) -> tuple[int, float]:
-    """Return the number of the point before, and the fraction of the way to the next one, in logarithms."""
+    """Return the number of the point before, and the position between it and the next point as a share, in
+    logarithms."""
     if place <= places[0]:
         return 0, 0.0
     if place >= places[-1]:
@@ -109,25 +113,25 @@ def _between(places: Sequence[float], place: float) -> tuple[int, float]:
 class Rates(Displayed):
     """The attained rates of a device, in seconds, bytes and FLOPs.
 
-    products   by orientation, with all threads
-    inner      of products inside of a kernel or a batch, of one thread
-    bandwidth  bytes per second, read and written, by reuse distance in bytes
+    products   the rates of products with all threads, by orientation
+    inner      the rates of products inside a kernel or a batch, of one thread
+    bandwidth  bytes read and written per second, by reuse distance in bytes
     fresh      additional seconds per byte of an operator's result in new pages, for results larger than `FRESH`
     ops        seconds per element, by operator and primitive; `op'` is a gradient; a missing operator is timed by its
                primitives, and a missing primitive takes no time
-    launch     seconds of a kernel's or product's launch, `launch_backward` in the backward pass
-    optimizer  seconds of the launch of one weight's update
-    step       overhead of a step in seconds
+    launch     seconds to launch a kernel or product; `launch_backward` in the backward pass
+    optimizer  seconds to launch the update of one weight
+    step       the overhead of a step in seconds
     chosen     the rate of products with a gathered factor relative to that of others
     threads    the number of tiles of a kernel that run in parallel
     operators  whether lines run as PyTorch's operators (see `work`)
-    queues     whether launches are asynchronous, as on a GPU, so that kernels overlap with later launches; products
-               inside
-               of a kernel were then timed as attention, including its other operators
-    low, high  factors of the time between which it is expected
-    most       the highest FLOP/s ever measured on such a device; 0: unknown
-    name, source  of the device, and of the measurements; `dtype`, of the rates, where it is known
-    watts      power draw, lowest, usual and highest, where it is known
+    queues     whether launches are asynchronous, as on a GPU, so that kernels overlap with later launches; the rates
+               `inner` are then those of attention, including its other operators
+    low, high  the factors of the predicted time that bound its interval
+    most       the highest FLOP/s measured on such a device; 0 if unknown
+    name, source  the device, and the source of the rates
+    dtype      the data type of the rates, if known
+    watts      the lowest, usual and highest power draw, if known
     """
 
     products: Mapping[str, MatmulGrid]

@@ -1,4 +1,4 @@
-"""Traces of training steps, line by line: the start of each line of the emitted program, and the memory then."""
+"""Trace training steps line by line: the time and the memory when each line of the emitted program starts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ EMITTED = "<emitted by learncost>"
 """The file name of emitted programs."""
 
 SOURCE = "__source__"
-"""The name in an emitted program's namespace that has its text."""
+"""The name of an emitted program's text in its namespace."""
 
 Given = TypeVar("Given")
 
 
 @dataclass(frozen=True)
 class TraceMark:
-    """An event of a trace: a function of a program is called, reaches a line, or returns.
+    """An event of a trace: a program's function is called, reaches a line, or returns.
 
-    at      nanoseconds of the clock
+    at      the clock's nanoseconds
     event   call, line or return
-    line    its number in the program's text
-    memory  resident bytes of the process; 0 where the system does not report them
+    line    the number of the line in the program's text
+    memory  the resident bytes of the process; 0 if the system does not report them
     """
 
     at: int
@@ -51,14 +51,14 @@ class TracedStep:
 
 @dataclass
 class Tracer:
-    """A tracer of steps, up to the requested number; the first step of a run, which compiles, is left out."""
+    """A tracer of up to the requested number of steps; the first step of a run is not traced, as it compiles."""
 
     steps: int
     traced: list[TracedStep] = field(default_factory=list)
     seen: int = 0
 
     def step(self, number: int, take: Callable[[], Given]) -> Given:
-        """Run a step, and trace it if it is among those to trace."""
+        """Run a step, and trace it if it is one of the steps to trace."""
         self.seen += 1
         if self.seen == 1 or len(self.traced) >= self.steps:
             return take()
@@ -83,7 +83,7 @@ class Tracer:
                 if code not in watched:
                     watched[code] = text if has_headings(text, code.co_firstlineno) else ""
                 if not watched[code]:
-                    return None  # an operator, such as softmax
+                    return None  # the function of an operator, such as softmax
                 mark("call", frame, text)
                 return inside
 
@@ -98,7 +98,7 @@ class Tracer:
 
 
 def has_headings(text: str, first: int) -> bool:
-    """Return whether a function has headings of layers: it is then the step, or an iteration of a loop."""
+    """Return whether a function has headings of layers, as the step and iterations of loops have."""
     lines = text.splitlines()[first:]
     for line in lines:
         if line.startswith("    # "):
@@ -109,7 +109,7 @@ def has_headings(text: str, first: int) -> bool:
 
 
 class _ResidentMemory:
-    """The resident memory of this process, as Linux reports it (proc(5), statm): the second number, in pages."""
+    """A reader of this process's resident memory, which is the second number of Linux's statm, in pages (proc(5))."""
 
     def __enter__(self) -> _ResidentMemory:
         self._file = -1

@@ -1,6 +1,6 @@
-"""Units of execution: priced lines grouped into kernels or operators, with their products, elements and bytes.
+"""Group priced lines into units of execution, which are kernels or operators, with their products, elements and bytes.
 
-Sizes are ints, or arrays of sizes of many steps at once: then all numbers of a unit are arrays, too.
+Sizes are ints, or arrays for many steps at once; the numbers of units are then arrays, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from learncost.program.in_place import in_operators, is_bias, is_matrix, leaving
 
 
 class Priced(Protocol):
-    """The attributes of a priced line that are read."""
+    """The attributes of a priced line that are needed here."""
 
     @property
     def repeat(self) -> Polynomial:
@@ -37,7 +37,7 @@ class Priced(Protocol):
 
 @dataclass(frozen=True)
 class MatmulShape:
-    """A batch of `batch` products of matrices m x k and k x n; a T in `orientation` is a transposed factor."""
+    """A batch of products of matrices m x k and k x n; a T in `orientation` marks a transposed factor."""
 
     batch: Any
     m: Any
@@ -50,29 +50,31 @@ class MatmulShape:
         return 2 * self.batch * self.m * self.n * self.k
 
     @property
-    def turned(self) -> tuple[bool, bool]:
-        """The transposed factors, as a flag for each."""
+    def transposed(self) -> tuple[bool, bool]:
+        """Whether each of the two factors is transposed in memory."""
         return self.orientation[0] == "T", self.orientation[1] == "T"
 
     def __str__(self) -> str:
         """Return text such as `72 × (64 × 256)ᵀ (256 × 256)`; ᵀ marks a factor that is transposed in memory."""
         times = f"{self.batch:,} × " if self.batch > 1 else ""
-        first_mark, second_mark = ("ᵀ" if turned else "" for turned in self.turned)
+        first_mark, second_mark = ("ᵀ" if transposed else "" for transposed in self.transposed)
         return f"{times}({self.m:,} × {self.k:,}){first_mark} ({self.k:,} × {self.n:,}){second_mark}"
 
 
 @dataclass(frozen=True)
 class Work:
-    """Lines that run at once: one kernel, one product, one operator. All numbers are of one iteration.
+    """A unit of execution: a kernel, a product or an operator. Its numbers are those of one iteration.
 
-    rows      the numbers of its lines among the priced ones; `main`, of the one with the most operations
+    rows        the numbers of its lines among the priced lines
+    main        the number of the line with the most operations
     iterations  the number of executions in a step
-    products  its matrix products; `share` of them and of the elements is not masked out
-    points    the number of evaluations of each operator or primitive
-    bytes     of each array that it reads or writes, by name
-    result_bytes  bytes of its results
-    together  the number of tiles of a kernel that can run in parallel; 0: it is not a kernel
-    chosen    whether its main product reads a gathered factor, such as experts' weights
+    products    its matrix products
+    points      the number of evaluations of each operator or primitive
+    bytes       the bytes that it accesses of each array, by name
+    result_bytes  the bytes of its results
+    share       the share of products and evaluations that is not masked out
+    together    the number of tiles of a kernel that can run in parallel; 0 if it is not a kernel
+    chosen      whether its main product reads a gathered factor, such as experts' weights
     """
 
     rows: tuple[int, ...]
@@ -89,15 +91,15 @@ class Work:
 
 
 Extent = tuple[tuple[str, ...], int]
-"""Axes that are iterated over together, and how many times: the count is the product of their sizes, times that."""
+"""Axes that are iterated over, and how often: the count is the product of their sizes times this number."""
 
 Touched = tuple[tuple[str, ...], int, tuple[str, ...]]
-"""The same for an access to an array, with the array's own axes: a row that is read several times counts once."""
+"""The extent of an access to an array, with the array's axes: a row that is read several times counts once."""
 
 
 @dataclass(frozen=True)
 class LineAxes:
-    """A line by its axes, for any sizes: its number among the priced ones, its matrix product or its elements.
+    """A line before sizes are inserted: its number among the priced lines, and its matrix product or evaluations.
 
     chosen  whether it is a product with a gathered factor
     """
@@ -108,7 +110,7 @@ class LineAxes:
     chosen: bool = False
 
     def operations(self, sizes: Mapping[str, Any]) -> float:
-        """Return the operations at given sizes; their total where sizes are arrays."""
+        """Return the number of operations at given sizes; their total if sizes are arrays."""
         flops = self.product.at(sizes).flops if self.product else 0
         several = flops + sum(_points_of(axes, sizes) * often for _, (axes, often) in self.points)
         return float(several.sum() if hasattr(several, "sum") else several)
@@ -116,7 +118,7 @@ class LineAxes:
 
 @dataclass(frozen=True)
 class TiledBlocks:
-    """The tiles of a kernel along an axis, with their largest length and the windows of its conditions."""
+    """The tiles of a kernel along an axis, with their largest length and the windows of conditions."""
 
     axis: str
     most: int
@@ -127,10 +129,10 @@ class TiledBlocks:
 
 @dataclass(frozen=True)
 class WorkAxes:
-    """A unit of execution for any sizes: `Work` before sizes are inserted.
+    """A unit of execution before sizes are inserted.
 
-    bits    of an element of each array that it reads or writes
-    bytes   the accesses to each of these, of which the largest counts
+    bits    the bits of an element of each array that it reads or writes
+    bytes   the accesses to each of these arrays, of which the largest counts
     made    the extents of its results
     """
 
@@ -187,7 +189,7 @@ def works(
     ops: Iterable[str] = (),
     updated: Mapping[str, int] | None = None,
 ) -> Iterator[Work]:
-    """Yield the units of a step in order at given sizes, as `works_axes` groups them."""
+    """Yield the units of a step at given sizes, in order, as `works_axes` groups them."""
     return (work.at(sizes) for work in works_axes(rows, dtype, operators, ops, updated))
 
 
@@ -198,12 +200,12 @@ def works_axes(
     ops: Iterable[str] = (),
     updated: Mapping[str, int] | None = None,
 ) -> Iterator[WorkAxes]:
-    """Yield the units of a step in order; rows without a line and aliases are left out.
+    """Yield the units of a step in order, without aliases and rows that have no line.
 
-    operators  group lines as PyTorch's operators: a bias with the product before it, a norm's lines; otherwise only
-               the lines of a kernel are grouped
-    ops        operators whose time was measured; others count by the primitives of their bodies
-    updated    bytes of an element that the optimizer reads and writes, by array, where they differ from `dtype`
+    operators  whether lines are grouped as PyTorch's operators: a bias with the product before it, the lines of a norm;
+               otherwise only the lines of a kernel are grouped
+    ops        the operators whose time was measured; others are counted by the primitives of their bodies
+    updated    the bytes per element that the optimizer reads and writes, for arrays that differ from `dtype`
     """
     check_derived((row.source for row in rows if isinstance(row.source, Line)), "its time is unknown")
     op_names, width = frozenset(ops), BYTES[dtype]
@@ -252,10 +254,9 @@ def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]
 
 
 def _outside_kernels(rows: Sequence[Priced]) -> list[_Numbered]:
-    """Return the lines in order, with collectives inside of a kernel moved before or after it, so that it stays one
-    kernel.
+    """Return the lines in order, with collectives moved out of kernels, so that the kernels are not divided.
 
-    One moves before it if the kernel does not compute its operands, as for the gathered values of attention.
+    A collective moves before the kernel if the kernel does not compute its operands, otherwise after it.
     """
     result: list[_Numbered] = []
     behind: list[_Numbered] = []
@@ -279,7 +280,8 @@ def _outside_kernels(rows: Sequence[Priced]) -> list[_Numbered]:
 
 
 def _begin(lines: Sequence[_Numbered], rows: Sequence[Priced], row: Priced) -> int:
-    """Return where the last kernel of the lines begins, in the iterations of a row; the end if there is none."""
+    """Return the position at which the last kernel of the lines begins in the same iterations; the end if there is
+    none."""
     first = len(lines)
     kernel = lines[-1][1].meta.kernel if lines else None
     while kernel is not None and first:
@@ -296,7 +298,7 @@ def _size(axis: str, sizes: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class ProductAxes:
-    """A matrix product by its axes, for any sizes."""
+    """A matrix product before sizes are inserted, by its axes."""
 
     batch: tuple[str, ...]
     rows: tuple[str, ...]
@@ -311,14 +313,14 @@ class ProductAxes:
 
 
 def matrix_product(line: Line, sizes: Mapping[str, int]) -> MatmulShape:
-    """Return a line's matrix product at given sizes, by `product_axes`."""
+    """Return a line's matrix product at given sizes."""
     return product_axes(line).at(sizes)
 
 
 def product_axes(line: Line) -> ProductAxes:
-    """Return a line's matrix product by its axes: axes of both factors are summed or a batch.
+    """Return a line's matrix product by its axes: rows, columns, and axes of both factors, which are summed or a batch.
 
-    Weights read at an index, as those of experts, count as one matrix for all.
+    Weights that are read at an index, as those of experts, count as one matrix.
     """
     first, second = (term for term in line.right if isinstance(term, Term) and term.axes)
     last_axis = next(
@@ -335,9 +337,9 @@ def product_axes(line: Line) -> ProductAxes:
     def last(term: Term, axes: set[str]) -> int:
         return max((place for place, axis in enumerate(term.loops) if axis in axes), default=-1)
 
-    turned = last(first, summed) < last(first, rows), last(second, summed) > last(second, columns)
-    orientation = "TN" if turned[0] else "NT" if turned[1] else "NN"
-    if turned == (True, True):  # the transposed product of the other factors is the same work
+    transposed = last(first, summed) < last(first, rows), last(second, summed) > last(second, columns)
+    orientation = "TN" if transposed[0] else "NT" if transposed[1] else "NN"
+    if transposed == (True, True):  # the transpose of this product has plain factors
         rows, columns, orientation = columns, rows, "NN"
     batch, m, n, k = (tuple(sorted(axes)) for axes in (product_sides.batch, rows, columns, summed))
     return ProductAxes(batch, m, n, k, orientation)
@@ -361,7 +363,7 @@ def _blocks(group: list[_Numbered], kernel: FusedKernel) -> TiledBlocks:
 
 
 def _in_blocks(axes: ProductAxes, blocks: TiledBlocks, sizes: Mapping[str, Any]) -> MatmulShape:
-    """Return a product in tiles of queries: rows of the scores, of the values' product, or summed axes are tiled."""
+    """Return a product in tiles of queries, which may be rows, columns or summed axes of the product."""
     product, queries = axes.at(sizes), _size(blocks.axis, sizes)
     rows = smaller(blocks.most, queries)
     iterations, m, n, k = larger(1, queries // rows), product.m, product.n, product.k
@@ -376,15 +378,15 @@ def _in_blocks(axes: ProductAxes, blocks: TiledBlocks, sizes: Mapping[str, Any])
     elif has_queries(axes.columns):
         n = n // queries * rows
     else:
-        return product  # one of matrices for every query
+        return product  # queries are a batch axis
     return MatmulShape(product.batch * iterations, m, n, k, product.orientation)
 
 
 def _seen(blocks: TiledBlocks, sizes: Mapping[str, Any]) -> Any:
-    """Return the share of the keys that tiles see: the mean of the keys up to a tile's last query.
+    """Return the share of the keys that tiles of queries attend to: the mean share of keys up to a tile's last query.
 
-    On several devices it is that of the last one, for which all others wait: it has the latest queries, except in
-    zigzag order, which balances them. With received shards it is the mean over all of them.
+    On several devices it is the share of the last device, for which all others wait, as it has the latest queries; in
+    zigzag order it is the mean. With received shards it is the mean over all shards.
     """
     if not blocks.ordered:
         return 1.0
@@ -399,7 +401,8 @@ def _seen(blocks: TiledBlocks, sizes: Mapping[str, Any]) -> Any:
 def _operations(
     line: Line, group: list[_Numbered], op_names: frozenset[str], operators: bool
 ) -> tuple[ProductAxes | None, tuple[tuple[str, Extent], ...]]:
-    """Return the matrix product of a line, or its elements; nothing for a line fused into a product or norm."""
+    """Return the matrix product of a line, or its evaluations; neither for a line that is fused into a product or
+    norm."""
     if is_matrix(line):
         return product_axes(line), ()
     if operators and (is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
@@ -408,17 +411,17 @@ def _operations(
 
 
 def _at_index(term: Term) -> bool:
-    """Return whether a term is read at an index array; affine indices are out of bounds only beyond its axes."""
+    """Return whether a term is read at indices that are never out of bounds, such as an index array."""
     return term.indexed and not term.beyond
 
 
 def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
-    """Return whether the group has an op for the norm that this line is a part of."""
+    """Return whether a line belongs to a norm whose op is in the group."""
     return of_norm(line) and not isinstance(line, Op) and any(isinstance(member, Op) for _, member in group)
 
 
 def _points(line: Line, op_names: frozenset[str]) -> Iterator[tuple[str, Extent]]:
-    """Yield the evaluations of each known operator or primitive of a line."""
+    """Yield the operators or primitives that a line evaluates, each with the extent of its evaluations."""
     if isinstance(line, Op):
         name = f"{line.op}'" if line.part == "gradient" else line.op
         if name in op_names:
@@ -438,7 +441,7 @@ def _points(line: Line, op_names: frozenset[str]) -> Iterator[tuple[str, Extent]
 
 
 def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
-    """Return the bits of an element of arrays with another type than the run: codes and scales of weights."""
+    """Return the bits per element of arrays with another type than the run: codes and scales of weights."""
     if not any(line.meta.types for line in lines):
         return {}
     from learncost.passes.rewrite_quantized import bits_of  # only where weights are quantized
@@ -447,7 +450,7 @@ def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
 
 
 def _arrays(lines: Sequence[Line], leaves: set[str]) -> dict[str, tuple[Touched, ...]]:
-    """Return the accesses to every array that enters or leaves; a row that is read several times counts once."""
+    """Return the accesses to every array that a unit reads from outside or writes for others."""
     makes = {term.name for line in lines for term in line.left}
     extents_by_name: dict[str, tuple[Touched, ...]] = {}
     for line in lines:

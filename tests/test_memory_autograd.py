@@ -248,6 +248,16 @@ def test_without_a_cache_queries_and_values_stay_views_of_one_product(monkeypatc
     assert example_module.predicted(*case) == pytest.approx(most(lambda: example_module.train(*case)), rel=0.01)
 
 
+@pytest.mark.parametrize("length", [63, 64, 65])
+def test_a_window_of_all_keys_has_a_mask(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """transformers leaves the mask out only where there are fewer keys than the window of 64 has."""
+    example_module = peaks()
+    monkeypatch.setitem(example_module.SHAPES, "block", (2, length, 200))
+    case = "mistral", "block", "bf16", "plain", "fused"
+    measured = min(apart(lambda: example_module.train(*case))[1] for _ in range(2))
+    assert example_module.predicted(*case) == pytest.approx(measured, rel=0.002)
+
+
 def test_a_read_in_another_shape_is_a_view() -> None:
     """DeepSeek-V3's scores in groups of experts: torch's `view`."""
     answer = lc.memory("deepseek-v3", num_hidden_layers=5, engine="eager", seq_len=8)

@@ -53,6 +53,7 @@ def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 
         "written": written,
         "holds": "embeddings",
         "checkpointed": checkpointed,
+        "window": model.configuration.values.get("sliding_window") or 0,
         **module_settings,
     }
     if checkpointed or not MODULES[name].caches:

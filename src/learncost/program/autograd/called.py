@@ -193,6 +193,7 @@ def _attention(names: ScopeNames, call: Attention, values: Values) -> TapeTensor
         masked=masks,
         causal=bool(first.where),
         windowed=any(size_of(window, names.state.sizes) < length for window in windows),
+        filled=bool(windows) and length == names.module.window,
         padded=call.padded,
         added=[names.operand(term, values) for term in terms if term.name in call.added],
         capped=call.capped,

@@ -44,6 +44,7 @@ class AttentionInputs:
     groups    heads of queries per head of keys and values, of which there are `heads`
     elements  of all scores, of the result, of the rows, and of a mask for every sequence
     causal    later positions are masked; `windowed`: distant earlier ones too; `padded`: some keys
+    filled    whether a sliding window has as many keys as there are
     added     biases of the scores
     cached    whether keys and values are of the same positions as the queries
     identical whether values are as wide as keys
@@ -58,6 +59,7 @@ class AttentionInputs:
     masked: int
     causal: bool
     windowed: bool
+    filled: bool
     padded: bool
     added: Sequence[TapeTensor]
     capped: bool
@@ -96,6 +98,7 @@ class Module:
     after        a line that runs before experts although the table has it after them: a layer and its line
     buffers      bytes of a module's buffers: rotary angles, masks
     chunk        positions of a chunk of Mamba-2's scan
+    window       keys of a sliding window, whatever the number of positions; 0: none
     """
 
     packed: Sequence[Sequence[str]] = ()
@@ -118,6 +121,7 @@ class Module:
     after: str = ""
     buffers: int = 0
     chunk: int = 1
+    window: int = 0
 
     name = "plain"
     said = "a plain module (merged projections of one input, fused attention, norms and activations, no KV cache)"
@@ -266,7 +270,8 @@ class Transformers(Module):
         scores = replace(scores, added=[bias.copied() for bias in scores.added])  # create_position_bias_mask
         if self.zeros and not scores.added and self.checkpointed:
             return _math(q, k, v, scores, masks(q.width)).transpose().contiguous()
-        needs_mask = scores.windowed or scores.padded or (scores.causal and self.masks == "always")
+        windowed = scores.windowed or scores.filled  # _ignore_causal_mask_sdpa: kv_length >= local_attention_size
+        needs_mask = windowed or scores.padded or (scores.causal and self.masks == "always")
         mask = masks(BOOLEAN).copied(scores.masked, q.width) if needs_mask else None  # convert_boolean_attn_mask
         if broadcast:
             return _math(q, k, v, scores, mask, broadcast=True).transpose().contiguous()

@@ -18,7 +18,7 @@ from learncost.ir.errors import BYTES, whole_number
 from learncost.models.argument import preset
 from learncost.procedures.optimizer import STATES
 from learncost.reports.columns import write_csv
-from learncost.training.progress import ProgressLines
+from learncost.training.train import ProgressLines
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "questions.md"
 NO_LENGTH = ("vit", "whisper")  # families whose encoder has one length

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from math import lcm
+from typing import Any, TypeAlias
 
 from learncost.cost_models import Price, PricedLine
 from learncost.cost_models.errata import errata
@@ -20,9 +21,42 @@ from learncost.layers.layer import shipped, shipped_layer, usual_names
 from learncost.models.compose import plan
 from learncost.models.model import Model
 from learncost.reports import notation as write
+from learncost.reports.notation import terms as in_print
 from learncost.reports.record import Cost
 from learncost.reports.rows import lines_by
-from learncost.viz.data.polynomials import Monomials, as_count
+
+Exported: TypeAlias = list[Any]
+"""A polynomial as it is printed: the number that all is divided by at the end, then pairs of a monomial's place and its
+coefficient.
+
+Coefficients are whole numbers, as halves are divided by at the end: the value at whole sizes is exact, to the unit.
+"""
+
+
+@dataclass
+class Monomials:
+    """The monomials of many polynomials, by their places: products of axes, each multiplied out once by who reads."""
+
+    places: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+    def exported(self, count: Polynomial) -> Exported:
+        """A polynomial in terms of these monomials."""
+        over = lcm(*(coefficient.denominator for coefficient in count.terms.values()))
+        terms = [
+            [self.places.setdefault(monomial, len(self.places)), int(coefficient * over)]
+            for monomial, coefficient in in_print(count)
+        ]
+        return [over, *terms]
+
+    def to_list(self) -> list[list[str]]:
+        """The axes of each monomial, in the order of the places."""
+        return [list(monomial) for monomial in self.places]
+
+
+def as_count(value: Any) -> Polynomial:
+    """Return a polynomial after substitution of sizes as a polynomial, also where it is a number."""
+    return value if isinstance(value, Polynomial) else Polynomial.of((), value)
+
 
 QUANTITIES = ("maccs", "flops", "bytes", "parameters")
 

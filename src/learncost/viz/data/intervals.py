@@ -11,8 +11,8 @@ from learncost.liveness import Instant, SizedArray
 from learncost.program.lifetimes import FEW
 from learncost.reports.memory.engines.graph import part_of
 from learncost.reports.memory.step import MemoryStep
+from learncost.viz.data.costs import Monomials
 from learncost.viz.data.curve import KINDS, brackets, kind_of
-from learncost.viz.data.polynomials import Monomials
 
 
 @dataclass

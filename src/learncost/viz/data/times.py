@@ -11,8 +11,7 @@ from learncost.ir.serializable import attributes
 from learncost.reports.record import Cost
 from learncost.timing.rates import FRESH, MatmulGrid, Rates
 from learncost.timing.work import Extent, WorkAxes, works_axes
-from learncost.viz.data.costs import CostLine
-from learncost.viz.data.polynomials import Monomials
+from learncost.viz.data.costs import CostLine, Monomials
 
 
 def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:

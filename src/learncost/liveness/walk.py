@@ -19,7 +19,7 @@ from learncost.ir.serializable import HIDDEN, Serializable
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, IdentityKey
 from learncost.program.allocation_log import IntervalSet
-from learncost.program.calls import ScheduleRules, calls
+from learncost.program.calls import ScheduleRules, scheduled
 from learncost.program.lifetimes import Lifetimes, ScheduledArray, Walked, some_iterations
 
 
@@ -321,7 +321,7 @@ class Walk:
         iterations: Mapping[str, int | None],
         walked: Walked = some_iterations,
     ) -> None:
-        lifetimes = Lifetimes(table, calls(table, rules), iterations.__getitem__, walked)
+        lifetimes = Lifetimes(table, scheduled(table, rules.calls), iterations.__getitem__, walked)
         self.lines, last = lifetimes.lines, len(lifetimes.lines)
         counts = {number: loop.repeat.count for loop, number in lifetimes.loops.items()}
         places: dict[tuple[tuple[int, ...], int], int] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
@@ -167,9 +167,13 @@ class CallLoop:
 Item: TypeAlias = "Call | CallLoop"
 
 
+Rules: TypeAlias = "Callable[[Sequence[Statement], Axes, Values, set[str]], Iterator[Call | Loop]]"
+"""The calls and loops of one scope as an engine runs its lines; the last argument are the names that leave it."""
+
+
 @dataclass(frozen=True)
 class ScheduleRules:
-    """The scheduling rules of an engine that runs every line as a call.
+    """The rules of an engine that runs every line as a call.
 
     kernels  results that only lines of the same kernel read are not stored
     updates  new weights and states overwrite the old ones
@@ -177,6 +181,18 @@ class ScheduleRules:
 
     kernels: bool = False
     updates: bool = False
+
+    def calls(self, lines: Sequence[Statement], axes: Axes, values: Values, handed: set[str]) -> Iterator[Call | Loop]:
+        """Yield the calls of one scope, and its loops."""
+        inside = inside_of_kernels(lines, handed) if self.kernels else frozenset[str]()
+        for line in lines:
+            if isinstance(line, Loop):
+                yield line
+                continue
+            reads = tuple(name for name in line.reads if name not in inside)
+            writes = tuple(name for name in line.makes if name not in inside)
+            shares = (share for share in _shares(line, values, self) if share.read not in inside)
+            yield Call((line,), reads, writes, tuple(shares) if writes else ())
 
 
 AS_WRITTEN = ScheduleRules()
@@ -186,22 +202,18 @@ IN_KERNELS = ScheduleRules(kernels=True, updates=True)
 """Line by line, as a library of kernels: the engine graph."""
 
 
-def calls(table: Table, rules: ScheduleRules = AS_WRITTEN) -> tuple[Item, ...]:
-    """Return the calls of a table."""
-    return tuple(_calls(table.lines, table.known, set(table.outputs), rules))
+def scheduled(table: Table, rules: Rules) -> tuple[Item, ...]:
+    """Return the calls of a table under the rules of an engine."""
+    known = table.known
 
+    def items(lines: Sequence[Statement], axes: Axes, handed: set[str]) -> Iterator[Item]:
+        for each in rules(lines, axes, known, handed):
+            if isinstance(each, Loop):
+                yield CallLoop(each, tuple(items(each.lines, axes_within(each, axes), {*each.ends})))
+            else:
+                yield each
 
-def _calls(lines: Sequence[Statement], values: Values, handed: set[str], rules: ScheduleRules) -> Iterator[Item]:
-    """Yield the calls of one scope; `handed` are the names that leave it."""
-    inside = inside_of_kernels(lines, handed) if rules.kernels else frozenset[str]()
-    for line in lines:
-        if isinstance(line, Loop):
-            yield CallLoop(line, tuple(_calls(line.lines, values, {*line.ends}, rules)))
-        else:
-            reads = tuple(name for name in line.reads if name not in inside)
-            writes = tuple(name for name in line.makes if name not in inside)
-            shares = (share for share in _shares(line, values, rules) if share.read not in inside)
-            yield Call((line,), reads, writes, tuple(shares) if writes else ())
+    return tuple(items(table.lines, table.axes, set(table.outputs)))
 
 
 def _shares(line: Line, values: Values, rules: ScheduleRules) -> Iterator[AliasedMemory]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from learncost.ir.errors import InputError
@@ -20,15 +20,14 @@ from learncost.program.calls import (
     AliasedMemory,
     Axes,
     Call,
-    CallLoop,
     InPlaceSlot,
     Item,
     LibraryFunction,
     MatrixProduct,
     Values,
-    axes_within,
     matrix_product,
     scatter,
+    scheduled,
     updates,
 )
 
@@ -81,58 +80,106 @@ def leaving(groups: Sequence[Sequence[Line]]) -> list[set[str]]:
     return by_group
 
 
-Written: TypeAlias = Callable[[Sequence[Line], Axes, frozenset[str], str], LibraryFunction]
-"""A function that emits the lines of a kernel, given their axes, the names that others read, and a wished name."""
+@dataclass(frozen=True)
+class InPlaceRules:
+    """The rules of a step in place: kernels, products of a library, and messages, some of which add to an array.
 
-Products: TypeAlias = Callable[[Line], MatrixProduct | None]
-"""A function that returns a line as a matrix product of a library; None if it is something else."""
-
-
-def calls(
-    table: Table, dtypes: Mapping[str, str], written: Written, product: Products = matrix_product
-) -> tuple[Item, ...]:
-    """Return the calls of a table.
-
+    dtypes   the type of every array
+    written  emits the lines of a kernel, given their axes, the names that others read, and a wished name
     product  returns a line as a library's matrix product; None: a kernel computes it
-    Raises `InputError` for a line that no call can compute in-place.
     """
-    conditions = [condition for line, _ in walk(table.lines) for condition in line.where if any(condition.zigzag)]
-    if axes := sorted({base(whole(axis)) for condition in conditions for axis in condition.axes}):
-        raise InputError(f"{' and '.join(axes)} is in zigzag order, which kernels do not support")
-    if any(isinstance(line, Op) and line.op == "pass_on" for line, _ in walk(table.lines)):
-        raise InputError("ring attention is not supported in kernels: leave out the plan ring")
-    return tuple(_calls(table.lines, dict(table.axes), table.known, set(table.outputs), dtypes, written, product))
 
+    dtypes: Mapping[str, str]
+    written: Callable[[Sequence[Line], Axes, frozenset[str], str], LibraryFunction]
+    product: Callable[[Line], MatrixProduct | None] = matrix_product
 
-def _calls(
-    lines: Sequence[Statement],
-    axes: Axes,
-    values: Values,
-    handed: set[str],
-    dtypes: Mapping[str, str],
-    written: Written,
-    product: Products,
-) -> Iterator[Item]:
-    """Yield the items of one scope; `handed` are the names that leave it."""
-    sums = _sums_in_place(lines, handed, dtypes, product)
-    done = {line.name for line, _ in sums.values()}
-    readers = Counter(name for line in lines for name in line.reads)
+    def scheduled(self, table: Table) -> tuple[Item, ...]:
+        """Return the calls of a table. Raises `InputError` for a line that no call can compute in-place."""
+        conditions = [condition for line, _ in walk(table.lines) for condition in line.where if any(condition.zigzag)]
+        if axes := sorted({base(whole(axis)) for condition in conditions for axis in condition.axes}):
+            raise InputError(f"{' and '.join(axes)} is in zigzag order, which kernels do not support")
+        if any(isinstance(line, Op) and line.op == "pass_on" for line, _ in walk(table.lines)):
+            raise InputError("ring attention is not supported in kernels: leave out the plan ring")
+        return scheduled(table, self.calls)
 
-    def together(group: Sequence[Statement], line: Statement) -> bool:
-        return in_kernel(group, line) or _in_a_message(group, line, dtypes)
+    def calls(self, lines: Sequence[Statement], axes: Axes, values: Values, handed: set[str]) -> Iterator[Call | Loop]:
+        """Yield the calls of one scope, and its loops."""
+        sums = self._sums_in_place(lines, handed)
+        done = {line.name for line, _ in sums.values()}
+        readers = Counter(name for line in lines for name in line.reads)
 
-    for group in groups((line for line in lines if isinstance(line, Loop) or line.name not in done), together):
-        first = group[0]
-        if isinstance(first, Loop):
-            inner, ends = axes_within(first, axes), {*first.ends}
-            yield CallLoop(first, tuple(_calls(first.lines, inner, values, ends, dtypes, written, product)))
-        elif first.name in sums:
-            yield _added(first, *sums[first.name], values, product)
-        else:
-            own_lines = [line for line in group if isinstance(line, Line)]
-            inside = Counter(name for line in own_lines for name in line.reads)
-            others = frozenset(name for name in defined(own_lines) if name in handed or readers[name] > inside[name])
-            yield _call(own_lines, axes, values, others, written, product)
+        def together(group: Sequence[Statement], line: Statement) -> bool:
+            return in_kernel(group, line) or _in_a_message(group, line, self.dtypes)
+
+        for group in groups((line for line in lines if isinstance(line, Loop) or line.name not in done), together):
+            first = group[0]
+            if isinstance(first, Loop):
+                yield first
+            elif first.name in sums:
+                yield self._added(first, *sums[first.name], values)
+            else:
+                own_lines = [line for line in group if isinstance(line, Line)]
+                inside = Counter(name for line in own_lines for name in line.reads)
+                others = frozenset(
+                    name for name in defined(own_lines) if name in handed or readers[name] > inside[name]
+                )
+                yield self._call(own_lines, axes, values, others)
+
+    def _call(self, lines: list[Line], axes: Axes, values: Values, others: frozenset[str]) -> Call:
+        first = lines[0]
+        if is_collective(first):
+            return _message(lines)
+        for line in lines:
+            if axis := _counted(line):
+                raise InputError(
+                    f"{line.name} needs positions of the sharded axis {axis}, which kernels do not support"
+                )
+        kernel = first.meta.kernel
+        if kernel is None:
+            product = self.product(first)
+            if product:
+                return Call((first,), product.reads, (first.name,), product=product)
+            if isinstance(first, Op) and first.op == "zeros":
+                return Call((first,), (), (first.name,))
+            if rows := scatter(first):
+                return Call((first,), (rows.rows, rows.index), (first.name,), scatter=rows)
+            kernel = FusedKernel(first.meta.layer or "line", _iterations(first))
+            lines = [replace(first, meta=replace(first.meta, kernel=kernel))]
+        if others.isdisjoint(defined(lines)):
+            others |= {*lines[-1].makes}  # nothing reads it, but the step must define it
+        function = self.written(lines, axes, others, kernel.name)
+        return Call(tuple(lines), function.reads, function.writes, _shares(lines, function.shares, values), function)
+
+    def _sums_in_place(self, lines: Sequence[Statement], handed: set[str]) -> dict[str, tuple[Line, str]]:
+        """Return products and scatters that only a sum with an earlier array reads, with the sum and the array."""
+        readers: Counter[str] = Counter(name for line in lines for name in line.reads)
+        readers.update(handed)
+        place = {name: at for at, line in enumerate(lines) for name in line.makes}
+        makers = {line.name: line for line in lines if isinstance(line, Line) and self._can_add(line)}
+        dtypes = self.dtypes
+        sums: dict[str, tuple[Line, str]] = {}
+        for line in lines:
+            if not isinstance(line, Sum) or line.meta.kernel or line.signs != (1, 1):
+                continue
+            first, second = line.right
+            if first.axes != second.axes or first.axes != line.left[0].axes:
+                continue
+            for summand, other in ((first.name, second.name), (second.name, first.name)):
+                same = summand in makers and dtypes[summand] == dtypes[other] == dtypes[line.name]
+                if same and readers[summand] == 1 and place.get(other, -1) < place[summand]:
+                    sums[summand] = (line, other)
+        return sums
+
+    def _can_add(self, line: Line) -> bool:
+        if line.meta.kernel or not isinstance(line, Product):
+            return False
+        return scatter(line) is not None or self.product(line) is not None
+
+    def _added(self, producer: Line, line: Line, added: str, values: Values) -> Call:
+        product, rows = self.product(producer), scatter(producer)
+        reads = product.reads if product else producer.reads
+        shares = _shares((line,), ((added, line.name),), values)
+        return Call((producer, line), (*reads, added), (line.name,), shares, None, product, rows, added)
 
 
 def _in_a_message(group: Sequence[Statement], line: Statement, dtypes: Mapping[str, str]) -> bool:
@@ -142,32 +189,6 @@ def _in_a_message(group: Sequence[Statement], line: Statement, dtypes: Mapping[s
         return False
     same = (first.op, first.axes, dtypes[first.name]) == (line.op, line.axes, dtypes[line.name])
     return same and not any(name in line.reads for member in group for name in member.makes)
-
-
-def _call(
-    lines: list[Line], axes: Axes, values: Values, others: frozenset[str], written: Written, product_of: Products
-) -> Call:
-    first = lines[0]
-    if is_collective(first):
-        return _message(lines)
-    for line in lines:
-        if axis := _counted(line):
-            raise InputError(f"{line.name} needs positions of the sharded axis {axis}, which kernels do not support")
-    kernel = first.meta.kernel
-    if kernel is None:
-        product = product_of(first)
-        if product:
-            return Call((first,), product.reads, (first.name,), product=product)
-        if isinstance(first, Op) and first.op == "zeros":
-            return Call((first,), (), (first.name,))
-        if rows := scatter(first):
-            return Call((first,), (rows.rows, rows.index), (first.name,), scatter=rows)
-        kernel = FusedKernel(first.meta.layer or "line", _iterations(first))
-        lines = [replace(first, meta=replace(first.meta, kernel=kernel))]
-    if others.isdisjoint(defined(lines)):
-        others |= {*lines[-1].makes}  # nothing reads it, but the step must define it
-    function = written(lines, axes, others, kernel.name)
-    return Call(tuple(lines), function.reads, function.writes, _shares(lines, function.shares, values), function)
 
 
 def _message(lines: Sequence[Line]) -> Call:
@@ -208,38 +229,3 @@ def _iterations(line: Line) -> tuple[str, ...]:
     if isinstance(line, Product) and len(line.right) > 1:
         return tuple(a for a in plain if all(a in term.loops for term in line.right if term.axes))
     return tuple(axis for axis in plain[:-1] if axis not in acted)
-
-
-def _sums_in_place(
-    lines: Sequence[Statement], handed: set[str], dtypes: Mapping[str, str], product: Products
-) -> dict[str, tuple[Line, str]]:
-    """Return products and scatters that only a sum with an earlier array reads: by name, with the sum and the array."""
-    readers: Counter[str] = Counter(name for line in lines for name in line.reads)
-    readers.update(handed)
-    place = {name: at for at, line in enumerate(lines) for name in line.makes}
-    makers = {line.name: line for line in lines if isinstance(line, Line) and _can_add(line, product)}
-    sums: dict[str, tuple[Line, str]] = {}
-    for line in lines:
-        if not isinstance(line, Sum) or line.meta.kernel or line.signs != (1, 1):
-            continue
-        first, second = line.right
-        if first.axes != second.axes or first.axes != line.left[0].axes:
-            continue
-        for summand, other in ((first.name, second.name), (second.name, first.name)):
-            same = summand in makers and dtypes[summand] == dtypes[other] == dtypes[line.name]
-            if same and readers[summand] == 1 and place.get(other, -1) < place[summand]:
-                sums[summand] = (line, other)
-    return sums
-
-
-def _can_add(line: Line, product: Products) -> bool:
-    if line.meta.kernel or not isinstance(line, Product):
-        return False
-    return scatter(line) is not None or product(line) is not None
-
-
-def _added(producer: Line, line: Line, added: str, values: Values, product_of: Products) -> Call:
-    product, rows = product_of(producer), scatter(producer)
-    reads = product.reads if product else producer.reads
-    shares = _shares((line,), ((added, line.name),), values)
-    return Call((producer, line), (*reads, added), (line.name,), shares, None, product, rows, added)

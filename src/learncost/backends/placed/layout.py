@@ -18,7 +18,7 @@ from learncost.ir.table import Table
 from learncost.ir.value import Value
 from learncost.program import arena
 from learncost.program.calls import Axes, MatrixProduct, matrix_product
-from learncost.program.in_place import calls
+from learncost.program.in_place import InPlaceRules
 from learncost.program.lifetimes import Lifetimes, ScheduledArray, Stack, every_iteration
 
 WIDTHS = {**BYTES, "int64": 8, "uint8": 1, "bool": 1}
@@ -98,8 +98,8 @@ class InPlaceLayout:
     ) -> None:
         self.dtypes, self.sizes, self.kernels, self.rules = dict(dtypes), sizes, kernels, rules
         self._scratch: dict[str, Value] = {}
-        calls(table, dtypes, self._noted, self._product)
-        self.items = calls(table, dtypes, self._kernel, self._product)
+        InPlaceRules(dtypes, self._noted, self._product).scheduled(table)
+        self.items = InPlaceRules(dtypes, self._kernel, self._product).scheduled(table)
         self.table = replace(table, values={**table.values, **self._scratch}) if self._scratch else table
         self.lifetimes = Lifetimes(self.table, self.items, self.count, every_iteration, wholes=True)
         if not rules.copies:

@@ -116,7 +116,7 @@ def without_a_step(repeat):
     [
         (without_a_step, "of the previous iteration"),
         (lambda repeat: replace(repeat, count="2"), "2 ring iterations do not match 4 devices"),
-        (lambda repeat: replace(repeat, around=""), "cannot be shown to be right"),
+        (lambda repeat: replace(repeat, around=""), "cannot be proved correct"),
     ],
 )
 def test_a_ring_that_leaves_a_part_out_is_refused(change, message):

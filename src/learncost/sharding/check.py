@@ -1,7 +1,8 @@
-"""Statically check a sharded table: refuse it unless it is provably correct.
+"""Check a sharded table statically, and refuse it unless it is provably correct.
 
-The check does not depend on how lines were placed. Over every mesh axis an array is sharded, as its axes say,
-replicated, or a partial sum; every line has to follow one of few rules from operands to result.
+The check does not depend on the code that sharded the table. Over every mesh axis, an array is sharded (as its axes
+state), replicated, or a partial sum, and every line must follow one of a few rules from the states of its operands to
+that of its result.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from learncost.ops import entry
 from learncost.ops.collectives import is_collective, place_changed
 
 CUT, SENT, SAME, ZERO, OWN = "cut", "sent", "the same", "zero", "of one iteration"
-"""The states of an array over a mesh axis; otherwise it is partial, `sum`, `max` or `min`. Dispatched rows are sharded
-by row.
+"""The states of an array over a mesh axis; a partial array has the state `sum`, `max` or `min`. Dispatched rows are
+sharded by row.
 """
 
 BEFORE, CAME, NEXT = "of the previous iteration", "received", "of the next iteration"
-"""The position of a rotating shard in a ring: to be passed on, received in this iteration, or passed on."""
+"""The states of a rotating shard in a ring: to be passed on, received in this iteration, or already passed on."""
 
 PAIRS, PART, OTHERS = "pairs of parts", "the sum over one part", "the sum over the parts of the others"
-"""Results of a device's own shard and another one, or its own again, and sums over the other shards."""
+"""The states of results of a device's own shard and another shard, of sums over one shard, and of sums over the
+others."""
 
 _ROUND = frozenset((BEFORE, CAME, NEXT, PAIRS, PART, OTHERS))
 
@@ -50,7 +52,7 @@ _MAKES: Mapping[str, tuple[tuple[str, ...], str]] = {
 def check_placed(table: Table, mesh_axes: Iterable[tuple[str, int]]) -> None:
     """Refuse a sharded table unless every line and result is provably correct. Raises `InputError`.
 
-    mesh_axes  each with its number of devices
+    mesh_axes  the mesh axes, each with its number of devices
     """
     for mesh_axis, devices in mesh_axes:
         states = {name: _of(table.axes[name], mesh_axis) for name in (*table.inputs, *table.weights)}
@@ -66,12 +68,12 @@ def _of(axes: Iterable[str], mesh_axis: str) -> str:
 
 
 class _LineCheck:
-    """Check the lines of a scope over one mesh axis; `states` has the states of names, and is extended."""
+    """A check of the lines of a scope over one mesh axis, which records the states of names in `states`."""
 
     def __init__(self, mesh_axis: str, devices: int, axes: Mapping[str, tuple[str, ...]], busy: bool = False) -> None:
         self.mesh_axis, self.devices, self.axes, self.busy = mesh_axis, devices, axes, busy
-        self.zeros: set[str] = set()  # sharded in any way
-        self.owners: dict[str, str] = {}  # the shard that dispatched rows read
+        self.zeros: set[str] = set()  # zeros, which are valid in every state
+        self.owners: dict[str, str] = {}  # the sharded axis that dispatched rows read
 
     def lines(self, lines: Iterable[Statement], states: States) -> None:
         for line in lines:
@@ -82,7 +84,7 @@ class _LineCheck:
 
     def refuse(self, line: Statement, why: str) -> InputError:
         text = str(line).partition("\n")[0]
-        return InputError(f"over {self.mesh_axis} {why}, so that it cannot be shown to be right: {text}")
+        return InputError(f"over {self.mesh_axis} {why}, so that it cannot be proved correct: {text}")
 
     def repeat(self, line: Loop, states: States) -> None:
         mesh_axis, busy = self.mesh_axis, self.busy or self.mesh_axis in sharded_over(line.count)
@@ -136,8 +138,8 @@ class _LineCheck:
             states[carry.final] = {BEFORE: BEFORE, PART: self.summed(carry.final)}.get(start, OTHERS)
 
     def summed(self, name: str) -> str:
-        """Return the state of the sum over all shards: that of the own shard, or partial if that was summed over,
-        too.
+        """Return the state of the sum over all shards: the state of the device's own shard, or partial if that was
+        summed over, too.
         """
         return CUT if _of(self.axes[name], self.mesh_axis) == CUT else "sum"
 
@@ -165,7 +167,7 @@ class _LineCheck:
                 states[term.name] = CAME if any(map(comes_round, left)) else PART
 
     def totals(self, line: Loop, inner_states: States, inner: _LineCheck) -> None:
-        """Set the states of totals that begin with zeros to those after an iteration."""
+        """Set the states of totals that begin as zeros to their states after an iteration."""
         begun = [carry for carry in line.carry if inner_states[carry.start] == ZERO]
         if not begun:
             return
@@ -226,7 +228,7 @@ class _LineCheck:
             raise self.refuse(line, f"{name} was dispatched to the owners of {self.owners[name]}")
 
     def part(self, line: Op, states: States) -> None:
-        """Check a line that takes a shard of a replicated array: the own one, or the received one."""
+        """Check a line that takes a shard of a replicated array: the device's own, or a received one."""
         name, place = line.right[0].name, place_changed(line)
         before, after = line.right[0].declared[place], line.left[0].declared[place]
         if states[name] not in (SAME, CUT) or (*sharded_over(before), self.mesh_axis) != sharded_over(after):
@@ -235,7 +237,8 @@ class _LineCheck:
         states[line.name] = PAIRS if states[name] == CUT else alone
 
     def cut_axes(self, line: Line) -> set[str]:
-        """Return the axes of a line that the mesh axis shards; each other axis of that name must be unsharded."""
+        """Return the axes of a line that the mesh axis shards. Raises `InputError` if an axis is both sharded and
+        unsharded."""
         terms = [term for operand in (*line.left, *line.right) for term in terms_of(operand)]
         plain = {axis for term in terms for axis in term.axes if isinstance(axis, str)}
         cut = {axis for axis in plain if self.mesh_axis in sharded_over(axis)}

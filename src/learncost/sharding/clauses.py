@@ -1,4 +1,4 @@
-"""Sharding clauses such as `h f v over tp`, and the shard spec that they give every value.
+"""Parse sharding clauses such as `h f v over tp`, and derive the shard spec of every value.
 
 A clause is `AXES over MESH [of NAMES]`. Of its axes, the first that a value has, with more than one position, is
 sharded. `*` is the largest axis that the mesh axis divides; a weight without such an axis, its gradient and states are
@@ -23,7 +23,7 @@ from learncost.ir.value import DRAWN, Value
 from learncost.sharding.mesh import Mesh
 
 LARGEST = "*"
-"""The largest divisible axis, in a clause."""
+"""The sign for the largest divisible axis in a clause."""
 
 HEADS = "h"
 """The name of attention heads in clauses, which includes the channels of a recurrence."""
@@ -32,13 +32,13 @@ FILLED = ("weights", "gradients", "states")
 """Roles of values that are padded if they are not divisible: the padding is 0 and remains 0."""
 
 ROLES: Mapping[str, str] = {
-    "weights": "what is trained, and what the optimizer makes of it",
+    "weights": "weights, and their new values",
     "gradients": "gradients of weights",
-    "states": "what the optimizer remembers",
-    "values": "what lines make, its gradients, and drawn masks",
-    "inputs": "what a batch brings",
+    "states": "optimizer states",
+    "values": "results of lines, their gradients, and dropout masks",
+    "inputs": "inputs of a batch",
     "scores": "values of pairs of positions, and their gradients",
-    "experts": "weights of which lines choose parts, their gradients and states",
+    "experts": "weights of experts, their gradients and states",
 }
 """The roles that are allowed as NAMES of a clause, in addition to names of the table."""
 
@@ -47,7 +47,8 @@ _CLAUSE = re.compile(r"(?P<axes>\S+(?:\s+\S+)*?)\s+over\s+(?P<mesh>\S+)(?:\s+of\
 
 @dataclass(frozen=True)
 class Clause:
-    """Axes, of which the first that a value has is sharded over a mesh axis; for some values only, or for all."""
+    """A sharding clause: the first of its axes that a value has is sharded over a mesh axis, for some values or for
+    all."""
 
     axes: tuple[str, ...]
     mesh: str
@@ -155,10 +156,10 @@ Split = tuple[tuple[str, ...], ...]
 
 
 class ShardSpecs:
-    """The shard specs of a table's values, by the clauses alone.
+    """The shard specs of a table's values, which follow from the clauses.
 
-    part_of  the table that this one is a part of, which the clauses apply to
-    like     the specs over a mesh of other sizes, whose choices of the largest axis these have
+    part_of  the table that this one is a part of, if the clauses apply to the larger table
+    like     specs over a mesh of other sizes, whose choices of largest axes are used
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class ShardSpecs:
         self._check(self.known if part_of is None else part_of.known)
 
     def over(self, mesh: Mesh, sizes: Mapping[str, int]) -> ShardSpecs:
-        """Return the specs of the same clauses over a mesh of other sizes."""
+        """Return the specs of the same clauses over a mesh with other sizes."""
         result = copy(self)
         result.mesh, result.sizes, result.filled = mesh, {**sizes, **mesh.sizes}, {}
         result._winners, result._specs, result.like = {}, {}, None
@@ -221,7 +222,7 @@ class ShardSpecs:
         return int(size_of(axis, self.sizes))
 
     def rank(self, mesh_axis: str, axis: str) -> int:
-        """Return the nesting depth at which a mesh axis shards an axis: in the order of clauses, `*` innermost."""
+        """Return the rank of a mesh axis among those that shard an axis: clauses in order, `*` innermost."""
         key = mesh_axis, base(axis)
         if key not in self._ranks:
             places = [
@@ -237,7 +238,7 @@ class ShardSpecs:
         return kind_of(self.table, name, value)
 
     def winners(self, name: str, value: Value) -> dict[str, tuple[int, str]]:
-        """Return the index of the clause and the sharded axis, for every mesh axis that shards a value."""
+        """Map every mesh axis that shards a value to the index of the clause and the sharded axis."""
         role, owner = self.kind(name, value)
         of_weight = self.known[owner].axes if owner in self.known else ()
         key = role, owner in self._experts, value.axes, of_weight, (name, owner) if self._by_name else ()
@@ -310,7 +311,7 @@ class ShardSpecs:
     def spec(self, name: str, value: Value, busy: frozenset[str] = frozenset()) -> Split:
         """Return the shard spec of a value: the mesh axes that shard each of its axes, without busy ones."""
         key = name, value, busy
-        if key not in self._specs:  # every line asks for those of all of its operands
+        if key not in self._specs:  # cached, as every line needs the specs of its operands
             split: dict[str, list[str]] = {}
             for mesh_axis, (_, axis) in self.winners(name, value).items():
                 if mesh_axis not in busy:
@@ -332,9 +333,7 @@ class ShardSpecs:
         return size
 
     def undivided(self) -> dict[str, tuple[str, ...]]:
-        """Return the weights that a mesh axis should shard along their largest axis and that have no axis, by mesh
-        axis.
-        """
+        """Return, by mesh axis, the weights without axes that the mesh axis should shard along their largest axis."""
         whole: dict[str, dict[str, None]] = {}
         for name in (*self.table.weights, *self.table.inputs):
             value = self.known[name]
@@ -347,7 +346,7 @@ class ShardSpecs:
         return {mesh_axis: tuple(names) for mesh_axis, names in whole.items()}
 
     def nested(self, axis: str, mesh_axes: Iterable[str]) -> tuple[str, ...]:
-        """Return mesh axes in the order in which they shard an axis, outermost first."""
+        """Return the mesh axes in the order in which they shard an axis, outermost first."""
         several = tuple(mesh_axes)
         if len(several) < 2:
             return several
@@ -355,7 +354,7 @@ class ShardSpecs:
 
 
 def parts_of(table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of shards of each axis that the clauses name, if some value of a table is sharded along it."""
+    """Return the number of shards of each axis that the clauses name and along which they shard a value of a table."""
     chosen = tuple(chosen)
     large = {name: size * mesh.devices if size > 1 else 1 for name, size in sizes.items()}
     specs, numbers = ShardSpecs(table, mesh, chosen, large), dict[str, int]()
@@ -395,14 +394,14 @@ def _begins(name: str, beginning: str) -> bool:
 
 
 def _of_pairs(axes: Iterable[str]) -> bool:
-    """Return whether axes are pairs of positions, as of attention scores: M and M', or M and N."""
+    """Return whether the axes include pairs of positions, as those of attention scores: M and M', or M and N."""
     axes = [*axes]
     bases = [base(axis) for axis in axes]
     return len({*bases}) < len(bases) or {"M", "N"} <= {*bases}
 
 
 def _read_at_a_choice(table: Table) -> Iterator[str]:
-    """Yield weights of which lines read the parts that an index selects, such as experts."""
+    """Yield the weights that lines read at a computed index, such as those of experts."""
     made = {name for line, _ in walk(table.lines) for name in line.makes}
     for line, nest in walk(table.lines):
         for term in line.right:

@@ -1,4 +1,4 @@
-"""The collectives of a sharded table as plain records, for costs, times and searches."""
+"""List the collectives of a sharded table, for costs, times and searches."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Collective:
     mesh_axis
         The axis of the mesh over whose devices it runs, such as tp.
     payload_bytes
-        Bytes of one run: the larger of input and output on one device. That is the array that is reduced, the whole
-        gathered array, the whole scattered array, or the whole exchanged array, including a device's own shard. The
-        share that a ring sends is a convention: 2(p-1)/p for an all_reduce, (p-1)/p for the others.
+        Bytes of one run: the larger of input and output on one device, which is the reduced array, the full gathered or
+        scattered array, or the full exchanged array, including the device's own shard. A ring sends 2(p-1)/p of it for
+        an all_reduce, and (p-1)/p for the others.
     filled_bytes
         Bytes of padding in it, if an axis is not divisible.
     line
@@ -81,14 +81,14 @@ BYTES_OF_A_CONDITION = 1
 
 
 def elements(line: Op, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """Return the elements of a collective, the larger of its input and output; and the same without padding."""
+    """Return the elements of a collective's larger side, input or output, with and without padding."""
     mesh_axis, sides = line.axes[0], [term.declared for term in (line.left[0], line.right[0])]
     real = max(prod(shape_of(axes, sizes)) for axes in sides)
     if len(sides[0]) != len(sides[1]):  # dispatched rows
         return real, real
 
     def size(axis: str, other: str) -> int:
-        """Return the global size of an axis, if the other side has one shard of it."""
+        """Return the size of an axis, which is the global size if the other side has one shard of it."""
         is_whole = base(other) == f"{base(axis)}/{mesh_axis}"
         return int(size_of(other, sizes) * sizes[mesh_axis] if is_whole else size_of(axis, sizes))
 
@@ -97,7 +97,8 @@ def elements(line: Op, sizes: Mapping[str, int]) -> tuple[int, int]:
 
 
 def formulas(placed: Placed, sizes: Mapping[str, int]) -> dict[tuple[str, str], Polynomial]:
-    """Return the elements in the payload of a step, by mesh axis and op: polynomials in the sizes of the table."""
+    """Return the elements that a step's collectives have as payload, by mesh axis and op, as polynomials in the table's
+    sizes."""
     sizes, found = {**sizes, **placed.sizes}, dict[tuple[str, str], Polynomial]()
     for line, nest in walk(placed.table.lines):
         if sends(line):
@@ -109,7 +110,8 @@ def formulas(placed: Placed, sizes: Mapping[str, int]) -> dict[tuple[str, str], 
 
 
 def widths_of(kind: Precision) -> dict[str, int]:
-    """Return the bytes of a sent number by role, and of log-softmax over a sharded vocabulary (scores)."""
+    """Return the bytes of a sent number by role, where `scores` are those of a log-softmax over a sharded
+    vocabulary."""
     return {
         "weights": min(kind.weight, kind.value),
         "gradients": kind.gradient,
@@ -121,7 +123,7 @@ def widths_of(kind: Precision) -> dict[str, int]:
 
 
 def sent_widths(placed: Placed, widths: Mapping[str, int]) -> Callable[[str, str], int]:
-    """Return the function that gives the bytes of a number that a collective sends, by its result and its role."""
+    """Return a function of a collective's result and role that returns the bytes of a sent number."""
     special = dict.fromkeys(placed.scores, widths["scores"]) if "scores" in widths else {}
     special |= dict.fromkeys(condition_names(placed.whole.lines), BYTES_OF_A_CONDITION)
     special |= {name: BYTES_OF_AN_INDEX for name, value in placed.whole.known.items() if value.role in INDICES}
@@ -194,11 +196,11 @@ def bucketed(table: Table) -> Table:
 
 
 def _iteration(lines: Sequence[Statement]) -> list[Statement]:
-    """Move gathers of the iteration's inputs to the front, and lines that only the optimizer reads, and the optimizer,
-    to the end.
+    """Return the loop with gathers of an iteration's inputs at its front, and with the optimizer, and lines that only
+    the optimizer reads, at its end.
     """
     makes = Counter(name for line in lines for name in line.makes)
-    if max(makes.values(), default=0) > 1:  # lines that make a value again have their order
+    if max(makes.values(), default=0) > 1:  # lines that define a name twice must keep their order
         return [*lines]
     sent = [line for line in lines if is_collective(line)]
     first = [line for line in sent if line.op == "all_gather" and makes.keys().isdisjoint(line.reads)]

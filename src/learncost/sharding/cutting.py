@@ -1,6 +1,4 @@
-"""Shard a line: choose the axis that each mesh axis shards, the layouts of its operands, and the layout of its
-result.
-"""
+"""Shard a line: choose the axis that each mesh axis shards, and the layouts of its operands and results."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ ALONG, AT, SENT = "along", "at", "sent"
 
 
 def place_line(scope: ShardingScope, line: Line) -> None:
-    """Place a line: collectives for its operands, then the line with its axes sharded."""
+    """Emit the collectives for a line's operands, and the line with its axes sharded."""
     cutting = Cutting(scope, line)
     if cutting.through_body:
         lines, steps = expanded(line, {**scope.specs.known, **scope.steps})
@@ -42,7 +40,8 @@ def place_line(scope: ShardingScope, line: Line) -> None:
 
 
 class Cutting:
-    """A line with the site of every mesh axis, and the mesh axes over which a partial operand passes through it."""
+    """The sharding of a line: the site of every mesh axis, and the mesh axes over which a partial operand passes
+    through it."""
 
     def __init__(self, scope: ShardingScope, line: Line) -> None:
         self.scope, self.line = scope, line
@@ -69,7 +68,7 @@ class Cutting:
         self._check_parts(forced)
 
     def _choice(self, rows: RoutedRows) -> RowChoice:
-        """Return the row index with the indexed axis as this line shards it."""
+        """Return the choice of rows with the indexed axis sharded as in this line."""
         return rows.choice.reads(rows.at, self.sharded_over(Read(rows.at, Term(rows.choice.index, rows.axes))))
 
     def _of_rows(self) -> dict[str, Site]:
@@ -86,7 +85,7 @@ class Cutting:
 
     @property
     def through_body(self) -> bool:
-        """Return whether an axis that an op acts on is sharded, so that its body must be used."""
+        """Return whether an axis that an op acts on is sharded, so that its body must be sharded instead."""
         line = self.line
         if not isinstance(line, Op) or entry(line.op).pointwise or line.opaque:
             return False
@@ -94,7 +93,7 @@ class Cutting:
         return not is_reduction and any((ALONG, axis) in self.sites.values() for axis in line.axes)
 
     def _check_parts(self, forced: Mapping[str, Site]) -> None:
-        """Drop sites that would make uneven shards, as several mesh axes together may: the inner ones."""
+        """Drop the inner sites of an axis that several mesh axes together would shard unevenly."""
         for kind, axis in {*self.sites.values()}:
             together = [q for q, site in self.sites.items() if site == (kind, axis)]
             for mesh_axis in reversed(self.scope.specs.nested(axis, together)):
@@ -107,7 +106,7 @@ class Cutting:
     def _is_filled(self, kind: str, axis: str, over: Iterable[str]) -> bool:
         """Return whether a line is sharded with padding: its result is padded, or it sums padded operands.
 
-        A line that does not map 0 to 0, such as a quotient of both, is not: it reads gathered operands.
+        A line that does not map 0 to 0, such as a quotient, is not sharded with padding, but reads gathered operands.
         """
         text = cut(base(axis), self.scope.specs.nested(axis, over))
         if kind != ALONG or text not in self.scope.specs.filled:
@@ -120,11 +119,11 @@ class Cutting:
         terms = self.line.left if remains else [term for each in self.line.right for term in terms_of(each)]
         return any(text in self.scope.spec(term.name).cut(self.scope.value(term.name).axes) for term in terms)
 
-    # Partial operands that go through.
+    # Partial operands that pass through.
 
     def _passing(self, mesh_axis: str) -> str:
-        """Return how the result of a linear line is partial for a partial operand; empty if the operand must be reduced
-        first.
+        """Return the reduction that a partial operand of a linear line leaves to its result; empty if the operand must
+        be reduced first.
         """
         line, scope = self.line, self.scope
         if isinstance(line, Op):
@@ -146,10 +145,11 @@ class Cutting:
         layout = self.scope.partial(name)
         return layout is not None and (mesh_axis, "sum") in layout.partial
 
-    # Over what.
+    # Sites.
 
     def _site(self, mesh_axis: str) -> Site | None:
-        """Return the candidate of the first clause, then of the most operands, then the spec of the result."""
+        """Return the site of the first clause among the candidates; on ties, that of most operands, then that of the
+        result."""
         by_site: dict[Site, list[int]] = {}
         operands = [term for operand in self.line.right for term in terms_of(operand)]
         operands += [term for left in self.line.left for axis in left.axes for term in _index(axis)]
@@ -165,7 +165,7 @@ class Cutting:
 
     def _candidate(self, term: Term, mesh_axis: str, is_result: bool) -> tuple[int, Site] | None:
         if is_result and term.name in self.scope.steps:
-            return None  # inside of a word a value lives where its line leaves it
+            return None  # values inside an op have the layout that their lines give them
         spec = self.scope.spec(term.name)
         place = next((place for place, names in enumerate(spec.split) if mesh_axis in names), None)
         if place is None or place >= len(term.axes):
@@ -181,7 +181,7 @@ class Cutting:
             return None
         return rank, (AT, axis.axis)
 
-    # The line as it is placed.
+    # The sharded line.
 
     def place(self) -> None:
         line, scope = self.line, self.scope
@@ -201,13 +201,13 @@ class Cutting:
             self.result(term)
 
     def _leaves_rows(self) -> bool:
-        """Return whether an indexed line sums rows on several devices, as those of a token are."""
+        """Return whether an indexed line sums rows that are on several devices, as the rows of a token are."""
         assert self.rows is not None
         (left, *_), rows = self.line.left, self.rows
         return bool(rows.at) and not left.indexed and not {*rows.axes} <= {*left.axes}
 
     def _place_by_rows(self, rows: RoutedRows) -> None:
-        """Place the line with a result for every row, and the sum of the rows that return."""
+        """Emit the line with a result for every row, and the sum of the returned rows."""
         line, scope = self.line, self.scope
         left = line.left[0]
         more = tuple(axis for axis in left.axes if isinstance(axis, str) and axis not in rows.axes)
@@ -226,7 +226,7 @@ class Cutting:
         return replace(meta, kernel=replace(meta.kernel, axes=tuple(map(self.axis, meta.kernel.axes)), blocks=blocks))
 
     def _queries(self, axis: str) -> str:
-        """Return the sharded axis of queries: a line may read pairs transposed, with its keys named as queries."""
+        """Return the sharded axis of queries; a line that reads pairs transposed may name its keys as queries."""
         same = (other for other in self.line.loops if base(other) == base(axis) and self.sharded_over(other))
         return cut(axis, self.sharded_over(next(same, axis)))
 
@@ -284,7 +284,7 @@ class Cutting:
         lower, upper = (side if side.isdigit() else self.axis(side) for side in (condition.lower, condition.upper))
         return replace(condition, lower=lower, upper=upper)
 
-    # What its results are.
+    # Results.
 
     def result(self, term: Term) -> None:
         scope, line = self.scope, self.line

@@ -1,4 +1,4 @@
-"""Run a sharded table on NumPy, one thread per device. This is the definition of a sharded table."""
+"""Run a sharded table on NumPy with one thread per device, which defines the meaning of sharded tables."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ WAIT = 300.0
 
 
 class EndedError(Exception):
-    """Another device failed, or an expected message does not arrive."""
+    """The error of a device if another device failed, or if an expected message does not arrive."""
 
 
 class Meeting:
-    """The exchange of arrays in a group of devices along a mesh axis, in order for each pair."""
+    """The exchange of arrays in a group of devices along a mesh axis; messages of each pair arrive in order."""
 
     def __init__(self, number: int) -> None:
         self.number, self.ended = number, False
         self._exchanged, self._sent = _Queues(), _Queues()
 
     def exchange(self, place: int, array: Array) -> list[Array]:
-        """Return the arrays of all devices, in order."""
+        """Return the arrays of all devices of the group, in order."""
         others = [other for other in range(self.number) if other != place]
         for other in others:
             self._exchanged[place, other].put(array)
@@ -53,11 +53,11 @@ class Meeting:
         self._sent[source, target].put(array)
 
     def receive(self, source: int, target: int) -> Array:
-        """Return the next array that a position sends to another."""
+        """Return the next array that one position sends to another."""
         return self._next(self._sent[source, target])
 
     def _next(self, arrays: queue.SimpleQueue[Array]) -> Array:
-        """Return the next array. Raises `EndedError` if a device failed."""
+        """Return the next array of a queue. Raises `EndedError` if a device failed."""
         end = time.monotonic() + WAIT
         while time.monotonic() < end and not self.ended:
             try:
@@ -71,17 +71,17 @@ class _Queues(dict[tuple[int, int], "queue.SimpleQueue[Array]"]):
     """The queues of messages, by sender and receiver."""
 
     def __missing__(self, pair: tuple[int, int]) -> queue.SimpleQueue[Array]:
-        return self.setdefault(pair, queue.SimpleQueue())  # one step, whichever thread comes first
+        return self.setdefault(pair, queue.SimpleQueue())  # atomic, as several threads may call it
 
 
 class Meetings:
-    """All groups of a mesh, by the ranks of their devices."""
+    """The exchanges of all groups of a mesh, by the ranks of their devices."""
 
     def __init__(self) -> None:
         self.lock, self.by_ranks, self.ended = threading.Lock(), dict[tuple[int, ...], Meeting](), False
 
     def of(self, ranks: tuple[int, ...]) -> Meeting:
-        """Return the group of these devices."""
+        """Return the exchange of a group of devices."""
         with self.lock:
             if ranks not in self.by_ranks:
                 self.by_ranks[ranks] = Meeting(len(ranks))
@@ -98,7 +98,7 @@ class Meetings:
 
 @dataclass(frozen=True)
 class MeshDevice:
-    """A device of a mesh: it exchanges arrays with others."""
+    """A device of a mesh, which exchanges arrays with the other devices."""
 
     mesh: Mesh
     place: Mapping[str, int]
@@ -129,7 +129,7 @@ def run_placed(
     """Run a sharded step; return the values of every device, in rank order. `arrays` are global.
 
     placed  the table of every device, or one per pipeline stage, in order
-    Every device gets its shard of the inputs; `watch` is called with every line that a device ran.
+    Every device gets its shard of the inputs; `watch` is called for every line that a device has run.
     """
     stages = (placed,) if isinstance(placed, Placed) else tuple(placed)
     axis = "" if isinstance(placed, Placed) else stages[0].clauses[0].mesh
@@ -138,7 +138,7 @@ def run_placed(
     errors: list[BaseException] = []
 
     for table in lowered:
-        program(table)  # once, and not in every thread
+        program(table)  # cached for all threads
 
     def device(rank: int, place: Mapping[str, int]) -> None:
         stage = place.get(axis, 0)
@@ -167,7 +167,7 @@ def run_placed(
 
 
 def of_stage(array: Array, stage: Placed, name: str) -> Array:
-    """Return the part of a global array for a stage: the slices of a stack for its iterations."""
+    """Return the part of a global array for a pipeline stage: of a stack, the slices for the stage's iterations."""
     count = counted(stage, name)
     return array[stage.first[count] : stage.first[count] + stage.iterations[count]] if count else array
 

@@ -1,9 +1,9 @@
 """Check statically that padding is 0 wherever a line sums over it.
 
-Weights without a divisible axis have equal, padded shards, as in PyTorch's FSDP2: all have the size of the first one,
-and the last ones have fewer elements, or none. The padding is 0 in inputs and in the results of collectives, and it is
-removed when shards are put together. Results of lines must have zero padding, too, if another line sums over it, and in
-new weights and states, which are the inputs of the next step.
+Weights without a divisible axis have equal shards with padding, as in PyTorch's FSDP2; the last shards have fewer
+elements of the weight, or none. The padding is 0 in inputs and results of collectives, and is removed when shards are
+concatenated. Results of lines must have zero padding, too, if another line sums over it, or if they are new weights and
+states, which the next step reads.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from learncost.ops.collectives import is_collective
 from learncost.passes.lower import expanded
 
 _NUMBERS = (-2.0, 0.5, 1.0, 3.0)
-"""The value of numbers that are not known to be 0."""
+"""Values to evaluate an op at, for operands that are not known to be 0."""
 
 
 def check_filled(table: Table, filled: Mapping[str, int]) -> None:
     """Refuse a sharded table that would sum padding other than 0. Raises `InputError`.
 
-    filled  padded axes, `d/dp`, with their sizes
+    filled  the padded axes, such as `d/dp`, with their sizes
     """
     check = _PaddingCheck(filled, {**table.values})
     zero = {name for name in (*table.inputs, *table.weights) if check.has(table.axes[name])}
@@ -43,13 +43,13 @@ def check_filled(table: Table, filled: Mapping[str, int]) -> None:
 
 
 def stays_zero(line: Line, axis: str, values: Mapping[str, Value]) -> bool:
-    """Return whether a line has 0 in the padding of an axis, if all of its operands along it have."""
+    """Return whether a line's result has 0 in the padding of an axis if all operands with the axis have."""
     zero = {o.name for o in line.right if isinstance(o, Term) and axis in o.axes}
     return _PaddingCheck({base(axis): 0}, dict(values)).is_zero(line, [axis], zero)
 
 
 class _PaddingCheck:
-    """Check lines; `zero` are names of padded arrays with 0 in the padding."""
+    """A check of lines, in which `zero` has the names of padded arrays whose padding is 0."""
 
     def __init__(self, filled: Mapping[str, int], values: dict[str, Value]) -> None:
         self.filled, self.values = filled, values
@@ -59,7 +59,7 @@ class _PaddingCheck:
         return any(base(axis) in self.filled for axis in axes)
 
     def padded_axis(self, axes: Iterable[str]) -> str:
-        """Return the first padded axis."""
+        """Return the name of the first padded axis."""
         return next(base(axis) for axis in axes if base(axis) in self.filled)
 
     def lines(self, lines: Iterable[Statement], zero: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""Layouts: how the devices of a mesh hold a value, and the collectives from one layout to another."""
+"""Represent how the devices of a mesh hold a value, and derive the collectives from one layout to another."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from learncost.sharding.clauses import Split
 
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """The mesh axes that shard each axis, and those over which the arrays are still to be reduced.
+    """The layout of a value: the mesh axes that shard each axis, and those over which its arrays must still be reduced.
 
-    partial  pairs of a mesh axis and a reduction: sum, max or min
-    sent     the index of dispatched rows, which are on the devices of their experts
+    partial  the pending reductions: pairs of a mesh axis and sum, max or min
+    sent     the key of the index by which rows were dispatched to the devices of their experts; "" for other values
     """
 
     split: Split
@@ -23,7 +23,7 @@ class ShardLayout:
 
     @property
     def over(self) -> frozenset[str]:
-        """Return the mesh axes that shard an axis."""
+        """Return the mesh axes that shard some axis."""
         return frozenset(name for names in self.split for name in names)
 
     @property
@@ -36,12 +36,12 @@ class ShardLayout:
         return replace(self, partial=frozenset())
 
     def cut(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the axes in the notation of a device's table, `f/tp`."""
+        """Return the axes in the notation of a device's table, such as `f/tp`."""
         return tuple(cut(axis, names) for axis, names in zip(axes, self.split, strict=True))
 
 
 def cut(axis: str, mesh_axes: tuple[str, ...]) -> str:
-    """Return the name of a sharded axis: `M/cp'` of `M'`."""
+    """Return the name of a sharded axis, such as `M/cp'` for `M'`."""
     if not mesh_axes:
         return axis
     size = base(axis)
@@ -63,7 +63,7 @@ def moves(start: ShardLayout, goal: ShardLayout) -> Iterator[LayoutMove]:
     A mesh axis that has to shard another axis is exchanged; inner axes are gathered before outer ones.
     """
     now = start
-    # By name if all else is equal: every device, a separate process, must send in the same order.
+    # Ties are broken by name, as all devices, which are separate processes, must send in the same order.
     for mesh_axis, how in sorted(
         start.partial - goal.partial, key=lambda pair: (_scatters(start, goal, pair[0]) is None, *pair)
     ):
@@ -86,7 +86,7 @@ def _with(layout: ShardLayout, place: int, names: tuple[str, ...]) -> ShardLayou
 
 
 def _wanted(now: ShardLayout, goal: ShardLayout, mesh_axis: str) -> int | None:
-    """Return the axis that a mesh axis may shard next on the way to the goal."""
+    """Return the position of the axis that a mesh axis may shard next on the way to the goal; None if there is none."""
     for place, (names, wanted) in enumerate(zip(now.split, goal.split, strict=True)):
         if wanted[: len(names) + 1] == (*names, mesh_axis):
             return place

@@ -1,4 +1,5 @@
-"""Shard a loop: loop-carried values have one layout, and iterations over a sharded count run on several devices."""
+"""Shard a loop: loop-carried values have one layout, and iterations over a sharded trip count run on several
+devices."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Partial = frozenset[tuple[str, str]]
 
 
 def place_repeat(scope: ShardingScope, repeat: Loop) -> None:
-    """Place a loop: its inputs are moved before it, and its body is placed once."""
+    """Emit a sharded loop, after the collectives for its inputs."""
     busy = _busy(scope, repeat)
     _move_shared(scope, repeat, busy)
     totals = {carry.start: _joinable(scope, carry) for carry in repeat.carry}
@@ -30,9 +31,9 @@ def place_repeat(scope: ShardingScope, repeat: Loop) -> None:
 
 
 def _busy(scope: ShardingScope, repeat: Loop) -> tuple[str, ...]:
-    """Return the mesh axes that shard the iterations, as of a loop over sequences.
+    """Return the mesh axes that shard the iterations, as those of a loop over sequences.
 
-    Dependent iterations run on all devices, which may have shards of the body, as of channels.
+    Dependent iterations run on all devices; their bodies may be sharded, for example by channels.
     """
     sharded_over: dict[str, tuple[str, ...]] = {}
     for inside, stack in (*repeat.each, *repeat.keep):
@@ -51,7 +52,8 @@ def _busy(scope: ShardingScope, repeat: Loop) -> tuple[str, ...]:
 
 
 def _move_shared(scope: ShardingScope, repeat: Loop, busy: tuple[str, ...]) -> None:
-    """Reduce shared inputs before the loop, and gather them over the devices of different iterations."""
+    """Emit the collectives that reduce shared inputs before the loop, and gather them over devices with different
+    iterations."""
     for name in repeat.shared:
         held = scope.held(name)
         layout = next(iter(held))
@@ -65,7 +67,7 @@ def _move_shared(scope: ShardingScope, repeat: Loop, busy: tuple[str, ...]) -> N
 
 
 def _joinable(scope: ShardingScope, carry: Carry) -> Partial:
-    """Return the mesh axes over which a total may be carried as a partial sum: all if it begins with zeros."""
+    """Return the mesh axes over which a total may be carried as a partial sum, which are all if it begins as zeros."""
     if carry.initial in scope.zeros:
         return frozenset((name, "sum") for name in scope.specs.mesh.names)
     layout = scope.partial(carry.initial)
@@ -73,7 +75,7 @@ def _joinable(scope: ShardingScope, carry: Carry) -> Partial:
 
 
 def _carried(scope: ShardingScope, start: str, partial: Partial) -> ShardLayout:
-    """Return the layout of a carried value: its spec, and its pending reductions."""
+    """Return the layout of a carried value: its spec, with its pending reductions."""
     spec = scope.spec(start)
     return replace(spec, partial=frozenset((q, how) for q, how in partial if q not in spec.over))
 
@@ -81,9 +83,7 @@ def _carried(scope: ShardingScope, start: str, partial: Partial) -> ShardLayout:
 def _iteration(
     scope: ShardingScope, repeat: Loop, busy: tuple[str, ...], totals: Mapping[str, Partial]
 ) -> tuple[ShardingScope, dict[str, Partial]]:
-    """Place the body; return its scope, and the pending reductions of its carried values before they get the layout of
-    the start.
-    """
+    """Shard the body; return its scope, and the pending reductions of carried values at the end of an iteration."""
     inner = ShardingScope(scope.specs, repeat.values, scope.busy | {*busy}, scope)
     inner.readers = readers(repeat.lines, repeat.ends)
     for carry in repeat.carry:
@@ -103,7 +103,7 @@ def _ending(inner: ShardingScope, name: str) -> Partial:
 def _stack_layout(
     scope: ShardingScope, inner: ShardingScope, repeat: Loop, each: tuple[str, str], busy: tuple[str, ...]
 ) -> ShardLayout:
-    """Return the layout in which iterations read the slices of a stack: sharded like the iterations."""
+    """Return the layout of a stack whose slices iterations read: sharded like the iterations."""
     name, stack = each
     layout = next(iter(scope.held(stack)))
     if busy:
@@ -166,9 +166,7 @@ def _finish(
 
 
 def _is_total(repeat: Loop, carry: Carry) -> bool:
-    """Return whether a carried value is only added to: a state that other lines read is not a total, even from zeros
-    on.
-    """
+    """Return whether a carried value is a total: lines only add to it, and no other lines read it."""
     sums = {carry.start}
     for line in repeat.lines:
         if sums & {*line.reads}:
@@ -179,9 +177,9 @@ def _is_total(repeat: Loop, carry: Carry) -> bool:
 
 
 def _kept_layout(inner: ShardingScope, name: str, over: frozenset[str]) -> ShardLayout:
-    """Return the layout of a collected stack: its spec, but weight gradients remain partial until they are read.
+    """Return the layout of a slice that is collected in a stack: its spec, but weight gradients remain partial.
 
-    over  the mesh axes that shard the stack: a sum over those of its iterations is reduced when it is sharded
+    over  the mesh axes that shard the stack, over which other partial sums are reduced later
     """
     spec, layout = inner.spec(name), inner.partial(name)
     held = inner.held(name)

@@ -1,4 +1,4 @@
-"""A mesh of devices: named axes, such as dp=2,tp=4; the last axis is innermost, with the fastest links."""
+"""Represent a mesh of devices by named axes, such as dp=2,tp=4; the last axis is innermost, with the fastest links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AXIS = re.compile(r"([A-Za-z]\w*)\s*=\s*(\d+|\*)")
 
 @dataclass(frozen=True)
 class Mesh:
-    """Devices in a grid. `axes` are its names, in order, with their numbers of devices."""
+    """A grid of devices; `axes` are the names of its axes in order, with their numbers of devices."""
 
     axes: tuple[tuple[str, int], ...]
 
@@ -52,7 +52,8 @@ class Mesh:
         return number
 
     def sizes_at(self, place: Mapping[str, int]) -> dict[str, int]:
-        """Return the additional sizes in a device's table: those of the mesh, and its coordinate on each axis."""
+        """Return the additional sizes of a device's table: those of the mesh, and the device's coordinate on each
+        axis."""
         return self.sizes | {here(name): place[name] for name in self.names}
 
     def __str__(self) -> str:
@@ -60,7 +61,8 @@ class Mesh:
 
 
 def mesh(text: str, devices: int | None = None) -> Mesh:
-    """Parse a mesh, `dp=2,tp=4`; with a number of devices, the axis in `dp=*,tp=4` takes the remaining factor.
+    """Return the mesh that a text such as `dp=2,tp=4` describes; given a number of devices, `*` in `dp=*,tp=4` is the
+    remaining factor.
 
     Raises `InputError`.
     """

@@ -28,7 +28,7 @@ def with_padded(table: Table, axis: str, size: int) -> Table:
 
 
 def paddable(table: Table) -> frozenset[str]:
-    """Return axes that may be padded: of weights, that lines read at an index or that a log softmax acts on.
+    """Return the axes that may be padded: axes of weights that lines read at an index or that a log-softmax acts on.
 
     These are the vocabulary of a language model and the classes of a classifier. A softmax masks the padding, and no
     index points to it; an operator that selects the largest, reads at affine indices or divides by the size would
@@ -51,7 +51,7 @@ def _read(line: Line) -> Iterator[str]:
 
 
 def _counted(line: Line) -> Iterator[str]:
-    """Yield the axes whose size affects a line's result; for a choice, the padded rows would unbalance it."""
+    """Yield the axes whose size affects a line's result, or whose padding would unbalance a choice."""
     if isinstance(line, Op) and not entry(line.op).pointwise:
         yield from line.axes if entry(line.op).outside is None or entry(line.op).kind == "choice" else ()
     for operand in (*line.left, *line.right):
@@ -66,7 +66,7 @@ def _counted(line: Line) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Padded:
-    """A padded axis: its size, and its padded size, which is divisible."""
+    """A padded axis: its size, and the next divisible size."""
 
     axis: str
     size: int
@@ -82,7 +82,7 @@ class Padded:
 def filled_up(
     model: Model, table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int]
 ) -> tuple[Model, dict[str, int], tuple[Padded, ...]]:
-    """Return the model and the sizes with padding where it is allowed, and the padded axes.
+    """Return the model and the sizes with padding, where it is allowed and needed, and the padded axes.
 
     table  the step of the model, whose values the clauses shard
     """
@@ -93,17 +93,17 @@ def filled_up(
 
 
 def padded_of(cut: Iterable[tuple[str, int, int]]) -> tuple[Padded, ...]:
-    """Return the axes that need padding, from the sizes of axes and their numbers of shards."""
+    """Return the axes that need padding, given the sizes of axes and their numbers of shards."""
     return tuple(Padded(axis, size, -(-size // parts) * parts) for axis, size, parts in cut if size % parts)
 
 
 def sizes_of(padded: Iterable[Padded]) -> dict[str, int]:
-    """Return the padded sizes."""
+    """Return the sizes with those of padded axes replaced."""
     return {each.axis: each.filled for each in padded}
 
 
 def with_filled(model: Model, padded: Iterable[Padded]) -> Model:
-    """Return the model with the padding masked in everything that it computes."""
+    """Return the model with padded positions masked."""
     table, sizes = model.table, sizes_of(padded := tuple(padded))
     for each in padded:
         table = with_padded(table, each.axis, each.size)

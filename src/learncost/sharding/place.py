@@ -1,4 +1,4 @@
-"""Shard a step's table over a mesh: return the table of every device, with the collectives that its layouts need."""
+"""Shard a step's table over a mesh: derive the table of every device, with the collectives that its layouts need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from learncost.sharding.zigzag import Zigzag, in_zigzag
 
 
 def keeping(table: Table, ops: tuple[str, ...]) -> tuple[Table, Mapping[str, str]]:
-    """Return a sharded table that saves the results of these collectives, and the sources of its new stacks."""
+    """Return a sharded table that saves the results of these collectives, and the arrays that its new stacks
+    contain."""
     lines, values, stacks = list(table.lines), dict(table.values), dict[str, str]()
     for place in range(len(lines)):
         for before in range(place):
@@ -41,7 +42,7 @@ def keeping(table: Table, ops: tuple[str, ...]) -> tuple[Table, Mapping[str, str
 
 @dataclass(frozen=True)
 class _KeptCollective:
-    """The source of a collective in an iteration: its op, its axes, and the stacks that its operands are slices of."""
+    """A key of a collective in an iteration: its op, its axes, and the stacks that its operands are slices of."""
 
     op: str
     axes: tuple[str, ...]
@@ -52,8 +53,9 @@ class _KeptCollective:
 def _kept(
     first: Loop, second: Loop, ops: tuple[str, ...], known: Mapping[str, Value]
 ) -> tuple[Loop, Loop, Mapping[str, tuple[Value, str]]]:
-    """Rewrite two loops with the same iterations, of which the later reads results of the earlier one's collectives."""
-    # What an iteration reads of a stack of the whole, or hands to one: whatever either of them calls it.
+    """Return two loops with the same iterations, in which the second reads saved results of the first one's
+    collectives."""
+    # The stacks that each loop reads slices from or collects, by the names of the slices.
     sources = [
         {name: stack for name, stack in (*line.each, *line.keep) if not line.part(name, known[stack].axes)}
         for line in (first, second)
@@ -85,9 +87,7 @@ def _kept(
 
 
 def _source(line: Statement, ops: tuple[str, ...], stacks: Mapping[str, str]) -> _KeptCollective | None:
-    """Return the source of a collective in an iteration, if all of its operands are slices of stacks; otherwise
-    None.
-    """
+    """Return the key of a collective in an iteration if all of its operands are slices of stacks; otherwise None."""
     if not is_collective(line) or line.op not in ops:
         return None
     operands = [term for term in line.right if isinstance(term, Term)]
@@ -106,7 +106,7 @@ def _without_unread(line: Statement, read: set[str]) -> Statement:
 
 @dataclass(frozen=True)
 class Placed:
-    """The table of each device of a mesh.
+    """The sharded table, which every device of a mesh runs.
 
     Attributes
     ----------
@@ -119,11 +119,11 @@ class Placed:
     layouts
         The layouts of the arrays of the outermost scope, by name.
     holds
-        The value that each result of a collective holds, in every scope.
+        The value of the unsharded table that each result of a collective holds, in every scope.
     iterations, first
         For a pipeline stage: its number of iterations of each loop, by loop count, and the first of them.
     undivided
-        The weights that a mesh axis cannot shard, as they are single numbers.
+        By mesh axis, the weights that it cannot shard, as they are single numbers.
     filled
         The padded sizes of shards that are not divisible, `d/dp`: those of the first device.
     zigzag
@@ -144,7 +144,8 @@ class Placed:
 
     @cached_property
     def scores(self) -> frozenset[str]:
-        """Return the operands and results of log-softmax and its gradient over a sharded vocabulary, also in bodies."""
+        """Return the operands and results of log-softmax and its gradient over a sharded vocabulary, including values
+        of bodies."""
         of_scores = scores(self.whole)
         for line, _ in walk(self.table.lines):
             if not of_scores.isdisjoint(line.reads):
@@ -157,7 +158,7 @@ class Placed:
         return {**self.iterations, **self.mesh.sizes, **self.filled}
 
     def sizes_at(self, where: Mapping[str, int]) -> dict[str, int]:
-        """Return the same sizes, with the coordinates of a device on the mesh."""
+        """Return the additional sizes of its table, with the coordinates of a device on the mesh."""
         return {**self.sizes, **self.mesh.sizes_at(where)}
 
 

@@ -1,4 +1,4 @@
-"""Named placements from presets.toml, and the clauses of placements given by name or text."""
+"""Read named placements from presets.toml, and parse placements that are given by names or clauses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Placement:
-    """A row of presets.toml."""
+    """A named placement, described by a row of presets.toml."""
 
     name: str
     title: str
@@ -54,9 +54,9 @@ def placement(name: str) -> Placement:
 
 
 def chosen(place: str | None, named: str | None) -> tuple[Clause, ...]:
-    """Return the clauses of `--place` and `--placement`: first the written ones, then those of the names.
+    """Return the clauses of `--place` and `--placement`: first the written clauses, then those of the named placements.
 
-    An outer placement precedes the others: their gathers then produce shards of it.
+    The clauses of an outer placement precede those of the others, whose gathers then produce its shards.
     """
     from learncost.sharding.clauses import clauses
 
@@ -77,8 +77,8 @@ def chosen_for(
 ) -> tuple[Clause, ...]:
     """Return the clauses of `--place` and `--placement` for a mesh; by default those of the names of its axes.
 
-    A vocabulary that is not divisible is unsharded unless a clause shards it explicitly: all devices then compute the
-    same head. Raises `InputError` for an axis without a placement, or an unknown axis.
+    A vocabulary that is not divisible remains unsharded unless a written clause shards it; all devices then compute the
+    same head. Raises `InputError` for a mesh axis without a placement, and for an unknown axis.
     """
     from learncost.sharding.clauses import clauses
 

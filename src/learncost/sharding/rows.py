@@ -1,7 +1,7 @@
-"""Dispatch rows to experts: if lines read weights at an index, each row is sent to the device that has the weights.
+"""Dispatch rows to experts: if lines read weights at an index, each row is sent to the device that has its weights.
 
-Lines over the same rows run there, and their results over other axes are sent back. A row is a point of the index: for
-`moe.chosen[B M t]`, the t-th choice of a token.
+Lines over the same rows run there, and the results that other lines read are sent back. A row is a point of the index:
+for `moe.chosen[B M t]`, the t-th choice of a token.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class RowChoice:
     """An index by which rows are dispatched over a mesh axis.
 
-    index      its name
+    index      the name of the index
     mesh_axis  the mesh axis
-    read       the indexed axis, as it is sharded down to the mesh axis, `e/tp/ep`: this determines the owners
-    axes       the axes of the index, as it is declared
+    read       the indexed axis as it is sharded down to the mesh axis, such as `e/tp/ep`, which determines the owners
+    axes       the declared axes of the index
     """
 
     index: str
@@ -37,23 +37,23 @@ class RowChoice:
 
     @property
     def key(self) -> str:
-        """Return its key in layouts."""
+        """Return the key of the choice in layouts."""
         return f"{self.index} over {self.mesh_axis} by {self.read}"
 
     def reads(self, axis: str, names: tuple[str, ...]) -> RowChoice:
-        """Return the index for an axis that these mesh axes shard, outermost first."""
+        """Return the choice for an indexed axis that these mesh axes shard, outermost first."""
         return replace(self, read=down_to(cut(axis, names), self.mesh_axis))
 
     def is_over(self, other: RowChoice) -> bool:
-        """Return whether another one has the same index and mesh axis."""
+        """Return whether another choice has the same index and mesh axis."""
         return (self.index, self.mesh_axis) == (other.index, other.mesh_axis)
 
 
 @dataclass(frozen=True)
 class RoutedRows:
-    """The rows of a line: the index by which they are dispatched, and the line's names of its axes.
+    """The rows of a line: the index by which they are dispatched, and the names of the index's axes in the line.
 
-    sent  the layout of an operand that is dispatched already
+    sent  the layout of an operand that is already dispatched
     """
 
     choice: RowChoice
@@ -65,7 +65,8 @@ class RoutedRows:
 
 
 def rows_of(scope: ShardingScope, line: Line) -> RoutedRows | None:
-    """Return the rows that a line runs over on the devices that they are dispatched to, or None."""
+    """Return the rows that a line runs over on the devices to which they are dispatched; None for lines without such
+    rows."""
     if isinstance(line, Op) and (not entry(line.op).pointwise or line.opaque):
         return None
     if not isinstance(line, Product | Sum | Op) or line.where:
@@ -84,8 +85,8 @@ def rows_of(scope: ShardingScope, line: Line) -> RoutedRows | None:
 
 
 def _reading(scope: ShardingScope, line: Line) -> RoutedRows | None:
-    """Return the rows of a line that reads or writes a sharded axis at an index whose axes the same mesh axis
-    shards.
+    """Return the rows of a line that reads or writes a sharded axis at an index that the same mesh axis shards; else
+    None.
     """
     for term in (*line.right, *line.left):
         for place, axis in enumerate(term.axes):
@@ -98,7 +99,7 @@ def _reading(scope: ShardingScope, line: Line) -> RoutedRows | None:
                 first = next(i for i, names in enumerate(spec.split) if mesh_axis in names)
                 declared, read = scope.value(index.name).axes, scope.value(term.name).axes[place]
                 if scope.specs.rank(mesh_axis, read) >= scope.specs.rank(mesh_axis, declared[first]):
-                    continue  # rows stay, and what they read is gathered
+                    continue  # rows are not sent; the array that they read is gathered
                 choice = RowChoice(index.name, mesh_axis, cut(axis.axis, (mesh_axis,)), declared)
                 loops = tuple(str(axis) for axis in index.axes)
                 is_sum_or_op = not isinstance(line, Product)
@@ -109,7 +110,7 @@ def _reading(scope: ShardingScope, line: Line) -> RoutedRows | None:
 
 
 def _among(scope: ShardingScope, line: Line) -> RoutedRows | None:
-    """Return the rows of a line with an operand that is dispatched, and has no other layout."""
+    """Return the rows of a line with an operand whose only layout is dispatched; else None."""
     for term in line.right:
         if not isinstance(term, Term) or term.indexed:
             continue
@@ -128,7 +129,7 @@ def _among(scope: ShardingScope, line: Line) -> RoutedRows | None:
 
 
 def _fits(term: Term, rows: RoutedRows) -> bool:
-    """Return whether an operand has no rows, like weights, or rows that can be dispatched."""
+    """Return whether an operand has no rows, as weights, or rows that can be dispatched."""
     inside = {axis for axis in term.axes if isinstance(axis, str)} & {*rows.axes}
     if term.indexed:
         at = [axis.at for axis in term.axes if isinstance(axis, Read)]

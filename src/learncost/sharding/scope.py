@@ -1,4 +1,4 @@
-"""The lines of a scope while they are sharded, with the arrays that hold each value and the moves between layouts."""
+"""Shard the lines of a scope: record the arrays that hold each value, and emit the moves between layouts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from learncost.sharding.rows import RowChoice
 
 @dataclass(frozen=True)
 class CollectiveReason:
-    """The reason for a collective: the rule and the line; `cut` gives the mesh axes that shard the line."""
+    """The reason for a collective: the number of the rule, the line, and `cut`, the sites of mesh axes in the line."""
 
     rule: int
     line: Line | None
@@ -31,7 +31,7 @@ class ShardingScope:
 
     specs    the shard specs of values
     values   the values of the unsharded table that this scope declares
-    busy     mesh axes whose devices run different iterations: they shard nothing here, and have no collectives
+    busy     the mesh axes whose devices run different iterations, which shard nothing here and have no collectives
     """
 
     specs: ShardSpecs
@@ -40,20 +40,20 @@ class ShardingScope:
     outer: ShardingScope | None = None
     out: list[Statement] = field(default_factory=list)
     placed: dict[str, Value] = field(default_factory=dict)
-    layouts: dict[str, ShardLayout] = field(default_factory=dict)  # of arrays, by their names in the placed table
-    arrays: dict[str, dict[ShardLayout, str]] = field(default_factory=dict)  # that hold a value of the whole table
-    steps: dict[str, Value] = field(default_factory=dict)  # inside of words
+    layouts: dict[str, ShardLayout] = field(default_factory=dict)  # of arrays, by their names in the sharded table
+    arrays: dict[str, dict[ShardLayout, str]] = field(default_factory=dict)  # the arrays that hold each value
+    steps: dict[str, Value] = field(default_factory=dict)  # values inside ops
     step_specs: dict[str, ShardLayout] = field(default_factory=dict)
     readers: Counter[str] = field(default_factory=Counter)
     zeros: set[str] = field(default_factory=set)
     made_by: dict[str, Line] = field(default_factory=dict)
-    joins: dict[str, dict[str, str]] = field(default_factory=dict)  # why a value is partial, by mesh axis
+    joins: dict[str, dict[str, str]] = field(default_factory=dict)  # the reason why a value is partial, by mesh axis
     taken: set[str] = field(default_factory=set)
-    choices: dict[str, RowChoice] = field(default_factory=dict)  # the row indices by their keys in layouts
+    choices: dict[str, RowChoice] = field(default_factory=dict)  # the choices of rows, by their keys in layouts
     expanded: dict[tuple[str, ShardLayout], str] = field(
         default_factory=dict
     )  # for a value without all axes of its rows
-    holds: dict[str, str] = field(default_factory=dict)  # for results of collectives, in this scope and inside
+    holds: dict[str, str] = field(default_factory=dict)  # the value of each collective's result
 
     def statements(self, lines: Iterable[Statement]) -> None:
         from learncost.sharding.cutting import place_line
@@ -78,7 +78,7 @@ class ShardingScope:
         raise KeyError(name)
 
     def spec(self, name: str) -> ShardLayout:
-        """Return the layout of a value's shard spec; inside an op, the layout that its line gives it."""
+        """Return the layout of a value's shard spec; for a value inside an op, the layout that its line gave it."""
         scope: ShardingScope | None = self
         while scope is not None and name not in scope.values:
             if name in scope.step_specs:
@@ -87,7 +87,8 @@ class ShardingScope:
         return ShardLayout(self.specs.spec(name, self.value(name), self.busy))
 
     def held(self, name: str) -> dict[ShardLayout, str]:
-        """Return the arrays that hold a value, by layout; one that is partial is looked up where it was reduced."""
+        """Return the arrays that hold a value, by layout; for a partial value, from the scope in which it was
+        reduced."""
         around = self.outer.held(name) if self.outer is not None and name not in self.values else {}
         array_layouts = self.arrays.get(name, {})
         if any(not layout.partial for layout in array_layouts):
@@ -129,7 +130,7 @@ class ShardingScope:
         return self.moved(name, start, held[start], goal, reason)
 
     def moved(self, name: str, start: ShardLayout, array: str, goal: ShardLayout, reason: CollectiveReason) -> str:
-        """Return the array that collectives make from one that holds a value."""
+        """Return the array in a layout that collectives compute from an array that holds a value."""
         axes, line = self.value(name).axes, reason.line or self.line_of(name)
         for move in moves(start, goal):
             left = Term(self.fresh(name, move.op), move.layout.cut(axes))
@@ -145,7 +146,7 @@ class ShardingScope:
         return array
 
     def choice(self, key: str) -> RowChoice:
-        """Return the row index with this key."""
+        """Return the choice of rows with this key."""
         scope: ShardingScope | None = self
         while scope is not None:
             if key in scope.choices:
@@ -163,11 +164,12 @@ class ShardingScope:
         split: Split,
         reason: CollectiveReason,
     ) -> str:
-        """Return the array that holds an operand's dispatched rows; an operand without all axes of the rows is
-        broadcast to them.
+        """Return the array with an operand's dispatched rows; an operand that lacks axes of the rows is broadcast to
+        them.
 
-        rows   the line's names of the axes of the rows
-        axes   the axes of the result; `split`, how they are sharded
+        rows   the names of the rows' axes in the line
+        axes   the axes of the result
+        split  the mesh axes that shard each axis of the result
         """
         self.choices[choice.key] = choice
         goal = ShardLayout(split, layout.partial, choice.key)
@@ -231,7 +233,7 @@ class ShardingScope:
         return left.name
 
     def made_zeros(self, name: str, goal: ShardLayout) -> str:
-        """Return zeros in another layout, made without communication; they are a valid partial sum on every device."""
+        """Return zeros in another layout without communication, as zeros are a valid partial sum on every device."""
         held = self.held(name)
         if goal.whole() in held:
             return held[goal.whole()]
@@ -242,7 +244,7 @@ class ShardingScope:
         return array
 
     def why(self, name: str, start: ShardLayout, move: LayoutMove, reason: CollectiveReason) -> str:
-        """Return the reason for a move in words."""
+        """Return a sentence that explains a move."""
         axes, over = self.value(name).axes, move.mesh_axis
         before = next((axis for axis, names in zip(axes, start.split, strict=True) if over in names), "")
         after = next((axis for axis, names in zip(axes, move.layout.split, strict=True) if over in names), "")
@@ -262,7 +264,7 @@ class ShardingScope:
         return text
 
     def filled_up(self, left: Term, right: Term) -> str:
-        """Return the clause with the padded size of an axis that a collective shards or gathers with padding."""
+        """Return a note about the padded axis that a collective shards or gathers; empty without padding."""
         changed = {*left.declared} ^ {*right.declared}
         for part, size in self.specs.filled.items():
             outer, _, mesh_axis = part.rpartition("/")
@@ -280,7 +282,7 @@ class ShardingScope:
         return ""
 
     def line_of(self, name: str) -> Line:
-        """Return the line that makes a value."""
+        """Return the line that defines a value."""
         scope: ShardingScope | None = self
         while scope is not None:
             if name in scope.made_by:
@@ -289,7 +291,7 @@ class ShardingScope:
         return Sum((), ())
 
     def fresh(self, name: str, op: str) -> str:
-        """Return a name for the result of a collective."""
+        """Return an unused name for the result of a collective."""
         number, new = 1, f"{name}.{op}"
         while self.is_taken(new):
             number += 1
@@ -303,7 +305,7 @@ class ShardingScope:
 
 
 def readers(lines: Iterable[Statement], outputs: Iterable[str]) -> Counter[str]:
-    """Count the lines that read each name; a loop counts once, and outputs count as reads."""
+    """Return the number of lines that read each name; a loop counts once, and outputs count as reads."""
     counted = Counter(outputs)
     for line in lines:
         counted.update({*line.reads})

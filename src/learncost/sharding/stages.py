@@ -1,4 +1,4 @@
-"""Split a step into pipeline stages over a mesh axis: the tables of each stage, with its sends and receives."""
+"""Split a step into pipeline stages over a mesh axis: derive the tables of each stage, with its sends and receives."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed, place
 
 BLOCKS = "blocks"
-"""The iterations of all loops over blocks, in a clause, under whatever name a family has for their number."""
+"""The name in clauses of the iterations of all loops over blocks, whatever their trip counts are called."""
 
 
 class StageProgram(Protocol):
-    """The step of a stage: its table, its sends and receives, and gradients that several stages sum before the
+    """The step of a pipeline stage: its table, its sends and receives, and gradients that several stages sum before the
     update.
     """
 
@@ -42,7 +42,7 @@ class StageProgram(Protocol):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The mesh axis that splits blocks into stages, and the remaining mesh for the devices of a stage.
+    """The mesh axis that splits blocks into stages, and the remaining mesh for the devices of each stage.
 
     blocks  the number of blocks of each stage, if the clause gives it
     """
@@ -55,12 +55,13 @@ class Pipeline:
     blocks: tuple[int, ...] = ()
 
     def layers(self, iterations: int) -> tuple[int, ...]:
-        """Return the number of blocks of each stage: as the clause gives it, or equal. Raises `InputError`."""
+        """Return the number of blocks of each stage, which the clause gives or which is equal. Raises `InputError`."""
         return self.blocks or even(iterations, self.stages)
 
 
 def pipeline_of(table: Table, mesh: Mesh, chosen: Iterable[Clause]) -> Pipeline | None:
-    """Return the pipeline of the clauses, `blocks over pp`, or by the name of the number, as in `n_layer over pp`.
+    """Return the pipeline that a clause such as `blocks over pp` describes, also by the name of the trip count, as
+    `n_layer over pp`.
 
     `blocks over pp of 3 5 4` gives the number of blocks of each stage. Raises `InputError` if such a clause has other
     NAMES or other axes, if several have different mesh axes, and if the count of numbers differs from that of the
@@ -103,7 +104,7 @@ def place_stages(
 ) -> tuple[Placed, ...]:
     """Return the tables of the devices of each stage, with the lines that send and receive.
 
-    whole  the step of all stages, which the clauses apply to
+    whole  the step of all stages together, to which the clauses apply
     plan   as in `place`
     """
     iterations = [dict(step.stage.iterations) for step in steps]
@@ -113,7 +114,7 @@ def place_stages(
     ]
     order = [
         {name: at for at, line in enumerate(placed.table.lines) for name in line.makes} for placed in every
-    ]  # a stage sends in the order of computation
+    ]  # stages send in the order of computation
     result = []
     for step, placed, stage_iterations in zip(steps, every, iterations, strict=True):
         received = sorted(step.receives, key=lambda sent: order[sent.source][sent.made])
@@ -140,7 +141,7 @@ def _with_sends(placed: Placed, step: StageProgram, received: Mapping[str, Stage
         sends.setdefault(sent.made, []).append(sent)
     values, lines, waiting = dict(table.values), list[Statement](), dict(received)
     tied, names = dict(step.tied), dict[str, str]()
-    # A fused update waits there for another stage, which may wait for later results: so it is last.
+    # A fused update waits for another stage, which may wait for later results of this one: it is therefore last.
     # For values that depend on such sums, such as a norm, the sum is computed where it is read.
     sums, late, late_names = dict[str, Line](), list[Statement](), set[str]()
 
@@ -154,7 +155,7 @@ def _with_sends(placed: Placed, step: StageProgram, received: Mapping[str, Stage
 
     for last in table.lines:
         phase = next(inner for inner, _ in walk((last,))).meta.phase
-        phase = phase if phase in ("forward", "optimizer_step") else "backward"  # regardless of other terms
+        phase = phase if phase in ("forward", "optimizer_step") else "backward"  # all other phases count as backward
         for name, sent in list(waiting.items()):
             if phase == "forward" and not step.stage.table.known.get(name):
                 continue  # gradients arrive after the forward pass

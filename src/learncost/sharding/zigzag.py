@@ -35,7 +35,7 @@ def causal_axes(table: Table) -> frozenset[str]:
 
 
 def in_zigzag(table: Table, mesh: Mesh, sizes: Mapping[str, int]) -> tuple[Table, Zigzag]:
-    """Return a sharded table with zigzag order for the sharded axes of a causal condition, and these axes.
+    """Return a sharded table in which the sharded axes of causal conditions have zigzag order, and these axes.
 
     Raises `InputError` if the axis is not divisible into two ranges per device, or if a line depends on the order of
     positions.
@@ -71,7 +71,7 @@ def in_zigzag(table: Table, mesh: Mesh, sizes: Mapping[str, int]) -> tuple[Table
 
 
 def _ordered_axes(line: Statement) -> Iterator[str]:
-    """Yield the axes whose order a line depends on: by index, iteration, or an op along them."""
+    """Yield the axes whose order a line depends on, by an index, an iteration, or an op along them."""
     if isinstance(line, Loop):
         yield line.count
         return
@@ -82,12 +82,12 @@ def _ordered_axes(line: Statement) -> Iterator[str]:
 
 
 def ordered(array: Any, axes: Iterable[str], zigzag: Zigzag, sizes: Mapping[str, int]) -> Any:
-    """Permute a global array to the order of a sharded table."""
+    """Return a global array permuted to the order of a sharded table."""
     return _taken(array, axes, zigzag, sizes, back=False)
 
 
 def put_back(array: Any, axes: Iterable[str], zigzag: Zigzag, sizes: Mapping[str, int]) -> Any:
-    """Permute a global array of a sharded table back to the original order."""
+    """Return a global array of a sharded table permuted back to the original order."""
     return _taken(array, axes, zigzag, sizes, back=True)
 
 

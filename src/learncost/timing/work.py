@@ -51,7 +51,7 @@ class MatmulShape:
 
     @property
     def transposed(self) -> tuple[bool, bool]:
-        """Whether each of the two factors is transposed in memory."""
+        """Return, for each of the two factors, whether it is transposed in memory."""
         return self.orientation[0] == "T", self.orientation[1] == "T"
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ from learncost.ops import optimizers as _optimizers
 from learncost.ops import primitives as _primitives
 from learncost.ops.op_def import (
     OpDef,
+    applied,
     canonical,
     define,
     entries,
@@ -20,6 +21,7 @@ from learncost.ops.op_def import (
 
 __all__ = [
     "OpDef",
+    "applied",
     "canonical",
     "define",
     "entries",

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import TypeGuard
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Op
+from learncost.ir.line import Condition, Line, Meta, Op
 from learncost.ir.parse import parse_line
-from learncost.ir.term import Literal
+from learncost.ir.term import Literal, Operand, Term
 
 Lines = tuple[Line, ...]
 
@@ -195,6 +195,19 @@ def entry(name: str) -> OpDef:
         near = difflib.get_close_matches(plain(name), [*typed, *_aliases], n=1, cutoff=0.65)
         raise InputError(f"no operator is called {name!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
     return op
+
+
+def applied(
+    name: str,
+    left: Term,
+    right: Iterable[Operand],
+    meta: Meta,
+    axes: Iterable[str] = (),
+    where: tuple[Condition, ...] = (),
+) -> Op:
+    """Return the line that applies an operator to operands, in the order of its inputs."""
+    op = entry(name)
+    return Op((left,), tuple(right), where, meta, name, tuple(axes), "body", op.inputs, op.outputs)
 
 
 OPAQUE = OpDef("opaque", (), (), kind="opaque", source="what is not derived: a line has a cost and no meaning")

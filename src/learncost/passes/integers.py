@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Role, Value
+from learncost.ops import applied
 
 LAYER = "codes"
 """The layer of the lines that quantize and dequantize values."""
@@ -36,13 +37,13 @@ def coded(number: Term, name: str, inside: Sequence[str], values: Values, phase:
     size, most, least = term("size", axes), term("most", rows), term("least", rows)
     scales, parts, places = term("scales", rows, "value"), term("parts", axes), term("places", axes)
     codes = term("codes", axes, "value", "int8")
-    yield Op((size,), (number,), (), meta, "abs", (), "body", ("X",), ("Y",))
-    yield Op((most,), (size,), (), meta, "max", tuple(inside), "body", ("X",), ("Y",))
+    yield applied("abs", size, (number,), meta)
+    yield applied("max", most, (size,), meta, inside)
     yield Product((least,), (most, Literal(1 / LARGEST)), (), meta)
-    yield Op((scales,), (least, Literal(LEAST)), (), meta, "maximum", (), "body", ("X", "Z"), ("Y",))
-    yield Op((parts,), (number, scales), (), meta, "divide", (), "body", ("X", "D"), ("Y",))
+    yield applied("maximum", scales, (least, Literal(LEAST)), meta)
+    yield applied("divide", parts, (number, scales), meta)
     yield Sum((places,), (parts, Literal(0.5)), (), meta, (1, 1))
-    yield Op((codes,), (places,), (), meta, "floor", (), "body", ("X",), ("Y",))
+    yield applied("floor", codes, (places,), meta)
 
 
 @dataclass(frozen=True)
@@ -180,8 +181,7 @@ class Shifts:
                 size = self.op(f"{name}.size", "abs", axes, (Term(name, axes),), meta)
                 if axes:
                     size = Term(f"{name}.most", ())
-                    inner = (Term(f"{name}.size", axes),)
-                    self.emit(Op((size,), inner, (), meta, "max", axes, "body", ("X",), ("Y",)))
+                    self.emit(applied("max", size, (Term(f"{name}.size", axes),), meta, axes))
                 # Account for rounding up to one bit more: a 128th is more than half of the last place.
                 part = self.op(f"{name}.rest", "shift", (), (size, Literal(7.0)), meta)
                 bound = Term(f"{name}.bound", ())

@@ -12,7 +12,7 @@ from learncost.ir.loop import repeats, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Axis, Literal, Operand, Read, Term
-from learncost.ops import entry
+from learncost.ops import applied, entry
 
 
 def join_of(line: Sum) -> Op | None:
@@ -32,7 +32,7 @@ def join_of(line: Sum) -> Op | None:
         ends.append(AffineTerm(-1, (base(reads[0].axis),)))
     if len(parts) < 2 or line.where or left.indexed or {*line.signs} != {1}:
         return None
-    return Op((left,), tuple(parts), (), line.meta, "join", (along,), "body", ("X", "Z"), ("Y",))
+    return applied("join", left, parts, line.meta, (along,))
 
 
 def joined(table: Table) -> Iterator[tuple[str, list[str]]]:

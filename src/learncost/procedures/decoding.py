@@ -14,7 +14,7 @@ from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.ir.value import Value
-from learncost.ops import entry
+from learncost.ops import applied, entry
 from learncost.procedures.needed import needed
 
 TOKENS = "M"  # the axis of the tokens that a model reads and predicts, on the decoder's side of an encoder-decoder
@@ -251,7 +251,7 @@ class Decoding:
         local = f"{line.meta.local}.cache"
         meta = replace(line.meta, equation="", local=local, locals=(local, line.meta.local), cached=None)
         right = (Term(cache(name), cached), Term(name, axes))
-        return Op((left,), right, (), meta, "append", (all_axes[place],), "body", ("X", "Z"), ("Y",))
+        return applied("append", left, right, meta, (all_axes[place],))
 
     def line(self, line: Line, values: Values) -> Iterator[Line]:
         keys = self.keys.of(line)
@@ -278,7 +278,7 @@ class Decoding:
             right = (Term(mask, (tokens, key)), term, Literal(float("-inf")))
             meta = Meta(line.meta.layer, line.meta.block, local="seen", locals=("seen", line.meta.locals[0], ""))
             meta = replace(meta, binding=line.meta.binding, module=line.meta.module)
-            yield Op((left,), right, (), meta, "select", (), "body", ("C", "X", "Z"), ("Y",))
+            yield applied("select", left, right, meta)
             line = replace(line, right=(left, *line.right[1:]))
             self.settled.add(line.name)
         elif isinstance(line, Product) and any(term.name in self.settled for term in line.right):

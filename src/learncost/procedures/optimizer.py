@@ -18,7 +18,7 @@ from learncost.ir.precision import BLOCKS, bytes_of_type
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Axes, Value
-from learncost.ops import entry
+from learncost.ops import applied, entry
 from learncost.ops.optimizers import OPTIMIZERS, Optimizer
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _scaling(gradients: tuple[Term, ...], bound: str, shared: Mapping[str, int])
         return Term(f"{bound}.{name}", ())
 
     def quotient(name: str, above: Term | Literal, below: Term) -> Op:
-        return Op((scalar(name),), (above, below), (), meta, "divide", (), "body", ("X", "D"), ("Y",))
+        return applied("divide", scalar(name), (above, below), meta)
 
     meta = Meta("optimizer", phase="optimizer_step", local="clip")
     squares, lines = list[Term](), list[Line]()
@@ -184,10 +184,10 @@ def _scaling(gradients: tuple[Term, ...], bound: str, shared: Mapping[str, int])
             lines.append(Product((share,), (whole, Literal(1 / number)), (), meta))
     lines += [
         Sum((scalar("squares"),), tuple(squares), (), meta, (1,) * len(squares)),
-        Op((scalar("norm"),), (scalar("squares"),), (), meta, "sqrt", (), "body", ("X",), ("Y",)),
+        applied("sqrt", scalar("norm"), (scalar("squares"),), meta),
         Sum((scalar("above"),), (scalar("norm"), Literal(EPSILON)), (), meta, (1, 1)),
         quotient("excess", scalar("above"), Term(bound, ())),
-        Op((scalar("divisor"),), (scalar("excess"), Literal(1.0)), (), meta, "maximum", (), "body", ("X", "Z"), ("Y",)),
+        applied("maximum", scalar("divisor"), (scalar("excess"), Literal(1.0)), meta),
         quotient("factor", Literal(1.0), scalar("divisor")),
     ]
     lines += [

@@ -16,6 +16,7 @@ from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Value
+from learncost.ops import applied
 
 BEGIN = {"mean": 0.0, "variance": 1.0, "count": 0.0}
 """The initial statistics: `torch.nn.modules.batchnorm`, reset_running_stats."""
@@ -161,7 +162,7 @@ class _NormalizationLines:
         return Sum((self._term(name, axes),), right, (), self.meta, signs)
 
     def _quotient(self, name: str, axes: tuple[str, ...], above: Operand, below: Operand) -> Line:
-        return Op((self._term(name, axes),), (above, below), (), self.meta, "divide", (), "body", ("X", "D"), ("Y",))
+        return applied("divide", self._term(name, axes), (above, below), self.meta)
 
 
 def over_batch(table: Table) -> str:

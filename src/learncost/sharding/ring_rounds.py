@@ -9,13 +9,12 @@ from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement
 from learncost.ir.polynomial import ROUND, base
 from learncost.ir.term import Literal, Term
-from learncost.ops import is_softmax
+from learncost.ops import applied, is_softmax
 from learncost.sharding.ring_step import (
     Normalizer,
     Ring,
     RingIteration,
     SoFar,
-    of_op,
     sink_of,
     step_meta,
 )
@@ -129,7 +128,7 @@ class Rounds:
         less, share, part = (ring.step(shares, what, left.axes) for what in ("sink", "of_sink", "sinks"))
         return [
             Sum((less,), (sink, logarithm), (), step_meta(meta, less.name), (1, -1)),
-            of_op("exp", share, (less,), meta),
+            applied("exp", share, (less,), step_meta(meta, share.name)),
             Product((part,), (share, average), (), step_meta(meta, part.name)),
             Product((ring.made(left.name, left.axes, left.name),), (Literal(-1.0), part), (), meta),
         ]
@@ -174,7 +173,7 @@ class Rounds:
                 zeros, first = Term(ring.fresh(name, "zeros"), axes), region.lines[0].meta
                 ring.values[zeros.name] = inside[start.name].along(axes)
                 meta = replace(step_meta(first, zeros.name), kernel=None, phase=self._phase)
-                out.append(of_op("zeros", zeros, (), meta))
+                out.append(applied("zeros", zeros, (), meta))
                 begin[name] = zeros.name
             self.finals[name] = Term(ring.fresh(name, "all"), axes)
             ring.values[self.finals[name].name] = inside[start.name].along(axes)
@@ -212,7 +211,7 @@ class Rounds:
         meta = Meta(
             line.meta.layer, line.meta.block, line.meta.phase, local=left.name, module=line.meta.module, why=why
         )
-        return Op((left,), (right,), (), meta, "pass_on", (self.region.mesh_axis,), "body", ("X",), ("Y",))
+        return applied("pass_on", left, (right,), meta, (self.region.mesh_axis,))
 
     def _start(self, name: str, iteration: RingIteration) -> Term:
         """Return the value of a total at the start of an iteration; for gradients of rotating shards, that of the
@@ -256,8 +255,8 @@ class Rounds:
             largest, total = (self.finals[each.name] for each in (own.now[line.name].largest, own.now[line.name].total))
             meta = replace(line.meta, kernel=None)
             least, log, logarithm = (ring.step(line.name, w, total.axes) for w in ("least", "log", "logarithm"))
-            out.append(of_op("maximum", least, (total, Literal(1.0)), meta))
-            out.append(of_op("log", log, (least,), meta))
+            out.append(applied("maximum", least, (total, Literal(1.0)), step_meta(meta, least.name)))
+            out.append(applied("log", log, (least,), step_meta(meta, log.name)))
             out.append(Sum((logarithm,), (largest, log), (), step_meta(meta, logarithm.name), (1, 1)))
             sums[line.name] = least
             linear = tuple(name for name in self.region.totals if self.linear.get(name, ("",))[0] == line.name)
@@ -269,7 +268,7 @@ class Rounds:
             meta = replace(step_meta(maker.meta, name), kernel=None)
             if name in self.linear:
                 below = Term(sums[self.linear[name][0]].name, self._rows(term))
-                out.append(replace(of_op("divide", left, (final, below), meta), meta=meta))
+                out.append(applied("divide", left, (final, below), meta))
             else:
                 out.append(Sum((left,), (final,), (), meta, (1,)))
         return out

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from learncost.ir.line import Condition, Line, Meta, Op, Product, Sum
+from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Statement
 from learncost.ir.polynomial import ROUND, base
-from learncost.ir.term import Axis, Literal, Operand, Term
+from learncost.ir.term import Axis, Literal, Term
 from learncost.ir.value import Value
-from learncost.ops import entry, is_softmax
+from learncost.ops import applied, is_softmax
 from learncost.sharding.ring_regions import RingRegion
 
 LOWEST = Literal(-1e29)
@@ -77,19 +77,6 @@ def step_meta(meta: Meta, name: str) -> Meta:
     return Meta(meta.layer, meta.block, meta.phase, local=name, kernel=meta.kernel, module=meta.module)
 
 
-def of_op(
-    op: str,
-    left: Term,
-    right: tuple[Operand, ...],
-    meta: Meta,
-    axes: tuple[str, ...] = (),
-    where: tuple[Condition, ...] = (),
-) -> Op:
-    """Return a line with an op."""
-    row = entry(op)
-    return Op((left,), right, where, step_meta(meta, left.name), op, axes, "body", row.inputs, row.outputs)
-
-
 @dataclass
 class SoFar:
     """The running statistics of an online softmax: the maximum score, the sum of the exponentials below it, and the
@@ -142,8 +129,8 @@ class RingIteration:
         first = region.lines[0].meta
         why = f"{name} has all of {base(value.axes[place])}, and an iteration reads a shard of it (rule 9)"
         meta = Meta(first.layer, first.block, first.phase, local=left, module=first.module, why=why)
-        terms = (Term(left, tuple(axes)),), (Term(name, value.axes),)
-        self.out.append(Op(*terms, (), meta, "part", (region.mesh_axis,), "body", ("X",), ("Y",)))
+        part = applied("part", Term(left, tuple(axes)), (Term(name, value.axes),), meta, (region.mesh_axis,))
+        self.out.append(part)
         self.names[name] = left
 
     def axis(self, axis: str) -> str:
@@ -189,7 +176,7 @@ class RingIteration:
         left, scores, where = line.left[0], line.right[0], line.where
         less = self.ring.step(left.name, "below", left.axes)
         self.out.append(Sum((less,), (scores, below), where, step_meta(line.meta, less.name), (1, -1)))
-        self.out.append(of_op("exp", left, (less,), line.meta, where=where))
+        self.out.append(applied("exp", left, (less,), step_meta(line.meta, left.name), where=where))
 
     def _sums(self, line: Op, shares: str) -> None:
         """Write the running maximum, and unnormalized exponentials in place of shares, with their sum."""
@@ -197,10 +184,10 @@ class RingIteration:
         rows = tuple(axis for axis in left.axes if axis not in line.axes)
         before = self.before.get(shares)
         largest, below = (ring.step(left.name, what, rows) for what in ("largest", "max"))
-        self.out.append(of_op("max", largest, line.right[:1], meta, line.axes, where))
+        self.out.append(applied("max", largest, line.right[:1], step_meta(meta, largest.name), line.axes, where))
         sink = sink_of(line)
         least = Term(before.largest.name, rows) if before else sink or LOWEST
-        self.out.append(of_op("maximum", below, (largest, least), meta))
+        self.out.append(applied("maximum", below, (largest, least), step_meta(meta, below.name)))
         self._exponentials(line, below)
         total = ring.step(left.name, "sum", rows)
         self.out.append(Product((total,), (left,), where, step_meta(meta, total.name)))
@@ -210,7 +197,7 @@ class RingIteration:
         if before:
             less, scale = (ring.step(left.name, what, rows) for what in ("less", "scale"))
             self.out.append(Sum((less,), (least, below), (), step_meta(meta, less.name), (1, -1)))
-            self.out.append(of_op("exp", scale, (less,), meta))
+            self.out.append(applied("exp", scale, (less,), step_meta(meta, scale.name)))
             start = Term(before.total.name, rows)
             self.now[shares] = SoFar(below, self.so_far(start, total, scale, meta), scale)
 
@@ -218,7 +205,7 @@ class RingIteration:
         """Return the sum of exponentials with that of the sink."""
         less, share, whole = (self.ring.step(total.name, what, total.axes) for what in ("sink", "of_sink", "in_all"))
         self.out.append(Sum((less,), (sink, below), (), step_meta(meta, less.name), (1, -1)))
-        self.out.append(of_op("exp", share, (less,), meta))
+        self.out.append(applied("exp", share, (less,), step_meta(meta, share.name)))
         self.out.append(Sum((whole,), (total, share), (), step_meta(meta, whole.name), (1, 1)))
         return whole
 

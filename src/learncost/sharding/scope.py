@@ -11,6 +11,7 @@ from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, whole
 from learncost.ir.term import Axis, Term
 from learncost.ir.value import Value
+from learncost.ops import applied
 from learncost.sharding.clauses import ShardSpecs, Split
 from learncost.sharding.layout import LayoutMove, ShardLayout, cut, moves
 from learncost.sharding.rows import RowChoice
@@ -139,7 +140,7 @@ class ShardingScope:
             meta = Meta(
                 line.meta.layer, line.meta.block, line.meta.phase, local=left.name, module=line.meta.module, why=why
             )
-            self.out.append(Op((left,), (right,), (), meta, move.op, (move.mesh_axis,), "body", ("X",), ("Y",)))
+            self.out.append(applied(move.op, left, (right,), meta, (move.mesh_axis,)))
             self.give(name, move.layout, left.name)
             self.holds[left.name] = name
             start, array = move.layout, left.name

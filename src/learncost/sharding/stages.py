@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Meta, Op
+from learncost.ir.line import Line, Meta
 from learncost.ir.loop import Statement, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
+from learncost.ops import applied
 from learncost.ops.collectives import is_collective
 from learncost.passes.stages import Stage, StageValue, even
 from learncost.sharding.clauses import Clause
@@ -150,8 +151,7 @@ def _with_sends(placed: Placed, step: StageProgram, received: Mapping[str, Stage
         values[name] = replace(values[operand or name], axes=axes)
         right = (Term(operand, axes),) if operand else ()
         meta = Meta("pipeline", phase=phase, local=name, why=why)
-        given = ("X",) if operand else ()
-        return Op((Term(name, axes),), right, (), meta, op, (axis, *map(str, places)), "body", given, ("Y",))
+        return applied(op, Term(name, axes), right, meta, (axis, *map(str, places)))
 
     for last in table.lines:
         phase = next(inner for inner, _ in walk((last,))).meta.phase

@@ -15,7 +15,7 @@ from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.ir.value import Value
-from learncost.ops import entry
+from learncost.ops import applied, entry
 from learncost.passes.lower import lower
 
 
@@ -206,18 +206,7 @@ def _without_logarithms(lines: Sequence[Line]) -> list[Line]:
             logarithm = op(inner.right[1].name, "log")
             power = next((e for e in result if op(e.name, "exp") and e.right == inner.right[:1]), None)
             if logarithm and power and power.left[0].axes == line.left[0].axes:
-                operand_names = ("X", "D")
-                line = Op(
-                    line.left,
-                    (power.left[0], logarithm.right[0]),
-                    (),
-                    line.meta,
-                    "divide",
-                    (),
-                    "body",
-                    operand_names,
-                    ("Y",),
-                )
+                line = applied("divide", line.left[0], (power.left[0], logarithm.right[0]), line.meta)
         result.append(line)
     return result
 

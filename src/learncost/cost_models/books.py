@@ -169,7 +169,7 @@ def book(name: str | Book) -> Book:
 
 def every() -> dict[str, Book]:
     """Return all price books by name: those that price single lines, and formulas of complete models."""
-    from learncost.cost_models.formula import formulas  # reads a file: only where all are asked for
+    from learncost.cost_models.formula import formulas  # imported when used, as it reads a file
 
     return {**BOOKS, **{name: formula.book for name, formula in formulas().items()}}
 

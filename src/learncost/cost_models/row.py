@@ -125,7 +125,7 @@ class Price(Displayed):
 def _packed(row: PricedLine, bits: int, sizes: Mapping[str, Any]) -> Any:
     """Return the bytes that a line with quantized operands moves in addition to `bits` per element; negative if it
     moves fewer."""
-    from fractions import Fraction  # only where weights are quantized
+    from fractions import Fraction  # imported when used, for a fast start
 
     from learncost.passes.rewrite_quantized import bits_of
 

@@ -82,7 +82,8 @@ def merged(model: Model, plain: Table, weights: Mapping[str, Any]) -> Arrays:
     plain_weights = {weight.weight: dequantized(weight, weights, model.sizes) for weight in model.quantized}
     plain_weights |= {name: weights[name] for name in model.table.weights if name not in _codes(model)}
     made = {name for line, _, _ in _lines(model.table) for name in line.makes}
-    codes = {codes: weight for codes, weight in _codes(model).items() if weight not in made}  # that products read
+    # Codes that products read directly:
+    codes = {codes: weight for codes, weight in _codes(model).items() if weight not in made}
     added = dict(plain_weights)
     readers: dict[str, int] = {}
     for line, lines, outer in _lines(model.table):

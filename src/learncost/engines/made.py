@@ -116,5 +116,5 @@ def _run(
         input_name = table.content.header(name)
         kind = np.int64 if input_name in indices else bool if values[name].dtype == bool else np.float64
         array = arrays[input_name] = values[name].astype(kind)
-        array.flags.writeable = False  # which others are given, too
+        array.flags.writeable = False  # the cached array is shared
     return MappingProxyType(arrays)

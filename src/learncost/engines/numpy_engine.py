@@ -152,8 +152,8 @@ class Training(Core):
         self.model = self._built(dropout > 0)
         self._models = {False: self.model}
         self._buffers: Values = {}
-        self._forward: dict[bool, Model] = {}  # without dropout, by whether there is padding
-        self._looking: dict[bool, Table] = {}  # with the scores as an output too
+        self._forward: dict[bool, Model] = {}  # models without dropout, by padding
+        self._looking: dict[bool, Table] = {}  # forward tables that also output the scores
         self._blocks = iterations_of(self.model, self._chosen)
         if self._chosen.chooses and self._wanted is not None:
             raise InputError(f"procedure {procedure} fixes the trainable parameters: remove train and lora")

@@ -81,7 +81,7 @@ def letters_of(layer: Layer | None, axes: Mapping[str, int]) -> str:
 
 def addable(table: Table) -> tuple[str, ...]:
     """Return the values that PEPITA's error may be added to: rows of embeddings, and inputs that are not indices."""
-    from learncost.passes.rewrite_lora import is_lookup  # only where it is asked for: start-up counts
+    from learncost.passes.rewrite_lora import is_lookup  # imported when used, for a fast start
 
     rows = (line for line in table.lines if isinstance(line, Line) and any(is_lookup(line, w) for w in table.weights))
     return (*(line.name for line in rows), *(name for name in table.inputs if name not in table.indices))

@@ -343,7 +343,7 @@ def _read(path: str, text: str) -> Procedure:
 
 def _fault_of_names(read: Procedure) -> str:
     """Return the reason why the names in a schedule or its lines are invalid; empty if they are valid."""
-    from learncost.procedures.feedback import matrix_lines  # only where it is asked for: start-up counts
+    from learncost.procedures.feedback import matrix_lines  # imported when used, for a fast start
 
     reading, following = (
         read.moves.get(form, "") for form in ("backward reading NAME for weights", "NAME follows weights")

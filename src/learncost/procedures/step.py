@@ -24,7 +24,7 @@ def adaptation(chosen: Procedure, iteration: int = 0) -> Adaptation | None:
     alternate."""
     if not chosen.chooses:
         return None
-    from learncost.models.adaptation import Adaptation  # only where it is asked for: start-up counts
+    from learncost.models.adaptation import Adaptation  # imported when used, for a fast start
 
     return Adaptation(layers=str(iteration)) if chosen.by_iterations else Adaptation((chosen.part,))
 
@@ -108,7 +108,7 @@ def step(
     chosen, stepping = procedure(name), optimizer(optimizer_name) if optimizer_name else None
     model = run_by(trained_by(model, name, iteration), name)
     if chosen.compares:
-        from learncost.procedures.differences import by_differences  # only where it is asked for: start-up counts
+        from learncost.procedures.differences import by_differences  # imported when used, for a fast start
 
         table, gradients = by_differences(model, chosen, MODES[mode])
     elif "loss at blocks by HEAD" in chosen.moves:
@@ -145,7 +145,7 @@ def step(
     if model.integers:
         table = _in_integers(table, model)
     elif any(weight.kind.learns for weight in model.quantized):
-        from learncost.procedures.rounded import with_rounded  # only where it is asked for: start-up counts
+        from learncost.procedures.rounded import with_rounded  # imported when used, for a fast start
 
         table = with_rounded(table, model)
     if chosen.projected_to:
@@ -156,14 +156,14 @@ def step(
 
 
 def _in_integers(table: Table, model: Model) -> Table:
-    from learncost.procedures.integer_updates import in_integers  # only where it is asked for: start-up counts
+    from learncost.procedures.integer_updates import in_integers  # imported when used, for a fast start
 
     return in_integers(table, model)
 
 
 def _kept(table: Table, chosen: Procedure) -> Table:
     """Return the step in which saved tensors are stored as codes until the backward pass."""
-    from learncost.passes.rewrite_kept import with_kept  # only where it is asked for: start-up counts
+    from learncost.passes.rewrite_kept import with_kept  # imported when used, for a fast start
 
     if set(chosen.schedule) - set(LEARNING["bp"].schedule) - set(LEARNING["recompute"].schedule):
         raise InputError(f"int8 activations work with the procedures bp and recompute, not {chosen.name}")
@@ -201,7 +201,7 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
     if drawn:
         table = replace(table, values={**table.values, **drawn}, inputs=(*table.inputs, *drawn))
     if model.quantized:
-        from learncost.passes.rewrite_quantized import made_again  # only where it is asked for: start-up counts
+        from learncost.passes.rewrite_quantized import made_again  # imported when used, for a fast start
 
         table = made_again(table)
     if "forward again" in chosen.moves:

@@ -158,7 +158,7 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
         held = {**held, **over.placed.sizes}
     rows, takes = price(table, {}, run.book).rows, None
     if cluster is not None and over is not None and on is not None:
-        from learncost.reports.mesh_time import over_time  # only where it is asked for: start-up counts
+        from learncost.reports.mesh_time import over_time  # imported when used, for a fast start
 
         takes = over_time(rows, over, axes, cluster, on, request.kind(), run.book)
     timed = takes.lines if takes else timing(rows, axes, on, run.dtype, run.book) if on else None

@@ -200,7 +200,7 @@ def place(request: Request) -> PlacedStep:
     find_procedure(request.procedure)
     cluster, memory = None, None
     if request.on is not None:
-        from learncost.devices.cluster import cluster as find_cluster  # only where it is asked for: start-up counts
+        from learncost.devices.cluster import cluster as find_cluster  # imported when used, for a fast start
         from learncost.reports.memory.on_device import memory_on_device
 
         cluster, memory = find_cluster(request.on), memory_on_device(request)

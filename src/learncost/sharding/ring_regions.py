@@ -1,4 +1,4 @@
-"""Find regions for rings: lines that read a gathered array one position of the gathered axis at a time.
+"""Find the regions that can become rings: lines that read a gathered array one position at a time.
 
 A region that would rotate twice is split: lines that read totals of all shards become a second ring behind the first.
 A block that is recomputed in its backward iteration has the forward attention, and gradients that depend on its output:
@@ -55,7 +55,7 @@ class RingRegion:
 
     @property
     def gathered(self) -> str:
-        """Return the axis as a device has a shard of it, `M/cp`."""
+        """Return the gathered axis as a device's shard of it, such as `M/cp`."""
         line = next(iter(self.gathers.values()))
         return line.right[0].declared[self.at[line.name]]
 

@@ -140,7 +140,7 @@ class Rounds:
     # The iterations.
 
     def _iterations(self, own: RingIteration, initial: Mapping[str, str]) -> list[Statement]:
-        """Return the loop; totals begin with the results of the own shard, or with zeros."""
+        """Return the loop over the received shards; totals begin as the results of the own shard, or as zeros."""
         region, ring = self.region, self.ring
         around, ring.values = ring.values, {}
         iteration = RingIteration(ring, "turn", {}, self.earlier, own.corrections, is_round=True)

@@ -1,4 +1,4 @@
-"""The lines of a region with one shard of the array that would be gathered: a device's own, or a received one."""
+"""Write the lines of a region for one shard of the gathered array: the device's own, or a received one."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ class Ring:
     normalizers: dict[str, Normalizer] = field(default_factory=dict)
 
     def made(self, name: str, axes: Iterable[Axis], of: str) -> Term:
-        """Return a new value with a name, of the kind of another one."""
+        """Declare a value with the kind of another one, and return its term."""
         term = Term(name, tuple(axes))
         self.values[name] = (self.values.get(of) or self.known.get(of) or Value(())).along(term.declared)
         return term
 
     def step(self, of: str, what: str, axes: Iterable[Axis]) -> Term:
-        """Return a new value, named after another one."""
+        """Declare a value that is named after another one, and return its term."""
         return self.made(self.fresh(of, what), axes, of)
 
 
 def step_meta(meta: Meta, name: str) -> Meta:
-    """Return the metadata of an additional line, next to another one, that makes a name."""
+    """Return the metadata of an additional line that defines a name, from that of another line."""
     return Meta(meta.layer, meta.block, meta.phase, local=name, kernel=meta.kernel, module=meta.module)
 
 
@@ -110,7 +110,7 @@ class RingIteration:
     out: list[Statement] = field(default_factory=list)
 
     def write(self) -> None:
-        """Add all lines."""
+        """Write all lines."""
         for name, place in self.ring.region.slices.items():
             self._part(name, place)
         for line in self.ring.region.lines:

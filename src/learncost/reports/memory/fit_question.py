@@ -48,7 +48,7 @@ def has_stages(request: Request) -> bool:
     """Return whether the mesh of a request splits the blocks into pipeline stages."""
     if not request.is_sharded:
         return False
-    from learncost.sharding.mesh import mesh  # only where it is asked for: start-up counts
+    from learncost.sharding.mesh import mesh  # imported when used, for a fast start
     from learncost.sharding.presets import chosen
     from learncost.sharding.stages import BLOCKS
 
@@ -112,7 +112,7 @@ class FitQuestion:
     @property
     def least(self) -> int:
         """Return the smallest batch: a sample, or one for each device that has its own."""
-        from learncost.reports.mesh_cost import whole_batch  # only where it is asked for: start-up counts
+        from learncost.reports.mesh_cost import whole_batch  # imported when used, for a fast start
 
         return whole_batch(self.request)
 

@@ -460,6 +460,6 @@ def _updates(step: MemoryStep) -> EpilogueUpdates | None:
     """Return the weights that are updated inside of a product; None if the plan has no epilogue updates."""
     if not any(plan.name == "epilogue-update" for plan, _ in plan_of(step.plan)):
         return None
-    from learncost.passes.epilogue_update import updates  # only where it is asked for: start-up counts
+    from learncost.passes.epilogue_update import updates  # imported when used, for a fast start
 
     return updates(step.table)

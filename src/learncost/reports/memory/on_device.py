@@ -65,7 +65,7 @@ def memory_on_device(request: Request) -> DeviceMemory | None:
     available = question.budget or 0
     try:
         if request.procedure in INFERENCE:
-            from learncost.reports.memory.inference import serving_of  # only where it is asked for: start-up counts
+            from learncost.reports.memory.inference import serving_of  # imported when used, for a fast start
 
             _, serving = serving_of(question.request)
             largest = serving.largest(available) if has_batch(serving.model.table) else None

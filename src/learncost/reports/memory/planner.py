@@ -93,7 +93,7 @@ def smallest(
 ) -> str:
     """The plan that the engine takes on a processor. The rules count arrays, so that the arena itself says whether the
     head takes turns; not under a budget, as for `chosen`."""
-    from learncost.backends.placed import laid_out  # only where it is asked for: start-up counts
+    from learncost.backends.placed import laid_out  # imported when used, for a fast start
 
     plan = chosen(table, sizes, dtype, budget, widths)
     names = plan.split(",")
@@ -121,7 +121,7 @@ def frugal(
 
     budget, widths  as for `chosen`
     """
-    from learncost.backends.c99 import alone  # only where it is asked for: start-up counts
+    from learncost.backends.c99 import alone  # imported when used, for a fast start
 
     usual = chosen(table, sizes, dtype, budget, widths)
     ended = (

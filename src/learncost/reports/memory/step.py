@@ -80,7 +80,7 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
     )
     if request.on is None or request.on == GPU:
         return None, request.engine, options
-    from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
+    from learncost.devices.device import device as find_device  # imported when used, for a fast start
 
     device = find_device(request.on)
     return device, request.engine or ("c99" if device.core else ""), replace(options, device=device.torch or CPU)
@@ -190,7 +190,7 @@ class MemoryStep:
 
         Raises `InputError` where an axis is not divisible.
         """
-        from learncost.reports.memory.over_mesh import placed_step  # only where it is asked for: start-up counts
+        from learncost.reports.memory.over_mesh import placed_step  # imported when used, for a fast start
 
         return placed_step(self, request, engine)
 
@@ -228,7 +228,7 @@ class MemoryStep:
         statistics   with the lines that update running statistics
         """
         if self.over:
-            from learncost.sharding.collective import bucketed  # only where it is asked for: start-up counts
+            from learncost.sharding.collective import bucketed  # imported when used, for a fast start
 
             return bucketed(self.over.placed.table)
         table = step(self.model, self.procedure, self.optimizer.name, mode=self.mode or PAPER)
@@ -363,14 +363,14 @@ def _widths(structure: Structure, table: Table, kind: Precision, gathers: bool =
 
 
 def _accumulated(table: Table) -> Accumulated:
-    from learncost.procedures.accumulation import accumulated  # only where it is asked for: start-up counts
+    from learncost.procedures.accumulation import accumulated  # imported when used, for a fast start
 
     return accumulated(table)
 
 
 def gathering(table: Table) -> Table:
     """Return a microbatch whose gradients are accumulated in place."""
-    from learncost.procedures.accumulation import check_accumulates  # only where it is asked for: start-up counts
+    from learncost.procedures.accumulation import check_accumulates  # imported when used, for a fast start
 
     check_accumulates(table)
     accumulation = _accumulated(table).gather

@@ -38,6 +38,8 @@ def rounded_and_compared(a, b):
         torch.fmod(a, 0.3),
         torch.remainder(a, p),
         a * torch.div(a, p, rounding_mode="trunc"),
+        a * torch.div((0 * a + 49).detach(), 49, rounding_mode="floor"),
+        a * ((0 * b + 49).detach() // 49),
         a * torch.logical_xor(a > 0, b > 0),
         torch.copysign(a, b),
         torch.where(torch.isnan(a), 0.0, a),

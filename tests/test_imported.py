@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import learncost as lc
-from learncost.importer.traced import _composites_listed_once, _composites_overridden_once
 from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
 from learncost.verification.imported import parity, products
@@ -156,19 +155,21 @@ def test_a_size_that_only_a_run_has_is_refused_with_its_line():
         lc.from_module(Lengths(), inputs)
 
 
-def test_an_operator_that_is_registered_between_two_readings_is_listed():
-    """PyTorch's own listing is the oracle of the one that is kept."""
-    exported = torch.export.exported_program
-    with _composites_listed_once():
-        before = exported._collect_all_valid_cia_ops()
+class Twice(torch.nn.Linear):
+    def forward(self, x):
+        return torch.ops.learncost_registered_later.twice(super().forward(x))
+
+
+def test_a_composite_operator_that_is_registered_between_two_readings_is_decomposed():
+    given = (torch.randn(2, 3),)
+    read_module(torch.nn.Linear(3, 3), given)
     library = torch.library.Library("learncost_registered_later", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: 2 * x, "CompositeImplicitAutograd")
-    with _composites_listed_once():
-        after = exported._collect_all_valid_cia_ops()
-        assert exported._collect_all_valid_cia_ops() is after
-    assert after == exported._collect_all_valid_cia_ops()
-    assert after - before == {torch.ops.learncost_registered_later.twice.default}
+    module = Twice(3, 3)
+    found = parity(module, given, read_module(module, given))
+    assert found.value < 1e-12
+    assert found.gradient < 1e-12
 
 
 def overrides():
@@ -184,30 +185,16 @@ def overrides():
     return kernels, {op: called(rules[op]) for op in composites if op in rules}
 
 
-def test_composites_that_are_overridden_from_memory_are_as_pytorch_overrides_them():
+def test_a_reading_leaves_the_kernels_of_composite_operators_as_they_were():
     exported, matmul = torch.export.exported_program, torch.ops.aten.matmul.default
-    preserved = dict.fromkeys(exported._collect_all_valid_cia_ops(), exported._special_op_to_preserve_cia)
-    decomposed = {**preserved, matmul: lambda *operands: operands[0]}
-    with exported._override_composite_implicit_decomp(preserved):
-        pass  # PyTorch itself forgets the rules that it had before
-    plain = overrides()
-    found = []
-    for callables in (preserved, decomposed, preserved):
-        with exported._override_composite_implicit_decomp(callables):
-            found.append(overrides())
-        assert overrides() == plain
-    assert found[0] != plain != found[1] != found[0]
-    for _ in range(2):  # computed, then from memory
-        for callables, expected in zip((preserved, decomposed, preserved), found, strict=True):
-            with _composites_overridden_once(), exported._override_composite_implicit_decomp(callables):
-                assert overrides() == expected
-            assert overrides() == plain
-    matmul.py_kernels[torch._C.DispatchKey.CPU] = abs  # a kernel that somebody registers is seen
+    module, given, _ = CASES[sorted(CASES.keys() - REFUSED.keys())[0]]()
+    matmul.py_kernels[torch._C.DispatchKey.CPU] = abs  # a kernel that somebody registers
     try:
-        with exported._override_composite_implicit_decomp(preserved):
-            expected = overrides()
-        with _composites_overridden_once(), exported._override_composite_implicit_decomp(preserved):
-            assert overrides() == expected
-            assert matmul.py_kernels[torch._C.DispatchKey.CPU] is abs
+        with exported._override_composite_implicit_decomp({matmul: exported._special_op_to_preserve_cia}):
+            inside = overrides()  # PyTorch itself forgets the rules that it had before
+        plain = overrides()
+        read_module(module, given)
+        assert overrides() == plain != inside
+        assert matmul.py_kernels[torch._C.DispatchKey.CPU] is abs
     finally:
         del matmul.py_kernels[torch._C.DispatchKey.CPU]

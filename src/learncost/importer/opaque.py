@@ -23,6 +23,8 @@ def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
     """
     import torch
 
+    if getattr(node.meta["val"], "layout", torch.strided) is not torch.strided:
+        raise reader.refusal("a sparse tensor", "; use dense tensors")
     known, missing = registered(node, reader.examples)
     if missing and not reader.allows_unknown:
         what = f"the operator {name_of(node.target)}"

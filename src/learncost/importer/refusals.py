@@ -76,9 +76,6 @@ _ON_VALUES = frozenset({"GuardOnDataDependentSymNode", "DynamicOutputShapeExcept
 _NOT_A_NUMBER = ("unhashable type: non-nested SymInt", "Cannot convert symbols to int")
 """Texts of TypeErrors of PyTorch and SymPy when code converts a symbolic value to a number during export."""
 
-_NO_SHAPES = "NotImplementedType"
-"""Texts of errors of operations without shape inference, such as those on sparse tensors."""
-
 _NESTED = re.compile(r"nested_tensor|NestedTensor|nested tensor")
 """Texts of errors about nested tensors."""
 
@@ -148,11 +145,6 @@ def refusal(error: Exception, called: str) -> InputError:
         return NotExportedError(
             f"{called} catches an error of its submodule {part}, which PyTorch does not export: "
             "test before the call whether the submodule accepts the input"
-        )
-    if _NO_SHAPES in str(error):
-        return NotExportedError(
-            f"{place}: `{code}` is not exported by PyTorch for these tensors, for example sparse ones: "
-            f"use dense tensors in {called}"
         )
     frames = traceback.extract_tb(error.__traceback__)
     of_func = is_by_func(error)

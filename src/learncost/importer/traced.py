@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from learncost.importer.composed import WRITTEN_OUT
@@ -119,90 +120,53 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
         check_changes(program, _with_gradient(program, module, given) | asked)
         _stop_gradients(program)
         left_out = unused(program)
-        with _composites_listed_once(), _composites_overridden_once():
-            program = program.run_decompositions({})
-            for _ in range(MOST_ROUNDS):
-                if not (parts := _decompositions(program)):
-                    break
-                program = program.run_decompositions(parts)
+        program = _decomposed(program, _decompositions(program))
+        for _ in range(MOST_ROUNDS):
+            if not (parts := _decompositions(program)):
+                break
+            program = _decomposed(program, parts)
     finally:
         hook.remove()
         torch.backends.opt_einsum.enabled = opt_einsum
     return Traced(program, asked, left_out)
 
 
-_LISTED: dict[str, Any] = {}
-"""The registrations when PyTorch last listed its composite operators, and that list."""
+@cache
+def _read_whole() -> Mapping[Any, Any]:
+    """Return PyTorch's mark of preserved operators for the composite ones that rules read."""
+    import torch
+    from torch._export.utils import _is_preservable_cia_op
+
+    from learncost.importer.rule import RULES
+
+    exports: Any = torch.export.exported_program
+    kept = {}
+    for name in (*RULES, *WRITTEN_OUT):
+        packet, _, overload = name.partition(".")
+        several: Any = getattr(torch.ops.aten, packet, None)
+        overloads = [] if several is None else [each for each in several.overloads() if overload in ("", each)]
+        for op in (getattr(several, each) for each in overloads):
+            if _is_preservable_cia_op(op):
+                kept[op] = exports._special_op_to_preserve_cia
+    return kept
 
 
-@contextmanager
-def _composites_listed_once() -> Iterator[None]:
-    """Inside, PyTorch lists its composite operators again after another one was registered, not at each decomposition.
+def _decomposed(program: Any, parts: Mapping[Any, Any]) -> Any:
+    """Return a program with these decompositions, and with the composite operators decomposed that no rule reads.
 
-    Listing those of all libraries takes longer than the decomposition of a small module.
+    `ExportedProgram.run_decompositions` would list and preserve all composite operators of all libraries each time.
     """
     import torch
 
     exports: Any = torch.export.exported_program
-
-    def listed() -> Any:
-        registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
-        if _LISTED.get("registered") != registered:
-            _LISTED.update(registered=registered, operators=listing())
-        return _LISTED["operators"]
-
-    listing = exports._collect_all_valid_cia_ops
-    exports._collect_all_valid_cia_ops = listed
-    try:
-        yield
-    finally:
-        exports._collect_all_valid_cia_ops = listing
-
-
-_OVERRIDDEN: dict[Any, tuple[Any, Any, Any]] = {}
-"""The kernels of a composite operator before PyTorch preserves it, and meanwhile, and its rule for fake tensors."""
-
-
-@contextmanager
-def _composites_overridden_once() -> Iterator[None]:
-    """Inside, PyTorch's preparation of preserved composite operators is repeated from memory, not computed again.
-
-    Each decomposition preserves several hundred operators, which takes almost half of the time of a small module.
-    """
-    import torch
-    from torch._subclasses.fake_impls import op_implementations_dict as rules
-
-    exports: Any = torch.export.exported_program
-
-    @contextmanager
-    def overridden(callables: Mapping[Any, Any]) -> Iterator[None]:
-        preserved = {op for op, each in callables.items() if each is exports._special_op_to_preserve_cia} - rules.keys()
-        known = {op for op in preserved if op in _OVERRIDDEN and _OVERRIDDEN[op][0] == op.py_kernels}
-        before = {op: dict(op.py_kernels) for op in preserved}
-        with overriding({op: each for op, each in callables.items() if op not in known}):
-            _OVERRIDDEN.update({op: (before[op], dict(op.py_kernels), rules[op]) for op in preserved - known})
-            for op in known:
-                _, kernels, rules[op] = _OVERRIDDEN[op]
-                _set_kernels(op, kernels)
-            try:
-                yield
-            finally:
-                for op in known:
-                    _set_kernels(op, before[op])
-                    rules.pop(op, None)
-
-    overriding = exports._override_composite_implicit_decomp
-    exports._override_composite_implicit_decomp = overridden
-    try:
-        yield
-    finally:
-        exports._override_composite_implicit_decomp = overriding
-
-
-def _set_kernels(op: Any, kernels: Mapping[Any, Any]) -> None:
-    op.py_kernels.clear()
-    op.py_kernels.update(kernels)
-    op._dispatch_cache.clear()
+    of_composites = {**_read_whole(), **{op: each for op, each in parts.items() if op._can_decompose()}}
+    return exports._decompose_exported_program(
+        program,
+        cia_to_decomp=of_composites,
+        python_decomp_table={op: each for op, each in parts.items() if op not in of_composites},
+        joint_loss_index=None,
+        decompose_custom_triton_ops=False,
+    )
 
 
 def _of_known_types(module: Any, given: Any, results: Any) -> Any:
@@ -262,9 +226,8 @@ MOST_ROUNDS = 6
 
 
 def _decompositions(program: Any) -> dict[Any, Any]:
-    """Return PyTorch's decompositions of the operators of a graph that no rule reads."""
+    """Return PyTorch's decompositions of the operators of a graph that no rule reads, without composite ones."""
     import torch
-    from torch._export.utils import _get_decomp_for_cia
 
     from learncost.importer.nodes import operator_name
     from learncost.importer.rule import RULES
@@ -285,17 +248,15 @@ def _decompositions(program: Any) -> dict[Any, Any]:
         if isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex):
             continue  # indices, or comparisons: they have no gradient
         learned.add(node)
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
             continue
         name = operator_name(node.target)
         if name in WRITTEN_OUT and WRITTEN_OUT[name][1](node):
             parts[node.target] = WRITTEN_OUT[name][0]
             continue
-        if name in RULES or name.partition(".")[0] in RULES:
+        if name in RULES or name.partition(".")[0] in RULES or node.target._can_decompose():
             continue
-        if node.target._can_decompose():
-            parts[node.target] = _get_decomp_for_cia(node.target)
-        elif node.target in table and (torch.Tag.core not in node.target.tags or not _is_reference(table[node.target])):
+        if node.target in table and (torch.Tag.core not in node.target.tags or not _is_reference(table[node.target])):
             parts[node.target] = table[node.target]
     return parts
 

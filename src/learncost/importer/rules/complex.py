@@ -7,7 +7,7 @@ from typing import Any
 from learncost.importer.operands import Complex, GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import RULES, complex_rule, rule
-from learncost.importer.rules import indexing, reductions  # noqa: F401 - their rules are read
+from learncost.importer.rules import diagonals, indexing, reductions  # noqa: F401 - their rules are read
 from learncost.importer.rules.elementwise import div as real_div
 from learncost.importer.rules.movement import joined
 from learncost.importer.rules.norms import guarded_power, vector_norm
@@ -53,16 +53,6 @@ def view_as_real(reader: GraphReader, x: Complex) -> View:
     return joined(reader, several, dim, [*real.shape, 2])
 
 
-@complex_rule("real")
-def real(reader: GraphReader, x: Complex) -> Any:
-    return x.real
-
-
-@complex_rule("imag")
-def imag(reader: GraphReader, x: Complex) -> Any:
-    return x.imaginary
-
-
 @complex_rule("abs")
 def size(reader: GraphReader, x: Complex) -> View:
     if _is_real(x):
@@ -71,12 +61,12 @@ def size(reader: GraphReader, x: Complex) -> View:
     return guarded_power(reader, reader.add(*squares), 0.5)
 
 
-@complex_rule("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar")
+@complex_rule("linalg_vector_norm")
 def norm(reader: GraphReader, x: Complex, *more: Any, **named: Any) -> View:
     return vector_norm(reader, size(reader, x), *more, **named)
 
 
-@complex_rule("conj", "_conj", "conj_physical", "_conj_physical")
+@complex_rule("_conj", "_conj_physical")
 def conjugate(reader: GraphReader, x: Complex) -> Complex:
     return Complex(x.real, _times(reader, x.imaginary, -1.0))
 
@@ -90,8 +80,10 @@ def exp(reader: GraphReader, x: Complex) -> Complex:
     return Complex(*(reader.multiply(reader.op("exp", x.real), part) for part in parts))
 
 
-@complex_rule("square")
-def square(reader: GraphReader, x: Complex) -> Complex:
+@complex_rule("pow.Tensor_Scalar")
+def power(reader: GraphReader, x: Complex, exponent: Any) -> Complex:
+    if exponent != 2:
+        raise reader.refusal(f"the power {exponent} of complex numbers")
     return mul(reader, x, x)
 
 
@@ -102,7 +94,7 @@ def reciprocal(reader: GraphReader, x: Complex) -> Complex:
     return Complex(reader.op("divide", x.real, size), reader.op("divide", reader.multiply(-1.0, x.imaginary), size))
 
 
-@complex_rule("div.Tensor", "div.Scalar", "true_divide.Tensor")
+@complex_rule("div")
 def div(reader: GraphReader, x: Any, z: Any) -> Complex:
     x, z = pair(reader, x), pair(reader, z)
     if not _is_real(z):
@@ -110,17 +102,12 @@ def div(reader: GraphReader, x: Any, z: Any) -> Complex:
     return Complex(*(each if _is_zero(each) else real_div(reader, each, z.real) for each in (x.real, x.imaginary)))
 
 
-@complex_rule("rsub.Scalar", "rsub.Tensor")
-def rsub(reader: GraphReader, x: Any, z: Any) -> Complex:
-    return _sum(reader, z, x, -1)
-
-
 @complex_rule("neg")
 def neg(reader: GraphReader, x: Complex) -> Complex:
     return Complex(*(_times(reader, each, -1.0) for each in (x.real, x.imaginary)))
 
 
-@complex_rule("mul.Tensor", "mul.Scalar")
+@complex_rule("mul")
 def mul(reader: GraphReader, x: Any, z: Any) -> Complex:
     """(a + ib)(c + id) = ac - bd + i(ad + bc); times a real number each part."""
     x, z = pair(reader, x), pair(reader, z)
@@ -146,7 +133,7 @@ def _is_zero(part: Any) -> bool:
     return isinstance(part, float) and part == 0.0
 
 
-@complex_rule("add.Tensor", "sub.Tensor")
+@complex_rule("add", "sub")
 def add(reader: GraphReader, x: Any, z: Any, *, alpha: Any = 1) -> Complex:
     if alpha != 1:
         raise reader.refusal("a sum of complex numbers with a factor")
@@ -215,16 +202,14 @@ def _spread(reader: GraphReader, x: Complex, which: str) -> View:
 
 
 SAME_FOR_BOTH = (
-    *("view", "reshape", "_unsafe_view", "flatten", "squeeze", "unsqueeze", "permute", "transpose", "t", "movedim"),
-    *("expand", "repeat", "slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "flip", "roll"),
-    *("cat", "stack", "sum.dim_IntList", "mean.dim", "cumsum", "diagonal", "tril", "triu"),
-    *("index_select", "index.Tensor", "gather", "squeeze.dim", "squeeze.dims"),
+    *("view", "_unsafe_view", "squeeze", "unsqueeze", "permute", "transpose", "t", "expand", "repeat", "slice"),
+    *("select", "split", "split_with_sizes", "unbind", "flip", "roll", "cat", "stack", "sum", "mean", "cumsum"),
+    *("diagonal", "tril", "triu", "index_select", "index.Tensor", "gather"),
 )
 """Linear operators whose other arguments are real."""
 
 for _name in SAME_FOR_BOTH:
-    if (_rule := RULES.get(_name) or RULES.get(_name.partition(".")[0])) is not None:
-        _each(_name, _rule)
+    _each(_name, RULES[_name])
 
 
 @complex_rule("pad", "constant_pad_nd")
@@ -240,6 +225,6 @@ def made_like(reader: GraphReader, *_: Any, **__: Any) -> GivenTensor:
     return GivenTensor(reader.node)
 
 
-@complex_rule("clone", "contiguous", "_to_copy", "alias", "resolve_conj")
+@complex_rule("clone", "_to_copy", "alias")
 def same(reader: GraphReader, x: Complex, *_: Any, **__: Any) -> Complex:
     return x

@@ -33,7 +33,7 @@ def _at_places(x: View, slot: ViewAxis) -> bool:
     return not any(each is slot for each in x.index)
 
 
-@rule("diagonal", "diagonal_copy", "linalg_diagonal")
+@rule("diagonal", "diagonal_copy")
 def diagonal(reader: GraphReader, x: View, offset: int = 0, first: int = 0, second: int = 1) -> View:
     count = len(x.dims)
     size = size_of(reader.node.meta["val"].shape[-1])

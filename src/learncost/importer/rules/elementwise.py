@@ -12,7 +12,7 @@ from learncost.importer.rule import rule
 from learncost.importer.views import View
 
 
-@rule("add.Tensor", "add.Scalar", "add_.Tensor", "add")
+@rule("add")
 def add(reader: GraphReader, x: Any, z: Any, *, alpha: Any = 1) -> Any:
     for scores, mask in ((x, z), (z, x)):
         added = (
@@ -23,16 +23,9 @@ def add(reader: GraphReader, x: Any, z: Any, *, alpha: Any = 1) -> Any:
     return _sum(reader, x, z, alpha, 1)
 
 
-@rule("sub.Tensor", "sub.Scalar", "sub_.Tensor", "sub", "subtract.Tensor")
+@rule("sub")
 def sub(reader: GraphReader, x: Any, z: Any, *, alpha: Any = 1) -> View:
     return _sum(reader, x, z, alpha, -1)
-
-
-@rule("rsub.Scalar", "rsub.Tensor")
-def rsub(reader: GraphReader, x: Any, z: Any, alpha: Any = 1) -> View:
-    if alpha != 1:
-        x = reader.multiply(x, alpha)
-    return reader.add(z, x, signs=[1, -1])
 
 
 def _sum(reader: GraphReader, x: Any, z: Any, alpha: Any, sign: int) -> View:
@@ -49,19 +42,19 @@ def _is(value: Any, number: float) -> bool:
     return isinstance(value, int | float) and value == number
 
 
-@rule("mul.Tensor", "mul.Scalar", "mul_.Tensor", "mul", "multiply.Tensor")
+@rule("mul")
 def mul(reader: GraphReader, x: Any, z: Any) -> View:
     if _is(z, 1.0):
         return reader.view(x)
     return reader.multiply(x, z)
 
 
-@rule("neg", "negative", "_neg_view")
+@rule("neg", "_neg_view")
 def neg(reader: GraphReader, x: View) -> View:
     return reader.multiply(-1.0, x)
 
 
-@rule("div.Tensor", "div.Scalar", "div_.Tensor", "div", "true_divide.Tensor")
+@rule("div")
 def div(reader: GraphReader, x: Any, z: Any) -> View:
     if isinstance(z, int | float) and not isinstance(z, bool):
         return reader.view(x) if z == 1 else reader.multiply(x, 1.0 / z)
@@ -70,24 +63,12 @@ def div(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.op("divide", x, z)
 
 
-@rule("div.Tensor_mode")
-def div_mode(reader: GraphReader, x: Any, z: Any, *, rounding_mode: str | None = None) -> View:
-    quotient: View = div(reader, x, z)
-    if rounding_mode == "floor":
-        return reader.op("floor", quotient)
-    if rounding_mode is None:
-        return quotient
-    from learncost.importer.rules.rounding import trunc
-
-    return trunc(reader, quotient)
-
-
 @rule("reciprocal")
 def reciprocal(reader: GraphReader, x: View) -> View:
     return reader.op("divide", 1.0, x)
 
 
-@rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "pow")
+@rule("pow")
 def power(reader: GraphReader, x: Any, z: Any) -> View:
     if isinstance(z, int | float):
         if z == 2:
@@ -105,11 +86,6 @@ def power(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.op("power", x, z)
 
 
-@rule("square")
-def square(reader: GraphReader, x: View) -> View:
-    return reader.multiply(x, x)
-
-
 @rule("rsqrt")
 def rsqrt(reader: GraphReader, x: View) -> View:
     return reader.op("divide", 1.0, reader.op("sqrt", x))
@@ -117,10 +93,8 @@ def rsqrt(reader: GraphReader, x: View) -> View:
 
 WORDS = {
     "exp": "exp",
-    "exp_": "exp",
     "log": "log",
     "tanh": "tanh",
-    "tanh_": "tanh",
     "sqrt": "sqrt",
     "erf": "erf",
     "sin": "sin",
@@ -133,13 +107,9 @@ WORDS = {
     "sgn": "sign",
     "floor": "floor",
     "relu": "relu",
-    "relu_": "relu",
     "sigmoid": "sigmoid",
-    "sigmoid_": "sigmoid",
     "silu": "silu",
-    "silu_": "silu",
     "log_sigmoid": "log_sigmoid",
-    "logsigmoid": "log_sigmoid",
 }
 """Unary operators that are an op of the vocabulary."""
 
@@ -154,22 +124,22 @@ for _name, _word in WORDS.items():
     _registered(_name, _word)
 
 
-@rule("detach", "detach_")
+@rule("detach")
 def detach(reader: GraphReader, x: View) -> View:
     return reader.op("stop_gradient", x)
 
 
-@rule("gelu", "gelu_")
+@rule("gelu")
 def gelu(reader: GraphReader, x: View, *, approximate: str = "none") -> View:
     return reader.op("gelu" if approximate == "none" else "gelu_tanh", x)
 
 
-@rule("maximum", "max.other", "fmax")
+@rule("maximum", "fmax")
 def maximum(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.op("maximum", x, z)
 
 
-@rule("minimum", "min.other", "fmin")
+@rule("minimum", "fmin")
 def minimum(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.op("minimum", x, z)
 
@@ -184,7 +154,7 @@ def clamped(reader: GraphReader, x: Any, low: Any, high: Any) -> View:
     return value
 
 
-@rule("clamp", "clamp_", "clip", "clamp.Tensor")
+@rule("clamp")
 def clamp(reader: GraphReader, x: View, low: Any = None, high: Any = None, **named: Any) -> View:
     low, high = named.get("min", low), named.get("max", high)
     if any(isinstance(bound, View | GivenTensor) for bound in (low, high)):
@@ -194,38 +164,26 @@ def clamp(reader: GraphReader, x: View, low: Any = None, high: Any = None, **nam
     return clamped(reader, x, low, high)
 
 
-@rule("clamp_min", "clamp_min_")
-def clamp_min(reader: GraphReader, x: View, low: float) -> View:
-    return reader.op("relu", x) if low == 0 else clamped(reader, x, low, None)
-
-
-@rule("clamp_max", "clamp_max_")
-def clamp_max(reader: GraphReader, x: View, high: float) -> View:
-    return clamped(reader, x, None, high)
-
-
-@rule("hardtanh", "hardtanh_", "relu6")
+@rule("hardtanh")
 def hardtanh(reader: GraphReader, x: View, low: float = -1.0, high: float = 1.0) -> View:
-    if reader.recorder.operator == "relu6":
-        low, high = 0.0, 6.0
     if low == 0:
         return reader.op("at_most", reader.op("relu", x), high)
     return clamped(reader, x, low, high)
 
 
-@rule("hardsigmoid", "hardsigmoid_")
+@rule("hardsigmoid")
 def hardsigmoid(reader: GraphReader, x: View) -> View:
     """Record relu6(x + 3) / 6."""
     bounded = reader.op("at_most", reader.op("relu", reader.add(x, 3.0)), 6.0)
     return reader.multiply(bounded, 1 / 6)
 
 
-@rule("hardswish", "hardswish_")
+@rule("hardswish")
 def hardswish(reader: GraphReader, x: View) -> View:
     return reader.multiply(x, hardsigmoid(reader, x))
 
 
-@rule("leaky_relu", "leaky_relu_")
+@rule("leaky_relu")
 def leaky_relu(reader: GraphReader, x: View, slope: float = 0.01) -> View:
     """Record max(x, 0) + slope min(x, 0), with min(x, 0) as x - max(x, 0)."""
     above = reader.op("relu", x)
@@ -249,17 +207,15 @@ def rrelu(
     return [leaky_relu(reader, x, (lower + upper) / 2), None]
 
 
-@rule("prelu", "_prelu_kernel")
+@rule("_prelu_kernel")
 def prelu(reader: GraphReader, x: Any, slope: Any) -> View:
     x, slope = reader.view(x), reader.view(slope)
     above = reader.op("relu", x)
     below = reader.add(x, above, signs=[1, -1])
-    if len(slope.dims) == 1 and len(x.dims) > 1:
-        slope = slope.with_dims([(), slope.dims[0], *[()] * (len(x.dims) - 2)])
     return reader.add(above, reader.multiply(below, slope))
 
 
-@rule("elu", "elu_")
+@rule("elu")
 def elu(reader: GraphReader, x: View, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> View:
     """Record scale (max(x, 0) + alpha (exp(min(x, 0) input_scale) - 1))."""
     if scale == input_scale == 1:
@@ -275,13 +231,7 @@ def elu(reader: GraphReader, x: View, alpha: float = 1.0, scale: float = 1.0, in
     return result if scale == 1 else reader.multiply(result, scale)
 
 
-@rule("selu", "selu_")
-def selu(reader: GraphReader, x: View) -> View:
-    # Klambauer et al. 2017, appendix 1: the fixed point of mean 0 and variance 1.
-    return elu(reader, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
-
-
-@rule("celu", "celu_")
+@rule("celu")
 def celu(reader: GraphReader, x: View, alpha: float = 1.0) -> View:
     return elu(reader, x, alpha, 1.0, 1.0 / alpha)
 
@@ -294,11 +244,6 @@ def softplus(reader: GraphReader, x: View, beta: float = 1.0, threshold: float =
     if threshold >= 20:
         return value
     return reader.op("select", reader.op("less", float(threshold) / beta, x), x, value)
-
-
-@rule("mish", "mish_")
-def mish(reader: GraphReader, x: View) -> View:
-    return reader.multiply(x, reader.op("tanh", softplus(reader, x)))
 
 
 @rule("tan")
@@ -341,36 +286,14 @@ def logaddexp(reader: GraphReader, x: View, z: View) -> View:
     return reader.add(high, reader.op("log1p", reader.op("exp", reader.multiply(apart, -1.0))))
 
 
-@rule("lerp.Scalar", "lerp.Tensor")
+@rule("lerp")
 def lerp(reader: GraphReader, x: Any, end: Any, weight: Any) -> View:
     return reader.add(x, reader.multiply(reader.add(end, x, signs=[1, -1]), weight))
-
-
-@rule("addcmul")
-def addcmul(reader: GraphReader, x: Any, one: Any, other: Any, *, value: float = 1) -> View:
-    product = reader.multiply(one, other)
-    return reader.add(x, product if value == 1 else reader.multiply(product, value))
-
-
-@rule("addcdiv")
-def addcdiv(reader: GraphReader, x: Any, above: Any, below: Any, *, value: float = 1) -> View:
-    ratio = reader.op("divide", above, below)
-    return reader.add(x, ratio if value == 1 else reader.multiply(ratio, value))
 
 
 @rule("hypot")
 def hypot(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.op("sqrt", reader.add(reader.multiply(x, x), reader.multiply(z, z)))
-
-
-@rule("glu")
-def glu(reader: GraphReader, x: View, dim: int = -1) -> View:
-    from learncost.importer.rules.views import narrowed
-
-    half = x.shape[dim] // 2
-    return reader.multiply(
-        narrowed(reader, x, dim, 0, half), reader.op("sigmoid", narrowed(reader, x, dim, half, half))
-    )
 
 
 # Conditions
@@ -380,32 +303,32 @@ def _less(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.op("less", x, z)
 
 
-@rule("gt.Scalar", "gt.Tensor")
+@rule("gt")
 def gt(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(_less(reader, z, x))
 
 
-@rule("lt.Scalar", "lt.Tensor")
+@rule("lt")
 def lt(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(_less(reader, x, z))
 
 
-@rule("ge.Scalar", "ge.Tensor")
+@rule("ge")
 def ge(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(reader.add(1.0, _less(reader, x, z), signs=[1, -1]))
 
 
-@rule("le.Scalar", "le.Tensor")
+@rule("le")
 def le(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(reader.add(1.0, _less(reader, z, x), signs=[1, -1]))
 
 
-@rule("eq.Scalar", "eq.Tensor")
+@rule("eq")
 def eq(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(reader.op("equal", x, z))
 
 
-@rule("ne.Scalar", "ne.Tensor")
+@rule("ne")
 def ne(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(reader.add(1.0, reader.op("equal", x, z), signs=[1, -1]))
 
@@ -440,7 +363,7 @@ def where(reader: GraphReader, condition: Any, x: Any, z: Any) -> Any:
     return reader.op("select", condition, x, z)
 
 
-@rule("masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar")
+@rule("masked_fill")
 def masked_fill(reader: GraphReader, x: Any, mask: Any, value: Any) -> Any:
     number = reader.number(value)
     hides = number is not None and number.value < -1e4 and isinstance(mask, GivenTensor)

@@ -120,7 +120,7 @@ def index_select(reader: GraphReader, x: View, dim: int, places: Any) -> View:
     return taken(reader, at_index(reader, x, dim, index, [dim]))
 
 
-@index_rule("index.Tensor", "index", "_unsafe_index.Tensor")
+@index_rule("index.Tensor", "_unsafe_index.Tensor")
 def index_tensor(reader: GraphReader, x: Any, indices: Sequence[Any]) -> View:
     x = reader.view(x)
     dims = [dim for dim, index in enumerate(indices) if index is not None]
@@ -274,15 +274,6 @@ def _fitting(reader: GraphReader, source: Any, places: Any) -> View:
     return reader.recorder.whole_spread(view, range(len(view.dims)))
 
 
-@index_rule("index_add")
-def index_add(reader: GraphReader, base: Any, dim: int, places: Any, source: Any, *, alpha: Any = 1) -> View:
-    if alpha != 1:
-        source = reader.multiply(source, alpha)
-    view = reader.view(source)
-    view = reader.recorder.whole_spread(view, range(len(view.dims)))
-    return written(reader, base, dim % len(reader.node.meta["val"].shape), places, view)
-
-
 @index_rule("scatter_add", "scatter.src", "scatter.value")
 @index_rule("scatter_reduce.two", "scatter.reduce", "scatter.value_reduce")
 def scatter(
@@ -334,7 +325,7 @@ def _averaged(reader: GraphReader, base: Any, dim: int, places: Any, source: Vie
     return over(reader, base, count, reader.op("divide", new, reader.op("maximum", count, 1.0)))
 
 
-@index_rule("index_put", "_unsafe_index_put", "index_put_")
+@index_rule("index_put", "_unsafe_index_put")
 def index_put(reader: GraphReader, base: Any, indices: Sequence[Any], source: Any, accumulate: bool = False) -> View:
     dims = [dim for dim, index in enumerate(indices) if index is not None]
     masks = [indices[dim] for dim in dims if _is_truth(indices[dim])]

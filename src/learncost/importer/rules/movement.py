@@ -18,7 +18,7 @@ from learncost.importer.unit_dims import written
 from learncost.importer.views import View, ViewAxis
 
 
-@rule("cat", "concat", "concatenate")
+@rule("cat")
 def cat(reader: GraphReader, several: Sequence[Any], dim: int = 0) -> View:
     """Record arrays concatenated: each is read at an offset, and is zero outside."""
     shape = list(shape_of(reader.node))
@@ -242,7 +242,7 @@ def slice_scatter(
     return joined(reader, pieces, dim, list(base.shape))
 
 
-@rule("copy", "copy_")
+@rule("copy")
 def copy(reader: GraphReader, base: Any, source: Any, *_: Any) -> View:
     view = reader.view(source)
     return view.expanded(list(shape_of(reader.node)))

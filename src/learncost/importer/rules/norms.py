@@ -13,7 +13,7 @@ from learncost.importer.rules.reductions import axes_along, extreme, kept, mean_
 from learncost.importer.views import View
 
 
-@rule("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar", "frobenius_norm.dim")
+@rule("linalg_vector_norm")
 def vector_norm(
     reader: GraphReader, x: View, order: Any = 2, dims: Any = None, keepdim: bool = False, **_: Any
 ) -> View:
@@ -82,39 +82,14 @@ def deviation(reader: GraphReader, x: View, dims: Sequence[int], correction: flo
     return reader.multiply(vector_norm(reader, apart, 2, list(dims), keepdim), root), middle
 
 
-def _asked(x: View, dims: Any, *more: Any, correction: Any = 1, unbiased: bool = True, keepdim: bool = False) -> Any:
-    """Return the arguments of all overloads, positional or named: dimensions, correction, keepdim."""
-    if isinstance(dims, bool):
-        dims, more = None, (dims, *more)
-    if more:
-        correction = (1 if more[0] else 0) if isinstance(more[0], bool) else more[0]
-        keepdim = more[1] if len(more) > 1 else keepdim
-    correction = 0 if not unbiased else 1 if correction is None else correction
-    return axes_along(x, dims), correction, keepdim
-
-
-@rule("var", "var.correction", "var.dim")
-def var(reader: GraphReader, x: View, dims: Any = None, *more: Any, **named: Any) -> View:
-    return variance(reader, x, *_asked(x, dims, *more, **named))[0]
-
-
-@rule("std", "std.correction", "std.dim")
-def std(reader: GraphReader, x: View, dims: Any = None, *more: Any, **named: Any) -> View:
-    return deviation(reader, x, *_asked(x, dims, *more, **named))[0]
-
-
-@rule("var_mean.correction", "var_mean.dim", "var_mean")
-def var_mean(reader: GraphReader, x: View, dims: Any = None, *more: Any, **named: Any) -> list[View]:
-    return _with_mean(x, variance, reader, *_asked(x, dims, *more, **named))
-
-
-@rule("std_mean.correction", "std_mean.dim", "std_mean")
-def std_mean(reader: GraphReader, x: View, dims: Any = None, *more: Any, **named: Any) -> list[View]:
-    return _with_mean(x, deviation, reader, *_asked(x, dims, *more, **named))
-
-
-def _with_mean(x: View, spread_of: Any, reader: GraphReader, along: Any, correction: Any, keepdim: bool) -> list[View]:
-    spread, middle = spread_of(reader, x, along, correction, keepdim)
+@rule("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
+def spread(
+    reader: GraphReader, x: View, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> View | list[View]:
+    """Return the variance or the standard deviation along dimensions, and the mean where the operator gives it."""
+    along, name = axes_along(x, dims), reader.recorder.operator
+    of_kind = variance if name.startswith("var") else deviation
+    value, middle = of_kind(reader, x, along, 1 if correction is None else correction, keepdim)
     if not keepdim:
         middle = middle.with_dims([row for dim, row in enumerate(middle.dims) if dim not in along])
-    return [spread, middle]
+    return [value, middle] if name.endswith("_mean") else value

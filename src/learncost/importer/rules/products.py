@@ -59,19 +59,9 @@ def multiplied(reader: GraphReader, x: Any, z: Any) -> View:
     return matrix_product(reader.recorder, x, z, letters_x, letters_z, out)
 
 
-@rule("mm", "bmm", "matmul", "mv", "dot", "vdot", "inner_")
+@rule("mm", "bmm", "matmul", "mv", "dot", "vdot")
 def mm(reader: GraphReader, x: Any, z: Any) -> View:
     return multiplied(reader, x, z)
-
-
-@rule("addmm", "baddbmm", "addmv", "addbmm_")
-def addmm(reader: GraphReader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: Any = 1) -> View:
-    result = multiplied(reader, x, z)
-    if alpha != 1:
-        result = reader.multiply(result, alpha)
-    if beta == 0:
-        return result
-    return reader.add(shift if beta == 1 else reader.multiply(shift, beta), result)
 
 
 @rule("addbmm")

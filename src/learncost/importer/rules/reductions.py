@@ -56,12 +56,12 @@ def mean_of(reader: GraphReader, x: View, dims: Sequence[int], keepdim: bool = F
     return summed(reader, x, dims, share(x, dims), keepdim, hint)
 
 
-@rule("sum", "sum.dim_IntList")
+@rule("sum")
 def sum_(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
     return summed(reader, x, axes_along(x, dims), None, keepdim)
 
 
-@rule("mean", "mean.dim")
+@rule("mean")
 def mean(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
     return mean_of(reader, x, axes_along(x, dims), keepdim)
 
@@ -144,7 +144,7 @@ def chosen(reader: GraphReader, op: str, x: View, dim: int, count: Any) -> View:
     return result
 
 
-@rule("topk", "sort", "sort.stable")
+@rule("topk", "sort")
 def topk(
     reader: GraphReader, x: View, count: Any = None, dim: Any = -1, largest: bool = True, *_: Any, **named: Any
 ) -> list[Any]:
@@ -185,16 +185,6 @@ def argmax(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool =
     return ChosenPlaces(kept(places, len(x.dims), [dim], keepdim), reader.node)
 
 
-@rule("argsort", "argsort.stable")
-def argsort(reader: GraphReader, x: View, dim: Any = -1, descending: bool = False, **named: Any) -> Any:
-    if isinstance(dim, bool):  # argsort.stable(x, stable, dim, descending)
-        return GivenTensor(reader.node)
-    dim, descending = named.get("dim", dim) % max(1, len(x.dims)), named.get("descending", descending)
-    if not x.dims or not x.dims[dim]:
-        return GivenTensor(reader.node)
-    return ChosenPlaces(chosen(reader, "topk" if descending else "argsort", x, dim, x.shape[dim]), reader.node)
-
-
 @rule("logsumexp")
 def logsumexp(reader: GraphReader, x: View, dims: Any, keepdim: bool = False) -> View:
     along = axes_along(x, dims)
@@ -217,7 +207,7 @@ def cumsum(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
     return reader.along("cumsum", x, [dim % len(x.dims)])
 
 
-@rule("softmax.int", "_softmax", "softmax", "_safe_softmax")
+@rule("softmax", "_softmax", "_safe_softmax")
 def softmax(reader: GraphReader, x: Any, dim: int, *_: Any, **__: Any) -> View:
     if isinstance(x, Masked):
         count = len(x.view.dims)
@@ -229,7 +219,7 @@ def softmax(reader: GraphReader, x: Any, dim: int, *_: Any, **__: Any) -> View:
     return _normalized(reader, "softmax", x, dim)
 
 
-@rule("log_softmax.int", "_log_softmax", "log_softmax")
+@rule("log_softmax", "_log_softmax")
 def log_softmax(reader: GraphReader, x: View, dim: int, *_: Any, **__: Any) -> View:
     return _normalized(reader, "log_softmax", x, dim)
 
@@ -242,7 +232,7 @@ def _normalized(reader: GraphReader, op: str, x: View, dim: int) -> View:
     return reader.along(op, x, [dim])
 
 
-@rule("prod.dim_int", "prod")
+@rule("prod")
 def prod(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool = False, **_: Any) -> View:
     from learncost.importer.rules.views import narrowed
 

@@ -8,7 +8,7 @@ from typing import Any
 from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.rules.elementwise import _truth, clamped
+from learncost.importer.rules.elementwise import _truth, clamped, div
 from learncost.importer.views import View
 
 
@@ -17,7 +17,7 @@ def ceil(reader: GraphReader, x: View) -> View:
     return reader.multiply(-1.0, reader.op("floor", reader.multiply(-1.0, x)))
 
 
-@rule("trunc", "fix")
+@rule("trunc")
 def trunc(reader: GraphReader, x: View) -> View:
     return reader.multiply(reader.op("sign", x), reader.op("floor", reader.op("abs", x)))
 
@@ -34,18 +34,13 @@ def rounded(reader: GraphReader, x: View, *, decimals: int = 0) -> View:
     return reader.add(upper, reader.multiply(odd, reader.op("equal", upper, raised)), signs=[1, -1])
 
 
-@rule("frac")
-def frac(reader: GraphReader, x: View) -> View:
-    return reader.add(x, trunc(reader, x), signs=[1, -1])
-
-
-@rule("fmod.Scalar", "fmod.Tensor")
+@rule("fmod")
 def fmod(reader: GraphReader, x: Any, z: Any) -> View:
     whole = reader.op("stop_gradient", trunc(reader, _exact_ratio(reader, x, z)))
     return reader.add(x, reader.multiply(whole, z), signs=[1, -1])
 
 
-@rule("remainder.Scalar", "remainder.Tensor")
+@rule("remainder")
 def remainder(reader: GraphReader, x: Any, z: Any) -> View:
     whole = reader.op("floor", _exact_ratio(reader, x, z))
     return reader.add(x, reader.multiply(whole, z), signs=[1, -1])
@@ -55,9 +50,13 @@ def _exact_ratio(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.op("divide", x, float(z) if isinstance(z, int | float) else z)
 
 
-@rule("floor_divide")
-def floor_divide(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.op("floor", _exact_ratio(reader, x, z))
+@rule("div.Tensor_mode")
+def div_mode(reader: GraphReader, x: Any, z: Any, *, rounding_mode: str | None = None) -> Any:
+    """Record a rounded quotient, which is not a product with 1/z: 49 (1/49) is less than 1."""
+    if rounding_mode is None:
+        return div(reader, x, z)
+    ratio = _exact_ratio(reader, x, z)
+    return reader.op("floor", ratio) if rounding_mode == "floor" else trunc(reader, ratio)
 
 
 @rule("logical_xor", "bitwise_xor.Tensor")
@@ -65,18 +64,12 @@ def logical_xor(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(reader.add(1.0, reader.op("equal", x, z), signs=[1, -1]))
 
 
-@rule("isnan", "isinf")
-def nowhere(reader: GraphReader, x: View) -> Any:
-    """Return whether a value is nan: an input, as a table has no other access to nan."""
-    return GivenTensor(reader.node)
-
-
 @rule("signbit")
 def signbit(reader: GraphReader, x: View) -> View:
     return _truth(reader.op("less", x, 0.0))
 
 
-@rule("copysign.Tensor", "copysign.Scalar")
+@rule("copysign")
 def copysign(reader: GraphReader, x: Any, z: Any) -> View:
     size = reader.op("abs", x)
     if isinstance(z, int | float):
@@ -158,7 +151,7 @@ def fake_quantized_by_channel(
     return fake_quantized(reader, x, along(scale), along(zero), low, high)
 
 
-@rule("threshold", "threshold_")
+@rule("threshold")
 def threshold(reader: GraphReader, x: View, bound: float, value: float) -> View:
     return reader.op("select", reader.op("less", float(bound), x), x, float(value))
 

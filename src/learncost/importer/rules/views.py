@@ -61,45 +61,17 @@ def regrouped_to(reader: GraphReader, view: View, shape: Sequence[Size]) -> View
     return View(flat, (AxisIndex(tuple(new)),), tuple(rows))
 
 
-@view_rule("view", "reshape", "_unsafe_view", "_reshape_alias", "view_as")
+@view_rule("view", "_unsafe_view", "_reshape_alias")
 def _view(reader: GraphReader, x: View, shape: Sequence[Any], *_: Any) -> View:
     return reshaped(reader, x, list(shape_of(reader.node)))
 
 
-@view_rule(
-    "flatten",
-    "unflatten",
-    "unflatten.int",
-    "squeeze",
-    "unsqueeze",
-    "ravel",
-    "pixel_shuffle_view",
-)
+@view_rule("squeeze", "unsqueeze")
 def _reshape_to_result(reader: GraphReader, x: View, *_: Any) -> View:
     return reshaped(reader, x, list(shape_of(reader.node)))
 
 
-@view_rule(
-    "contiguous",
-    "clone",
-    "alias",
-    "dropout_",
-    "lift_fresh_copy",
-    "lift_fresh",
-    "_to_copy",
-    "to",
-    "type_as",
-    "_assert_tensor_metadata",
-    "float",
-    "double",
-    "half",
-    "bfloat16",
-    "view_of",
-    "resolve_conj",
-    "resolve_neg",
-    "positive",
-    "requires_grad_",
-)
+@view_rule("clone", "alias", "lift_fresh_copy", "lift_fresh", "_to_copy", "type_as", "_assert_tensor_metadata")
 def _same(reader: GraphReader, x: View, *_: Any, **__: Any) -> Any:
     if isinstance(x, Masked):
         return x
@@ -126,7 +98,7 @@ def _permute(reader: GraphReader, x: View, order: Sequence[int]) -> View:
     return x.permuted([place % len(x.dims) for place in order])
 
 
-@view_rule("transpose", "transpose.int", "swapaxes", "swapdims")
+@view_rule("transpose")
 def _transpose(reader: GraphReader, x: View, first: int, second: int) -> View:
     order = list(range(len(x.dims)))
     if not order:
@@ -136,29 +108,17 @@ def _transpose(reader: GraphReader, x: View, first: int, second: int) -> View:
     return x.permuted(order)
 
 
-@view_rule("t", "numpy_T", "mT", "adjoint", "matrix_H")
+@view_rule("t")
 def _t(reader: GraphReader, x: View) -> View:
     return x if len(x.dims) < 2 else _transpose(reader, x, -2, -1)
 
 
-@view_rule("movedim", "moveaxis")
-def _movedim(reader: GraphReader, x: View, source: Any, target: Any) -> View:
-    count = len(x.dims)
-    sources = [s % count for s in (source if isinstance(source, list) else [source])]
-    targets = [t % count for t in (target if isinstance(target, list) else [target])]
-    order: list[int | None] = [None] * count
-    for s, t in zip(sources, targets, strict=True):
-        order[t] = s
-    rest = iter(place for place in range(count) if place not in sources)
-    return x.permuted([next(rest) if place is None else place for place in order])
-
-
-@view_rule("expand", "broadcast_to", "expand_as", "expand_copy")
+@view_rule("expand", "expand_copy")
 def _expand(reader: GraphReader, x: View, *_: Any, **__: Any) -> View:
     return x.expanded(list(shape_of(reader.node)))
 
 
-@view_rule("repeat", "tile")
+@view_rule("repeat")
 def _repeat(reader: GraphReader, x: View, repeats: Sequence[Any]) -> View:
     counts = sizes(repeats)
     rows = [() for _ in range(len(counts) - len(x.dims))] + list(x.dims)
@@ -244,7 +204,7 @@ def merged(reader: GraphReader, view: View, dim: int) -> View:
     return reader.recorder.merged(view, dim)
 
 
-@view_rule("select.int", "select", "select_copy.int")
+@view_rule("select", "select_copy.int")
 def _select(reader: GraphReader, x: View, dim: int, place: Any) -> View:
     dim %= len(x.dims)
     taken = narrowed(reader, x, dim, _from_front(place, x.shape[dim]), 1)
@@ -280,7 +240,7 @@ def bound(value: Any, total: Size, default: Size) -> Size:
     return at
 
 
-@view_rule("slice", "slice.Tensor", "slice_copy.Tensor", "narrow")
+@view_rule("slice", "slice_copy.Tensor")
 def _slice(reader: GraphReader, x: View, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Any:
     dim %= len(x.dims)
     total = x.shape[dim]
@@ -290,19 +250,7 @@ def _slice(reader: GraphReader, x: View, dim: int = 0, start: Any = None, stop: 
     return narrowed(reader, x, dim, bound(start, total, 0), shape[dim], step)
 
 
-@view_rule(
-    "split",
-    "split.Tensor",
-    "split.sizes",
-    "split_with_sizes",
-    "split_with_sizes_copy",
-    "chunk",
-    "unsafe_chunk",
-    "unsafe_split.Tensor",
-    "tensor_split.sections",
-    "tensor_split.indices",
-    "hsplit.int",
-)
+@view_rule("split", "split_with_sizes", "split_with_sizes_copy", "unsafe_split.Tensor")
 def _split(reader: GraphReader, x: View, _: Any, dim: int = 0, **__: Any) -> list[View | None]:
     dim %= len(x.dims)
     parts: list[View | None] = []
@@ -317,7 +265,7 @@ def _split(reader: GraphReader, x: View, _: Any, dim: int = 0, **__: Any) -> lis
     return parts
 
 
-@view_rule("unbind", "unbind.int")
+@view_rule("unbind")
 def _unbind(reader: GraphReader, x: View, dim: int = 0) -> list[View]:
     return [_select(reader, x, dim, place) for place in range(len(reader.node.meta["val"]))]
 

@@ -435,29 +435,3 @@ def im2col(reader: GraphReader, x: View, kernel: Any, dilation: Any, padding: An
     view, rows = windowed(reader, x, 2, outs, windows)
     channel = (*view.dims[1], *rows[0], *rows[1])
     return view.with_dims([view.dims[0], channel, (*view.dims[2], *view.dims[3])])
-
-
-@rule("pixel_shuffle")
-def pixel_shuffle(reader: GraphReader, x: View, factor: int) -> View:
-    *front, c, h, w = x.shape
-    parted = reshaped(reader, x, [*front, c // (factor * factor), factor, factor, h, w])
-    n = len(front)
-    moved = parted.permuted([*range(n), n, n + 3, n + 1, n + 4, n + 2])
-    return reshaped(reader, moved, [*front, c // (factor * factor), h * factor, w * factor])
-
-
-@rule("pixel_unshuffle")
-def pixel_unshuffle(reader: GraphReader, x: View, factor: int) -> View:
-    *front, c, h, w = x.shape
-    parted = reshaped(reader, x, [*front, c, h // factor, factor, w // factor, factor])
-    n = len(front)
-    moved = parted.permuted([*range(n), n, n + 2, n + 4, n + 1, n + 3])
-    return reshaped(reader, moved, [*front, c * factor * factor, h // factor, w // factor])
-
-
-@rule("channel_shuffle", "native_channel_shuffle")
-def channel_shuffle(reader: GraphReader, x: View, groups: int) -> View:
-    batch, c, *sides = x.shape
-    parted = reshaped(reader, x, [batch, groups, c // groups, *sides])
-    moved = parted.permuted([0, 2, 1, *range(3, len(parted.dims))])
-    return reshaped(reader, moved, [batch, c, *sides])

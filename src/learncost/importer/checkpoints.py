@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from learncost.importer.replaced import attributes_replaced
+
 AGAIN = "again"
 """The metadata key for the checkpoints around a node, outermost first, as in `Meta.again`."""
 
 
-@contextmanager
-def marked() -> Iterator[None]:
+def marked() -> AbstractContextManager[None]:
     """Make `torch.utils.checkpoint` call its function once while a graph is traced, and mark the nodes that the call
     adds.
     """
@@ -22,7 +23,6 @@ def marked() -> Iterator[None]:
     import torch.utils.checkpoint as module
 
     numbers = itertools.count(1)
-    generator: Any = module._checkpoint_without_reentrant_generator
 
     def without_reentrant(
         _function: Any, _preserve: bool, context_fn: Any, _check: Any, _debug: Any, early_stop: bool, *_: Any, **__: Any
@@ -40,13 +40,12 @@ def marked() -> Iterator[None]:
         # Its backward pass covers only its arguments: if none of them requires a gradient, its weights get none either.
         return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, results)
 
-    setattr(module, "_checkpoint_without_reentrant_generator", without_reentrant)  # noqa: B010 - for a type checker
-    setattr(module.CheckpointFunction, "apply", reentrant)  # noqa: B010
-    try:
-        yield
-    finally:
-        setattr(module, "_checkpoint_without_reentrant_generator", generator)  # noqa: B010
-        delattr(module.CheckpointFunction, "apply")
+    return attributes_replaced(
+        {
+            (module, "_checkpoint_without_reentrant_generator"): without_reentrant,
+            (module.CheckpointFunction, "apply"): reentrant,
+        }
+    )
 
 
 def mark_of(node: Any) -> str:

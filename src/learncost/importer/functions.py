@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from learncost.importer.checkpoints import marked
+from learncost.importer.replaced import attributes_replaced
 from learncost.importer.tried import drawn, gradients, has_fraction, identical, size_of_example
 from learncost.ir.errors import InputError
 
@@ -54,7 +55,7 @@ def held_to_their_lines() -> Iterator[list[str]]:
                 )
         return run(*arguments)
 
-    take, register, run_back = torch.autograd.grad, torch.Tensor.register_hook, torch.autograd.backward
+    take, run_back = torch.autograd.grad, torch.autograd.backward
     taken: list[str] = []
 
     def backward(*arguments: Any, **named: Any) -> None:
@@ -87,11 +88,6 @@ def held_to_their_lines() -> Iterator[list[str]]:
             raise InputError("`.data = ...` changes a value without the export seeing it: compute a new tensor")
         data.__set__(tensor, value)
 
-    setattr(torch.Tensor, "data", property(read_data, set_data))  # noqa: B010
-    setattr(function, "apply", classmethod(apply))  # noqa: B010 - as the others, for a type checker
-    without = torch.inference_mode  # an export has no_grad, but nothing for this
-    enter, leave = without.__enter__, without.__exit__
-
     def stop(mode: Any) -> None:
         mode.before = torch.is_grad_enabled()
         torch.set_grad_enabled(mode.before and not mode.mode)
@@ -99,22 +95,17 @@ def held_to_their_lines() -> Iterator[list[str]]:
     def go_on(mode: Any, *_: Any) -> None:
         torch.set_grad_enabled(mode.before)
 
-    setattr(without, "__enter__", stop)  # noqa: B010
-    setattr(without, "__exit__", go_on)  # noqa: B010
-    setattr(torch.autograd, "grad", grad)  # noqa: B010
-    setattr(torch.autograd, "backward", backward)  # noqa: B010
-    setattr(torch.Tensor, "register_hook", register_hook)  # noqa: B010
-    try:
-        with marked():
-            yield taken
-    finally:
-        setattr(without, "__enter__", enter)  # noqa: B010
-        setattr(without, "__exit__", leave)  # noqa: B010
-        setattr(torch.autograd, "backward", run_back)  # noqa: B010
-        delattr(torch.Tensor, "data")
-        delattr(function, "apply")
-        setattr(torch.autograd, "grad", take)  # noqa: B010
-        setattr(torch.Tensor, "register_hook", register)  # noqa: B010
+    put_in: dict[tuple[Any, str], Any] = {
+        (torch.Tensor, "data"): property(read_data, set_data),
+        (torch.Tensor, "register_hook"): register_hook,
+        (function, "apply"): classmethod(apply),
+        (torch.autograd, "grad"): grad,
+        (torch.autograd, "backward"): backward,
+        (torch.inference_mode, "__enter__"): stop,  # an export has no_grad, but nothing for this
+        (torch.inference_mode, "__exit__"): go_on,
+    }
+    with attributes_replaced(put_in), marked():
+        yield taken
 
 
 def check_hooks(module: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from learncost.importer.functions import held_to_their_lines
 from learncost.importer.learning import learning_kept
 from learncost.importer.refusals import FUNC, VMAP, GradientTakenError
-from learncost.importer.replaced import written_out
+from learncost.importer.replaced import attributes_replaced, written_out
 from learncost.importer.running.stepping import ends
 from learncost.importer.tried import drawn, gradients, has_fraction, identical
 
@@ -93,11 +93,8 @@ def _marked() -> Iterator[set[str]]:
             marked.update({node.name for node in mode.tracer.graph.nodes} - before)
         return result
 
-    setattr(torch.Tensor, "detach", detach)  # noqa: B010 - for a type checker
-    try:
+    with attributes_replaced({(torch.Tensor, "detach"): detach}):
         yield marked
-    finally:
-        setattr(torch.Tensor, "detach", let_go)  # noqa: B010
 
 
 def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from learncost.importer.replaced import attributes_replaced
 from learncost.ir.errors import InputError
 
 FACTORIES = ("tensor", "ones", "zeros", "empty", "full", "eye", "rand", "randn", "arange", "linspace")
@@ -108,24 +109,15 @@ def learning_kept(module: Any, changes: bool = False) -> Iterator[set[int]]:
                 return move(module, *arguments, **named)
         return module  # unchanged: PyTorch would put the parameters in again, which an export forbids
 
-    factories = {name: getattr(torch, name) for name in FACTORIES}
-    setattr(torch.nn.Parameter, "__new__", new)  # noqa: B010 - as the others, for a type checker
-    setattr(torch.nn.Module, "to", moved)  # noqa: B010
-    setattr(torch.Tensor, "requires_grad_", set_by_call)  # noqa: B010
-    setattr(torch.Tensor, "requires_grad", property(flag.__get__, set_by_name))  # noqa: B010
-    for name, factory in factories.items():
-        setattr(torch, name, kept(factory))
-    hook = module.register_forward_pre_hook(starts, with_kwargs=True)
-    try:
+    put_in: dict[tuple[Any, str], Any] = {
+        (torch.nn.Parameter, "__new__"): new,
+        (torch.nn.Module, "to"): moved,
+        (torch.Tensor, "requires_grad_"): set_by_call,
+        (torch.Tensor, "requires_grad"): property(flag.__get__, set_by_name),
+        **{(torch, name): kept(getattr(torch, name)) for name in FACTORIES},
+    }
+    with attributes_replaced(put_in), module.register_forward_pre_hook(starts, with_kwargs=True):
         yield asked
-    finally:
-        hook.remove()
-        for name, factory in factories.items():
-            setattr(torch, name, factory)
-        delattr(torch.Tensor, "requires_grad")
-        setattr(torch.nn.Module, "to", move)  # noqa: B010
-        setattr(torch.Tensor, "requires_grad_", change)  # noqa: B010
-        setattr(torch.nn.Parameter, "__new__", make)  # noqa: B010
 
 
 def _follows_from_nothing(tensor: Any) -> bool:

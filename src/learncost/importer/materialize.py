@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, cast
+
+from learncost.importer.replaced import attributes_replaced
 
 
 def allocated(module: Any) -> Any:
@@ -66,8 +68,7 @@ def has_numbers(buffer: Any) -> bool:
     return buffer.device.type != "meta" and not hasattr(buffer, INVENTED)
 
 
-@contextmanager
-def without_memory() -> Iterator[None]:
+def without_memory() -> AbstractContextManager[None]:
     """Register parameters without values inside; buffers keep theirs.
 
     Each parameter is replaced by one on the meta device once, so that tied parameters stay tied.
@@ -83,8 +84,4 @@ def without_memory() -> Iterator[None]:
             swap(parameter, empty)
         before(module, name, parameter)
 
-    nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = before  # type: ignore[method-assign]
+    return attributes_replaced({(nn.Module, "register_parameter"): register})

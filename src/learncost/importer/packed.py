@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+from learncost.importer.replaced import attributes_replaced
 from learncost.ir.errors import InputError
 
 KERNELS = {
@@ -17,8 +18,7 @@ KERNELS = {
 """Operators of packed recurrences, and PyTorch's decompositions of them."""
 
 
-@contextmanager
-def unpacked(numbers: bool = False) -> Iterator[None]:
+def unpacked(numbers: bool = False) -> AbstractContextManager[None]:
     """Make packing an indexed read inside. Raises `InputError` if lengths are not numbers.
 
     numbers   whether lengths are numbers, as in a run
@@ -77,15 +77,7 @@ def unpacked(numbers: bool = False) -> Iterator[None]:
 
         return run
 
-    put_in = {
-        "_pack_padded_sequence": pack,
-        "_pad_packed_sequence": pad,
-        **{name: recurrence(name) for name in KERNELS},
-    }
-    for name, function in put_in.items():
-        setattr(several, name, function)
-    try:
-        yield
-    finally:
-        for name in put_in:
-            delattr(several, name)
+    recurrences = {(several, name): recurrence(name) for name in KERNELS}
+    return attributes_replaced(
+        {(several, "_pack_padded_sequence"): pack, (several, "_pad_packed_sequence"): pad, **recurrences}
+    )

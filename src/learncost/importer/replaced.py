@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from learncost.ir.errors import InputError
@@ -178,7 +178,29 @@ def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
 
 
 @contextmanager
-def written_out() -> Iterator[None]:
+def attributes_replaced(attributes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
+    """Replace attributes of modules and classes inside; those that a class inherits are inherited again afterwards."""
+    before = {(of, name): vars(of)[name] for of, name in attributes if name in vars(of)}
+    try:
+        for (of, name), value in attributes.items():
+            setattr(of, name, value)
+        yield
+    finally:
+        for of, name in attributes:
+            if (of, name) in before:
+                setattr(of, name, before[of, name])
+            elif name in vars(of):
+                delattr(of, name)
+
+
+def unchecked() -> AbstractContextManager[None]:
+    """Disable the argument checks of distributions inside, which compare numbers that an export does not have."""
+    from torch.distributions import Distribution
+
+    return attributes_replaced({(Distribution, "_validate_args"): False})
+
+
+def written_out() -> AbstractContextManager[None]:
     """Replace these functions inside."""
     import torch
 
@@ -196,11 +218,4 @@ def written_out() -> Iterator[None]:
         (torch, "max_pool1d"): largest_of_windows,
         (math, "sqrt"): root,
     }
-    before = {(of, name): getattr(of, name) for of, name in put_in}
-    for (of, name), function in put_in.items():
-        setattr(of, name, function)
-    try:
-        yield
-    finally:
-        for (of, name), function in before.items():
-            setattr(of, name, function)
+    return attributes_replaced(put_in)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from learncost.importer.replaced import attributes_replaced
 from learncost.ir.stated import LARGEST, Limit
 
 
@@ -29,12 +30,11 @@ def plain_sizes() -> Iterator[None]:
             return a.as_strided(shape, make_contiguous_strides_for(tuple(shape)), a.storage_offset())
         return by_dimension(a, shape, allow_copy)
 
-    _refs._reshape_view_helper_core_alg = fused_update
-    try:
-        with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
-            yield
-    finally:
-        _refs._reshape_view_helper_core_alg = by_dimension
+    with (
+        attributes_replaced({(_refs, "_reshape_view_helper_core_alg"): fused_update}),
+        torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
+    ):
+        yield
 
 
 def interval(guards: Iterable[Any], symbol: Any, example: int) -> Limit:

@@ -5,21 +5,20 @@ decomposed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from learncost.importer.composed import WRITTEN_OUT
-from learncost.importer.distributions import unchecked
 from learncost.importer.examples import as_called, flattened
 from learncost.importer.functions import check_registered, held_to_their_lines
 from learncost.importer.gradients import written_through
 from learncost.importer.learning import ChangedError, learning_kept
 from learncost.importer.packed import unpacked
 from learncost.importer.refusals import GradientTakenError, transform_of
-from learncost.importer.replaced import written_out
+from learncost.importer.replaced import attributes_replaced, unchecked, written_out
 from learncost.importer.symbolic import plain_sizes
 from learncost.importer.unseen import check_changes
 from learncost.importer.unused import Unused, unused
@@ -27,8 +26,7 @@ from learncost.importer.wrappers import named_inputs, plain
 from learncost.ir.errors import InputError
 
 
-@contextmanager
-def known() -> Iterator[None]:
+def known() -> AbstractContextManager[None]:
     """Use the values of such buffers inside, as EnCodec of transformers does to compute its padding.
 
     A buffer that a forward pass changes, such as a count of batches, is unknown from then on.
@@ -49,11 +47,7 @@ def known() -> Iterator[None]:
                 made[path].constant = buffer.clone()
         return made
 
-    traces._fakify_params_buffers = with_numbers
-    try:
-        yield
-    finally:
-        traces._fakify_params_buffers = shapes_alone
+    return attributes_replaced({(traces, "_fakify_params_buffers"): with_numbers})
 
 
 @dataclass(frozen=True)

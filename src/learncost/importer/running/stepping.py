@@ -6,11 +6,12 @@ import copy
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from learncost.importer.refusals import one_line, silenced
+from learncost.importer.replaced import attributes_replaced, unchecked
 from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
 from learncost.program.autograd.state import RunUsage
@@ -40,7 +41,6 @@ class ModuleStepping:
         import torch
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        from learncost.importer.distributions import unchecked
         from learncost.importer.examples import as_called
         from learncost.importer.running.counting import Counting, knows
 
@@ -181,19 +181,10 @@ def _reported(module: Any, counting: Any) -> Iterator[None]:
             hook.remove()
 
 
-@contextmanager
-def _as_in_a_run() -> Iterator[None]:
+def _as_in_a_run() -> AbstractContextManager[None]:
     """Disable the masks that transformers makes for tensors without values only."""
-    library = sys.modules.get("transformers.utils.import_utils")
-    asks = getattr(library, "is_fake_tensor", None)
-    if library is None or asks is None:
-        yield
-        return
-    library.is_fake_tensor = lambda tensor: False  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        library.is_fake_tensor = asks  # type: ignore[attr-defined]
+    library, name = sys.modules.get("transformers.utils.import_utils"), "is_fake_tensor"
+    return attributes_replaced({(library, name): lambda _: False} if hasattr(library, name) else {})
 
 
 def learn_only(module: Any, learning: Iterable[str], weights: Iterable[str]) -> None:

@@ -16,9 +16,12 @@ from learncost.importer.examples import as_called, flattened
 from learncost.importer.functions import check_registered, held_to_their_lines
 from learncost.importer.gradients import written_through
 from learncost.importer.learning import ChangedError, learning_kept
+from learncost.importer.materialize import has_numbers
+from learncost.importer.nodes import operator_name
 from learncost.importer.packed import unpacked
 from learncost.importer.refusals import GradientTakenError, transform_of
 from learncost.importer.replaced import attributes_replaced, unchecked, written_out
+from learncost.importer.rule import RULES
 from learncost.importer.symbolic import plain_sizes
 from learncost.importer.unseen import check_changes
 from learncost.importer.unused import Unused, unused
@@ -33,8 +36,6 @@ def known() -> AbstractContextManager[None]:
     """
     import torch
     import torch.export._trace
-
-    from learncost.importer.materialize import has_numbers
 
     traces: Any = torch.export._trace
     shapes_alone = traces._fakify_params_buffers
@@ -131,8 +132,6 @@ def _read_whole() -> Mapping[Any, Any]:
     import torch
     from torch._export.utils import _is_preservable_cia_op
 
-    from learncost.importer.rule import RULES
-
     exports: Any = torch.export.exported_program
     kept = {}
     for name in (*RULES, *WRITTEN_OUT):
@@ -222,9 +221,6 @@ MOST_ROUNDS = 6
 def _decompositions(program: Any) -> dict[Any, Any]:
     """Return PyTorch's decompositions of the operators of a graph that no rule reads, without composite ones."""
     import torch
-
-    from learncost.importer.nodes import operator_name
-    from learncost.importer.rule import RULES
 
     table = torch._decomp.decomposition_table
     parts: dict[Any, Any] = {}

@@ -10,8 +10,7 @@ from learncost.importer.constants import Mask
 from learncost.importer.equations import DimensionCondition, NumberOperand
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.rules.products import called
-from learncost.importer.rules.views import merged
+from learncost.importer.rules.views import _repeat_interleave, called, merged
 from learncost.importer.views import View
 
 
@@ -65,8 +64,6 @@ def attention(reader: GraphReader, query: Any, key: Any, value: Any, *, settings
     mask, _, is_causal, scale, enable_gqa = settings
     q, k, v = map(reader.view, (query, key, value))
     if enable_gqa and k.shape[-3] != q.shape[-3]:
-        from learncost.importer.rules.views import _repeat_interleave
-
         times = q.shape[-3] // k.shape[-3]
         k, v = (_repeat_interleave(reader, each, times, len(each.dims) - 3) for each in (k, v))
     called(q, "h", "M", "k")

@@ -7,11 +7,11 @@ from typing import Any
 from learncost.importer.operands import Complex, GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import RULES, complex_rule, rule
-from learncost.importer.rules import diagonals, indexing, reductions  # noqa: F401 - their rules are read
+from learncost.importer.rules import indexing, movement, reductions  # noqa: F401 - their rules are read
 from learncost.importer.rules.elementwise import div as real_div
 from learncost.importer.rules.movement import joined
-from learncost.importer.rules.norms import guarded_power, vector_norm
 from learncost.importer.rules.products import einsum, multiplied
+from learncost.importer.rules.reductions import guarded_power, vector_norm
 from learncost.importer.rules.views import narrowed
 from learncost.importer.views import View
 

@@ -12,6 +12,7 @@ from learncost.importer.deferred_sizes import settled
 from learncost.importer.nodes import shape_of
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
+from learncost.importer.rules.indexing import at_index, read_at
 from learncost.importer.rules.views import merged
 from learncost.importer.views import View, ViewAxis
 
@@ -46,8 +47,6 @@ def nearest(reader: GraphReader, x: View, *_: Any) -> View:
 
 
 def _nearest_uneven(reader: GraphReader, x: View, shape: Sequence[Size]) -> View:
-    from learncost.importer.rules.indexing import read_at
-
     before = x.shape
     for dim in range(2, len(shape)):
         if not equal(shape[dim], before[dim]):
@@ -194,8 +193,6 @@ def by_shares(reader: GraphReader, x: View, dim: int, places: Any, shares: Any, 
 
     sizes   the number of output positions, and of input positions for each
     """
-    from learncost.importer.rules.indexing import at_index
-
     x = merged(reader, x, dim)
     letters: list[Any] = list(range(len(x.dims)))
     axes = [AxisClass(size) for size in sizes]

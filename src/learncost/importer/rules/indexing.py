@@ -12,8 +12,7 @@ from learncost.importer.opaque import opaque
 from learncost.importer.operands import ChosenPlaces, GivenTensor
 from learncost.importer.reader import AS_RUN, GraphReader
 from learncost.importer.rule import index_rule
-from learncost.importer.rules.products import called
-from learncost.importer.rules.views import merged, narrowed
+from learncost.importer.rules.views import called, merged, narrowed
 from learncost.importer.views import At, Index, View, ViewAxis
 
 

@@ -11,8 +11,7 @@ from learncost.importer.reader import GraphReader
 from learncost.importer.replaced import MOST_WITHOUT_A_PRODUCT
 from learncost.importer.rule import rule
 from learncost.importer.rules.indexing import at_index, read_at
-from learncost.importer.rules.norms import guarded_power, vector_norm
-from learncost.importer.rules.reductions import share, summed
+from learncost.importer.rules.reductions import guarded_power, share, summed, vector_norm
 from learncost.importer.views import View
 
 _LEAST_SPREAD = 9.999999960041972e-13

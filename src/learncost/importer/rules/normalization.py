@@ -9,8 +9,7 @@ from learncost.importer.equations import NumberOperand
 from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.rules.norms import vector_norm
-from learncost.importer.rules.reductions import summed
+from learncost.importer.rules.reductions import summed, vector_norm
 from learncost.importer.rules.views import reshaped
 from learncost.importer.views import View
 

@@ -8,22 +8,16 @@ from typing import Any
 
 from learncost.importer.axes import AxisClass
 from learncost.importer.deferred_sizes import settled
+from learncost.importer.equations import NumberOperand
 from learncost.importer.nodes import shape_of
 from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
+from learncost.importer.rules.movement import diagonal_of
 from learncost.importer.rules.reductions import summed
+from learncost.importer.rules.views import called
 from learncost.importer.unit_dims import matrix_product
 from learncost.importer.views import At, StoredValue, View
-
-
-def called(view: View, *letters: str) -> View:
-    """Return the view with names for its last axes, if they have none yet."""
-    for row, letter in zip(view.dims[len(view.dims) - len(letters) :], letters, strict=True):
-        for slot in row[-1:]:
-            root = slot.axis.root
-            root.letter = root.letter or letter
-    return view
 
 
 def shifted(reader: GraphReader, value: View, bias: Any) -> View:
@@ -100,8 +94,6 @@ def einsum(
         outs = [*before, *dots, *after] if "..." in out else list(out)
     else:
         outs = [*dots, *sorted(letter for letter in set(flat) if flat.count(letter) == 1 and letter not in dots)]
-    from learncost.importer.rules.diagonals import diagonal_of
-
     for place, row in enumerate(letters):
         while len(set(row)) < len(row):
             twice = next(letter for letter in row if row.count(letter) > 1)
@@ -135,8 +127,6 @@ def einsum(
         view, row = reads[0]
         if sorted(row) == sorted(outs):
             return view.permuted([row.index(letter) for letter in outs])
-        from learncost.importer.equations import NumberOperand
-
         return reader.recorder.line([NumberOperand(1.0), (view, row)], outs)
     return _paired(reader, reads, outs)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.importer.axes import AxisClass, equal, product
-from learncost.importer.equations import DimensionCondition, NumberOperand
+from learncost.importer.axes import AxisClass, Size, equal, product
+from learncost.importer.equations import DimensionCondition, Equation, NamedView, NumberOperand
 from learncost.importer.operands import ChosenPlaces, GivenTensor, Masked
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.views import StoredValue, View
+from learncost.importer.rules.indexing import read_at
+from learncost.importer.rules.movement import joined
+from learncost.importer.rules.views import merged, narrowed, reshaped
+from learncost.importer.views import StoredValue, View, ViewAxis
 
 
 def axes_along(view: View, dims: Any) -> list[int]:
@@ -95,8 +99,6 @@ def min_all(reader: GraphReader, x: View) -> View:
 @rule("max.dim", "min.dim")
 def max_along(reader: GraphReader, x: View, dim: int, keepdim: bool = False) -> list[Any]:
     """Return the largest along a dimension; among equal ones the first is read and has the gradient."""
-    from learncost.importer.rules.indexing import read_at
-
     op = "argmax" if reader.node.target.__name__.startswith("max") else "argmin"
     dim %= len(x.dims)
     if not x.dims[dim]:
@@ -116,10 +118,6 @@ def _outside_part(reader: GraphReader, number: int) -> Any:
 
 def chosen(reader: GraphReader, op: str, x: View, dim: int, count: Any) -> View:
     """Record an op that selects positions along a dimension, `count` or one; its result is an index."""
-    from learncost.importer.equations import Equation, NamedView
-    from learncost.importer.rules.views import merged
-    from learncost.importer.views import ViewAxis
-
     x = merged(reader, x, dim)
     x.dims[dim][0].axis.keep_whole()
     letters: list[Any] = list(range(len(x.dims)))
@@ -148,8 +146,6 @@ def chosen(reader: GraphReader, op: str, x: View, dim: int, count: Any) -> View:
 def topk(
     reader: GraphReader, x: View, count: Any = None, dim: Any = -1, largest: bool = True, *_: Any, **named: Any
 ) -> list[Any]:
-    from learncost.importer.rules.indexing import read_at
-
     ordered = x
     if reader.recorder.operator == "sort":
         descending = named.get("descending", dim is True)  # sort(x, dim, descending)
@@ -174,8 +170,6 @@ def topk(
 @rule("argmax", "argmin")
 def argmax(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return the position of the largest or the smallest along a dimension, or of all."""
-    from learncost.importer.rules.views import reshaped
-
     if dim is None:
         x, dim, keepdim = reshaped(reader, x, [product(x.shape)]), 0, False
     dim %= max(1, len(x.dims))
@@ -198,8 +192,6 @@ def logsumexp(reader: GraphReader, x: View, dims: Any, keepdim: bool = False) ->
 
 @rule("cumsum")
 def cumsum(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
-    from learncost.importer.rules.views import merged
-
     if not x.dims or not x.dims[dim]:
         return x
     x = merged(reader, x, dim % len(x.dims))
@@ -234,12 +226,8 @@ def _normalized(reader: GraphReader, op: str, x: View, dim: int) -> View:
 
 @rule("prod")
 def prod(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool = False, **_: Any) -> View:
-    from learncost.importer.rules.views import narrowed
-
     along = axes_along(x, dim)
     if len(along) > 1:
-        from learncost.importer.rules.views import reshaped
-
         x = reshaped(reader, x, [product(x.shape)])
         along, keepdim = [0], False
     if not along:
@@ -257,9 +245,6 @@ def prod(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool = F
 @rule("cumprod")
 def cumprod(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
     """Record the cumulative products."""
-    from learncost.importer.rules.movement import joined
-    from learncost.importer.rules.views import narrowed
-
     dim %= max(1, len(x.dims))
     if not x.dims or not x.dims[dim]:
         return x
@@ -275,9 +260,6 @@ def cumprod(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
 @rule("cummax", "cummin")
 def running_extreme(reader: GraphReader, x: View, dim: int) -> list[Any]:
     """Record the cumulative maximum or minimum; among equal ones the last has the gradient."""
-    from learncost.importer.rules.movement import joined
-    from learncost.importer.rules.views import narrowed
-
     dim %= max(1, len(x.dims))
     if not x.dims or not x.dims[dim]:
         return [x, _outside_part(reader, 1)]
@@ -305,9 +287,6 @@ def logcumsumexp(reader: GraphReader, x: View, dim: int) -> View:
 @rule("kthvalue", "median.dim", "nanmedian.dim")
 def kthvalue(reader: GraphReader, x: View, *more: Any, keepdim: bool = False) -> list[Any]:
     """Return the k-th smallest value, for the median the lower one of an even number."""
-    from learncost.importer.rules.indexing import read_at
-    from learncost.importer.rules.views import narrowed
-
     if reader.recorder.operator == "kthvalue":
         place, more = more[0] - 1, more[1:] or (-1,)
     else:
@@ -329,9 +308,6 @@ def kthvalue(reader: GraphReader, x: View, *more: Any, keepdim: bool = False) ->
 
 @rule("median")
 def median(reader: GraphReader, x: View) -> View:
-    from learncost.importer.rules.indexing import read_at
-    from learncost.importer.rules.views import narrowed, reshaped
-
     size = product(x.shape)
     if not isinstance(size, int):
         raise reader.refusal("a median along an axis of symbolic size")
@@ -340,3 +316,88 @@ def median(reader: GraphReader, x: View) -> View:
         return flat.with_dims([])
     ordered = read_at(reader, flat, 0, chosen(reader, "argsort", flat, 0, None))
     return narrowed(reader, ordered, 0, (size - 1) // 2, 1).with_dims([])
+
+
+# Norms, variances and standard deviations: roots of sums, whose gradient is 0 where the sum is 0
+
+
+@rule("linalg_vector_norm")
+def vector_norm(
+    reader: GraphReader, x: View, order: Any = 2, dims: Any = None, keepdim: bool = False, **_: Any
+) -> View:
+    """Record the sum of |x|^p to the power 1/p; for the other orders the largest, the smallest, the number of nonzeros;
+    |x| of one number.
+    """
+    along = axes_along(x, dims)
+    order = 2.0 if order is None else float(order)
+    if order == 2 and any(x.dims[dim] for dim in along):
+        return kept(reader.along("vector_norm", x, along, keep=False), len(x.dims), along, keepdim)
+    if order == 0:
+        there = reader.add(1.0, reader.op("equal", x, 0.0), signs=[1, -1])
+        return summed(reader, there, along, None, keepdim)
+    sizes = reader.op("abs", x)
+    if math.isinf(order):
+        return extreme(reader, "max" if order > 0 else "min", sizes, along, keepdim)
+    if order == 1 or not any(x.dims[dim] for dim in along):
+        return summed(reader, sizes, along, None, keepdim)
+    powers = (guarded_power if 0 < order < 1 else _power)(reader, sizes, order)
+    return (guarded_power if order > 1 else _power)(reader, summed(reader, powers, along, None, keepdim), 1.0 / order)
+
+
+def _power(reader: GraphReader, x: View, order: float) -> View:
+    return reader.op("sqrt", x) if order == 0.5 else reader.op("power", x, order)
+
+
+def guarded_power(reader: GraphReader, x: View, order: float) -> View:
+    """Record a power of nonnegative values; where they are 0, the gradient is 0 instead of infinite."""
+    there = reader.op("less", 0.0, x)
+    return reader.op("select", there, _power(reader, reader.op("select", there, x, 1.0), order), 0.0)
+
+
+def centered(reader: GraphReader, x: View, dims: Sequence[int]) -> tuple[View, View]:
+    """Return values minus their mean along dimensions, and the mean with these dimensions kept."""
+    middle = mean_of(reader, x, dims, True)
+    return reader.add(x, middle, signs=[1, -1]), middle
+
+
+def _less(reader: GraphReader, x: View, dims: Sequence[int], correction: float) -> Size:
+    """Return the divisor of a sum of squares: the count minus the correction."""
+    count = product([x.shape[dim] for dim in dims])
+    if isinstance(count, int) and count <= correction:
+        raise reader.refusal(f"a variance of {count} numbers, which divides by {max(count - correction, 0):g},", ADVICE)
+    return count - correction
+
+
+ADVICE = "; give a size of more, or the correction 0, as unbiased=False does"
+
+
+def variance(reader: GraphReader, x: View, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[View, View]:
+    """Return the variance along dimensions, the sum of squares over the count minus the correction, and the mean."""
+    apart, middle = centered(reader, x, dims)
+    squares = reader.multiply(apart, apart)
+    if correction == 0:
+        return mean_of(reader, squares, dims, keepdim), middle
+    count = _less(reader, x, dims, correction)
+    if (share := reader.number(1 / count)) is None:
+        return reader.multiply(summed(reader, squares, dims, None, keepdim), 1 / count), middle
+    return summed(reader, squares, dims, share, keepdim), middle
+
+
+def deviation(reader: GraphReader, x: View, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[View, View]:
+    """Return the standard deviation, as the norm of the centered values, and the mean."""
+    apart, middle = centered(reader, x, dims)
+    root = _less(reader, x, dims, correction) ** -0.5
+    return reader.multiply(vector_norm(reader, apart, 2, list(dims), keepdim), root), middle
+
+
+@rule("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
+def spread(
+    reader: GraphReader, x: View, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> View | list[View]:
+    """Return the variance or the standard deviation along dimensions, and the mean where the operator gives it."""
+    along, name = axes_along(x, dims), reader.recorder.operator
+    of_kind = variance if name.startswith("var") else deviation
+    value, middle = of_kind(reader, x, along, 1 if correction is None else correction, keepdim)
+    if not keepdim:
+        middle = middle.with_dims([row for dim, row in enumerate(middle.dims) if dim not in along])
+    return [value, middle] if name.endswith("_mean") else value

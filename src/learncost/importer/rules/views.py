@@ -11,11 +11,22 @@ from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.operands import GivenTensor, IntegerValue, Masked
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import view_rule
+from learncost.importer.rules.elementwise import ne
+from learncost.importer.rules.rounding import trunc
 from learncost.importer.views import AxisIndex, View, ViewAxis
 
 
 def sizes(values: Sequence[Any]) -> list[Size]:
     return [size_of(value) for value in values]
+
+
+def called(view: View, *letters: str) -> View:
+    """Return the view with names for its last axes, if they have none yet."""
+    for row, letter in zip(view.dims[len(view.dims) - len(letters) :], letters, strict=True):
+        for slot in row[-1:]:
+            root = slot.axis.root
+            root.letter = root.letter or letter
+    return view
 
 
 def reshaped(reader: GraphReader, view: View, shape: Sequence[Size]) -> View:
@@ -84,9 +95,6 @@ def _same(reader: GraphReader, x: View, *_: Any, **__: Any) -> Any:
 def _whole(reader: GraphReader, x: View) -> Any:
     """Return a value truncated to an integer, or converted to a boolean."""
     import torch
-
-    from learncost.importer.rules.elementwise import ne
-    from learncost.importer.rules.rounding import trunc
 
     if reader.node.meta["val"].dtype == torch.bool:
         return ne(reader, x, 0.0)

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 from learncost.importer.axes import AxisClass, Size, equal, product
 from learncost.importer.deferred_sizes import settled
-from learncost.importer.equations import NumberOperand
+from learncost.importer.equations import Equation, NamedView, NumberOperand
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.enlargements import by_shares, places_of, shares_of
+from learncost.importer.rules.movement import joined
 from learncost.importer.rules.normalization import channels, scaled
-from learncost.importer.rules.products import called
-from learncost.importer.rules.reductions import summed
-from learncost.importer.rules.views import merged, reshaped
+from learncost.importer.rules.reductions import extreme, mean_of, summed
+from learncost.importer.rules.views import called, merged, narrowed, reshaped
 from learncost.importer.unit_dims import along, at_its_place, matrix_product, written
 from learncost.importer.views import AxisIndex, View, ViewAxis
 
@@ -200,8 +200,6 @@ def transposed_convolution(
     """Record a transposed convolution: each input element adds a window, written at y = stride i + dilation u -
     padding.
     """
-    from learncost.importer.equations import Equation, NamedView
-
     stride, padding, dilation, groups = settings
     x, weight = reader.view(x), reader.view(weight)
     count = len(weight.dims) - 2
@@ -369,8 +367,6 @@ def adaptive_max_pool(reader: GraphReader, x: View, sizes: Any) -> list[Any]:
 
 def _adaptive(reader: GraphReader, x: View, sizes: Any, how: str) -> View:
     """Record adaptive pooling: along evenly divisible sides at once, then side by side along the others."""
-    from learncost.importer.rules.reductions import extreme, mean_of
-
     outs = [size_of(size) for size in (sizes if isinstance(sizes, list) else [sizes])]
     first = len(x.dims) - len(outs)
     shape: list[Size] = list(x.shape[:first])
@@ -410,10 +406,6 @@ def _mean_uneven(reader: GraphReader, x: View, dim: int, out: int) -> View:
 
 def _largest_uneven(reader: GraphReader, x: View, dim: int, out: int) -> View:
     """Record the maximum of windows of different lengths."""
-    from learncost.importer.rules.movement import joined
-    from learncost.importer.rules.reductions import extreme
-    from learncost.importer.rules.views import narrowed
-
     parts = []
     for window in _windows_of(size_of(x.shape[dim]), out):
         part = narrowed(reader, x, dim, window.start, len(window), parts=False)

@@ -36,10 +36,7 @@ def operator_name(target: Any) -> str:
     return str(target).removeprefix("aten.").removesuffix(".default")
 
 
-LOOKS = (
-    *("detach", "alias", "clone", "contiguous", "to", "_to_copy"),
-    *("view", "reshape", "unsqueeze", "squeeze", "expand"),
-)
+LOOKS = ("detach", "alias", "clone", "_to_copy", "view", "unsqueeze", "squeeze", "expand")
 """Operators that only change the shape or type of their argument."""
 
 

@@ -31,10 +31,7 @@ from learncost.ir.errors import InputError, shown
 AS_RUN = "; its size depends on values: --as-run (in Python as_run=True) takes those of one run"
 
 
-SAME_NUMBERS = (
-    *("_to_copy", "to.dtype", "to.device", "clone", "lift_fresh_copy", "detach", "detach_", "alias", "contiguous"),
-    *("expand", "view"),
-)
+SAME_NUMBERS = (*("_to_copy", "clone", "lift_fresh_copy", "detach", "alias", "expand", "view"),)
 """Operators that return the numbers of their operand unchanged."""
 
 

@@ -37,7 +37,7 @@ COURSES = {
 }
 """Control-flow operators: the reason why they have no lines, and how to obtain lines for them."""
 
-TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy", "to.dtype")
+TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy")
 """Operators that may read masked scores without materializing them."""
 
 

@@ -135,15 +135,11 @@ def read_exported(
 
 
 WITHOUT_GRADIENT = (
-    *("detach", "detach_", "sign", "sgn", "floor", "ceil", "round", "trunc", "fix", "heaviside", "floor_divide"),
+    *("detach", "sign", "sgn", "floor", "ceil", "round", "trunc", "heaviside", "floor_divide"),
     *("bernoulli", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
     *("new_zeros", "new_ones", "new_full", "new_empty"),
 )
 """Operators that pass no gradient to their arguments."""
-
-
-OF_THE_FIRST = ("type_as", "view_as", "expand_as", "reshape_as")
-"""Operators that use only the type or the shape of the second value."""
 
 
 def _check_given(exported: Exported, reader: GraphReader, given: Mapping[str, Sequence[StoredValue]]) -> None:
@@ -162,7 +158,7 @@ def _check_given(exported: Exported, reader: GraphReader, given: Mapping[str, Se
         has_gradient = any(getattr(getattr(each, "dtype", None), "is_floating_point", False) for each in several)
         has_gradient |= any(getattr(getattr(each, "dtype", None), "is_complex", False) for each in several)
         name = operator_name(node.target).partition(".")[0]
-        read = node.all_input_nodes[:1] if name in OF_THE_FIRST else node.all_input_nodes
+        read = node.all_input_nodes[:1] if name == "type_as" else node.all_input_nodes  # of the second the type alone
         if has_gradient and name not in WITHOUT_GRADIENT and not learned.isdisjoint(read):
             learned.add(node)
     for stored in (each for several in given.values() for each in several):

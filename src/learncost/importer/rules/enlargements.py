@@ -21,9 +21,6 @@ from learncost.importer.views import View, ViewAxis
     "upsample_nearest1d",
     "upsample_nearest2d",
     "upsample_nearest3d",
-    "upsample_nearest1d.vec",
-    "upsample_nearest2d.vec",
-    "upsample_nearest3d.vec",
     "_upsample_nearest_exact1d",
     "_upsample_nearest_exact2d",
     "_upsample_nearest_exact3d",
@@ -118,15 +115,11 @@ def _places_taken(how: tuple[str, float | None, bool, bool], side: int, out: int
 
 @rule(
     "upsample_bilinear2d",
-    "upsample_bilinear2d.vec",
     "upsample_linear1d",
-    "upsample_linear1d.vec",
     "upsample_bicubic2d",
-    "upsample_bicubic2d.vec",
     "_upsample_bilinear2d_aa",
     "_upsample_bicubic2d_aa",
     "upsample_trilinear3d",
-    "upsample_trilinear3d.vec",
 )
 def interpolated(reader: GraphReader, x: View, *_: Any) -> View:
     """Record weighted sums of a few positions, side by side, with weights from PyTorch's result for a unit matrix; an

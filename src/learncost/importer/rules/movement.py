@@ -79,7 +79,7 @@ def stack(reader: GraphReader, several: Sequence[Any], dim: int = 0) -> View:
     return joined(reader, views, dim, shape)
 
 
-def padded(reader: GraphReader, x: View, pads: Sequence[int], value: float | None = 0.0) -> View:
+def padded(reader: GraphReader, x: View, pads: Sequence[int]) -> View:
     """Record x with padding, a pair for each dimension from the last one on; negative numbers crop."""
     for place in range(len(pads) // 2):
         before, after = (size_of(p) for p in pads[2 * place : 2 * place + 2])

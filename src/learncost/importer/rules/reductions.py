@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from learncost.importer.axes import AxisClass, Size, equal, product
@@ -232,29 +232,27 @@ def prod(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool = F
         along, keepdim = [0], False
     if not along:
         return x
-    if not isinstance(x.shape[along[0]], int):
-        raise reader.refusal("a product along axes of symbolic size")
-    result: View | None = None
-    for place in range(x.shape[along[0]]):
-        part = narrowed(reader, x, along[0], place, 1)
-        result = part if result is None else reader.multiply(result, part)
-    assert result is not None
+    result = _cumulative(reader, x, along[0], reader.multiply)[-1]
     return result if keepdim else result.with_dims([row for d, row in enumerate(result.dims) if d not in along])
+
+
+def _cumulative(reader: GraphReader, x: View, dim: int, combine: Callable[[View, View], View]) -> list[View]:
+    """Return each position of a dimension combined with those before it."""
+    if not isinstance(x.shape[dim], int):
+        raise reader.refusal(f"{reader.recorder.operator} along an axis of symbolic size")
+    parts: list[View] = []
+    for place in range(x.shape[dim]):
+        part = narrowed(reader, x, dim, place, 1)
+        parts.append(combine(parts[-1], part) if parts else part)
+    return parts
 
 
 @rule("cumprod")
 def cumprod(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
-    """Record the cumulative products."""
     dim %= max(1, len(x.dims))
     if not x.dims or not x.dims[dim]:
         return x
-    if not isinstance(x.shape[dim], int):
-        raise reader.refusal("cumulative products along an axis of symbolic size")
-    products: list[View] = []
-    for place in range(x.shape[dim]):
-        part = narrowed(reader, x, dim, place, 1)
-        products.append(reader.multiply(products[-1], part) if products else part)
-    return joined(reader, products, dim, x.shape)
+    return joined(reader, _cumulative(reader, x, dim, reader.multiply), dim, x.shape)
 
 
 @rule("cummax", "cummin")
@@ -263,16 +261,13 @@ def running_extreme(reader: GraphReader, x: View, dim: int) -> list[Any]:
     dim %= max(1, len(x.dims))
     if not x.dims or not x.dims[dim]:
         return [x, _outside_part(reader, 1)]
-    if not isinstance(x.shape[dim], int):
-        raise reader.refusal(f"{reader.recorder.operator} along an axis of symbolic size")
-    extremes: list[View] = []
-    for place in range(x.shape[dim]):
-        part = narrowed(reader, x, dim, place, 1)
-        if extremes:
-            below, above = (part, extremes[-1]) if reader.recorder.operator == "cummax" else (extremes[-1], part)
-            part = reader.op("select", reader.op("less", below, above), extremes[-1], part)
-        extremes.append(part)
-    return [joined(reader, extremes, dim, x.shape), _outside_part(reader, 1)]
+    largest = reader.recorder.operator == "cummax"
+
+    def further(before: View, part: View) -> View:
+        below, above = (part, before) if largest else (before, part)
+        return reader.op("select", reader.op("less", below, above), before, part)
+
+    return [joined(reader, _cumulative(reader, x, dim, further), dim, x.shape), _outside_part(reader, 1)]
 
 
 @rule("logcumsumexp")
@@ -287,35 +282,31 @@ def logcumsumexp(reader: GraphReader, x: View, dim: int) -> View:
 @rule("kthvalue", "median.dim", "nanmedian.dim")
 def kthvalue(reader: GraphReader, x: View, *more: Any, keepdim: bool = False) -> list[Any]:
     """Return the k-th smallest value, for the median the lower one of an even number."""
+    place = None
     if reader.recorder.operator == "kthvalue":
         place, more = more[0] - 1, more[1:] or (-1,)
-    else:
-        place = None
     dim = more[0] % len(x.dims)
     keepdim = more[1] if len(more) > 1 else keepdim
-    if not x.dims[dim]:
-        return [summed(reader, x, [dim], None, keepdim), _outside_part(reader, 1)]
-    if not isinstance(x.shape[dim], int):
-        raise reader.refusal("a value at a place along an axis of symbolic size")
-    if place is None:
-        place = (x.shape[dim] - 1) // 2
-    ordered = read_at(reader, x, dim, chosen(reader, "argsort", x, dim, None))
-    only = narrowed(reader, ordered, dim, place, 1)
+    only = _in_order(reader, x, dim, place)
     if not keepdim:
         only = only.with_dims([row for number, row in enumerate(only.dims) if number != dim])
     return [only, _outside_part(reader, 1)]
 
 
+def _in_order(reader: GraphReader, x: View, dim: int, place: int | None) -> View:
+    """Return the value at a place of the ascending order along a dimension; by default the lower one in the middle."""
+    size = x.shape[dim]
+    if not x.dims[dim]:
+        return x
+    if not isinstance(size, int):
+        raise reader.refusal(f"{reader.recorder.operator} along an axis of symbolic size")
+    ordered = read_at(reader, x, dim, chosen(reader, "argsort", x, dim, None))
+    return narrowed(reader, ordered, dim, (size - 1) // 2 if place is None else place, 1)
+
+
 @rule("median")
 def median(reader: GraphReader, x: View) -> View:
-    size = product(x.shape)
-    if not isinstance(size, int):
-        raise reader.refusal("a median along an axis of symbolic size")
-    flat = reshaped(reader, x, [size])
-    if not flat.dims[0]:
-        return flat.with_dims([])
-    ordered = read_at(reader, flat, 0, chosen(reader, "argsort", flat, 0, None))
-    return narrowed(reader, ordered, 0, (size - 1) // 2, 1).with_dims([])
+    return _in_order(reader, reshaped(reader, x, [product(x.shape)]), 0, None).with_dims([])
 
 
 # Norms, variances and standard deviations: roots of sums, whose gradient is 0 where the sum is 0

@@ -121,7 +121,7 @@ def test_a_model_of_images_has_one_sample_without_a_batch_size(
     )
     assert main(["cost", str(file)]) == 0
     first, *_ = capsys.readouterr().out.splitlines()
-    assert first == "ConvNextForImageClassification, one step of bp: B = 1"
+    assert first == "ConvNextForImageClassification, one step of bp in fp32: B = 1"
     model = transformers.ConvNextForImageClassification(transformers.ConvNextConfig(**sizes))
     with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, 3, 32, 32))

@@ -239,12 +239,12 @@ def test_the_json(capsys):
 def test_what_is_printed(capsys):
     assert main(["cost", "gpt2", "--procedure", "decode", "--context", "100", "--batch-size", "8"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "gpt2, one step of decode: 8 sequences, 1 new token after 100 in the cache" in text
+    assert "gpt2, one step of decode in fp32: 8 sequences, 1 new token after 100 in the cache" in text
     assert "Cache: 18,432 elements a token, 73,728 bytes in fp32." in text
     assert "With 100 tokens in each of 8 sequences it holds 58,982,400 bytes." in text
     assert "Optimizer" not in text
     text = " ".join(str(lc.cost("gpt2", "prefill", seq_len=1)).split())
-    assert text.startswith("gpt2, prefill: 1 sequence of 1 token ")
+    assert text.startswith("gpt2, prefill in fp32: 1 sequence of 1 token ")
     assert "The head computes the logits of the last position of each sequence only." in text
     assert "With 1 token it holds 73,728 bytes." in text
     assert main(["cost", "bert-base", "--procedure", "decode"]) == 2

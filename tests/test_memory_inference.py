@@ -118,7 +118,7 @@ def test_the_first_line_says_what_is_asked_and_whether_it_fits(capsys):
     first = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
     assert first.startswith("gpt2, memory of one step of decode in fp16: 99 sequences, 1 new token after 100 in the")
     assert "; does not fit: " in first
-    assert "fit 1" in first or "fits 1" in first or "fit 2" in first
+    assert "Fits in 2.00 MB: up to 20 sequences with 100 tokens in the cache" in first
     assert main([*asked, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["context"] == 100
 
@@ -219,7 +219,7 @@ def test_cost_says_the_largest_batch_of_decode():
 
 def test_a_length_beyond_the_context_is_said(capsys):
     assert main(["memory", "llama-3-8b", "--procedure", "decode", "--on", "H100-SXM"]) == 0
-    assert "tokens each, beyond the model's context of 8,192." in " ".join(capsys.readouterr().out.split())
+    assert "tokens in the cache, beyond the model's context of 8,192." in " ".join(capsys.readouterr().out.split())
     assert main(["memory", "llama-3-8b", "--procedure", "decode", "--budget", "17GB"]) == 0
     assert "beyond" not in capsys.readouterr().out
 

@@ -413,7 +413,7 @@ def test_a_heading_has_the_sizes_that_a_run_says(sizes, given, said):
 
 def test_a_heading_of_a_table_that_leaves_nothing_open_speaks_of_no_sequences():
     cost = lc.cost(lc.layer("alone(X; W) -> Y\nsizes: d=4 e=3\nY[e] = X[d] W[d e]"))
-    assert "one step of bp: at the sizes of its table" in str(cost)
+    assert "one step of bp in fp32: at the sizes of its table" in str(cost)
 
 
 def test_a_page_of_a_table_has_its_one_length_as_it_was_given(mlp):

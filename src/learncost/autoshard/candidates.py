@@ -69,6 +69,7 @@ WHOLE = next(iter(CONTEXTS))
 """The placeholder for all of them if no sequence is sharded."""
 
 ZERO = {"zero-1": "states", "zero-3": "weights gradients states"}
+ZERO_AXES = ("dp", "ep", "cp")
 """The roles that are sharded over data parallel devices."""
 
 PLANS = {
@@ -451,5 +452,5 @@ def sharded_axes(shape: Mapping[str, int]) -> tuple[str, ...]:
 
 def is_apart(structure: ShardedStructure, shape: Mapping[str, int]) -> bool:
     """Return whether a structure differs from zero-1 on a mesh: zero-3 has devices to shard over, and no stages."""
-    sharded_over = shape[PIPELINE] == 1 and any(shape[axis] > 1 for axis in ("dp", "ep", "cp"))
+    sharded_over = shape[PIPELINE] == 1 and any(shape[axis] > 1 for axis in ZERO_AXES)
     return structure.zero == "zero-1" or sharded_over

@@ -118,7 +118,16 @@ class StageMemory:
     def curve(self) -> tuple[Moment, ...]:
         """Return the bytes at every line of the stage."""
         above, moments = self.stage.peak - self.levels[self.worst], self.alive.moments
-        return tuple(moments[row].at.moment(level + above, self.sizes) for row, level in self._highest.values())
+        found = tuple(moments[row].at.moment(level + above, self.sizes) for row, level in self._highest.values())
+        if not self._updates_at_end:
+            return found
+        return (*found, Moment("optimizer step", "", "optimizer_step", int(self.stage.static.total)))
+
+    @property
+    def _updates_at_end(self) -> bool:
+        """Return whether weights are updated after the passes of all microbatches, from static gradients alone."""
+        phases = {self.alive.moments[row].at.line.meta.phase for row, _ in self._highest.values()}
+        return "optimizer_step" not in phases
 
     @property
     def moment(self) -> Moment:
@@ -127,13 +136,13 @@ class StageMemory:
 
     def stays(self) -> Iterator[LiveInterval]:
         """Yield the arrays over the lines of the curve, at each of which their bytes sum to it."""
-        last = len(self._highest) - 1
+        last, update = len(self._highest) - 1, int(self._updates_at_end)
         for weight in self._weights:
-            yield LiveInterval(
-                weight.name, weight.axes, weight.shape, 1, weight.bytes, 0, last, "given", role="weight", part="weights"
-            )
+            name, axes, shape, size = weight.name, weight.axes, weight.shape, weight.bytes
+            yield LiveInterval(name, axes, shape, 1, size, 0, last + update, "given", role="weight", part="weights")
         for name, (size, part) in self._throughout.items():
-            yield LiveInterval(name, (), (size,), 1, size, 0, last, "given", part=part)
+            end = last if part in ("activations", "workspace") else last + update
+            yield LiveInterval(name, (), (size,), 1, size, 0, end, "given", part=part)
         moments = [self.alive.places[row] + 1 for row, _ in self._highest.values()]
         for stay in live_intervals(self._sized, moments, self.sizes):
             if stay.bytes:

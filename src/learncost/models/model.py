@@ -93,6 +93,10 @@ class Model:
         """Return whether there is an encoder and a decoder."""
         return self.configuration.two_sided
 
+    def lengths(self, axes: Mapping[str, int]) -> tuple[int, int, int | None]:
+        """Return the batch, the length of a sequence, and of an encoder-decoder the length of the decoder's."""
+        return (axes["B"], axes["N"], axes["M"]) if self.two_sided else (axes["B"], axes["M"], None)
+
     @property
     def sample(self) -> str:
         """Return the noun for one element of a batch: image if the model reads images, else sequence."""

@@ -208,13 +208,13 @@ def conventions(
     check_known(run.model.table.lines, "a comparison of conventions")
     plain = run.rows("bp", run.book)
     others = tuple(_convention(run, book, plain) for book in (run.book, *every().values()) if book is not run.book)
-    two_sided = run.model.two_sided
+    batch_size, seq_len, target_len = run.model.lengths(run.axes)
     yardstick = Convention(run.book, _counts(run, plain), Counts(Amount(0, 0), Amount(0, 0)))
     result = Conventions(
         model=run.model.configuration.name,
-        batch_size=run.axes["B"],
-        seq_len=run.axes["N" if two_sided else "M"],
-        target_len=run.axes["M"] if two_sided else None,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        target_len=target_len,
         parameters=run.model.parameters.at(run.axes),
         counted=run.model.configuration.counted,
         conventions=(yardstick, *others),

@@ -163,7 +163,7 @@ class OverMesh(Serializable):
     @property
     def said(self) -> str:
         """The sentence on the sharding."""
-        return f"Sharding over {self.mesh}, {number(self.devices)} devices: {self.cut_by}."
+        return f"Sharded over {number(self.devices)} devices, {self.mesh}: {self.cut_by}."
 
     @property
     def cut_by(self) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, Statement, visit
-from learncost.ir.serializable import HIDDEN, Key
+from learncost.ir.serializable import HIDDEN, OPTIONAL, Key
 from learncost.ir.table import Table
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import procedure as find_procedure
@@ -73,6 +73,7 @@ class PlacedStep(AtLength):
     precision: str
     batch_size: int
     seq_len: int
+    target_len: int | None = field(metadata=OPTIONAL)
     over: OverMesh = field(metadata=Key(inline=True).field)
     stages: tuple[OverMesh, ...] = field(default=(), metadata=HIDDEN)
     cluster: Cluster | None = field(default=None, metadata=_CLUSTER)
@@ -211,8 +212,7 @@ def place(request: Request) -> PlacedStep:
         request.optimizer or DEFAULT,
         run.plan,
         request.kind().name,
-        run.axes["B"],
-        run.axes["N" if run.model.two_sided else "M"],
+        *run.model.lengths(run.axes),
         several[0],
         several if several[0].placed.iterations else (),
         cluster,

@@ -42,15 +42,15 @@ def ledger(
     phases = {name: (passes[name], Amount(0, 0)) for name in MACRO_OPERATIONS}
     for (name,), part in price.by("macro_operation").items():
         phases[name] = (passes[name], Amount(part.maccs, part.flops))
-    two_sided = model.two_sided
+    batch_size, seq_len, target_len = model.lengths(axes)
     sizes = over.of_model if over else axes
     return Cost(
         model=model.configuration.name,
         procedure=chosen.name,
         price_book=price.book,
-        batch_size=axes["B"],
-        seq_len=axes["N"] if two_sided else axes["M"],
-        target_len=axes["M"] if two_sided else None,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        target_len=target_len,
         parameters=model.parameters.at(sizes),
         active_parameters=active_parameters(model.table, sizes).at(sizes) + model.configuration.unread,
         trained_parameters=parameters(replace(model.table, weights=model.learning)).at(sizes),

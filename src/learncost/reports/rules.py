@@ -71,12 +71,12 @@ def rules(request: Request) -> Rules:
     of_layer = prepared.model.configuration.layer is not None  # whose letters are not those of widths and blocks
     blocks, products = ((), ()) if of_layer else (_blocks(measures), _products(measures))
     cases_of_rules = [*_training(measures, tokens_in_all), *blocks, *_ratios(measures), *products]
-    two_sided = prepared.model.two_sided
+    batch_size, seq_len, target_len = prepared.model.lengths(prepared.axes)
     return Rules(
         model=prepared.model.configuration.name,
-        batch_size=prepared.axes["B"],
-        seq_len=prepared.axes["N" if two_sided else "M"],
-        target_len=prepared.axes["M"] if two_sided else None,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        target_len=target_len,
         tokens=tokens_in_all,
         parameters=measures.parameters,
         length_note=prepared.length_note,

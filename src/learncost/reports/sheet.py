@@ -134,6 +134,32 @@ class AtLength(Shown):
     length_note: str = field(default="", compare=False, metadata=HIDDEN)
 
 
+def batch_text(
+    batch_size: int,
+    seq_len: int,
+    target_len: int | None = None,
+    context: int | None = None,
+    sample: str = "sequence",
+    letters: str = "",
+    length_note: str = "",
+) -> str:
+    """Return the batch and the lengths of an answer, as its first line states them.
+
+    letters  the sizes of a table in its own letters, in place of the rest
+    context  the tokens in the KV cache before a step of decode
+    """
+    several = f"{batch_size:,} {sample}{'s' if batch_size > 1 else ''}"
+    if context is not None:
+        new = seq_len if target_len is None else target_len
+        source = "" if target_len is None else f", {seq_len:,} of the encoder"
+        return (
+            f"{several}, {new:,} new token{'s' if new > 1 else ''} after {context:,} in the cache{source}{length_note}"
+        )
+    sides = "" if target_len is None else f" and {target_len:,}"
+    tokens = "token" if seq_len == 1 and not sides else "tokens"
+    return (letters or f"{several} of {seq_len:,}{sides} {tokens}") + length_note
+
+
 class Drawn(Shown):
     """An answer with figures."""
 

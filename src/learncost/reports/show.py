@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.cost_models import NOT_DERIVED
 from learncost.cost_models.books import BOOKS, every
 from learncost.reports.rows import notes as notes_of
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, joules_of, number, rounded, seconds_of, size_of
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, batch_text, joules_of, number, rounded, seconds_of, size_of
 
 if TYPE_CHECKING:
     from learncost.reports.memory.memory import Memory
@@ -159,31 +159,19 @@ def title(cost: Cost) -> str:
     return f"{step_title(cost)}{cost.memory.note if cost.memory else ''}"
 
 
-def step_title(cost: Cost) -> str:
-    """Return the title of a step: the model, the procedure, the batch and the lengths."""
+def step_title(cost: Cost, procedure: str = "") -> str:
+    """Return the title of a step: the model, the procedure, the precision, the batch and the lengths."""
     name = "standard input" if cost.model == "-" else cost.model
-    if cost.context is not None:
-        plan = f" under {cost.plan}" if cost.plan else ""
-        plan += f" in {cost.dtype}" if cost.timing else ""
-        over = f", on {cost.over.devices:,} devices together; counts of one device" if cost.over else ""
-        return f"{name}, one step of decode{plan}: {decoded(cost)}{over}"
-    sequences = f"{cost.batch_size:,} {cost.sample}{'s' if cost.batch_size > 1 else ''} of {cost.seq_len:,}"
-    sides = "" if cost.target_len is None else f" and {cost.target_len:,}"
-    tokens = "token" if cost.seq_len == 1 and not sides else "tokens"
-    step = "one step of " if cost.is_training else ""
+    step = "one step of " if cost.is_training or cost.context is not None else ""
     plan = f" under {cost.plan}" if cost.plan else ""
-    plan += f" in {cost.dtype}" if cost.timing else ""
-    what = f"{name}, {step}{cost.procedure}{plan}: {cost.letters or f'{sequences}{sides} {tokens}'}{cost.length_note}"
-    return f"{what}, on {cost.over.devices:,} devices together; counts of one device" if cost.over else what
+    over = f", on {cost.over.devices:,} devices together; counts of one device" if cost.over else ""
+    return f"{name}, {procedure or f'{step}{cost.procedure}'} in {cost.dtype}{plan}: {batch_of(cost)}{over}"
 
 
-def decoded(cost: Cost | Memory) -> str:
-    """Return the description of a decode step: sequences, new tokens, and those in the cache."""
-    new = cost.seq_len if cost.target_len is None else cost.target_len
-    sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''}"
-    behind = f"{new:,} new token{'s' if new > 1 else ''} after {cost.context:,} in the cache"
-    source = "" if cost.target_len is None else f", {cost.seq_len:,} of the encoder"
-    return f"{sequences}, {behind}{source}{cost.length_note}"
+def batch_of(answer: Cost | Memory) -> str:
+    """Return the batch and the lengths of a step."""
+    lengths = answer.batch_size, answer.seq_len, answer.target_len, answer.context
+    return batch_text(*lengths, answer.sample, answer.letters, answer.length_note)
 
 
 def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:

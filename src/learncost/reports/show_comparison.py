@@ -70,7 +70,7 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
         rows.append(SheetRow(("total", *map(written, totals)), "bold", 1))
     first = comparison.first
     rows += _on_device(costs)
-    heading = step_title(first).replace(f"one step of {first.procedure}", "one step") + _misfits(costs)
+    heading = step_title(first, "one step") + _misfits(costs)
     notes = ["Rounded; --format json has every digit."] if power != 0 else []
     notes += [f"{convention(comparison.price_book)}. {_optimizers(comparison)}."]
     notes.append(f"{first.parameters:,} parameters{active(first)}{learning(first)}. Counted: {first.counted}.")

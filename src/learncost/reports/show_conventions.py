@@ -9,7 +9,17 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from learncost.reports.conventions import YARDSTICK, Conventions, Counts
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, TableColumn, number, significant, table, words_of
+from learncost.reports.sheet import (
+    WIDTH,
+    Sheet,
+    SheetRow,
+    TableColumn,
+    batch_text,
+    number,
+    significant,
+    table,
+    words_of,
+)
 
 _NAMES = 36  # columns that names are given, which are broken where they are longer
 _COLUMNS = (
@@ -48,7 +58,12 @@ def sheets(answer: Conventions, width: int = WIDTH) -> tuple[Sheet, ...]:
     """Return the convention of a given number; without one, the counts of counters and books, and reasons."""
     if answer.identified is not None:
         return (_identified(answer, answer.identified),)
-    return Sheet(_title(answer), (), ()), _counters(answer, width), _books(answer, width), _why(answer, width)
+    return (
+        Sheet(f"{answer.model}, one step of bp: {_batch(answer)}", (), ()),
+        _counters(answer, width),
+        _books(answer, width),
+        _why(answer, width),
+    )
 
 
 def _identified(answer: Conventions, identified: Identified) -> Sheet:
@@ -78,7 +93,7 @@ def _identified(answer: Conventions, identified: Identified) -> Sheet:
             "If your counter used another length, batch or class, give it: --seq-len, --batch-size, --architecture."
         )
     notes.append(
-        f"A step is {_sequences(answer)}. Counted: {answer.counted}. Without --identify every convention is shown."
+        f"A step is {_batch(answer)}. Counted: {answer.counted}. Without --identify every convention is shown."
     )
     return Sheet(heading, ("", ""), tuple(rows), tuple(notes))
 
@@ -129,16 +144,9 @@ def _books(answer: Conventions, width: int) -> Sheet:
     return _fitting(make, width)
 
 
-def _title(answer: Conventions) -> str:
-    return f"{answer.model}, one step of backpropagation: {_sequences(answer)}"
-
-
-def _sequences(answer: Conventions) -> str:
-    if answer.letters:
-        return answer.letters
-    sides = "" if answer.target_len is None else f" and {answer.target_len:,}"
-    sequences = f"{answer.batch_size:,} sequence{'s' if answer.batch_size > 1 else ''}"
-    return f"{sequences} of {answer.seq_len:,}{sides} tokens{answer.length_note}"
+def _batch(answer: Conventions) -> str:
+    lengths = answer.batch_size, answer.seq_len, answer.target_len
+    return batch_text(*lengths, letters=answer.letters, length_note=answer.length_note)
 
 
 def _why(answer: Conventions, width: int) -> Sheet:

@@ -12,7 +12,7 @@ from learncost.ir.loop import Loop, walk
 from learncost.ir.polynomial import shape_of
 from learncost.ir.serializable import dictionary_of
 from learncost.ops import entry
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, TableColumn, number, seconds_of, size_of, table
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, TableColumn, batch_text, number, seconds_of, size_of, table
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -83,13 +83,11 @@ def title(step: PlacedStep) -> str:
     """Return the title of a placed step: the model, the mesh, the batch, the precision, and if it does not fit."""
     on = f" of {step.cluster.name}" if step.cluster else ""
     note = step.memory.note if step.memory else ""
-    plan = f", plan {step.plan}" if step.plan else ""
+    plan = f" under {step.plan}" if step.plan else ""
+    batch = batch_text(step.batch_size, step.seq_len, step.target_len, length_note=step.length_note)
     over = f"over {step.over.mesh} ({number(step.over.devices)} devices{on})"
-    return (
-        f"{step.model}, {step.procedure} with {step.optimizer}, {over}: "
-        f"global batch_size {number(step.batch_size)}, seq_len {number(step.seq_len)}{step.length_note}, "
-        f"{step.precision}{plan}{note}"
-    )
+    what = f"{step.model}, one step of {step.procedure} with {step.optimizer} in {step.precision}{plan}"
+    return f"{what}: {batch}, {over}{note}"
 
 
 def _sent(step: PlacedStep) -> Sheet:

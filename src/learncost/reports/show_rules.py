@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, batch_text, number, rounded
 
 if TYPE_CHECKING:
     from learncost.reports.rules_of_thumb import Case, Number, Rule, Rules
@@ -28,14 +28,12 @@ def records(rules: Rules) -> Iterator[dict[str, Any]]:
 
 def title(rules: Rules) -> str:
     """Return the title of the rules: the model, its parameters, the batch and the lengths."""
-    lengths = f"seq_len {number(rules.seq_len)}"
-    if rules.target_len is not None:
-        lengths += f", target_len {number(rules.target_len)}"
-    lengths += rules.length_note
+    batch = batch_text(rules.batch_size, rules.seq_len, rules.target_len, length_note=rules.length_note)
+    of_step = rules.batch_size * (rules.target_len or rules.seq_len)
+    run = "" if rules.tokens == of_step else f", {rules.tokens:,} tokens in all"
     return (
-        f"Rules of thumb for {rules.model}: {number(rules.parameters)} parameters, batch_size "
-        f"{number(rules.batch_size)}, {lengths}, {number(rules.tokens)} tokens; 1 MACC = 2 FLOPs; error = rule / exact "
-        "- 1"
+        f"{rules.model}, rules of thumb: {batch}{run}; "
+        f"{rules.parameters:,} parameters; 1 MACC = 2 FLOPs; error = rule / exact - 1"
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 
@@ -446,6 +447,7 @@ def _flops_of(results: Callable[[], Sequence[Any]], formulas: Mapping[Any, Any])
     counter = FlopCounterMode(display=False, custom_mapping=dict(formulas))
     counter.mod_tracker = _SingleModule()  # type: ignore[assignment]
     with (
+        catch_warnings(action="ignore", category=UserWarning),  # of TF32, which `flags` sets wherever it is
         sdpa_kernel(SDPBackend.MATH),
         torch.backends.mkldnn.flags(enabled=False),  # else a recurrence is one operator that counts nothing
         counter,

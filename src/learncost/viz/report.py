@@ -16,7 +16,7 @@ from learncost.models.storage import written
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.request import Request, takes_request
-from learncost.reports.sheet import Readable
+from learncost.reports.sheet import Readable, wrapped
 from learncost.viz.comparisons import of_memory
 from learncost.viz.document import document
 from learncost.viz.page import page
@@ -63,8 +63,8 @@ class Report(Readable):
     def __str__(self) -> str:
         size = f"{len(self.html.encode()) / 1000:,.0f} kB"
         where = f"{self.path}: {size}" if self.path else size
-        refusals = "".join(f"\nLeft out: {refusal}" for refusal in self.refused)
-        return f"{where}, {', '.join(self.models)} by {', '.join(self.procedures)}. Open it in any browser.{refusals}"
+        about = f"{where}, {', '.join(self.models)} by {', '.join(self.procedures)}. Open it in any browser."
+        return "\n".join(map(wrapped, (about, *(f"Left out: {refusal}" for refusal in self.refused))))
 
 
 @takes_request(

@@ -16,6 +16,7 @@ from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
 from learncost.liveness import moments
 from learncost.models.storage import path_of, written
+from learncost.models.tables import letters_of
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
@@ -25,7 +26,7 @@ from learncost.reports.memory.on_device import memory_on_device
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import prepare
-from learncost.reports.sheet import Sheet, SheetRow, Shown, number, seconds_of
+from learncost.reports.sheet import Sheet, SheetRow, Shown, batch_text, number, seconds_of
 from learncost.reports.timing import timing
 from learncost.viz.perfetto import perfetto
 from learncost.viz.predicted import PricedStep, StepMemory, process
@@ -184,18 +185,24 @@ def trace(request: Request, output: str | None = None) -> Trace:
     if procedure in INFERENCE:
         each = served(request, rates)
         run, table, rows, axes, timed = each.run, each.table, each.rows, each.axes, each.timed
+        context = each.context if procedure == "decode" else None
+        note = each.length_note(context is not None)
         memory: StepMemory = _InferenceMemory(table, axes, type_name)
     else:
         if request.context is not None:
             raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
         run = prepare(request)
+        context, note = None, run.length_note
         check_known(run.model.table.lines, "a trace")
         table, rows, axes = run.table(procedure, run.book), run.rows(procedure, run.book), run.axes
         timed = None if rates is None else timing(rows, axes, rates, run.dtype, run.book)
         optimizer = request.optimizer or default_optimizer(run.book)
         memory = MemoryStep(run, procedure, precision_of(type_name), optimizer)
     step = PricedStep(f"{run.model.configuration.name}, {procedure}", table, rows, axes, run.dtype, timed, memory)
-    title = f"{step.name}, as predicted{on_device.note if on_device else ''}"
+    letters = letters_of(run.model.configuration.layer, run.axes)
+    batch = batch_text(*run.model.lengths(axes), context, run.model.sample, letters, note)
+    what = f"{run.model.configuration.name}, predicted {procedure} in {type_name}"
+    title = f"{what}{f' under {run.plan}' if run.plan else ''}: {batch}{on_device.note if on_device else ''}"
     drawn = Trace(title, Timeline((process(step),), _facts(step, type_name, rates)), output)
     if path is not None:
         drawn.write(path)

@@ -185,10 +185,10 @@ class Fit(AtLength, Drawn):
         for row in self.rows:
             if row.why and not row.plan:
                 whys.setdefault(row.why, {})[row.procedure] = None
-        parts = [f"{', '.join(names)} (it {why})" for why, names in whys.items()]
+        texts = [f" Rows of {' and '.join(names)} use graph, since engine eager {why}." for why, names in whys.items()]
         if any(row.why and row.plan and row.why not in whys for row in self.rows):
-            parts.append("plans other than fused-update")
-        return f" Engine eager does not support {'; '.join(parts)}: those rows use graph." if parts else ""
+            texts.append(" Rows of plans other than fused-update use graph, since engine eager does not support them.")
+        return "".join(texts)
 
 
 @takes_request(

@@ -22,7 +22,7 @@ from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, long
 from learncost.reports.memory.step import EagerOptions, MemoryStep, available, device_asked
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import possible, prepare
-from learncost.reports.sheet import AtLength, Drawn
+from learncost.reports.sheet import AtLength, Drawn, sizes_of
 
 if TYPE_CHECKING:
     from learncost.passes.epilogue_update import EpilogueUpdates
@@ -225,6 +225,11 @@ class MemoryQuestion:
             return step
         return step.over_mesh(request, chosen_engine)
 
+    def least(self, procedure: str, engine: str) -> int:
+        """Return the bytes of weights and states, for an engine that lays a program out, which takes long; else 0."""
+        lays_out = bool(engine) and named_one("engine", engine, memory_engines()).arrays is not None
+        return self.step(procedure, GRAPH).least if lays_out else 0
+
 
 def memory_question(request: Request) -> MemoryQuestion:
     """Return the request as a question about memory. Raises `InputError` for what its engine or device cannot do."""
@@ -333,6 +338,11 @@ def memory(request: Request) -> Memory | MemoryComparison:
             from learncost.reports.memory.inference import memory_of_inference  # only where it is asked for: start-up
 
             return memory_of_inference(replace(question.request, procedure=procedure), limit)
+        if question.regions and (least := question.least(procedure, engine)) > (limit or 0):
+            needed, present = sizes_of(least, limit or 0)
+            raise InputError(
+                f"no batch fits: weights and optimizer state take {needed} of {present}; learncost fit shows what fits"
+            )
         answer = answered(question.step(procedure, engine), engine, limit)
         if answer.unfit and answer.nothing_fits:
             raise InputError(
@@ -434,16 +444,17 @@ def memory_on(step: MemoryStep, chosen: ChosenEngine) -> Memory:
 
 def _described(step: MemoryStep) -> dict[str, Any]:
     """Return the fields of `Memory` that describe the request."""
-    axes, two_sided = step.run.axes, step.model.two_sided
+    axes = step.run.axes
+    batch_size, seq_len, target_len = step.model.lengths(axes)
     return {
         "model": step.model.configuration.name,
         "procedure": step.procedure,
         "plan": step.plan,
         "optimizer": step.optimizer.name,
         "dtype": step.kind.name,
-        "batch_size": axes["B"],
-        "seq_len": axes["N"] if two_sided else axes["M"],
-        "target_len": axes["M"] if two_sided else None,
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "target_len": target_len,
         "accumulate": step.accumulate,
         "trained": step.run.trained,
         "mode": step.mode,

@@ -10,7 +10,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable
 from learncost.models.tables import has_batch
 from learncost.procedures.procedure import INFERENCE
-from learncost.reports.memory.engines import GRAPH, memory_engines
+from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import memory_question
 from learncost.reports.memory.runs import engine_of
 from learncost.reports.memory.types import misfit
@@ -70,12 +70,11 @@ def memory_on_device(request: Request) -> DeviceMemory | None:
             _, serving = serving_of(question.request)
             largest = serving.largest(available) if has_batch(serving.model.table) else None
             return DeviceMemory(available, serving.peak(), GRAPH, batch_size=largest)
-        programs = bool(question.engine) and memory_engines()[question.engine].arrays is not None
-        if programs and (least := question.step(request.procedure, GRAPH).least) > available:
+        if (least := question.least(request.procedure, question.engine)) > available:
             return DeviceMemory(available, least, question.engine, is_bound=True)  # no program is laid out for it
         step = question.step(request.procedure, question.engine)
         chosen = engine_of(step, question.engine, is_tried=True).chosen_engine
-        if programs:
+        if least:
             needs = chosen.takes(step, step.sizes())
             return DeviceMemory(available, needs.bytes, chosen.name, unfit=needs.unfit)
         return DeviceMemory(available, chosen.peak(step, step.sizes()), chosen.name)

@@ -15,7 +15,7 @@ from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.types import misfit, said_bytes
 from learncost.reports.run import left_out_text
 from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of
-from learncost.reports.show import decoded
+from learncost.reports.show import batch_of
 
 SHOWN = 8
 """The number of live arrays in the table; --json has all."""
@@ -120,17 +120,12 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     name = "standard input" if memory.model == "-" else memory.model
     plan = f" under {memory.plan}" if memory.plan and with_engine == with_procedure else ""
     plan += f" by {run_by(memory)}" if _executed(memory) and with_engine and with_procedure else ""
-    sides = "" if memory.target_len is None else f" and {memory.target_len:,}"
-    sequences = f"{memory.batch_size:,} {_samples(memory, memory.batch_size)}"
-    sequences += f" of {memory.seq_len:,}{sides} tokens{memory.length_note}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
     if with_procedure and memory.procedure in INFERENCE and memory.context is None:
         step = memory.procedure
-    if memory.context is not None and with_procedure:
-        sequences = decoded(memory)
     step += f" in {memory.dtype}"
-    what = f"{name}, memory of {step}{plan}: {memory.letters or sequences}{parts}"
+    what = f"{name}, memory of {step}{plan}: {batch_of(memory)}{parts}"
     what += f", on {memory.over.devices:,} devices together; memory of one device" if memory.over else ""
     if with_engine and with_procedure and memory.budget is not None:
         what += misfit(memory.peak, memory.budget, memory.unfit)
@@ -195,15 +190,16 @@ def _fits(memory: Memory) -> str:
         return f"{memory.lacking}."
     decodes = memory.context is not None
     batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "context" if decodes else "seq_len"))
-    many, batch_text = "fit" if (batch or 0) > 1 else "fits", f"{batch:,}" if batch else "no"
-    text = f"In {said_bytes(memory.budget)} {many} {batch_text} {_samples(memory, batch or 1)} "
+    most = f"up to {batch:,}" if batch else "no"
+    text = f"Fits in {said_bytes(memory.budget)}: {most} {_samples(memory, batch or 1)} "
     text += f"with {memory.context:,} tokens in the cache" if decodes else f"of {memory.seq_len:,} tokens"
     if memory.letters:  # a table of a user's: its batch is B, where that is open at all
         text = f"In {said_bytes(memory.budget)} the step {'fits' if batch else 'does not fit'}"
         if "B = " in memory.letters:
             text = f"In {said_bytes(memory.budget)} fits " + (f"B = {batch:,} at most" if batch else "no B")
     elif length is not None:
-        text += f"; of {memory.batch_size:,} {_samples(memory, memory.batch_size)}, {length:,} tokens each"
+        of_tokens = "with up to {:,} tokens in the cache" if decodes else "of up to {:,} tokens"
+        text += f", or {memory.batch_size:,} {_samples(memory, memory.batch_size)} {of_tokens.format(length)}"
         if memory.positions and length > memory.positions:
             text += f", beyond the model's context of {memory.positions:,}"
     if not batch and memory.optimizer:

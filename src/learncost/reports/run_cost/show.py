@@ -190,7 +190,7 @@ def money(value: float) -> str:
 
 
 _UNITS: dict[str, Callable[[float], str]] = {
-    "s": seconds_of,
+    "s": lambda seconds: seconds_of(seconds) or "0 s",
     "J": joules_of,
     "d": time,
     "kWh": energy,

@@ -13,10 +13,11 @@ from learncost.autoshard.candidates import (
     MICROBATCHES,
     PLANS,
     WHOLE,
+    ZERO_AXES,
     Candidate,
 )
 from learncost.autoshard.stage_memory import split_of
-from learncost.autoshard.step import ASSUMED, StepUsage, step_of
+from learncost.autoshard.step import ASSUMED, ParallelConfig, StepUsage, step_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.sustained import sustained
@@ -27,7 +28,17 @@ from learncost.reports.memory.types import bytes_of, misfit
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_tokens, prepare
 from learncost.reports.search.space import SearchSpace
-from learncost.reports.sheet import WIDTH, AtLength, Sheet, TableColumn, seconds_of, size_of, sizes_of, table
+from learncost.reports.sheet import (
+    WIDTH,
+    AtLength,
+    Sheet,
+    TableColumn,
+    batch_text,
+    seconds_of,
+    size_of,
+    sizes_of,
+    table,
+)
 
 SHOWN = 8
 """Ways that are shown, if nothing is said."""
@@ -156,7 +167,7 @@ class Search(AtLength):
         """Return the table: a row for each configuration, and below it why it is slower than the best."""
         title = (
             f"{self.model} on {self.devices:,} x {self.cluster.device.name} ({self.cluster.name}), "
-            f"{self.batch_size:,} sequences of {self.seq_len:,} tokens{self.length_note} a step"
+            f"{batch_text(self.batch_size, self.seq_len, length_note=self.length_note)} a step"
         )
         if not self.found:
             assert self.nearest is not None
@@ -173,7 +184,7 @@ class Search(AtLength):
             TableColumn("training", lambda each: _days(each.days), shown=self.tokens is not None),
         )
         answer = (
-            f"{best.step.way} with {best.zero} is the fastest of {self.fit:,} configurations that fit; "
+            f"{with_zero(best.step.way, best.zero, ' with ')} is the fastest of {self.fit:,} configurations that fit; "
             f"{self.too_large:,} need more than {size_of(int(self.memory))} per device."
         )
         notes = self._notes()
@@ -200,7 +211,13 @@ class Search(AtLength):
 
 def _named(found: Found, with_precision: bool) -> str:
     """Return the mesh of a configuration with its ZeRO stage."""
-    return f"{found.step.way} {found.zero}".replace(",", " ") + (f" {found.precision}" if with_precision else "")
+    mesh = with_zero(found.step.way, found.zero).replace(",", " ")
+    return f"{mesh} {found.precision}" if with_precision else mesh
+
+
+def with_zero(way: ParallelConfig, zero: str, between: str = " ") -> str:
+    """Return a mesh with its ZeRO stage, if there are several devices to shard over."""
+    return f"{way}{between}{zero}" if any(way.mesh.get(axis, 1) > 1 for axis in ZERO_AXES) else str(way)
 
 
 def _days(days: float | None) -> str:
@@ -336,7 +353,7 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
         len(looked.fit),
         looked.too_large,
         rates[kinds[0].values].source,
-        None if nearest is None else (nearest.memory, f"{nearest.way} with {nearest.structure.zero}"),
+        None if nearest is None else (nearest.memory, with_zero(nearest.way, nearest.structure.zero, " with ")),
         refused,
         length_note=run.length_note,
     )

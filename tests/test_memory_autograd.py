@@ -176,8 +176,7 @@ def peaks():
 
 
 MODELS = (
-    "gpt2 llama bert mixtral falcon t5 gemma2 qwen3 gpt_neox opt gpt_oss vit whisper deberta-v2 qwen2_moe deepseek_v2 "
-    "mamba mamba2 rwkv"
+    "gpt2 llama bert mixtral falcon t5 gemma2 qwen3 gpt_neox opt gpt_oss vit whisper deberta-v2 qwen2_moe deepseek_v2"
 )
 TRANSFORMERS = [
     (model, dtype, setting)

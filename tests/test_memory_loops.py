@@ -20,16 +20,22 @@ def all_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(allocation_log, "FEW", 10**9)
 
 
-ASKED = [("numpy", "bp"), ("numpy", "recompute"), ("numpy", "pepita"), ("eager", "bp"), ("eager", "recompute")]
+ASKED = [
+    *(("numpy", "", procedure) for procedure in ("bp", "recompute", "pepita")),
+    *(("eager", module, procedure) for module in ("transformers", "plain") for procedure in ("bp", "recompute")),
+    ("eager", "transformers-reentrant", "recompute"),
+]
 
 
-@pytest.mark.parametrize(("engine", "procedure"), ASKED)
+@pytest.mark.parametrize(("engine", "module", "procedure"), ASKED)
 @pytest.mark.parametrize("model", ["mamba-370m", "rwkv-4-169m"])
 def test_few_iterations_take_the_memory_of_all(
-    model: str, engine: str, procedure: str, all_run: Callable[[], None]
+    model: str, engine: str, module: str, procedure: str, all_run: Callable[[], None]
 ) -> None:
+    asking: dict[str, Any] = {**SMALL, "engine": engine, "batch_size": 7, "seq_len": LENGTH, "module": module or None}
+
     def asked() -> lc.Memory:
-        return lc.memory(model, engine=engine, procedure=procedure, batch_size=7, seq_len=LENGTH, **SMALL)
+        return lc.memory(model, procedure=procedure, **asking)
 
     few = asked()
     all_run()

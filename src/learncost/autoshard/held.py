@@ -61,7 +61,7 @@ class StepWeights:
 
     @cached_property
     def held(self) -> tuple[StoredWeight, ...]:
-        """The weights."""
+        """The weights with their static memory and segments."""
         whole = self.step.whole
         where: dict[str, list[int]] = {name: [] for name in whole.weights}
         for line, segment, reads in self.step.reading(whole):

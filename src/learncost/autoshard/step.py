@@ -213,7 +213,7 @@ class StepUsage(Displayed):
 
     @property
     def tokens_per_second(self) -> float:
-        """Of a device."""
+        """The tokens per second of a device."""
         return self.tokens / self.seconds / self.way.devices
 
     @property

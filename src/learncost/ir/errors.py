@@ -1,4 +1,4 @@
-"""Errors and their words: every message is one line that says what is wrong, where, and what would be right.
+"""Errors: every message is one line that says what is wrong, where, and what would be right.
 
 Numbers are written and read as people do, such as 512k and 24GiB; a wrong name is answered with the nearest ones.
 """
@@ -157,7 +157,7 @@ _WRITTEN = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?(?:[eE]\+?([0-9]{1,2}))
 
 
 def whole_number(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
-    """The whole number that a text says, exactly; None where it says none, or one with a fraction."""
+    """Return the exact integer of a text; None for another text or a fraction."""
     if len(text) < 30 and _GROUPED.fullmatch(text):
         text = text.replace(",", "").replace("_", "")
     match = _WRITTEN.fullmatch(text)
@@ -172,7 +172,7 @@ def whole_number(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
 
 
 def counted(value: object, units: Mapping[str, int] = COUNTS) -> int | None:
-    """The whole number that a value is: an int, a float without a fraction (3e11), or a text as `whole` reads it."""
+    """Return a value as an integer: an int, a float without a fraction (3e11), or a text as `whole_number` reads it."""
     if isinstance(value, str):
         return whole_number(value, units)
     if isinstance(value, bool):

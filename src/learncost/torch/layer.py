@@ -21,7 +21,7 @@ _OF_A_RUN = ("B", "M", "N")  # axes that are read off the inputs
 
 
 class LayerModule(TableModule):
-    """A layer: `forward` takes its inputs in the header's order, or by name, and gives its outputs."""
+    """A layer: `forward` takes its inputs in the header's order or by name, and returns its outputs."""
 
     def __init__(self, layer: Layer, sizes: Mapping[str, int], dropout: Mapping[str, float], **tensor: Any) -> None:
         self.layer, table = layer, layer.table
@@ -51,7 +51,7 @@ class LayerModule(TableModule):
             self._weight(name).requires_grad_(False)
 
     def forward(self, *inputs: torch.Tensor, **keywords: torch.Tensor) -> Any:
-        """The outputs: a tensor, or a tuple of several."""
+        """Return the outputs: a tensor, or a tuple of several."""
         values = by_names(self.table.inputs, inputs, keywords, self.layer.name)
         return self._run(self.passes((self.training and self._drops,)), values)
 
@@ -74,7 +74,7 @@ def layer(
     dtype: torch.dtype | None = None,
     **sizes: int,
 ) -> LayerModule:
-    """A layer as a module whose backward pass is the one that is derived from its table.
+    """Return a layer as a module whose backward pass is derived from its table.
 
     layer    the name of a layer (`learncost list layers`), a text in the notation, the path of a file in it, or what
              `learncost.layer` gives

@@ -28,7 +28,7 @@ from learncost.torch.module import TableModule, chance
 
 
 class ModelModule(TableModule):
-    """A model: `forward` gives the loss where there are targets, else the logits; of a bare model its outputs."""
+    """A model: `forward` returns the loss for given targets, else the logits; for a bare model its outputs."""
 
     def __init__(self, configuration: Configuration, dropout: float, **tensor: Any) -> None:
         self.configuration = configuration
@@ -56,7 +56,7 @@ class ModelModule(TableModule):
     def forward(
         self, tokens: torch.Tensor | None = None, targets: torch.Tensor | None = None, **others: torch.Tensor
     ) -> Any:
-        """The loss (nats a target) of these answers; without answers the logits, or the outputs of a bare model.
+        """Return the loss in nats per target; without targets the logits, or the outputs of a bare model.
 
         tokens   numbers [B, M]
         targets  [B, M], what is to be said at each position, negative where nothing is
@@ -75,7 +75,7 @@ class ModelModule(TableModule):
         return self._run(passes, self._inputs(passes.inputs, values, keeps))
 
     def _inputs(self, names: tuple[str, ...], values: Mapping[str, Any], keeps: Mapping[str, Any]) -> dict[str, Any]:
-        """These inputs, as the batch says them."""
+        """Return the inputs of the table from the batch."""
         arrays = {datum.input or datum.name: values[datum.name] for datum in self._data if datum.name in values}
         arrays |= {name: value for name, value in values.items() if name in self.table.inputs}
         for datum in self._data:
@@ -122,7 +122,7 @@ class ModelModule(TableModule):
         return to_logits(table) if self._learns and not loss else table
 
     def table_axes(self, name: str) -> tuple[str, ...]:
-        """The axes of an input, of padding too."""
+        """Return the axes of an input, also of padding."""
         return build(self.configuration, padding=True).table.axes[name]
 
     @property
@@ -130,21 +130,21 @@ class ModelModule(TableModule):
         return self._weight(self.table.weights[0])
 
     def _fixed(self, name: str, lengths: Mapping[str, int], like: torch.Tensor) -> torch.Tensor:
-        """An input that positions alone say, made once for their lengths."""
+        """Return an input that depends on positions alone, cached by lengths."""
         key = (name, tuple(lengths.items()), like.device, like.dtype)
         self._place(*key)
         return self._at[key]
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _place(self, name: str, lengths: tuple[tuple[str, int], ...], device: torch.device, dtype: torch.dtype) -> None:
-        """Make such an input; torch.compile does not look in here."""
+        """Compute an input that depends on positions alone; torch.compile does not trace it."""
         if (name, lengths, device, dtype) in self._at:
             return
         tensor = torch.tensor(made_inputs(self.configuration, dict(lengths))[name], device=device)
         self._at[name, lengths, device, dtype] = tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     def load_hugging_face(self, source: str | Path | Mapping[str, torch.Tensor]) -> ModelModule:
-        """Take the weights of a state dict of transformers, or of a folder that it saved. Raises InputError."""
+        """Load the weights of a transformers state dict, or of a folder that it saved. Raises InputError."""
         if isinstance(source, (str, Path)):
             weights = hugging_face.read(self.model, Path(source))
         else:
@@ -156,7 +156,7 @@ class ModelModule(TableModule):
         return self
 
     def hugging_face(self) -> dict[str, torch.Tensor]:
-        """The weights under the names and in the shapes that transformers has for them. Raises InputError."""
+        """Return the weights with transformers' names and shapes. Raises InputError."""
         arrays = {name: _array(tensor) for name, tensor in self.weights().items()}
         tensors = hugging_face.to_checkpoint(self.model, arrays)
         return {name: torch.tensor(array, dtype=self._like.dtype) for name, array in tensors.items()}
@@ -166,7 +166,7 @@ class ModelModule(TableModule):
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    """As NumPy has it, which has no bfloat16."""
+    """Return a tensor as a NumPy array; bfloat16 becomes float32."""
     tensor = tensor.detach().cpu()
     return (tensor if tensor.dtype == torch.float64 else tensor.float()).numpy()
 
@@ -180,7 +180,7 @@ def model(
     dtype: torch.dtype | None = None,
     **sizes: Any,
 ) -> ModelModule | LayerModule:
-    """A model as a module whose backward pass is the one that is derived from its table.
+    """Return a model as a module whose backward pass is derived from its table.
 
     model    a preset, the path of a config.json or of its folder, encoder, decoder, encoder-decoder with sizes, or a
              layer in the notation or its path, which gives what `learncost.torch.layer` does

@@ -1,4 +1,4 @@
-"""A table as a `torch.nn.Module`: parameters under the table's names, a forward pass, and our backward pass."""
+"""A table as a `torch.nn.Module`: parameters by the table's names, a forward pass, and the derived backward pass."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TableModule(torch.nn.Module):
             raise InputError(f"a torch.nn.Module cannot have a parameter {name!r}: rename the weight") from None
 
     def reset_parameters(self) -> None:
-        """Initial weights as every engine has them, drawn with torch's generator: biases 0, gains 1, matrices normal
+        """Initialize the weights as all engines do, with torch's generator: biases 0, gains 1, matrices normal
         with deviation 0.02, BERT's and GPT-2's initializer_range."""
         kind_of = kinds(self.table)
         with torch.no_grad():
@@ -52,7 +52,7 @@ class TableModule(torch.nn.Module):
                     parameter.fill_(1.0 if kind_of[name] == "gain" else 0.0)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The weights by the table's names."""
+        """Return the weights by the table's names."""
         return {name: self._weight(name) for name in self.table.weights}
 
     def _weight(self, name: str) -> torch.Tensor:
@@ -63,22 +63,22 @@ class TableModule(torch.nn.Module):
         return weight
 
     def chosen(self, key: tuple[bool, ...]) -> Table:
-        """The table of a way to run it, such as with dropout."""
+        """Return the table for a mode, such as with dropout."""
         raise NotImplementedError
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _emit(self, key: tuple[bool, ...]) -> None:
-        """Make the passes of that table; torch.compile does not look in here."""
+        """Compile the passes of a table; torch.compile does not trace it."""
         if key not in self._passes:
             self._passes[key] = DifferentiablePasses(self.chosen(key), self.sizes)
 
     def passes(self, key: tuple[bool, ...]) -> DifferentiablePasses:
-        """The passes of that table."""
+        """Return the passes of a table."""
         self._emit(key)
         return self._passes[key]
 
     def _run(self, passes: DifferentiablePasses, values: dict[str, torch.Tensor]) -> Any:
-        """The outputs, one alone without a tuple; what is drawn is drawn here, with torch's generator."""
+        """Return the outputs, a single one without a tuple; random numbers are drawn with torch's generator."""
         values = values | self.weights()
         masks = [name for name in passes.inputs if name in self._chances]
         if masks:
@@ -96,7 +96,7 @@ class TableModule(torch.nn.Module):
 
 
 def chance(dropout: float, name: str = "dropout") -> float:
-    """A probability of dropout. Raises InputError."""
+    """Return a dropout probability. Raises InputError."""
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
         raise InputError(f"{name} must be a number from 0 to below 1, not {dropout!r}")
     return float(dropout)
@@ -105,7 +105,7 @@ def chance(dropout: float, name: str = "dropout") -> float:
 def by_names(
     names: tuple[str, ...], inputs: tuple[Any, ...], keywords: Mapping[str, Any], whose: str
 ) -> dict[str, Any]:
-    """The inputs by name. Raises InputError where one is missing, unknown, given twice, or no tensor."""
+    """Return the inputs by name. Raises InputError for missing, unknown or repeated ones, and for no tensors."""
     if len(inputs) > len(names):
         raise InputError(f"{whose} takes {len(names)} inputs, not {len(inputs)}: {', '.join(names)}")
     by_name = dict(zip(names, inputs, strict=False))

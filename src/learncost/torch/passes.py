@@ -1,4 +1,4 @@
-"""A table as autograd sees it: its forward pass, and the backward pass that is derived for what requires a gradient."""
+"""A table as an autograd function: its forward pass, and the derived backward pass for trainable inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class DifferentiablePasses:
-    """A table as a function of tensors by name, differentiable by the tables that are derived from it.
+    """A table as a differentiable function of tensors by name, whose backward pass is derived from it.
 
     sizes   of axes that are in no input, and of windows; all others are read from the inputs
 
@@ -48,7 +48,7 @@ class DifferentiablePasses:
         self._begin()
 
     def __call__(self, values: Tensors) -> tuple[torch.Tensor, ...]:
-        """The table's outputs. Raises InputError where the shapes of the inputs do not fit the table."""
+        """Return the table's outputs. Raises InputError for inputs whose shapes do not match the table."""
         lengths = self.lengths(values)
         differentiated = (
             tuple(name for name in self._given if values[name].requires_grad) if torch.is_grad_enabled() else ()
@@ -63,7 +63,7 @@ class DifferentiablePasses:
         return tuple(results[: len(self.outputs)])
 
     def lengths(self, values: Tensors) -> dict[str, int]:
-        """The sizes of all axes, as the inputs that are there have them. Raises InputError."""
+        """Return the sizes of all axes of the given inputs. Raises InputError."""
         lengths = dict(self.sizes)
         for name in [name for name in self.inputs if name in values]:
             axes, shape = self._axes[name], values[name].shape
@@ -81,12 +81,12 @@ class DifferentiablePasses:
         return lengths
 
     def shape(self, name: str, lengths: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of an input."""
+        """Return the shape of an input."""
         return tuple([int(axis) if axis.isdigit() else lengths[axis.rstrip("'")] for axis in self._axes[name]])
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _derive(self, differentiated: tuple[str, ...]) -> None:
-        """Make the autograd function that gives the wanted gradients; torch.compile does not look in here."""
+        """Build the autograd function for the required gradients; torch.compile does not trace it."""
         if differentiated not in self._derived:
             if fixed := [name for name in differentiated if name in self.table.constants]:
                 raise InputError(f"{fixed[0]} is a constant of the table and has no gradient: give {fixed[0]}.detach()")
@@ -94,7 +94,7 @@ class DifferentiablePasses:
 
 
 def _different(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors, of which none is another one: torch.compile takes each of them once."""
+    """Return distinct tensors: torch.compile accepts each of them once."""
     distinct: list[torch.Tensor] = []
     for tensor in tensors:
         distinct.append(tensor.view_as(tensor) if any(tensor is other for other in distinct) else tensor)
@@ -105,7 +105,7 @@ Pass: TypeAlias = Callable[[Tensors, Mapping[str, int]], dict[str, torch.Tensor]
 
 
 def _emitted(table: Table, sizes: Mapping[str, int]) -> tuple[Pass, tuple[str, ...]]:
-    """The program of a table as a function of tensors and sizes by the table's names, and which tensors it reads.
+    """Return the program of a table as a function of tensors and sizes by name, and the names that it reads.
 
     What opens the records of the program is source as well: torch.compile follows source, not trees of names.
     """
@@ -144,7 +144,7 @@ def _taken(tree: Tree, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _reverse(derived: Derived, table: Table, sizes: Mapping[str, int]) -> tuple[Pass, tuple[str, ...]]:
-    """The backward pass and the weight update as a program, which reads what forward keeps."""
+    """Return the backward pass and the weight update as a program, which reads the saved tensors."""
     reverse = derived.reverse
     reads = {name for line in reverse.lines for name in line.reads}
     weights = tuple(name for name in table.weights if name in reads)
@@ -152,7 +152,7 @@ def _reverse(derived: Derived, table: Table, sizes: Mapping[str, int]) -> tuple[
 
 
 def _function(table: Table, differentiated: tuple[str, ...], sizes: Mapping[str, int]) -> type[torch.autograd.Function]:
-    """The function of the given tensors whose results are the table's outputs, then what forward keeps for backward."""
+    """Return the function of the given tensors that returns the table's outputs, then the saved tensors."""
     derived = derive(table, differentiated)
     outputs, arguments = table.outputs, (*table.inputs, *table.weights)
     seeds = tuple(f"d{name}" for name in outputs)
@@ -165,7 +165,7 @@ def _function(table: Table, differentiated: tuple[str, ...], sizes: Mapping[str,
     parts: dict[tuple[str, ...], Pass] = {}
 
     def backward_from(outputs_with_gradient: tuple[str, ...]) -> Pass:
-        """The backward pass from those outputs alone that have a gradient."""
+        """Return the backward pass from the outputs that have a gradient."""
         if outputs_with_gradient not in parts:
             parts[outputs_with_gradient], _ = _reverse(
                 derive(table, differentiated, given=outputs_with_gradient), table, sizes

@@ -46,7 +46,7 @@ def of_memory(kind, given, **more):
 
 def of_fit(kind, given, room):
     model, sizes = KINDS[kind]
-    settings = {"plan": "", **given}
+    settings = {"plan": of_memory(kind, given).plan, **given}
     if settings.get("engine") == "torch" and "plan" not in given:
         settings.pop("plan")
     (row,) = lc.fit(model, room, procedures=settings.pop("procedure", "bp"), **{**sizes, **settings}).rows

@@ -67,9 +67,9 @@ def test_over_a_mesh_too(name):
 
 
 def test_a_lowest_time_does_every_product_at_the_best_rate_at_most():
-    """FLOPs of the products of a step are those of the book matmul."""
+    """FLOPs of the products of a step are those of the book matmul, where no block of attention is left out."""
     for name in ("A100-SXM-80GB", "TPU v5p", "H100-SXM"):
-        timing = lc.cost("gpt3-175b", on=name, batch_size=8, dtype="bf16").timing
+        timing = lc.cost("gpt3-175b", on=name, batch_size=8, dtype="bf16", plan="none").timing
         products = lc.cost("gpt3-175b", batch_size=8, price_book="matmul").total.flops
         peak = lc.device(name).peak_tflops["bf16"] * 1e12
         assert timing.time.low >= products / (measured(lc.device(name).name) * peak) * 0.999

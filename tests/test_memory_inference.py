@@ -51,7 +51,7 @@ def test_a_prompt_ends_with_the_keys_and_values_of_all_its_tokens():
 
 
 def test_fit_of_inference_is_the_larger_of_a_prompt_and_of_its_last_token():
-    (row,) = lc.fit("gpt2", "1GB", procedures="inference", plan="", seq_len=100, dtype="bf16", **SMALL).rows
+    (row,) = lc.fit("gpt2", "1GB", procedures="inference", plan="flash", seq_len=100, dtype="bf16", **SMALL).rows
     assert row.ram == max(memory("prefill", seq_len=100).peak, memory(context=99).peak)
     batch = row.largest
     peaks = [
@@ -63,7 +63,7 @@ def test_fit_of_inference_is_the_larger_of_a_prompt_and_of_its_last_token():
 
 def test_fit_of_inference_over_a_mesh_is_the_memory_of_each_device():
     mesh = {"mesh": "dp=2,tp=2", "placement": "dp,megatron"}
-    asked = {"procedures": "inference", "plan": "", "seq_len": 100, "dtype": "bf16", **mesh, **SMALL}
+    asked = {"procedures": "inference", "plan": "flash", "seq_len": 100, "dtype": "bf16", **mesh, **SMALL}
     (row,) = lc.fit("gpt2", "10MB", **asked).rows
 
     def peak(batch):
@@ -116,7 +116,7 @@ def test_the_first_line_says_what_is_asked_and_whether_it_fits(capsys):
     asked = ["memory", "gpt2", "--procedure", "decode", "--context", "100", "--dtype", "fp16", *FLAGS]
     assert main([*asked, "--batch-size", "99", "--budget", "2MB"]) == 0
     first = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
-    assert first.startswith("gpt2, memory of one step of decode in fp16: 99 sequences, 1 new token after 100 in the")
+    assert first.startswith("gpt2, memory of one step of decode in fp16 under flash: 99 sequences, 1 new token")
     assert "; does not fit: " in first
     assert "Fits in 2.00 MB: up to 20 sequences with 100 tokens in the cache" in first
     assert main([*asked, "--json"]) == 0

@@ -126,7 +126,7 @@ def test_four_bits_beside_fp16_have_masters_of_what_learns_alone():
 
 
 def test_a_dequantized_weight_is_not_kept_for_the_backward_pass():
-    needs = lc.memory("gpt2", precision="nf4", seq_len=16, engine="graph", **LORA, **SMALL)
+    needs = lc.memory("gpt2", precision="nf4", seq_len=16, engine="graph", plan="none", **LORA, **SMALL)
     quantized = {
         name.removesuffix(".codes")
         for name in (live_array.name for live_array in needs.live_at_peak)
@@ -284,5 +284,5 @@ def test_every_command_has_the_usual_precision_of_the_device(on, name):
     assert (fits.dtype, fits.rows[0].ram) == (name, plain.peak)
     timed = lc.cost("gpt2", on=on, **small)
     assert timed.dtype == name
-    assert f"one step of bp in {name}:" in str(timed).partition("\n")[0]
+    assert f"one step of bp in {name}, timed under flash:" in str(timed).partition("\n")[0]
     assert lc.run_cost("gpt2", "1e9", on, seq_len=8, n_layer=1).precision == name

@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Op
-from learncost.ir.loop import Loop, Statement, map_scopes, repeats, walk
+from learncost.ir.loop import Loop, Statement, defined, map_scopes, repeats, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
+from learncost.ir.term import terms_of
 from learncost.layers.names import KernelNames, named_once
 from learncost.ops import entry, is_softmax
 from learncost.passes.inverse import inverted, kept_again
@@ -33,12 +34,12 @@ def flash(table: Table) -> Table:
     If full blocks are recomputed, as in the procedure `recompute`, the kernel is recomputed with them. Dao et al. 2022,
     FlashAttention, algorithms 1 and 4, here with complete rows of a tile's scores.
     """
-    table = named_once(table)
+    given, table = table, named_once(table)
     kept = kept_again(table)
     once = run_once(kept)
     pairs = scores(once)
     if not pairs:
-        return table
+        return given
     if any(line.meta.again and line.meta.phase == "recomputation" for line, _ in walk(table.lines)):
         raise InputError(
             "flash recomputes scores that a checkpoint of the module recomputes already: remove "
@@ -53,6 +54,24 @@ def flash(table: Table) -> Table:
     if once is table:
         return planned
     return inverted(planned) if kept is not table else recomputed(planned, lambda line: True, whole=True)
+
+
+def is_fused(table: Table) -> bool:
+    """Return whether fused kernels compute the attention of a step: its scores gather nothing that is computed for it.
+
+    DeBERTa's disentangled attention gathers products of queries and relative positions, which would be saved for the
+    backward pass beside the scores.
+    """
+    pairs = scores(table)
+    return bool(pairs) and not any(
+        term.indexed and term.name not in pairs and term.name in computed
+        for loop in repeats(table.lines)
+        for computed in [defined(loop.lines)]
+        for line in loop.lines
+        if isinstance(line, Line) and line.meta.phase == "forward" and not pairs.keys().isdisjoint(line.makes)
+        for operand in line.right
+        for term in terms_of(operand)
+    )
 
 
 def scores(table: Table) -> dict[str, tuple[tuple[str, ...], str]]:

@@ -50,6 +50,12 @@ def _found_in(module: str) -> Callable[[Table, tuple[str, ...]], Table]:
 CHOSEN = "auto"
 """The name of the plan that a planner chooses by the memory of the step."""
 
+NONE = "none"
+"""The name of no plan, where one is usual."""
+
+FUSED_ATTENTION = "flash"
+"""The plan of what runs where none is given: PyTorch and the libraries of large trainings have fused attention."""
+
 # Plans are applied in this order, however they are written: first rewrites of single parts, then recomputation and
 # fused updates, and last the fusion of adjacent lines.
 PLANS: Mapping[str, Plan] = {
@@ -131,6 +137,21 @@ def planned(table: Table, text: str, sizes: Mapping[str, int] | None = None) -> 
     return table
 
 
+def applies(table: Table, text: str) -> bool:
+    """Return whether a plan applies to a table and changes it."""
+    try:
+        return planned(table, text).lines != table.lines
+    except InputError:
+        return False
+
+
+def usual_plan(table: Table) -> str:
+    """Return the plan of a step or a pass where none is given: fused attention where it applies, else empty."""
+    from learncost.passes.flash import is_fused  # imported where it is needed: start-up counts
+
+    return FUSED_ATTENTION if applies(table, FUSED_ATTENTION) and is_fused(table) else ""
+
+
 def check_segments(table: Table, sizes: Mapping[str, int]) -> None:
     """Raise `InputError` if blocks do not divide into segments."""
     for loop in table.repeats:
@@ -141,7 +162,7 @@ def check_segments(table: Table, sizes: Mapping[str, int]) -> None:
 def plan_of(text: str) -> tuple[tuple[Plan, tuple[str, ...]], ...]:
     """Return the plans of a list with their arguments, in the order in which they are applied."""
     arguments: dict[str, tuple[str, ...]] = {}
-    for item in filter(None, (item.strip() for item in text.split(","))):
+    for item in filter(None, (item.strip() for item in text.split(",") if text.strip() != NONE)):
         name, equals, argument = (part.strip() for part in item.partition("="))
         if name == CHOSEN:
             raise InputError(

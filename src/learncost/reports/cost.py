@@ -40,7 +40,8 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     on
         The device for predicted time, bounds and energy: here (after learncost calibrate), a file of learncost
         calibrate `out`, or a published device (`learncost list devices`). Under a plan the time is that of this
-        package's kernels, otherwise that of PyTorch's operators one by one. With `mesh`: a cluster (`learncost list
+        package's kernels, otherwise that of PyTorch's operators one by one, with fused attention (`plan` none: without
+        it), which changes no count. With `mesh`: a cluster (`learncost list
         clusters`), a file that describes one, or its device; the time of collectives is included.
 
     Returns
@@ -103,8 +104,10 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         from learncost.reports.mesh_cost import over_mesh  # imported where it is needed: start-up counts
 
         run, several = over_mesh(request)
-        where = (cluster, rates, request.kind()) if cluster and rates else None
-        answer = run.cost_over(procedure, run.book, by, several, where)
+        where, executed = (cluster, rates, request.kind()) if cluster and rates else None, None
+        if where and (plan := run.executed(procedure, run.book).plan) != run.plan:
+            executed = over_mesh(replace(request, plan=plan))[1], plan
+        answer = run.cost_over(procedure, run.book, by, several, where, executed)
     else:
         run = prepare(request)
         if request.context is not None:

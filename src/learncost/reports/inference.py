@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import Price, PricedLine, price
@@ -15,7 +16,7 @@ from learncost.models.configuration import Configuration, adds_paths, configure
 from learncost.models.model import Model, Structure, build, context_beyond, run_sizes
 from learncost.models.sizes import check_size
 from learncost.models.tables import RUN
-from learncost.passes.plan import planned
+from learncost.passes.plan import planned, usual_plan
 from learncost.procedures.decoding import CACHED, CachedValue, axis_of
 from learncost.procedures.inference import Inference, inference, to_logits
 from learncost.procedures.procedure import FORWARD, INFERENCE, PAPER, Procedure
@@ -148,20 +149,26 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
         all_lengths = _with_free_place(sides, new)
         held = {**all_lengths, **tables.lengths(all_lengths, context, 1)}
 
-    def pass_of(model: Model) -> Table:
-        return under_plan(pass_table(model, procedure.name, several=decodes and new > 1), request, configuration.name)
+    def pass_of(model: Model, plan: str = "") -> Table:
+        table = pass_table(model, procedure.name, several=decodes and new > 1)
+        return planned(table, plan) if plan else under_plan(table, request, configuration.name)
 
-    table, over = pass_of(run.model), None
+    table, over, takes = pass_of(run.model), None, None
+    plan = usual_plan(table) if run.plan_asked is None and on and on.operators else ""
     if request.is_sharded:
         over = over_devices(request, run.model, pass_of, axes)
         table, axes = over.placed.table, {**over.sizes, **over.placed.sizes}
         held = {**held, **over.placed.sizes}
-    rows, takes = price(table, {}, run.book).rows, None
+    rows, timed = price(table, {}, run.book).rows, None
     if cluster is not None and over is not None and on is not None:
         from learncost.reports.mesh_time import over_time  # imported when used, for a fast start
 
-        takes = over_time(rows, over, axes, cluster, on, request.kind(), run.book)
-    timed = takes.lines if takes else timing(rows, axes, on, run.dtype, run.book) if on else None
+        executed = (over_devices(request, run.model, partial(pass_of, plan=plan), axes), plan) if plan else None
+        takes = over_time(rows, over, axes, cluster, on, request.kind(), run.book, executed)
+        timed = takes.lines
+    elif on is not None:
+        as_run = price(pass_of(run.model, plan), {}, run.book).rows if plan else rows
+        timed = timing(as_run, axes, on, run.dtype, run.book, counted=rows, plan=plan)
     return Served(run, tables, table, axes, held, context, rows, timed, over, takes)
 
 

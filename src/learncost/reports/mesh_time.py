@@ -9,7 +9,7 @@ from operator import attrgetter
 from learncost.autoshard.account import PASSES
 from learncost.autoshard.step import OVERLAPPED_ROLES, PassTime, exposed
 from learncost.backends.precision import rounds_states
-from learncost.cost_models import Book, PricedLine
+from learncost.cost_models import Book, PricedLine, price
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import Transfer, groups, transfer
 from learncost.ir.loop import round_rings
@@ -31,8 +31,9 @@ ASSUMED_OF_RINGS = "ring steps overlap with the compute of their iteration, and 
 
 
 SEVERAL = (
-    "This is one batch without microbatches, operator by operator without --plan. `learncost run-cost --mesh` "
-    "defaults to microbatches of one sequence (--microbatch) and to --plan flash,fused; with equal settings their "
+    "This is one batch without microbatches, without --plan operator by operator with fused attention. `learncost "
+    "run-cost --mesh` defaults to microbatches of one sequence (--microbatch) and to --plan flash,fused; with equal "
+    "settings their "
     "times differ by less than a part in 100,000 where compared."
 )
 """The note on why the times of two commands differ."""
@@ -109,10 +110,18 @@ def over_time(
     rates: Rates,
     kind: Precision,
     book: Book,
+    executed: tuple[OverMesh, str] | None = None,
 ) -> OverTime:
-    """Return the time of the priced rows of a placed table on a device of a cluster."""
+    """Return the time of the priced rows of a placed table on a device of a cluster.
+
+    executed  the step as it executes, with its plan, where no plan of it is counted
+    """
+    counted, plan = rows, ""
+    if executed:
+        over, plan = executed
+        rows, sizes = price(over.placed.table, {}, book).rows, {**over.sizes, **over.placed.sizes}
     check_timed(over.placed.clauses, over.placed.mesh.sizes)
-    lines = timing(rows, sizes, rates, kind.values, book, _updated(over, kind))
+    lines = timing(rows, sizes, rates, kind.values, book, _updated(over, kind), counted, plan)
     spent = {name: PassTime(shared=cluster.shared) for name in "FBWO"}
     for collective, takes in _transfers(over, cluster):
         mine = spent[PASSES.get(collective.phase, "F")]

@@ -50,7 +50,7 @@ REQUIRED: Any = Parameter.empty
 class Request:
     """All settings of a question about a step or inference, as given; `flags.toml` describes each.
 
-    `sizes` are the sizes and settings of the model, in any spelling.
+    `sizes` are the sizes and settings of the model, in any spelling. The plan none is the empty one.
     """
 
     model: str | Configuration | Layer
@@ -89,11 +89,21 @@ class Request:
     budget: int | str | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.plan is not None:
+            from learncost.passes.plan import NONE  # imported where it is needed: start-up counts
+
+            object.__setattr__(self, "plan", "" if self.plan.strip() == NONE else self.plan.strip())
+
     @property
     def given(self) -> dict[str, Any]:
         """The fields that differ from their defaults, with the sizes of the model, by name; without the model."""
         usual = {each.name: each.default for each in fields(self)}
         named = {name: getattr(self, name) for name in usual if name not in ("model", "sizes")}
+        if self.plan == "":
+            from learncost.passes.plan import NONE  # imported where it is needed: start-up counts
+
+            named["plan"] = NONE
         return {name: value for name, value in named.items() if value != usual[name]} | {**self.sizes}
 
     @property

@@ -120,8 +120,13 @@ class PreparedRun:
     dtype: str
     tokens: int | None
     trained: str = "all"
-    plan: str = ""
+    plan_asked: str | None = None  # None: none was given
     context: int | None = None  # the model's, where its default length is taken and is shorter
+
+    @property
+    def plan(self) -> str:
+        """Return the plan that is counted: the one that was given, else empty."""
+        return self.plan_asked or ""
 
     @property
     def length_note(self) -> str:
@@ -142,6 +147,14 @@ class PreparedRun:
         optimizer = self.optimizer or default_optimizer(book)
         return _under(self.plan, step(Structure(self.model).model, procedure, optimizer, book.jacobian), self.model)
 
+    def executed(self, procedure: str, book: Book) -> PreparedRun:
+        """Return the run as it executes: with fused attention where it applies, if no plan was given."""
+        if self.plan_asked is not None or book.rule == "formula":
+            return self
+        from learncost.passes.plan import usual_plan  # imported where it is needed: start-up counts
+
+        return replace(self, plan_asked=usual_plan(self.table(procedure, book)))
+
     def cost(self, procedure: str, book: Book, by: str = "layer", on: Rates | None = None) -> Cost:
         """Return the ledger of one step of a procedure, with its time on a device."""
         rows, chosen = self.rows(procedure, book), find_procedure(procedure)
@@ -154,15 +167,26 @@ class PreparedRun:
         if on is not None:
             from learncost.reports.timing import timing  # imported where it is needed: start-up counts
 
-            timed = timing(rows, self.axes, on, self.dtype, book)
+            run = self.executed(procedure, book) if on.operators else self
+            given = run.rows(procedure, book), self.axes, on, self.dtype, book
+            timed = timing(*given, counted=rows, plan="" if run is self else run.plan)
         optimizer = self.optimizer or default_optimizer(book)
         answer = ledger(model, chosen, Price(book.name, rows, self.axes, self.dtype), by, timed)
         return replace(answer, trained=trained, optimizer=optimizer, **self._asked)
 
     def cost_over(
-        self, procedure: str, book: Book, by: str, over: OverMesh, on: tuple[Cluster, Rates, Precision] | None = None
+        self,
+        procedure: str,
+        book: Book,
+        by: str,
+        over: OverMesh,
+        on: tuple[Cluster, Rates, Precision] | None = None,
+        executed: tuple[OverMesh, str] | None = None,
     ) -> Cost:
-        """Return the ledger of one device's step of a procedure, with its traffic and time on a cluster."""
+        """Return the ledger of one device's step of a procedure, with its traffic and time on a cluster.
+
+        executed  the step as it executes, with its plan, if none was given
+        """
         if book.rule not in ("executed", "matrix"):
             raise InputError(f"price book {book.name} does not support --mesh: use --price-book run or matmul")
         rows, sizes = price(over.placed.table, {}, book).rows, {**over.sizes, **over.placed.sizes}
@@ -173,7 +197,7 @@ class PreparedRun:
         if on is not None:
             from learncost.reports.mesh_time import over_time  # imported where it is needed: start-up counts
 
-            takes = over_time(rows, over, sizes, *on, book)
+            takes = over_time(rows, over, sizes, *on, book, executed)
         timed = takes.lines if takes else None
         answer = ledger(model, chosen, Price(book.name, rows, sizes, self.dtype), by, timed, over)
         answer = replace(answer, trained=self.trained, optimizer=optimizer, **self._asked)
@@ -224,9 +248,8 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
         built = quantized(built, kind, learns=bool(names))
     built = replace(built, kept=kind.kept, whole=bool(kind.products), integers=kind.is_whole)
     axes = run_sizes(built, *(lengths.get(name) for name in RUN))
-    plan = (request.plan or "").strip()
     context = None if "seq_len" in lengths else context_beyond(configuration)
-    return PreparedRun(built, axes, book, request.optimizer, kind.values, tokens, learning, plan, context)
+    return PreparedRun(built, axes, book, request.optimizer, kind.values, tokens, learning, request.plan, context)
 
 
 def lengths_of(request: Request) -> tuple[dict[str, int], dict[str, Any]]:

@@ -164,6 +164,7 @@ def step_title(cost: Cost, procedure: str = "") -> str:
     name = "standard input" if cost.model == "-" else cost.model
     step = "one step of " if cost.is_training or cost.context is not None else ""
     plan = f" under {cost.plan}" if cost.plan else ""
+    plan += f", timed under {cost.timing.plan}" if cost.timing and cost.timing.plan else ""
     over = f", on {cost.over.devices:,} devices together; counts of one device" if cost.over else ""
     return f"{name}, {procedure or f'{step}{cost.procedure}'} in {cost.dtype}{plan}: {batch_of(cost)}{over}"
 
@@ -273,6 +274,7 @@ def _timing_notes(timing: Timing) -> Iterator[str]:
     how = (
         "operator by operator, like PyTorch's autograd" if rates.operators else "with this package's kernels, in place"
     )
+    how += f", under {timing.plan}: attention is one kernel (--plan none: several)" if timing.plan else ""
     yield f"It runs {how}. Rates: {rates.source}."
     if timing.joules:
         low, usual, high = timing.joules

@@ -8,7 +8,9 @@ from typing import Any
 
 from learncost.cost_models import Book, PricedLine
 from learncost.ir.errors import InputError
-from learncost.ir.serializable import HIDDEN, Key, Serializable, attributes
+from learncost.ir.line import Line
+from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable, attributes
+from learncost.passes.rematerialization import first_name
 from learncost.timing import Rates, Time, time
 
 
@@ -56,6 +58,9 @@ class Timing(Serializable):
     time: Time = field(metadata=Key(form=_times, inline=True).field)
     kernels: Mapping[int, TimedKernel] = field(metadata=HIDDEN)  # by the place of every priced row that runs in one
     shares: Mapping[int, float] = field(metadata=HIDDEN)  # and what share of the kernel's operations is the row's
+    rows: Sequence[PricedLine] = field(metadata=HIDDEN)  # the rows as they run
+    places: Mapping[int, int] = field(metadata=HIDDEN)  # of these, the place of the row that each is shown as
+    plan: str = field(default="", metadata=OPTIONAL)  # of the rows as they run, where counts are of no plan
 
     @property
     def seconds(self) -> float:
@@ -120,21 +125,43 @@ def timing(
     dtype: str,
     book: Book,
     updated: Mapping[str, int] | None = None,
+    counted: Sequence[PricedLine] | None = None,
+    plan: str = "",
 ) -> Timing:
     """Return the time of priced rows on a device. Raises `InputError`, also for a book of operations that do not run.
 
     updated  bytes of a number of what the optimizer reads and writes, by array, where they are not those of `dtype`
+    counted  the rows of the step as it is counted, where it runs under a `plan`: they have the times of their kernels,
+             with what a kernel recomputes
     """
     if book.rule == "formula" or book.jacobian:
         raise InputError(f"time requires --price-book run or matmul, not {book.name}")
     predicted = time(rows, sizes, rates, dtype, updated)
+    shown = _shown(rows, counted) if counted and plan else {row.place: row for row in rows}
     kernels: dict[int, TimedKernel] = {}
     shares: dict[int, float] = {}
     for part in predicted.parts:
-        lines, main = [rows[place] for place in part.rows], rows[part.main]
-        flops = [int(row.flops.at(sizes)) for row in lines]
-        kernel = TimedKernel(main, part.total, str(part.bound), part.visible * sum(flops), part.moved)
-        kernels |= {row.place: kernel for row in lines}
-        for row, row_flops in zip(lines, flops, strict=True):
-            shares[row.place] = row_flops / sum(flops) if any(flops) else float(row is main)
-    return Timing(rates, predicted, kernels, shares)
+        flops = {place: int(rows[place].flops.at(sizes)) for place in part.rows}
+        own = [place for place in part.rows if place in shown]
+        main = part.main if part.main in shown else max(own, key=lambda place: flops[place])
+        kernel = TimedKernel(shown[main], part.total, str(part.bound), part.visible * sum(flops.values()), part.moved)
+        several = sum(flops[place] for place in own)
+        for place in own:
+            kernels[shown[place].place] = kernel
+            shares[shown[place].place] = flops[place] / several if several else float(place == main)
+        shown |= {place: shown[main] for place in part.rows if place not in shown}
+    places = {place: row.place for place, row in shown.items()}
+    return Timing(rates, predicted, kernels, shares, rows, places, plan)
+
+
+def _shown(rows: Sequence[PricedLine], counted: Sequence[PricedLine]) -> dict[int, PricedLine]:
+    """Return the counted row of each row as it runs, by its place; those that only run again have none."""
+
+    def key(row: PricedLine) -> Any:
+        makes = row.source.makes if isinstance(row.source, Line) else ()
+        return row.macro_operation, row.layer, tuple(map(first_name, makes))
+
+    waiting: dict[Any, list[PricedLine]] = {}
+    for row in reversed(counted):
+        waiting.setdefault(key(row), []).append(row)
+    return {row.place: waiting[key(row)].pop() for row in rows if waiting.get(key(row))}

@@ -141,9 +141,8 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
             result["usual"] = {"engine": USUAL}  # a report adds its peak, for which it runs again
         if answer.engine == GRAPH or by_eager:
             run = prepare(replace(request, optimizer=None))
-            result["stretches"] = stretches(
-                MemoryStep(run, request.procedure, request.kind(), request.optimizer or DEFAULT)
-            )
+            memory_step = MemoryStep(run, request.procedure, request.kind(), request.optimizer or DEFAULT)
+            result["stretches"] = stretches(memory_step.under(memory_engines()[GRAPH].plan))
         if by_eager and result["stretches"]:  # a page computes the peak at other sizes by the table's polynomials
             result["other_sizes"] = {"engine": GRAPH, "convention": memory_engines()[GRAPH].convention}
         if answer.curve and (by_eager or not result.get("stretches")):

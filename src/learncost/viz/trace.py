@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from learncost.ir.table import Table
 from learncost.liveness import moments
 from learncost.models.storage import path_of, written
 from learncost.models.tables import letters_of
+from learncost.passes.plan import NONE, usual_plan
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
@@ -181,9 +182,11 @@ def trace(request: Request, output: str | None = None) -> Trace:
     find_procedure(procedure, INFERENCE)
     kind = request.kind()
     rates, type_name, on_device = request.rates(kind), kind.name, memory_on_device(request)
-    request = request.in_precision(type_name)
+    request, fuses = request.in_precision(type_name), rates is not None and rates.operators
     if procedure in INFERENCE:
         each = served(request, rates)
+        if fuses and request.plan is None:
+            each = served(replace(request, plan=usual_plan(each.table)), rates)
         run, table, rows, axes, timed = each.run, each.table, each.rows, each.axes, each.timed
         context = each.context if procedure == "decode" else None
         note = each.length_note(context is not None)
@@ -194,6 +197,7 @@ def trace(request: Request, output: str | None = None) -> Trace:
         run = prepare(request)
         context, note = None, run.length_note
         check_known(run.model.table.lines, "a trace")
+        run = run.executed(procedure, run.book) if fuses else run
         table, rows, axes = run.table(procedure, run.book), run.rows(procedure, run.book), run.axes
         timed = None if rates is None else timing(rows, axes, rates, run.dtype, run.book)
         optimizer = request.optimizer or default_optimizer(run.book)
@@ -203,7 +207,7 @@ def trace(request: Request, output: str | None = None) -> Trace:
     batch = batch_text(*run.model.lengths(axes), context, run.model.sample, letters, note)
     what = f"{run.model.configuration.name}, predicted {procedure} in {type_name}"
     title = f"{what}{f' under {run.plan}' if run.plan else ''}: {batch}{on_device.note if on_device else ''}"
-    drawn = Trace(title, Timeline((process(step),), _facts(step, type_name, rates)), output)
+    drawn = Trace(title, Timeline((process(step),), _facts(step, type_name, run.plan, rates)), output)
     if path is not None:
         drawn.write(path)
     return drawn
@@ -221,7 +225,7 @@ class _InferenceMemory:
         yield from moments(self.table, self.axes, precision_of(self.precision).values, iterations=iterations)
 
 
-def _facts(step: PricedStep, precision: str, rates: Rates | None) -> dict[str, str]:
+def _facts(step: PricedStep, precision: str, plan: str, rates: Rates | None) -> dict[str, str]:
     """Return the facts that a reader of the file needs."""
     facts = {
         "made by": f"learncost {__version__}, learncost trace",
@@ -241,5 +245,6 @@ def _facts(step: PricedStep, precision: str, rates: Rates | None) -> dict[str, s
         facts["seconds"] = f"{step.timing.seconds!r}, {low:.4g} to {high:.4g}"
         facts["kernels"] = "a kernel's lines share its time by their FLOPs"
     if step.memory is not None:
-        facts["memory"] = "predicted as the table says, line by line, as `learncost memory --engine graph` has it"
+        command = f"learncost memory --engine graph --plan {plan or NONE}"
+        facts["memory"] = f"predicted as the table says, line by line, as `{command}` has it"
     return facts

@@ -64,7 +64,7 @@ class Engine:
     convention  what is counted, and what is not
     refuses     why it does not support what is asked of a step, as a verb phrase after its name; empty if it does
     outside     why it has no step of a model, procedure, type or device, whatever else is asked; empty if it has
-    plan        the default plan; `planner` chooses it if this is auto
+    plan        the default plan, where it applies; `planner` chooses it if this is auto
     plans       the plans that are tried by default
     largest     the largest batch within a budget, if there is a closed form
     lengths     whether it is fast enough for many lengths

@@ -181,10 +181,11 @@ class Fit(AtLength, Drawn):
     @property
     def _not_by_autograd(self) -> str:
         """Return the note on what the default engine does not support."""
-        whys: dict[str, dict[str, None]] = {}
+        by_eager, first = {row.procedure for row in self.rows if row.engine != GRAPH}, dict[str, str]()
         for row in self.rows:
-            if row.why and not row.plan:
-                whys.setdefault(row.why, {})[row.procedure] = None
+            if row.why and row.procedure not in by_eager:
+                first.setdefault(row.procedure, row.why)
+        whys = {why: [name for name in first if first[name] == why] for why in first.values()}
         texts = [f" Rows of {' and '.join(names)} use graph, since engine eager {why}." for why, names in whys.items()]
         if any(row.why and row.plan and row.why not in whys for row in self.rows):
             texts.append(" Rows of plans other than fused-update use graph, since engine eager does not support them.")
@@ -335,7 +336,7 @@ def fit(
         f"{', '.join(names)} {'does' if len(names) == 1 else 'do'} not fit. {text}" for text, names in unfit.items()
     ]
     advice += [f"{refusal(refusal_key, names)}." for refusal_key, names in refused.items()]
-    run = question.run(next(name for name in names if name in {row.procedure for row in rows}), "")
+    run = question.run(next(name for name in names if name in {row.procedure for row in rows}))
     length = run.axes["N"] if run.model.two_sided else run.axes["M"]
     if run.model.configuration.layer and not has_sequences(run.model):
         length = 0

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 PLANS = (
-    "",
+    None,
     "fused-update",
     "flash,fused,fused-update",
     "flash,fused,fused-update,recompute=all",
     "flash,fused,epilogue-update,recompute=all",
 )
-"""The plans that are tried for every procedure, from the derived step to the smallest memory."""
+"""The plans that are tried for every procedure, from the default one of the engine to the smallest memory."""
 
-STAGED = ("", "flash,fused", "flash,fused,recompute=all")
+STAGED = (None, "flash,fused", "flash,fused,recompute=all")
 """The same of microbatches and pipeline stages, which sum gradients."""
 
-SERVED = ("", "flash,fused")
+SERVED = (None, "flash,fused")
 """The plans that are tried for inference."""
 
 
@@ -120,10 +120,10 @@ class FitQuestion:
         """Return the same question for another length."""
         return replace(self, request=replace(self.request, seq_len=length))
 
-    def run(self, procedure: str, plan: str, seq_len: int | None = None) -> PreparedRun:
-        """Return a sample, checked and built."""
+    def run(self, procedure: str, seq_len: int | None = None) -> PreparedRun:
+        """Return a sample, checked and built, without a plan."""
         asked = self.request if seq_len is None else replace(self.request, seq_len=seq_len)
-        asked = replace(asked, batch_size=self.least * self.accumulate, optimizer=None, plan=plan).in_precision(
+        asked = replace(asked, batch_size=self.least * self.accumulate, optimizer=None, plan=None).in_precision(
             self.dtype
         )
         return prepare(asked, () if procedure == NAME else (procedure,))
@@ -133,13 +133,13 @@ class FitQuestion:
         different: list[FitPlan] = []
         refused: dict[str, None] = {}
         try:
-            unplanned = self.run(procedure, "")
+            unplanned = self.run(procedure)
         except InputError as error:
             if precision_of(self.dtype).quantized and not self.request.adapts:
                 return [], [str(error)]  # nothing is frozen, but in inference
             raise
         for plan in self.plans(procedure):
-            run = replace(unplanned, plan=plan)
+            run = replace(unplanned, plan_asked=plan)
             try:
                 way = self._serving(run) if procedure == NAME else self._learning(run, procedure)
             except InputError as error:
@@ -149,23 +149,29 @@ class FitQuestion:
                 different.append(way)
         return different, list(refused)
 
-    def plans(self, procedure: str) -> tuple[str, ...]:
+    def plans(self, procedure: str) -> tuple[str | None, ...]:
         if self.request.plan is not None:
-            return (self.request.plan.strip(),)
+            return (self.request.plan,)
         if procedure == NAME:
             return SERVED
         if self.accumulate > 1 or has_stages(self.request):
             return STAGED
         plans = (memory_engines()[self.engine].plans if self.engine else None) or PLANS
-        return plans if self.optimizer in OPTIMIZERS else tuple(plan for plan in plans if "epilogue-update" not in plan)
+        return (
+            plans
+            if self.optimizer in OPTIMIZERS
+            else tuple(plan for plan in plans if "epilogue-update" not in (plan or ""))
+        )
 
     def fits(self, procedure: str) -> bool:
         """Return whether a sample fits under any tried plan; False if the procedure is refused."""
         try:
-            unplanned = self.run(procedure, "")
+            unplanned = self.run(procedure)
         except InputError:
             return False
-        return any(self._fits(replace(unplanned, plan=plan), procedure) for plan in reversed(self.plans(procedure)))
+        return any(
+            self._fits(replace(unplanned, plan_asked=plan), procedure) for plan in reversed(self.plans(procedure))
+        )
 
     def _fits(self, run: PreparedRun, procedure: str) -> bool:
         try:
@@ -174,7 +180,8 @@ class FitQuestion:
             step = self.step(run, procedure)
             if step.least > self.budget or not self.stored(step.flash):
                 return False
-            return self.runner(step).chosen_engine.peak(step, step.sizes()) <= self.budget
+            chosen = self.runner(step)
+            return chosen.chosen_engine.peak(chosen.step, chosen.step.sizes()) <= self.budget
         except InputError:
             return False
 
@@ -189,12 +196,11 @@ class FitQuestion:
         kind, eager = precision_of(self.dtype), self.eager
         step = MemoryStep(run, procedure, kind, self.optimizer, accumulate, in_flash, self.budget, planner, eager=eager)
         step.regions = self.regions
-        return step.over_mesh(self.request, chosen_engine) if self.request.mesh else step
+        return step.under(chosen_engine.plan).over_mesh(self.request, chosen_engine) if self.request.mesh else step
 
     def _learning(self, run: PreparedRun, procedure: str) -> FitPlan:
-        step = self.step(run, procedure)
-        chosen = self.runner(step)
-        chosen_engine = chosen.chosen_engine
+        chosen = self.runner(self.step(run, procedure))
+        step, chosen_engine = chosen.step, chosen.chosen_engine
         needs = chosen_engine.takes(step, step.sizes())
         flash = step.flash if needs.flash is None else needs.flash
         most = max(needs.split, key=lambda part: needs.split[part])
@@ -240,7 +246,7 @@ class FitQuestion:
                 sizes = [(inference_pass.whole, inference_pass.sizes) for inference_pass in served.passes]
                 flash = max(stored(table, sizes_of_pass, self.dtype) for table, sizes_of_pass in sizes)
         batch = self.stored(flash) * batch
-        fitting = Fitting(NAME, run.plan, self.engine or GRAPH, peak, flash, batch, most)
+        fitting = Fitting(NAME, served.plan, self.engine or GRAPH, peak, flash, batch, most)
         over = served.passes[0].over
         return FitPlan(
             fitting, lines, lambda: served.longest(self.budget) if self.engine in ("", GRAPH) else None, over
@@ -253,7 +259,7 @@ class FitQuestion:
         kind, in_flash, sharded = precision_of(self.dtype), self.flash_size is not None, self.request.is_sharded
         given = replace(self.request, procedure=FORWARD).in_precision(kind.name) if sharded else None
         seq_len = seq_len if has_sequences(run.model) else 0
-        return Serving(run.model, kind, seq_len, target_len, in_flash, run.plan, batch=self.least, sharded=given)
+        return Serving(run.model, kind, seq_len, target_len, in_flash, run.plan_asked, batch=self.least, sharded=given)
 
     def changed(self, change: Mapping[str, str], procedure: str) -> FitQuestion | None:
         """Return the question with a change; None if the request fixes it, or it does not apply to the procedure."""
@@ -286,7 +292,7 @@ ADVICE = {
 
 SERVED_ADVICE = ADVICE | {
     "KV cache": "use shorter sequences, or a model with grouped queries",
-    "activations": "use shorter sequences, or --engine graph --plan flash, which stores no attention scores",
+    "activations": "use shorter sequences",
 }
 """The same of inference."""
 

@@ -20,7 +20,7 @@ from learncost.liveness import Live, LiveArray, LiveInterval, levels, live
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.sizes import check_size
 from learncost.models.tables import has_batch, letters_of
-from learncost.passes.plan import planned
+from learncost.passes.plan import planned, usual_plan
 from learncost.passes.quantized import bytes_of_array
 from learncost.procedures.decoding import CACHED, TOKENS, CachedValue, axis_of
 from learncost.procedures.inference import Inference, inference, to_logits
@@ -77,7 +77,7 @@ class Serving:
     A model that cannot decode has its forward pass alone.
     seq_len, target_len  tokens, as `cost` takes them; 0 of a table without sequences
     in_flash             all weights lie in flash, not in RAM
-    plan                 rewritings of both passes
+    plan_asked           rewritings of both passes; None: fused attention where it applies
     procedure            the only pass; empty: both
     new                  tokens of a sequence that a step of decode adds
     batch                sequences
@@ -90,7 +90,7 @@ class Serving:
     seq_len: int
     target_len: int | None = None
     in_flash: bool = False
-    plan: str = ""
+    plan_asked: str | None = None
     procedure: str = ""
     new: int = 1
     batch: int = 1
@@ -107,6 +107,11 @@ class Serving:
         stored = (array for weight in self.model.quantized for array in (weight.codes, *weight.scales))
         arrays = (replace(array, axes=table.axes.get(array.name, array.axes)) for array in stored)
         return self._bytes_of(table, sizes) + sum(bytes_of_array(array, sizes) for array in arrays)
+
+    @property
+    def plan(self) -> str:
+        """Return the plan of both passes."""
+        return _tables(Structure(self.model), self.plan_asked, self.new > 1).plan
 
     @property
     def flash(self) -> int:
@@ -136,7 +141,7 @@ class Serving:
     def passes(self) -> tuple[InferencePass, ...]:
         """The passes: prefill and decode, or one of them."""
         sizes, new = self.sizes, self.new
-        tables = _tables(Structure(self.model), self.plan, new > 1)
+        tables = _tables(Structure(self.model), self.plan_asked, new > 1)
         several: list[InferencePass] = []
         if self.procedure != "decode":
             held = {} if tables.passes is None else tables.passes.lengths(self._next_sizes, sizes["M"], new=1)
@@ -171,7 +176,7 @@ class Serving:
         """Return the tables of a pass, over a mesh those of each device, with the sizes of all axes."""
 
         def of(model: Model) -> tuple[Table, ...]:
-            return tables_of(_tables(Structure(model), self.plan, self.new > 1))
+            return tables_of(_tables(Structure(model), self.plan_asked, self.new > 1))
 
         if self.sharded is None:
             return of(self.model), sizes, None
@@ -224,7 +229,7 @@ class Serving:
     @cached_property
     def cache(self) -> tuple[CachedValue, ...]:
         """The values of the KV cache; none of a model that cannot decode."""
-        passes = _tables(Structure(self.model), self.plan, self.new > 1).passes
+        passes = _tables(Structure(self.model), self.plan_asked, self.new > 1).passes
         return () if passes is None else passes.cache
 
     @property
@@ -307,13 +312,16 @@ class _Tables:
 
 
 @lru_cache(maxsize=8)
-def _tables(structure: Structure, plan: str, several: bool = False) -> _Tables:
-    model = structure.model
+def _tables(structure: Structure, plan_asked: str | None, several: bool = False) -> _Tables:
+    model, passes = structure.model, None
     try:
         passes = inference(model.table, model.configuration.name, several=several)
     except InputError:  # an encoder
-        return _Tables(planned(to_logits(model.table), plan), None, plan)
-    return _Tables(planned(_with_windows(passes.prefill, passes.cache), plan), passes, plan)
+        prompt = to_logits(model.table)
+    else:
+        prompt = _with_windows(passes.prefill, passes.cache)
+    plan = usual_plan(prompt) if plan_asked is None else plan_asked
+    return _Tables(planned(prompt, plan), passes, plan)
 
 
 def _with_windows(table: Table, cache: Iterable[CachedValue]) -> Table:
@@ -381,7 +389,7 @@ def serving_of(request: Request) -> tuple[Served, Serving]:
         kind,
         seq_len if has_sequences(run.model) else 0,
         target_len,
-        plan=run.plan,
+        plan_asked=run.plan_asked,
         procedure=name,
         new=new if decodes else 1,
         batch=axes["B"],
@@ -423,7 +431,7 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
     return Memory(
         model=run.model.configuration.name,
         procedure=name,
-        plan=run.plan,
+        plan=serving.plan,
         optimizer="",
         dtype=kind.name,
         batch_size=batch,

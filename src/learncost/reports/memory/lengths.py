@@ -131,11 +131,11 @@ def at_lengths(question: FitQuestion, procedures: Sequence[str], lengths: tuple[
     for name in procedures:
         rows_by_lines: list[FitAtLengths] = []
         try:
-            unplanned = question.run(name, "", min(lengths))
+            unplanned = question.run(name, min(lengths))
             model = unplanned.model.configuration.name
             trained = unplanned.trained if name != NAME else trained
             for plan in question.plans(name):
-                run = replace(unplanned, plan=plan)
+                run = replace(unplanned, plan_asked=plan)
                 over = over or (question.step(run, name).over if question.request.is_sharded else None)
                 rows_by_lines.append(
                     _served(question, run, lengths, why_not)
@@ -168,8 +168,8 @@ def at_lengths(question: FitQuestion, procedures: Sequence[str], lengths: tuple[
 def _learned(
     question: FitQuestion, run: Any, procedure: str, lengths: tuple[int, ...], why_not: dict[int, str]
 ) -> FitAtLengths:
-    step = question.step(run, procedure)
-    chosen_engine = question.runner(step).chosen_engine
+    chosen = question.runner(question.step(run, procedure))
+    step, chosen_engine = chosen.step, chosen.chosen_engine
     batches: list[int | None] = []
     for length in lengths:
         try:
@@ -184,7 +184,7 @@ def _learned(
         if chosen_engine.name == GRAPH and question.stored(step.flash)
         else None
     )
-    return FitAtLengths(procedure, run.plan, chosen_engine.name, tuple(batches), most)
+    return FitAtLengths(procedure, step.run.plan, chosen_engine.name, tuple(batches), most)
 
 
 def _served(question: FitQuestion, run: Any, lengths: tuple[int, ...], why_not: dict[int, str]) -> FitAtLengths:
@@ -196,4 +196,4 @@ def _served(question: FitQuestion, run: Any, lengths: tuple[int, ...], why_not: 
         except InputError as refusal_of_length:
             why_not.setdefault(length, str(refusal_of_length))
             batches.append(None)
-    return FitAtLengths(NAME, run.plan, GRAPH, tuple(batches), None)
+    return FitAtLengths(NAME, served.plan, GRAPH, tuple(batches), None)

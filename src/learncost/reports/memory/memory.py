@@ -211,8 +211,7 @@ class MemoryQuestion:
         kind = request.kind(trains=True)
         counted_alone = replace(request, price_book="run", optimizer=None, tokens=None).in_precision(kind.name)
         chosen_engine = named_one("engine", engine or USUAL, memory_engines())
-        chosen_plan = chosen_engine.plan if request.plan is None else request.plan
-        run = prepare(replace(counted_alone, procedure=procedure, plan=chosen_plan))
+        run = prepare(replace(counted_alone, procedure=procedure))
         chosen, accumulate, planner = request.optimizer or DEFAULT, request.accumulate, chosen_engine.planner
         if request.is_sharded:
             from learncost.reports.mesh_cost import whole_batch  # only where there is a mesh
@@ -223,7 +222,7 @@ class MemoryQuestion:
         step.regions = self.regions
         if request.mesh is None:
             return step
-        return step.over_mesh(request, chosen_engine)
+        return step.under(chosen_engine.plan).over_mesh(request, chosen_engine)
 
     def least(self, procedure: str, engine: str) -> int:
         """Return the bytes of weights and states, for an engine that lays a program out, which takes long; else 0."""
@@ -410,17 +409,17 @@ def answered(step: MemoryStep, engine: str = "", budget: int | None = None) -> M
 
     Raises `InputError` as `engine_of`.
     """
-    answer = memory_on(step, chosen := engine_of(step, engine))
+    chosen = engine_of(step, engine)
+    answer, step, chosen_engine = memory_on(chosen), chosen.step, chosen.chosen_engine
     if budget is None:
         return answer
-    chosen_engine = chosen.chosen_engine
     fits = {"batch_size": largest(step, chosen_engine, budget), "seq_len": longest(step, chosen_engine, budget)}
     return replace(answer, budget=budget, fits=fits)
 
 
-def memory_on(step: MemoryStep, chosen: ChosenEngine) -> Memory:
+def memory_on(chosen: ChosenEngine) -> Memory:
     """Return the memory of a step as an engine executes it."""
-    chosen_engine = chosen.chosen_engine
+    chosen_engine, step = chosen.chosen_engine, chosen.step
     needs = chosen_engine.takes(step, step.sizes())
     why = f" Engine eager does not support this step (it {chosen.why}); using graph." if chosen.why else ""
     return Memory(

@@ -73,7 +73,8 @@ def memory_on_device(request: Request) -> DeviceMemory | None:
         if (least := question.least(request.procedure, question.engine)) > available:
             return DeviceMemory(available, least, question.engine, is_bound=True)  # no program is laid out for it
         step = question.step(request.procedure, question.engine)
-        chosen = engine_of(step, question.engine, is_tried=True).chosen_engine
+        engine = engine_of(step, question.engine, is_tried=True)
+        chosen, step = engine.chosen_engine, engine.step
         if least:
             needs = chosen.takes(step, step.sizes())
             return DeviceMemory(available, needs.bytes, chosen.name, unfit=needs.unfit)

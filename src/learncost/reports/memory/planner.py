@@ -17,7 +17,7 @@ from learncost.ir.table import Table
 from learncost.layers.active import NORM, is_norm
 from learncost.liveness import Live, live
 from learncost.models.purposes import activates, attentions, layers_that
-from learncost.passes.plan import planned
+from learncost.passes.plan import applies, planned
 from learncost.passes.recompute import SEGMENTS
 from learncost.program.calls import IN_KERNELS
 
@@ -50,16 +50,16 @@ def chosen(
             free. Where nothing meets it, the plan that takes least.
     """
     plan: list[str] = []
-    if _does(table, "flash") and _share(table, plan, ["flash"], sizes, dtype, widths) <= 1 + SAME:
+    if applies(table, "flash") and _share(table, plan, ["flash"], sizes, dtype, widths) <= 1 + SAME:
         plan.append("flash")  # not where more is kept to make scores again than scores are, as in DeBERTa
-    if _does(table, "fused"):
+    if applies(table, "fused"):
         plan.append("fused")  # fewer bytes are moved, for no operation more
-    if _does(table, "fused-update"):
+    if applies(table, "fused-update"):
         plan.append("fused-update")  # the same operations; refused where clipping or sums over microbatches wait
     several = sizes["B"] > 1 and sizes["M"] >= ROWS
     if (
         several
-        and _does(table, "chunked-loss")
+        and applies(table, "chunked-loss")
         and _share(table, plan, ["chunked-loss"], sizes, dtype, widths) < 1 - SAME
     ):
         plan.append(
@@ -168,14 +168,6 @@ def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:
     several = [k for k in range(2, isqrt(blocks) + 1) if blocks % k == 0]
     within = ["", *(choice.replace("recompute=", "+") for choice in nearly_free(table)), "+all"]
     return tuple(f"recompute={SEGMENTS}{k}{more}" for more in within for k in several)
-
-
-def _does(table: Table, name: str) -> bool:
-    """Return whether a plan applies to a table and changes it."""
-    try:
-        return planned(table, name).lines != table.lines
-    except InputError:
-        return False
 
 
 def _share(

@@ -19,14 +19,15 @@ PLANS = 16
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """The engine of a step; `why` the default one is not used, if none was requested."""
+    """The engine of a step, and the step as it runs it; `why` the default one does not, if none was named."""
 
     chosen_engine: Engine
+    step: MemoryStep
     why: str = ""
 
 
 def engine_of(step: MemoryStep, engine: str = "", is_tried: bool = False) -> ChosenEngine:
-    """Return the engine of a step: the named one, or the default.
+    """Return the engine of a step, with the step under its default plan: the one that is named, or the default.
 
     The default is eager, PyTorch's autograd, and graph where that has no step of the model, procedure, type or device;
     plans, optimizers, accumulation and clipping do not change it. Raises `InputError` for an unknown engine, and if the
@@ -40,9 +41,9 @@ def engine_of(step: MemoryStep, engine: str = "", is_tried: bool = False) -> Cho
     if not engine and (why := _outside(step, chosen)):
         chosen = engines[GRAPH]
     if not (refused := _refused(step, chosen)):
-        return ChosenEngine(chosen, why)
+        return ChosenEngine(chosen, step.under(chosen.plan), why)
     if is_tried and not engine and not _refused(step, engines[GRAPH]):
-        return ChosenEngine(engines[GRAPH], refused)
+        return ChosenEngine(engines[GRAPH], step.under(engines[GRAPH].plan), refused)
     others = (name for name, each in engines.items() if not each.outside(step) and not _refused(step, each))
     able = "" if "--engine" in refused else next(others, "")
     named = f"--engine {engine}" if engine else f"engine {chosen.name}"

@@ -19,7 +19,7 @@ from learncost.liveness import Live, Liveness, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.passes.plan import CHOSEN, planned
+from learncost.passes.plan import CHOSEN, planned, usual_plan
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
 from learncost.procedures.optimizer import state_of, without_gradients
 from learncost.procedures.procedure import PAPER
@@ -204,6 +204,17 @@ class MemoryStep:
         changed = MemoryStep(replace(run, axes=axes), *others)
         changed.regions = self.regions
         return changed.over_mesh(*self.mesh) if self.mesh else changed
+
+    def under(self, plan: str | None) -> MemoryStep:
+        """Return the step under the default plan of an engine, where it applies and none was given."""
+        run, *others = self._given
+        if self.run.plan_asked is not None or plan is None:
+            return self
+        if plan != CHOSEN:
+            plan = usual_plan(_step(Structure(self.model), self.procedure, self.mode or PAPER))
+        changed = MemoryStep(replace(run, plan_asked=plan), *others)
+        changed.regions = self.regions
+        return changed
 
     def of(self, model: Model, axes: Mapping[str, int]) -> MemoryStep:
         """Return the step of a rewritten model and its sizes; `at` other sizes it is that of the original model."""

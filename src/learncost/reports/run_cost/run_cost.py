@@ -95,8 +95,8 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     microbatch
         Sequences in a microbatch, per data-parallel rank. The default is 1.
     plan
-        Memory optimizations, such as flash,fused,recompute=block (`learncost list plans`). The default is none on one
-        device, and flash,fused over a mesh.
+        Memory optimizations, such as flash,fused,recompute=block (`learncost list plans`). The default is flash on
+        one device, for the time alone, and flash,fused over a mesh.
     price_book
         The price book, which defines what counts as an operation: matmul, the convention of utilization, or another
         (`learncost list price-books`).

@@ -124,6 +124,7 @@ def roofline(answer: Cost) -> Roofline:
     return made_of(
         Roofline,
         answer,
+        plan=answer.plan or timing.plan,
         device=rates.name,
         source=rates.source,
         seconds=timing.time.total,

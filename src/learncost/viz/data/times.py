@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from learncost.cost_models import PricedLine
@@ -22,8 +22,9 @@ def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
     """
     assert step.timing is not None
     assert step.priced is not None
-    rates, rows = step.timing.rates, step.priced.rows
-    places = {row: place for place, line in enumerate(lines) for row in line.rows}
+    rates, rows = step.timing.rates, step.timing.rows
+    shown = {row: place for place, line in enumerate(lines) for row in line.rows}
+    places = {place: shown[row] for place, row in step.timing.places.items()}
     monomials = Monomials()
     works = [
         _work(work, rows, places, monomials) for work in works_axes(rows, step.priced.dtype, rates.operators, rates.ops)
@@ -39,7 +40,7 @@ def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
     }
 
 
-def _work(work: WorkAxes, rows: tuple[PricedLine, ...], places: dict[int, int], monomials: Monomials) -> dict[str, Any]:
+def _work(work: WorkAxes, rows: Sequence[PricedLine], places: dict[int, int], monomials: Monomials) -> dict[str, Any]:
     def axes(of: Iterable[str]) -> int:
         return monomials.places.setdefault(tuple(sorted(of)), len(monomials.places))
 

@@ -3,6 +3,7 @@
 import json
 import random
 import shlex
+from dataclasses import replace
 
 from learncost.cli.command import main
 from learncost.procedures.procedure import INFERENCE
@@ -30,6 +31,21 @@ CHOICES = {
 }
 """What each field of a request may be, the usual values more often."""
 
+OF_MEMORY = {
+    "engine": ("", "", "eager", "graph", "numpy"),
+    "accumulate": (1, 1, 2),
+    "clip": (None, None, 1.0),
+}
+"""What the memory of a step may be asked with, too."""
+
+OVER = {
+    None: (None, None, None, "ddp"),
+    "dp=2": ("ddp", "fsdp", "zero-1", None),
+    "dp=2,tp=2": ("zero-1,megatron", "fsdp,megatron-sp"),
+    "pp=2": ("ddp", "pp,zero-1", "pp"),
+}
+"""Meshes, each with placements."""
+
 OF_TRAINING = {"optimizer": None, "lora": None, "dropout": 0.0, "plan": None}
 """Fields that inference refuses, and their defaults."""
 
@@ -43,6 +59,20 @@ def draw(chance: random.Random, **fixed) -> Request:
     if fields["procedure"] in INFERENCE and chance.random() < 0.8:
         fields |= OF_TRAINING
     return Request(model, sizes=MODELS[model], **fields)
+
+
+def draw_memory(chance: random.Random, request: Request) -> Request:
+    """The same request about memory, over devices, by an engine and in microbatches, which may not go together."""
+    fields = {name: chance.choice(values) for name, values in OF_MEMORY.items()}
+    fields["mesh"] = chance.choice([None, *OVER])
+    fields["placement"] = chance.choice(OVER[fields["mesh"]])
+    if chance.random() < 0.8:  # what most often goes together
+        fields["batch_size"] = 8
+        if fields["engine"] == "numpy" or fields["mesh"] or request.procedure in INFERENCE:
+            fields["clip"] = None
+        if request.procedure in INFERENCE:
+            fields |= {"accumulate": 1, "engine": ""}
+    return replace(request, **fields)
 
 
 def typed(capsys, command: str):

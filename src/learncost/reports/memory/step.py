@@ -411,7 +411,7 @@ def _counting(count: str) -> str:
 def _parts(accumulate: Any, batch: int) -> int:
     number = counted(accumulate) or 0
     if number < 1 or batch % number:
-        raise InputError(f"accumulate must be a divisor of the batch size {batch}, not {shown(accumulate)}")
+        raise InputError(f"accumulate must be a divisor of the batch size {batch}, not {number or shown(accumulate)}")
     return number
 
 

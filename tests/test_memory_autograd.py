@@ -262,3 +262,17 @@ def test_a_read_in_another_shape_is_a_view() -> None:
     answer = lc.memory("deepseek-v3", num_hidden_layers=5, engine="eager", seq_len=8)
     assert not [array.name for array in answer.arrays if array.name.endswith(".grouped")]
     assert [array.name for array in answer.arrays if array.name.endswith(".C.all")]
+
+
+def test_a_module_without_inputs_whose_weight_is_read_in_slices() -> None:
+    class Rolled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rolled = torch.nn.Parameter(torch.randn(4, 6))
+
+        def forward(self) -> torch.Tensor:
+            return self.rolled.roll(1, 1).sum()
+
+    answer = lc.memory(lc.from_module(Rolled(), []), engine="eager", module="plain")
+    size = 4 * 6 * 4
+    assert [answer.split[part] for part in ("weights", "gradients", "optimizer state")] == [size, size, 2 * size]

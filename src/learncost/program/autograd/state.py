@@ -167,7 +167,7 @@ class StepState:
 
     def embeds(self, weight: str, embedded: TapeTensor) -> None:
         """Keep an embedding until the model returns; under checkpoints that of the tokens requires a gradient."""
-        if self.table.values[self.table.inputs[0]].role == "index":
+        if self.table.inputs and self.table.values[self.table.inputs[0]].role == "index":
             self.tokens = self.tokens or weight
         if self.asked.module.holds == "embeddings":
             self.embedded.append(embedded)

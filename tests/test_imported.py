@@ -104,7 +104,7 @@ def test_a_letter_from_which_a_size_follows_alone_is_a_size_of_the_model():
     module, inputs, symbols = CASES["self_loops"]()
     model = lc.from_module(module, inputs, symbols)
     assert lc.cost(model, N=6, E=9).total.flops == lc.cost(lc.from_module(module, inputs)).total.flops
-    with pytest.raises(lc.InputError, match="leaves E open: give --E N"):
+    with pytest.raises(lc.InputError, match="leaves E open: give E=N"):
         lc.cost(model, N=6)
 
 

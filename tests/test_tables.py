@@ -136,9 +136,9 @@ def test_two_joins_along_one_axis_are_tried_at_sizes_that_agree():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({}, "leaves B, M open: give --B N --M N"),
-        ({"M": 3}, "leaves B open: give --B N"),
-        ({"batch_size": 3}, "leaves M open: give --M N"),
+        ({}, "leaves B, M open: give B=N M=N"),
+        ({"M": 3}, "leaves B open: give B=N"),
+        ({"batch_size": 3}, "leaves M open: give M=N"),
         ({"B": 1, "M": 3, "q": 4}, "mlp has no size 'q'; its sizes are B, M, d, f"),
         ({"B": 1, "M": 3, "seq_len": 4}, "has one length: give seq_len or target_len, not 4 and 3"),
         ({"B": 0, "M": 3}, "must be a whole number from 1"),

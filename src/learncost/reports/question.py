@@ -332,7 +332,7 @@ def flags_typed(arguments: Mapping[str, Any]) -> list[str]:
 
 _COMMAND_LINE = r"\blearncost (?:list )?[a-z][a-z-]*(?: --[a-z][a-z0-9-]*(?: (?!--)[^\s,;:()]+)?)*"
 _QUOTED = re.compile(rf"`[^`]*`|(?<!\w)'[^']*'(?!\w)|torchrun .*|{_COMMAND_LINE}")
-_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)(?:[ =]([^\s;:()]*[^\s;:(),.])(?=(\W?))?)?")
+_FLAG = re.compile(r"(?<![\w-])--([A-Za-z][a-z0-9-]*)(?:[ =]([^\s;:()]*[^\s;:(),.])(?=(\W?))?)?")
 _SUBJECT = re.compile(
     r"([a-zA-Z][a-zA-Z0-9_-]*)(?:(?: [0-9,]+)? (?:must|cannot|requires|contradicts|=|is|are|has) |: )"
 )

@@ -48,6 +48,8 @@ class PlacedStep(AtLength):
         Sequences of all devices together.
     seq_len
         Tokens of a sequence, of all devices together.
+    target_len
+        Tokens of a decoder's sequence, of all devices together; None without a separate decoder length.
     over
         The devices, what is cut over them, and `collectives`, a record for each line that sends; of the first stage
         where there are several.

@@ -115,7 +115,7 @@ def test_a_file_with_nothing_but_its_type(family):
 
 
 def test_experts_per_token_have_no_default_in_deepseek_v2():
-    with pytest.raises(lc.InputError, match="needs num_experts_per_tok: give num_experts_per_tok=N"):
+    with pytest.raises(lc.InputError, match="needs num_experts_per_tok: give --num-experts-per-tok N"):
         read({"model_type": "deepseek_v2"})
 
 

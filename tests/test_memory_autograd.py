@@ -110,7 +110,7 @@ def test_what_is_asked_on_the_command_line(capsys):
     again = capsys.readouterr().out
     assert "by eager (transformers)" in out
     assert "Peak allocated memory of" in out
-    fitting = [int(text.split("fit ")[1].split(" ")[0].replace(",", "")) for text in (out, again)]
+    fitting = [int(text.split("up to ")[1].split(" ")[0].replace(",", "")) for text in (out, again)]
     assert fitting[0] < fitting[1]  # sequences that fit
     for batch, fits in ((fitting[0], True), (fitting[0] + 1, False)):
         peak = lc.memory("gpt2", "bp", batch, 128, optimizer="adamw", engine="eager").peak

@@ -357,7 +357,7 @@ RULES = (executed, matrix_maccs, elements, terms_of)
 EQUIVALENT_RULES = {
     "executed, line 11: any": "in the normal form a product with a number has two factors and sums nothing",
     **dict.fromkeys(
-        ("matrix_maccs, line 11: 2", "matrix_maccs, line 11: len(terms) == 2"),
+        ("matrix_maccs, line 12: 2", "matrix_maccs, line 12: len(terms) == 2"),
         "lines that name an operator are held to FlopCounterMode: tests/test_products_without_rows.py",
     ),
     **dict.fromkeys(

@@ -357,7 +357,7 @@ def test_a_layer_without_its_answers_is_refused():
 
 def test_a_setting_says_what_the_error_is_added_to():
     layer, sizes = lc.layer(NETWORK), {"B": 4, "d": 6, "f": 5, "g": 7, "c": 3}
-    with pytest.raises(lc.InputError, match=r"--projected adds it to other inputs or embeddings: .*X"):
+    with pytest.raises(lc.InputError, match=r"projected adds it to other inputs or embeddings: .*X"):
         lc.cost(layer, "pepita", **sizes)
     step = lc.cost(layer, "pepita", projected="X", **sizes)
     assert step.macro_operations["forward"][1].flops > 2 * lc.cost(layer, **sizes).macro_operations["forward"][1].flops

@@ -110,7 +110,7 @@ def test_segments_that_do_not_come_out_even_are_refused(capsys):
     ):
         assert main([*command.split(), "--plan", "recompute=block/5"]) == 2
         error = capsys.readouterr().err
-        assert "n_layer is 12, which is not divisible into segments of 5" in error
+        assert "--n-layer is 12, which is not divisible into segments of 5" in error
         assert error.count("\n") == 1
 
 

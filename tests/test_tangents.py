@@ -200,7 +200,7 @@ def test_a_layers_lines_are_explained():
         (
             "skip",
             "attention",
-            "skip does not change the lines of a layer: use explain MODEL attention --procedure skip",
+            "skip does not change the lines of a layer: use `learncost explain MODEL attention --procedure skip`",
         ),
         ("forward-gradient", "residual", "forward-gradient changes weights, and residual has none"),
     ):

@@ -164,11 +164,11 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
         from learncost.reports.mesh_time import over_time  # imported when used, for a fast start
 
         executed = (over_devices(request, run.model, partial(pass_of, plan=plan), axes), plan) if plan else None
-        takes = over_time(rows, over, axes, cluster, on, request.kind(), run.book, executed)
+        takes = over_time(rows, over, cluster, on, request.kind(), run.book, executed)
         timed = takes.lines
     elif on is not None:
         as_run = price(pass_of(run.model, plan), {}, run.book).rows if plan else rows
-        timed = timing(as_run, axes, on, run.dtype, run.book, counted=rows, plan=plan)
+        timed = timing(as_run, axes, on, run.dtype, run.book, counted=(rows, plan) if plan else None)
     return Served(run, tables, table, axes, held, context, rows, timed, over, takes)
 
 

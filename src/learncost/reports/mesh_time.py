@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -105,7 +105,6 @@ class OverTime(Serializable):
 def over_time(
     rows: Sequence[PricedLine],
     over: OverMesh,
-    sizes: Mapping[str, int],
     cluster: Cluster,
     rates: Rates,
     kind: Precision,
@@ -116,12 +115,13 @@ def over_time(
 
     executed  the step as it executes, with its plan, where no plan of it is counted
     """
-    counted, plan = rows, ""
+    counted = None
     if executed:
-        over, plan = executed
-        rows, sizes = price(over.placed.table, {}, book).rows, {**over.sizes, **over.placed.sizes}
+        over, counted = executed[0], (rows, executed[1])
+        rows = price(over.placed.table, {}, book).rows
+    sizes = {**over.sizes, **over.placed.sizes}
     check_timed(over.placed.clauses, over.placed.mesh.sizes)
-    lines = timing(rows, sizes, rates, kind.values, book, _updated(over, kind), counted, plan)
+    lines = timing(rows, sizes, rates, kind.values, book, _updated(over, kind), counted)
     spent = {name: PassTime(shared=cluster.shared) for name in "FBWO"}
     for collective, takes in _transfers(over, cluster):
         mine = spent[PASSES.get(collective.phase, "F")]

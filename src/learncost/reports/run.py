@@ -169,7 +169,7 @@ class PreparedRun:
 
             run = self.executed(procedure, book) if on.operators else self
             given = run.rows(procedure, book), self.axes, on, self.dtype, book
-            timed = timing(*given, counted=rows, plan="" if run is self else run.plan)
+            timed = timing(*given, counted=(rows, run.plan) if run is not self and run.plan else None)
         optimizer = self.optimizer or default_optimizer(book)
         answer = ledger(model, chosen, Price(book.name, rows, self.axes, self.dtype), by, timed)
         return replace(answer, trained=trained, optimizer=optimizer, **self._asked)
@@ -197,7 +197,7 @@ class PreparedRun:
         if on is not None:
             from learncost.reports.mesh_time import over_time  # imported where it is needed: start-up counts
 
-            takes = over_time(rows, over, sizes, *on, book, executed)
+            takes = over_time(rows, over, *on, book, executed)
         timed = takes.lines if takes else None
         answer = ledger(model, chosen, Price(book.name, rows, sizes, self.dtype), by, timed, over)
         answer = replace(answer, trained=self.trained, optimizer=optimizer, **self._asked)

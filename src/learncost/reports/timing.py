@@ -125,19 +125,18 @@ def timing(
     dtype: str,
     book: Book,
     updated: Mapping[str, int] | None = None,
-    counted: Sequence[PricedLine] | None = None,
-    plan: str = "",
+    counted: tuple[Sequence[PricedLine], str] | None = None,
 ) -> Timing:
     """Return the time of priced rows on a device. Raises `InputError`, also for a book of operations that do not run.
 
     updated  bytes of a number of what the optimizer reads and writes, by array, where they are not those of `dtype`
-    counted  the rows of the step as it is counted, where it runs under a `plan`: they have the times of their kernels,
-             with what a kernel recomputes
+    counted  the rows of the step as counted, and the plan under which it runs instead: the rows have the times of their
+             kernels, with recomputation inside these
     """
     if book.rule == "formula" or book.jacobian:
         raise InputError(f"time requires --price-book run or matmul, not {book.name}")
     predicted = time(rows, sizes, rates, dtype, updated)
-    shown = _shown(rows, counted) if counted and plan else {row.place: row for row in rows}
+    shown = _shown(rows, counted[0]) if counted else {row.place: row for row in rows}
     kernels: dict[int, TimedKernel] = {}
     shares: dict[int, float] = {}
     for part in predicted.parts:
@@ -151,7 +150,7 @@ def timing(
             shares[shown[place].place] = flops[place] / several if several else float(place == main)
         shown |= {place: shown[main] for place in part.rows if place not in shown}
     places = {place: row.place for place, row in shown.items()}
-    return Timing(rates, predicted, kernels, shares, rows, places, plan)
+    return Timing(rates, predicted, kernels, shares, rows, places, counted[1] if counted else "")
 
 
 def _shown(rows: Sequence[PricedLine], counted: Sequence[PricedLine]) -> dict[int, PricedLine]:

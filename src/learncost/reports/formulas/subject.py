@@ -99,7 +99,8 @@ def subject(
 
 
 def _of_models(name: str, layer_name: str) -> InputError:
-    return InputError(f"{name} does not change the lines of a layer: use explain MODEL {layer_name} --procedure {name}")
+    command = f"`learncost explain MODEL {layer_name} --procedure {name}`"
+    return InputError(f"{name} does not change the lines of a layer: use {command}")
 
 
 def layers() -> tuple[str, ...]:

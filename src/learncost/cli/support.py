@@ -183,7 +183,7 @@ def reason(family: str, field: str) -> str:
     try:
         fields()[field](family)
     except InputError as error:
-        return str(error)
+        return error.written
     except WrongError as error:
         return f"wrong: {error}"
     return ""

@@ -56,7 +56,7 @@ def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
     if not stored:
         raise InputError(
             f"the precision {precision.name} stores frozen matrices{'' if every else ' of blocks'} as "
-            f"{kind.name}, but {model.configuration.name} has none: freeze some, for example with lora all-linear"
+            f"{kind.name}, but {model.configuration.name} has none: freeze some, for example with --lora all-linear"
         )
     block_counts = {axis: size for weight in stored for axis, size in weight.sizes(model.sizes).items()}
     codes = {weight.weight: weight.codes.name for weight in stored}

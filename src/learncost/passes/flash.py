@@ -96,8 +96,11 @@ def scores(table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
 
 
 def _queries(softmax: Op, keys: str, table: Table) -> str | None:
-    """Return the axis of queries in the scores: the only other axis that is no feature axis; None for other
-    softmaxes."""
+    """Return the axis of queries in the scores: the other axis of the same size, or the only other axis that is no
+    feature axis; None for other softmaxes."""
+    own = [axis for axis in softmax.left[0].declared if axis != keys and base(axis) == base(keys)]
+    if len(own) == 1:
+        return own[0]  # of self-attention, also where a weight has positions, as in ViT
     sizes = features(table) | _chosen(table)
     rows = [axis for axis in softmax.left[0].declared if base(axis) not in sizes and axis != "B"]
     if keys not in rows or len(rows) != 2:

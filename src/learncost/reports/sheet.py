@@ -41,6 +41,12 @@ SPELLED = {"text": "table", "markdown": "md"}
 _ENDLESS = 10**6
 
 
+class _CellWrapper(textwrap.TextWrapper):
+    """Wraps the text of a cell between words, and after the commas of lists such as plans."""
+
+    wordsep_simple_re = re.compile(r"([\t\n\x0b\x0c\r ]+|(?<=[a-z],)(?=[a-z]))")
+
+
 class Readable(Framed):
     """A result whose repr is its text; its dataclass must have `repr=False`."""
 
@@ -303,7 +309,10 @@ class Sheet:
             indent = "  " * row.depth if place == 0 else ""
             if place in self.left and len(indent + text) > widths[place]:
                 hanging = indent + ("  " if place == 0 else "")
-                cells.append(textwrap.wrap(text, widths[place], initial_indent=indent, subsequent_indent=hanging))
+                wrapper = _CellWrapper(
+                    widths[place], initial_indent=indent, subsequent_indent=hanging, break_on_hyphens=False
+                )
+                cells.append(wrapper.wrap(text))
             else:
                 cells.append([indent + text])
         for iteration in range(max(map(len, cells), default=0)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias
@@ -218,12 +218,11 @@ def _by_line(
     """
     left, shapes_of = Counter(ran), dict[str, Counter[Shape]]()
     names = [line.name for line in call.lines]
+    makes = {line.name: line.left[0].loops for line in call.lines}
     if call.function and is_ended(call.lines[0]):
         return {call.lines[0].name: left}
     for line in call.lines:
-        shapes_asked = (
-            _asked(line, sizes, lines.skips(numbers[line.name]), set(names)) if call.function else Counter(ran)
-        )
+        shapes_asked = _asked(line, sizes, lines.skips(numbers[line.name]), makes) if call.function else Counter(ran)
         shapes_of[line.name] = shapes_asked & left
         left -= shapes_of[line.name]
     if left:
@@ -232,19 +231,22 @@ def _by_line(
     return shapes_of
 
 
-def _asked(line: Line, sizes: Mapping[str, int], skips: bool, makes: set[str]) -> Counter[Shape]:
-    """Return the library products of a kernel's line: over two axes each, one for every point of the others."""
+def _asked(line: Line, sizes: Mapping[str, int], skips: bool, makes: Mapping[str, Sequence[str]]) -> Counter[Shape]:
+    """Return the library products of a kernel's line: over two axes each, one for every point of the others.
+
+    makes  the axes of the results of the kernel's lines
+    """
     kernel = line.meta.kernel
     if not isinstance(line, Product) or len(factors(line)) != 2:
         return Counter()
     factor, other = (set(term.loops) for term in factors(line))
     left, iterations = set(line.left[0].loops), kernel.axes if kernel else ()
     axis, places_ = kernel.blocks if kernel and kernel.blocks else ("", 0)
-    # A line may have its own names for the axes of positions; its condition's upper one is that of the queries.
+    # A line may have its own names for the axes of positions, as where it reads scores with these exchanged.
+    pairs = {name for name, axes in makes.items() if axis in axes and [*map(base, axes)].count(base(axis)) == 2}
+    terms = (term for term in (*line.left, *factors(line)) if term.name in pairs)
+    queries = next((term.loops[makes[term.name].index(axis)] for term in terms), axis)
     condition = next((c for c in line.where if c.ordered and base(c.lower) == base(c.upper)), None)
-    # Inputs of the kernel keep the kernel's axis.
-    pairs = (term.name for term in (*line.left, *factors(line)) if condition and condition.axes <= set(term.loops))
-    queries = condition.upper if condition and axis and not makes.isdisjoint(pairs) else axis
     sides_kept = []
     for side in (factor & left - other, other & left - factor, factor & other - left):
         axes_of_side = [axis for axis in line.loops if axis in side and axis not in iterations]

@@ -292,6 +292,8 @@ def fit(
         raise InputError(f"accumulate must be a whole number from 1 to {MICROBATCHES:,}, not {wrong}")
     trains = over or microbatches > 1
     names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if trains else EVERY)))
+    if passes := [name for name in names if name in INFERENCE and name != NAME]:
+        raise InputError(f"{passes[0]} is a pass of inference: give --procedures {NAME}, whose passes must all fit")
     if microbatches > 1 and NAME in names:
         raise InputError(f"--accumulate is of training: remove {NAME} from --procedures")
     question = FitQuestion(

@@ -15,7 +15,7 @@ from against_torch_and_jax.process import Process, SideError
 from against_torch_and_jax.result import Bench, Case, Memory, SideFound
 from against_torch_and_jax.subject import Subject, shapes, subjects
 
-from learncost.training.memory import forget_highest, highest
+from learncost.training.memory import _status, forget_highest, highest
 
 TINY = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 9, "vocab_size": 13}
 SUBJECT = Subject("tiny", TINY, 3, 7)
@@ -133,6 +133,9 @@ def test_an_error_within_a_side_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux forgets its highest memory")
 def test_memory_is_the_highest_since_the_weights_are_there() -> None:
     forget_highest()
+    resident = _status("VmRSS")
+    if resident is None or highest() > resident + 50 * MIB:
+        pytest.skip("this system does not reset the peak of a process")
     array = np.ones(25 * MIB)  # 200 MiB
     assert array.sum() == 25 * MIB
     assert highest() >= 200 * MIB

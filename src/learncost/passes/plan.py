@@ -162,7 +162,8 @@ def check_segments(table: Table, sizes: Mapping[str, int]) -> None:
 def plan_of(text: str) -> tuple[tuple[Plan, tuple[str, ...]], ...]:
     """Return the plans of a list with their arguments, in the order in which they are applied."""
     arguments: dict[str, tuple[str, ...]] = {}
-    for item in filter(None, (item.strip() for item in text.split(",") if text.strip() != NONE)):
+    items = "" if text.strip() == NONE else text
+    for item in filter(None, map(str.strip, items.split(","))):
         name, equals, argument = (part.strip() for part in item.partition("="))
         if name == CHOSEN:
             raise InputError(

@@ -66,10 +66,10 @@ def nested(parts: Parts) -> dict[str, dict[str, ShardedTensor]]:
 
 
 class CheckpointWriter(FileSystemWriter):
-    """Writes files, and says it as the system does where they cannot be written: PyTorch's archive hides that."""
+    """Writes files, and raises the system's error if they cannot be written, which PyTorch's archive hides."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """The parts of this process. Raises OSError."""
+        """Write the parts of this process. Raises OSError."""
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:

@@ -184,9 +184,9 @@ def trace(request: Request, output: str | None = None) -> Trace:
     rates, type_name, on_device = request.rates(kind), kind.name, memory_on_device(request)
     request, fuses = request.in_precision(type_name), rates is not None and rates.operators
     if procedure in INFERENCE:
-        each = served(request, rates)
         if fuses and request.plan is None:
-            each = served(replace(request, plan=usual_plan(each.table)), rates)
+            request = replace(request, plan=usual_plan(served(request).table))
+        each = served(request, rates)
         run, table, rows, axes, timed = each.run, each.table, each.rows, each.axes, each.timed
         context = each.context if procedure == "decode" else None
         note = each.length_note(context is not None)

@@ -108,10 +108,13 @@ class Serving:
         arrays = (replace(array, axes=table.axes.get(array.name, array.axes)) for array in stored)
         return self._bytes_of(table, sizes) + sum(bytes_of_array(array, sizes) for array in arrays)
 
+    def _tables_of(self, model: Model) -> _Tables:
+        return _tables(Structure(model), self.plan_asked, self.new > 1)
+
     @property
     def plan(self) -> str:
         """Return the plan of both passes."""
-        return _tables(Structure(self.model), self.plan_asked, self.new > 1).plan
+        return self._tables_of(self.model).plan
 
     @property
     def flash(self) -> int:
@@ -141,7 +144,7 @@ class Serving:
     def passes(self) -> tuple[InferencePass, ...]:
         """The passes: prefill and decode, or one of them."""
         sizes, new = self.sizes, self.new
-        tables = _tables(Structure(self.model), self.plan_asked, new > 1)
+        tables = self._tables_of(self.model)
         several: list[InferencePass] = []
         if self.procedure != "decode":
             held = {} if tables.passes is None else tables.passes.lengths(self._next_sizes, sizes["M"], new=1)
@@ -176,7 +179,7 @@ class Serving:
         """Return the tables of a pass, over a mesh those of each device, with the sizes of all axes."""
 
         def of(model: Model) -> tuple[Table, ...]:
-            return tables_of(_tables(Structure(model), self.plan_asked, self.new > 1))
+            return tables_of(self._tables_of(model))
 
         if self.sharded is None:
             return of(self.model), sizes, None
@@ -229,7 +232,7 @@ class Serving:
     @cached_property
     def cache(self) -> tuple[CachedValue, ...]:
         """The values of the KV cache; none of a model that cannot decode."""
-        passes = _tables(Structure(self.model), self.plan_asked, self.new > 1).passes
+        passes = self._tables_of(self.model).passes
         return () if passes is None else passes.cache
 
     @property

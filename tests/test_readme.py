@@ -1,17 +1,27 @@
-"""README's pieces of Python run, and its layer is the one that ships; test_pages.py holds its screens and commands."""
+"""The Python of README and of its page runs, README is short, its layer ships; test_pages tests screens and commands."""
 
 import re
 from importlib import resources
 from pathlib import Path
 
-TEXT = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_python_runs():
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_python_runs(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
     names: dict[str, object] = {}
-    for block in re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL):
-        exec(block, names)  # README's own text
-    assert f"# {names['ledger'].total.flops}\n" in TEXT
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        exec(block, names)  # the page's own text
+    assert f"# {names['ledger'].total.flops}\n" in text
+
+
+def test_it_is_short() -> None:
+    assert len(TEXT.splitlines()) <= 180
+    assert len(TEXT.encode()) <= 12_000
 
 
 def test_the_layer_is_the_one_that_ships():

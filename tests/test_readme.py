@@ -1,4 +1,4 @@
-"""The Python of README and of its page runs, README is short, its layer ships; test_pages tests screens and commands."""
+"""The Python of README and its page runs, README is short, its layer ships; test_pages tests screens and commands."""
 
 import re
 from importlib import resources

@@ -5,6 +5,7 @@ import pytest
 
 import fuzz_tables
 import learncost as lc
+from learncost.cli.command import main
 from learncost.ir.loop import walk
 
 MIXED = "a line is a product or a sum, not both"
@@ -192,6 +193,27 @@ SIZES_AND_NAMES = [
     ("t(X; w) -> Y", "Y[a b] = X[a b] w[a] where a <= b < a + w", "w is a size and a name of the header"),
     ("t(X; n) -> X", "repeat n carry X:\n   X[a] = X[a] n[a]", "n is a size and a name of the header"),
 ]
+
+MALFORMED_CALLS = [
+    (
+        "attention(X, X, X; a, attention d M')",
+        '"M\'": a prime belongs to an axis, not to a weight; an axis has',
+    ),
+    ("attention(X, X, X; a, attention d e)", "d is an axis and a weight of the call: rename one of them"),
+    ("attention(X, X, X; a b c n, N = M')", "n is a size and a weight of the call: rename one of them"),
+    ("norm(X; M, b)", "M is an axis and a weight of the call: rename one of them"),
+    ("attention(X, X, X; a b c)", "attention has 4 weights: give one prefix or as many names"),
+    ("attention(X, X; a)", "attention takes 3 inputs, not 2"),
+    ("attention(X, X, X)", "attention has 4 weights: give one prefix or as many names"),
+    ("attention(X, X, X; *, a, b, c)", "* stands for all weights of attention; give it alone, or a name for each"),
+    ("attention(X, X, X; a, N = M', N = e)", "an axis of attention is named twice; write N = M' once"),
+    ("attention(X, X, X; a, e = M')", "attention has no axis e; it has "),
+    ("attention(X, X, X; a, N = 3)", "N is an axis of attention: give it a name, not a number"),
+    ("attention(X, X, X; a, 3)", "expected a name before '3'"),
+    ("attention(X, X, X; W[d h k])", "expected a name before '['"),
+    ("attention(X, X, Z; a)", "Z is not defined before it is read"),
+]
+"""Calls `Y[B M d] = ...` of a shipped layer in a loop that runs n times, and what refuses each."""
 
 HEADERS = [
     *(
@@ -424,6 +446,24 @@ def test_a_line_that_is_not_well_formed_is_quoted(header, lines, message):
 def test_a_name_of_the_header_is_no_size(header, lines, message):
     with pytest.raises(lc.NotationError, match=message):
         lc.layer(f"{header}\n {lines}")
+
+
+@pytest.mark.parametrize(("call", "message"), MALFORMED_CALLS)
+def test_a_malformed_call_is_refused_in_the_line_that_has_it(call, message):
+    line = f"X[B M d] = {call}"
+    with pytest.raises(lc.NotationError) as refused:
+        lc.layer(f"t(X) -> X\n  repeat n carry X:\n    {line}")
+    told, _, quoted = str(refused.value).partition(", in line: ")
+    assert (message in told, quoted) == (True, line)
+
+
+@pytest.mark.parametrize("command", ["cost", "memory", "explain", "emit", "verify", "formulas", "report"])
+def test_every_command_refuses_a_malformed_call(command, tmp_path, capsys):
+    line = "Y[B M d] = attention(X, X, X; a, b d c, N = M')"
+    (tmp_path / "k.table").write_text(f"t(X) -> Y\n  {line}\n")
+    assert main([command, str(tmp_path / "k.table")]) == 2
+    problem = "d is an axis and a weight of the call: rename one of them"
+    assert capsys.readouterr().err == f"learncost: {problem}, in line: {line}\n"
 
 
 @pytest.mark.parametrize(("carried", "line", "message"), REPEATS)

@@ -279,6 +279,12 @@ class LineReader:
                     weights.append(name)
                 self.take(",")
         self.expect(")")
+        if primed := [name for name in weights if name.endswith("'")]:
+            raise RefusedError(f"{primed[0]!r}: a prime belongs to an axis, not to a weight", "; an axis has N = M'")
+        if OWN in weights and len(weights) > 1:
+            raise RefusedError(f"{OWN} stands for all weights of {layer}", "; give it alone, or a name for each weight")
+        if len(dict(axes)) < len(axes):
+            raise RefusedError(f"an axis of {layer} is named twice", "; write N = M' once")
         return LayerCall(left, layer, tuple(arguments), tuple(weights), tuple(axes), where, self.text)
 
 

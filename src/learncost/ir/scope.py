@@ -186,7 +186,7 @@ def bind(
             raise NotationError(f"{name} is declared in the header of {header.name} and never read")
     if learned := [name for name in scope.weights if name in scope.indices]:
         raise NotationError(f"{learned[0]} is read as an index: declare it as an input, not as a weight", header.name)
-    _check_names(header, lines)
+    _check_names(header, scope.added, lines)
     return Table(
         lines,
         scope.valued(scope.axes),
@@ -197,16 +197,17 @@ def bind(
     )
 
 
-def _check_names(header: Header, lines: Iterable[Statement]) -> None:
-    """Raise `NotationError` for a size of no axis, and for a name of the header that is also a size."""
+def _check_names(header: Header, added: Mapping[str, str], lines: Iterable[Statement]) -> None:
+    """Raise `NotationError` for a size of no axis, and for a name of the header or of a call that is also a size."""
     every = [*walk(lines)]
     axes = {base(axis): line for line, _ in reversed(every) for axis in (*line.loops, *_labels(line))}
     counts = {size: line for line, nest in reversed(every) for size in (*nest.counts, *windows([line]))}
-    for name in (*header.inputs, *header.weights):
+    for name in (*header.inputs, *header.weights, *added):
         if name in axes or name in counts:
             kind = "an axis" if name in axes else "a size"
-            line = axes.get(name) or counts[name]
-            raise NotationError(f"{name} is {kind} and a name of the header: rename one of them", str(line))
+            place = "weight of the call" if name in added else "name of the header"
+            text = added.get(name) or str(axes.get(name) or counts[name])
+            raise NotationError(f"{name} is {kind} and a {place}: rename one of them", text)
     for line, _ in every:
         sizes_read = (size for term in _operands(line) if not isinstance(term, Term) for size in term.sizes)
         sizes = {name for size in sizes_read for name in names_of_sizes(size) if not name.isdigit()}
@@ -248,6 +249,7 @@ class _TableScope:
         self.drawn: list[str] = []
         self.stacked: dict[str, None] = {}  # weights that earlier loops stack, one per iteration
         self.called: dict[str, str] = {}  # for a weight that a call adds: the call's argument, one name for all
+        self.added: dict[str, str] = {}  # the same: the text of the call
         self.roles: dict[str, Value] = {}
         self.check = check
         self.expand = expand
@@ -307,6 +309,7 @@ class _TableScope:
                 self.taken.add(name)
                 (self.drawn if name in expansion.drawn else self.weights).append(name)
                 self.called[name] = call.weights[0] if len(call.weights) == 1 else name
+                self.added[name] = call.text
         return expansion.lines
 
     def valued(self, axes: Axes) -> dict[str, Value]:

@@ -19,8 +19,8 @@ class FlopCounterMode(Counter):
     package, unit, device = "torch", Unit.FLOP, "cpu"
     name = "torch on the CPU"
     reading = (
-        "FlopCounterMode has no formula for the CPU's kernel of scaled_dot_product_attention, forward or backward, nor "
-        "for the fast path of nn.MultiheadAttention. Its backward pass is the one that autograd runs, so frozen "
+        "FlopCounterMode has no formula for the CPU kernel of scaled_dot_product_attention, forward or backward, "
+        "nor for the fast path of nn.MultiheadAttention. It counts the backward pass that autograd runs, so frozen "
         "weights are right. The gradient of a grouped convolution's weight is counted as if there were no groups."
     )
 
@@ -44,13 +44,13 @@ class FlopCounterMode(Counter):
 
 
 class FlopCounterModeOnMeta(FlopCounterMode):
-    """The same on the device `meta`, where nothing is computed and attention comes apart into its products."""
+    """The same on the device `meta`, where nothing is computed and attention is decomposed into its products."""
 
     name, device = "torch on meta", "meta"
     reading = (
-        "On meta attention comes apart into its products, and all of them are counted. What depends on values, such as "
-        "the routing of a mixture of experts, cannot run there. The gradient of a grouped convolution's weight is "
-        "counted as if there were no groups."
+        "On the device meta, attention is decomposed into its products, and all of them are counted. Data-dependent "
+        "operations, such as the routing of a mixture of experts, cannot run there. The gradient of a grouped "
+        "convolution's weight is counted as if there were no groups."
     )
 
 
@@ -59,9 +59,9 @@ class Fvcore(Counter):
 
     name, package, unit = "fvcore", "fvcore", Unit.MAC_CALLED_FLOP
     reading = (
-        "It has no rule for scaled_dot_product_attention and baddbmm and lists them among the unsupported operators; "
-        "einsum is counted through NumPy's report, which is rounded to four digits. Its total counts norms, too: the "
-        "adapter takes them off by its own breakdown. What it calls a FLOP is a MACC."
+        "It has no rule for scaled_dot_product_attention and baddbmm and lists them among the unsupported "
+        "operators. It counts einsum through NumPy's report, which is rounded to four digits. Its total includes "
+        "norms; the adapter subtracts them by its own breakdown. Its FLOP is a MACC."
     )
 
     def forward(self, case: Case) -> int:
@@ -85,8 +85,8 @@ class Ptflops(Counter):
 
     name, package, unit, backend = "ptflops aten", "ptflops", Unit.MAC, "aten"
     reading = (
-        "addmm is counted with the additions of its bias; baddbmm and scaled_dot_product_attention have no rule. "
-        "Parameters are those that are trained."
+        "addmm is counted with the additions of its bias. baddbmm and scaled_dot_product_attention have no rule. "
+        "Parameters are trainable parameters only."
     )
 
     def forward(self, case: Case) -> int:
@@ -120,8 +120,8 @@ class PtflopsPytorch(Ptflops):
     name, backend = "ptflops pytorch", "pytorch"
     reading = (
         "Biases, norms, activations, additions and multiplications are added to the products. @, einsum and "
-        "scaled_dot_product_attention are not seen; nn.MultiheadAttention has a rule of its own, and its products are "
-        "counted again where it calls functions that are patched. Parameters are those that are trained. Its own "
+        "scaled_dot_product_attention are not counted. nn.MultiheadAttention has a separate rule, and its products "
+        "are counted twice where it calls patched functions. Parameters are trainable parameters only. Its own "
         "documentation advises against it for transformers."
     )
 
@@ -131,8 +131,8 @@ class Thop(Counter):
 
     name, package, unit = "thop", "thop", Unit.MAC
     reading = (
-        "It sees modules, not functions: attention's products are in none of them. Norms are added. Modules of a type "
-        "that it has no rule for, nn.Embedding and nn.MultiheadAttention among them, add neither MACs nor parameters."
+        "It counts modules, not functions, and attention's products are in none of them. Norms are added. Modules "
+        "of a type without a rule, such as nn.Embedding and nn.MultiheadAttention, add neither MACs nor parameters."
     )
 
     def forward(self, case: Case) -> int:
@@ -156,8 +156,9 @@ class Calflops(Counter):
 
     name, package, unit = "calflops", "calflops", Unit.MAC
     reading = (
-        "torch.matmul is patched; @, bmm, einsum and scaled_dot_product_attention are not, or give no MACs. Training "
-        "is the forward pass times three, whatever is frozen. Parameters are those that are trained."
+        "torch.matmul is patched; @, bmm, einsum and scaled_dot_product_attention are not, or give no MACs. "
+        "Training is three times the forward pass, also for frozen weights. Parameters are trainable parameters "
+        "only."
     )
 
     def forward(self, case: Case) -> int:
@@ -191,8 +192,8 @@ class Torchinfo(Counter):
 
     name, package, unit = "torchinfo", "torchinfo", Unit.MAC
     reading = (
-        "Multiply-adds are parameters, biases and gains included, times the first axis of the output: the tokens of a "
-        "sequence are left out. An embedding counts as a product, attention's products do not. A matrix that two "
+        "Multiply-adds are parameters, biases and gains included, times the first axis of the output: the tokens of "
+        "a sequence are omitted. An embedding counts as a product, attention's products do not. A matrix that two "
         "modules share is counted twice."
     )
 

@@ -15,7 +15,7 @@ from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number
 _HEADS = {"forward": "forward", "training": "both passes", "parameters": "parameters", "trained": "trained"}
 _LEGEND = (
     "Differences from the truth, in MACCs (in both passes: forward and backward) and parameters; - is not offered, "
-    "refused is an error. Every question was asked twice of the same module in a fresh process."
+    "refused is an error. Every counter ran twice on the same module in a fresh process."
 )
 
 

@@ -197,10 +197,10 @@ class Learncost(Counter):
 
     name, package, unit = "learncost", "learncost", Unit.MAC
     reading = (
-        "It reads no modules: every case was written as a table of equations, which is priced under the book `matmul`, "
-        "and how the module computes it plays no part. The table of the experts gathers the tokens of each, as the "
-        "module does; its shipped layers of experts gather weights for each token instead, and this book sees no "
-        "matrix products in that."
+        "It reads no modules here: every case is a table of equations, counted by the price book `matmul`, "
+        "independent of the module's code. The table of the experts gathers the tokens of each, as the module does. "
+        "The shipped layers of experts gather weights for each token instead, which are not matrix products in this "
+        "book."
     )
 
     def forward(self, case: Case) -> int:

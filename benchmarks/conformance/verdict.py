@@ -102,7 +102,7 @@ def _amounts(case: Case, quantity: str) -> dict[str, int]:
     if quantity == "forward":
         return dict(case.parts)
     if quantity == "training" and truth.training is not None:
-        unneeded = {"gradients that nobody needs": 3 * truth.forward - truth.training}
+        unneeded = {"unnecessary gradients": 3 * truth.forward - truth.training}
         return {name: 3 * amount for name, amount in case.parts.items()} | {k: v for k, v in unneeded.items() if v}
     return {name: amount for name, amount in _parameters(case).items() if amount}
 
@@ -112,7 +112,7 @@ def _parameters(case: Case) -> dict[str, int]:
     model, _ = case.built("meta")
     packed = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
     return {
-        "what is frozen": case.truth.parameters - case.truth.trained,
+        "frozen parameters": case.truth.parameters - case.truth.trained,
         "the shared matrix twice": _elements(model.named_parameters(remove_duplicate=False)) - case.truth.parameters,
         "positions": _elements(model.named_parameters(recurse=False)),
         "embedding": sum(_elements(m.named_parameters()) for m in model.modules() if isinstance(m, nn.Embedding)),

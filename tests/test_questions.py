@@ -145,13 +145,13 @@ QUESTIONS: Mapping[str, tuple[Asked, ...]] = {
         Asked("rules", lambda found: found["parameters"]),
         Asked("run-cost", lambda found: found["parameters"], RUN),
     ),
-    "How many FLOPs has a step?": (
+    "How many FLOPs does a step have?": (
         Asked("cost", lambda found: found["total"]["flops"]),
         Asked("compare", _total("run"), {"procedures": "bp"}),
         Asked("sweep", lambda found: int(_first(found)["flops"])),
         Asked("run-cost", _per_step, {**RUN, "price_book": "run"}),
     ),
-    "How many have its matrix products?": (
+    "How many FLOPs do its matrix products have?": (
         Asked("cost", lambda found: found["total"]["flops"], {"price_book": "matmul"}),
         Asked("compare", _total("matmul"), {"procedures": "bp", "price_book": "matmul"}),
         Asked("sweep", lambda found: int(_first(found)["flops"]), {"price_book": "matmul"}),
@@ -159,34 +159,34 @@ QUESTIONS: Mapping[str, tuple[Asked, ...]] = {
         Asked("rules", _by_rule),
         Asked("run-cost", _per_step, RUN),
     ),
-    "How many without the optimizer's step?": (
+    "How many FLOPs are there without the optimizer step?": (
         Asked("cost", _without_optimizer),
         Asked("conventions", _of_convention("run")),
     ),
-    "How many MACCs and FLOPs has a macro-operation?": (
+    "How many MACCs and FLOPs does a macro-operation have?": (
         Asked("cost", _by_phase),
         Asked("compare", _by_phase, {"procedures": "bp"}),
         Asked("sweep", _by_phase, {"by": "macro-operation"}),
         Asked("formulas", _by_phase),
         Asked("explain", _by_phase),
     ),
-    "How many has a layer of a model?": (
+    "How many MACCs and FLOPs does a layer of a model have?": (
         Asked("cost", lambda found: (_of_rows("maccs")(found), _of_rows("flops")(found))),
         Asked("formulas", lambda found: (_of_rows("maccs")(found), _of_rows("flops")(found))),
     ),
-    "How many bytes at the peak?": (
+    "How many bytes is the peak memory?": (
         Asked("memory", lambda found: (found["engine"], found["peak"])),
         Asked("fit", lambda found: (_first(found)["engine"], _first(found)["ram"]), ROOM),
     ),
-    "Which batch fits?": (
+    "How large is the largest batch that fits?": (
         Asked("memory", lambda found: found["fits"]["batch_size"], {"budget": "32TB"}),
         Asked("fit", lambda found: _first(found)["batch_size"], ROOM),
     ),
-    "How many seconds has a step?": (
+    "How many seconds does a step take?": (
         Asked("cost", lambda found: [found["time"][key] for key in ("low", "seconds", "high")], {"on": ON}),
         Asked("run-cost", _figure("step"), RUN),
     ),
-    "How much energy?": (
+    "How much energy does a step use?": (
         Asked("cost", lambda found: [found["time"]["energy"][key] for key in ("low", "joules", "high")], {"on": ON}),
         Asked("run-cost", _figure("step_energy"), RUN),
     ),
@@ -234,8 +234,8 @@ def test_the_document_names_those_who_are_asked():
     commands = {
         question: {question.command for question in question_list} for question, question_list in QUESTIONS.items()
     }
-    commands["How many MACCs has a layer by itself, forward?"] = {"complexity", "formulas", "explain"}
-    commands["How many bytes at the peak?"].add("train")
+    commands["How many MACCs does the forward pass of a single layer have?"] = {"complexity", "formulas", "explain"}
+    commands["How many bytes is the peak memory?"].add("train")
     rows = re.findall(r"^\| ([^|]*\?) \| ([^|]*) \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
     assert {question: set(re.findall("`([a-z-]+)", names_text)) for question, names_text in rows} == commands
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from learncost.backends.precision import check_runs
 from learncost.cli.command import main
-from learncost.engines import bfloat16, eight_bits
+from learncost.engines import rounding
 from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, PRECISIONS
@@ -190,7 +190,7 @@ def test_bf16_on_numpy_is_the_same_with_and_without_ml_dtypes(text, monkeypatch)
     found = []
     for without in (False, True):
         if without:
-            monkeypatch.setattr(bfloat16, "two_bytes", lambda: None)
+            monkeypatch.setattr(rounding, "two_bytes", lambda: None)
         own = engine(configuration, asked(text, {"dtype": "bf16-true"}))
         found.append([own.step({"tokens": tokens, "targets": tokens}, 0.01) for _ in range(3)])
         width = own._training.weights["wte"].dtype.itemsize
@@ -201,23 +201,23 @@ def test_bf16_on_numpy_is_the_same_with_and_without_ml_dtypes(text, monkeypatch)
 def test_states_in_eight_bits_are_those_of_dynamic_tree_quantization():
     """Dettmers et al. 2022, section 2.2 and figure 2: 256 levels over seven decades; a scale for each block of 256."""
     for signed in (True, False):
-        levels = eight_bits.levels(signed)
+        levels = rounding.levels(signed)
         assert len(levels) == len(np.unique(levels)) == 256
         assert {0, 1} <= {*levels}
         assert (levels.min() < 0) == signed
         assert 0.1e-6 < np.abs(levels[levels != 0]).min() < 1e-6
     kind = BLOCKS["int8-256"]
     state = np.random.default_rng(2).normal(size=(2, 4, 1100)).astype(np.float32) ** 3
-    found = eight_bits.rounded(state, kind, iterations=2)
+    found = rounding.eight_bits(state, kind, iterations=2)
     for iteration in range(2):  # each turn's weight has blocks of its own
         row, made = state[iteration].ravel(), found[iteration].ravel()
         for begin in range(0, row.size, 256):
             block, own = row[begin : begin + 256], made[begin : begin + 256]
-            levels = eight_bits.levels(True) * np.abs(block).max()
+            levels = rounding.levels(True) * np.abs(block).max()
             near = [min(levels, key=lambda level, number=number: abs(level - number)) for number in block[::50]]
             np.testing.assert_allclose(own[::50], near, rtol=1e-5, atol=1e-12)
     few = state[0, :1, :100]
-    assert eight_bits.rounded(few, kind) is few
+    assert rounding.eight_bits(few, kind) is few
 
 
 def test_rounding_is_to_the_nearest_and_ties_go_to_even():
@@ -226,8 +226,8 @@ def test_rounding_is_to_the_nearest_and_ties_go_to_even():
     more = np.array([0, -0.0, np.inf, -np.inf, 1 + 2**-8, 1 + 3 * 2**-8, 3.4e38], np.float32)
     numbers = np.append(numbers.astype(np.float32), more)
     expected = numbers.astype(types.bfloat16).astype(np.float32)
-    np.testing.assert_array_equal(bfloat16.rounded(numbers), expected)
-    assert np.isnan(bfloat16.rounded(np.float32("nan")))
+    np.testing.assert_array_equal(rounding.rounded(numbers), expected)
+    assert np.isnan(rounding.rounded(np.float32("nan")))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from learncost.backends.c99 import Firmware, FirmwareInputs, firmware
 from learncost.backends.c99.layout import varies
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
-from learncost.engines.boards.script import linker_script
+from learncost.engines.boards.board import linker_script
 from learncost.engines.hugging_face import from_checkpoint, to_checkpoint
 from learncost.engines.inputs import data, random_batch
 from learncost.engines.made import names_made

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from learncost.backends.precision import typed
-from learncost.engines.bfloat16 import rounded, stored, widened
-from learncost.engines.eight_bits import rounded as eight_bits
 from learncost.engines.fixed_point import results, whole
+from learncost.engines.rounding import eight_bits, rounded, stored, widened
 from learncost.engines.weights import DEVIATION, generator, in_rows, kinds, shape
 from learncost.interpreter import execute
 from learncost.ir.displayed import Displayed

@@ -147,3 +147,15 @@ def _kernels(
             result.append(line)
     close()
     return tuple(result)
+
+
+def ring(table: Table) -> Table:
+    """Return the step with scores recomputed for ring attention; sharding makes the rings (sharding/ring.py).
+
+    Keys and values move around a ring of devices instead of being all-gathered. Scores are not saved, as no device has
+    complete rows. On one device, the plan only recomputes scores.
+    """
+    pairs = scores(table)
+    if pairs.keys() & {name for repeat in repeats(table.lines) for name, _ in repeat.keep}:
+        return recomputed(table, lambda line: not pairs.keys().isdisjoint(line.makes))
+    return table

@@ -35,16 +35,30 @@ class Plan:
         return f"{self.name}={self.argument}" if self.argument else self.name
 
 
-def _found_in(module: str) -> Callable[[Table, tuple[str, ...]], Table]:
+def _found_in(module: str, name: str = "") -> Callable[[Table, tuple[str, ...]], Table]:
     """Return the rewrite in a module of this package, which is imported when it is applied so that start-up is fast."""
 
     def apply(table: Table, parts: tuple[str, ...]) -> Table:
-        plan_function = getattr(import_module(f"learncost.passes.{module}"), module)
+        plan_function = getattr(import_module(f"learncost.passes.{module}"), name or module)
         result = plan_function(table, parts) if parts else plan_function(table)
         assert isinstance(result, Table)
         return result
 
     return apply
+
+
+def _keep(table: Table, ops: tuple[str, ...]) -> Table:
+    """Return the step itself: sharding saves the results of the collectives (sharding/place.py).
+
+    Raises `InputError` for an operator that sends nothing.
+    """
+    from learncost.ops import entry
+    from learncost.ops.collectives import KIND, SENDS_NOTHING
+
+    for op in ops:
+        if entry(op).kind != KIND or op in SENDS_NOTHING:
+            raise InputError(f"keep takes collectives, such as all_gather or dispatch: {op} is not one")
+    return table
 
 
 CHOSEN = "auto"
@@ -71,7 +85,7 @@ PLANS: Mapping[str, Plan] = {
             "ring",
             "ring attention over many devices: each passes its shard of keys, values and their gradients on",
             "Liu, Zaharia & Abbeel 2023, Ring attention with blockwise transformers for near-infinite context",
-            _found_in("ring"),
+            _found_in("flash", "ring"),
         ),
         Plan(
             "chunked-loss",
@@ -110,7 +124,7 @@ PLANS: Mapping[str, Plan] = {
             "keep",
             "over many devices: results of forward collectives are saved for the backward pass, not sent again",
             "FSDP2's reshard_after_forward=False; Jacobs et al. 2023, DeepSpeed Ulysses",
-            _found_in("keep"),
+            _keep,
             "WORDS",
             "all_gather+dispatch",
         ),

@@ -10,10 +10,10 @@ import numpy as np
 from learncost.backends.precision import check_runs
 from learncost.cost_models import price
 from learncost.cost_models.books import book
-from learncost.engines.bfloat16 import two_bytes, widened
 from learncost.engines.emitted import Programs
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
+from learncost.engines.rounding import two_bytes, widened
 from learncost.ir.errors import InputError, to_install
 from learncost.ir.precision import precision_of
 from learncost.models.configuration import Configuration

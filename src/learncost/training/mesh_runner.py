@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from learncost.engines.bfloat16 import widened
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
+from learncost.engines.rounding import widened
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base, shape_of, whole
 from learncost.ir.table import Table

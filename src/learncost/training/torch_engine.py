@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from learncost.backends import fill, program, unfold
-from learncost.engines.bfloat16 import widened
 from learncost.engines.compiler import compiler
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
+from learncost.engines.rounding import widened
 from learncost.ir.errors import InputError, to_install
 from learncost.ir.precision import precision_of
 from learncost.ir.table import Table

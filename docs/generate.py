@@ -1,4 +1,4 @@
-"""Write the pages that say what the package computes: one for each layer, the errata, the example, the vocabulary.
+"""Write the pages of computed data: one for each layer, the errata, the example, the vocabulary.
 
     python docs/generate.py [FOLDER]
 
@@ -52,7 +52,7 @@ EXAMPLE_LAYERS = ("embedding", "attention", "add_norm", "feed_forward", "head")
 
 
 def write(folder: Path) -> list[Path]:
-    """Write every generated page under the folder; the paths written."""
+    """Write every generated page under the folder; return the written paths."""
     pages = {f"layers/{name}.md": layer_page(name) for name in layers()}
     pages["layers/index.md"] = layers_page()
     pages["generated/errata.md"] = errata_page()
@@ -86,26 +86,26 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def first(text: str) -> str:
-    """The first clause of a layer's source, for lists."""
+    """Return the first clause of a layer's source, for lists."""
     return text.split(":")[0].rstrip(".")
 
 
 def layers_page() -> str:
-    """The list of layers."""
+    """Return the page that lists the layers."""
     found = [subject(name) for name in layers()]
     rows = [(f"[{s.name}]({s.name}.md)", first(s.layer.source), f"`{s.layer.text.splitlines()[0]}`") for s in found]
     names = "\n".join(s.name for s in found)
     return (
         "# Layers\n\n"
-        "Every layer is a table of equations. Its backward pass, its weight update, all its counts and its page here "
-        "are read off that table.\n\n"
-        f"{table(('layer', 'what it is', 'header'), rows)}\n"
+        "Every layer is a table of equations. Its backward pass, its weight update, its counts and its page are "
+        "derived from that table.\n\n"
+        f"{table(('layer', 'definition', 'header'), rows)}\n"
         f"```{{toctree}}\n:hidden:\n\n{names}\n```\n"
     )
 
 
 def layer_page(name: str) -> str:
-    """A layer: its equations and what forward costs; behind a click every pass under every book, and line by line."""
+    """Return the page of a layer: equations and forward cost; folded, every phase under every book, line by line."""
     found, explained = subject(name), explain(name)
     table_of = found.layer.table if found.layer.table.lines else next(iter(found.tables.values()))
     parts = [
@@ -116,15 +116,15 @@ def layer_page(name: str) -> str:
         f"```text\n{written(found)}\n```",
         f"## {first_pass(explained)}",
         costs_of(name, next(iter(explained.parts)).macro_operation),
-        "More of it on the command line, or in a click below:",
+        "For more, run these commands or open the sections below:",
         f"```sh\nlearncost explain {name}\nlearncost formulas {name} --price-book paper\n```",
-        folded("Every pass under every price book", costs(name)),
+        folded("Every phase under every price book", costs(name)),
         *(folded(f"{part.title}, line by line", lines_of(explained, part)) for part in explained.parts),
     ]
     if explained.kept:
-        parts.append(folded("Kept between the passes", kept_of(explained)))
+        parts.append(folded("Saved tensors", kept_of(explained)))
     notes = " ".join(plain(note) for note in explained.notes)
-    page = "\n\n".join([*parts, f"In the lines, and in what is kept: {notes}"]) + "\n"
+    page = "\n\n".join([*parts, f"Notes on the lines and the saved tensors: {notes}"]) + "\n"
     if "[n_parameters]" in page:
         page = page.replace("[n_parameters]", "[n]").replace("<mi>n_parameters</mi>", "<mi>n</mi>")
         page += "\nThe axis n counts the parameters.\n"
@@ -132,23 +132,23 @@ def layer_page(name: str) -> str:
 
 
 def written(found: Subject) -> str:
-    """The layer as it is written, its remarks aside: they stand above."""
+    """Return the layer's text without its comments, which the page shows above it."""
     text = found.layer.text or str(next(iter(found.tables.values())))
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("%"))
 
 
 def first_pass(explained: Explanation) -> str:
-    """The heading of the first macro-operation's costs."""
+    """Return the heading of the first phase's costs."""
     return f"{next(iter(explained.parts)).title} cost"
 
 
 def folded(title: str, text: str) -> str:
-    """What is shown by a click on its title."""
+    """Return a text that a click on its title unfolds."""
     return f"<details>\n<summary>{title}</summary>\n\n{text.strip()}\n\n</details>"
 
 
 def lines_of(explained: Explanation, part: ExplainedPhase) -> str:
-    """The lines of a macro-operation: number, line and formula, MACCs, FLOPs."""
+    """Return the lines of a phase: number, line and formula, MACCs, FLOPs."""
     if not part.steps:
         return "Nothing."
     rows = []
@@ -161,17 +161,17 @@ def lines_of(explained: Explanation, part: ExplainedPhase) -> str:
 
 
 def code(text: str) -> str:
-    """A line of the notation, which may be broken between its terms but not within one."""
+    """Return a line of the notation that breaks only between its terms."""
     return "`" + re.sub(r"\[[^\]]*\]", lambda axes: axes[0].replace(" ", "\u00a0"), text) + "`"
 
 
 def kept_of(explained: Explanation) -> str:
-    """The values that forward keeps, and the lines that read them."""
+    """Return the saved tensors of the forward pass, and the lines that read them."""
     rows = [
         (
             code(kept.text) + (" (input)" if kept.given else ""),
             print_reading.breakable(explained.written(kept.elements)),
-            ", ".join(f"`{reader}`" for reader in kept.readers) or "later turns",
+            ", ".join(f"`{reader}`" for reader in kept.readers) or "later iterations",
         )
         for kept in explained.kept
     ]
@@ -180,7 +180,7 @@ def kept_of(explained: Explanation) -> str:
 
 
 def costs_of(name: str, phase: str) -> str:
-    """MACCs and FLOPs of one macro-operation, price books that agree in one row."""
+    """Return MACCs and FLOPs of one phase, with price books that agree in one row."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for book in BOOKS:
         found = formulas(name, price_book=book)
@@ -193,7 +193,7 @@ def costs_of(name: str, phase: str) -> str:
 
 
 def costs(name: str) -> str:
-    """MACCs and FLOPs of every macro-operation under every book; of books that agree once."""
+    """Return MACCs and FLOPs of every phase under every book, once for books that agree."""
     parts: dict[str, list[str]] = {}
     for book in BOOKS:
         found = formulas(name, price_book=book)
@@ -210,7 +210,7 @@ def costs(name: str) -> str:
 
 
 def totals(found: Subject) -> list[tuple[str, int, int]]:
-    """MACCs and FLOPs of every macro-operation at the example's sizes."""
+    """Return MACCs and FLOPs of every phase at the example's sizes."""
     sizes = {axis: EXAMPLE.get(axis, 1) for axis in found.axes | {base(a) for a in EXAMPLE}}
     result = []
     for phase, own in found.tables.items():
@@ -220,7 +220,7 @@ def totals(found: Subject) -> list[tuple[str, int, int]]:
 
 
 def example_page() -> str:
-    """One example priced under every book; books that say the same of all layers share a column."""
+    """Return one example priced under every book; books that agree on all layers share a column."""
     priced = {book: [totals(subject(name, book)) for name in EXAMPLE_LAYERS] for book in BOOKS}
     columns: dict[str, list[str]] = {}
     for book, found in priced.items():
@@ -239,7 +239,7 @@ def example_page() -> str:
 
 
 def books_page() -> str:
-    """What every price book is and what it says of words and lines."""
+    """Return the price books, with their costs of ops and their overrides of lines."""
     words: dict[tuple[str, ...], list[str]] = {}
     lines: dict[tuple[str, ...], list[str]] = {}
     for book in BOOKS.values():
@@ -262,12 +262,12 @@ def books_page() -> str:
     )
     return "\n".join(
         (
-            table(("price book", "what it counts", "source"), books),
-            "The rows of formulas, FLOPs of the forward pass of a step; backward takes twice as many:\n",
-            table(("price book", "operation", "FLOPs", "letters, as axes or what is read off the model"), rows),
-            "What a book says of a word, in FLOPs per element of the result:\n",
-            table(("word", "forward", "gradient", "Jacobian", "source", "books"), _with_books(words)),
-            "What a book says of one line instead of its rule:\n",
+            table(("price book", "counted operations", "source"), books),
+            "Formulas for the FLOPs of a forward pass; the backward pass has twice as many:\n",
+            table(("price book", "operation", "FLOPs", "letters, as axes or settings of the model"), rows),
+            "The cost of an op in a book, in FLOPs per element of the result:\n",
+            table(("op", "forward", "gradient", "Jacobian", "source", "books"), _with_books(words)),
+            "The cost of a single line that replaces the rule of a book:\n",
             table(("layer", "line", "MACCs", "FLOPs", "source", "books"), _with_books(lines)),
         )
     )
@@ -278,7 +278,7 @@ def _with_books(rows: dict[tuple[str, ...], list[str]]) -> Iterable[tuple[str, .
 
 
 def errata_page() -> str:
-    """Every erratum, document by document."""
+    """Return every erratum, document by document."""
     parts = []
     documents = dict.fromkeys(row.document for row in errata())
     for document in documents:
@@ -287,31 +287,31 @@ def errata_page() -> str:
             parts.append(f"### {row.id}: {row.where}\n")
             changes = ""
             if (row.maccs, row.flops) != ("0", "0"):
-                changes = f" Right minus printed: {row.maccs} MACCs, {row.flops} FLOPs."
+                changes = f" Correct minus printed: {row.maccs} MACCs, {row.flops} FLOPs."
             mended = [name for name, how in row.books.items() if how == "mended"]
-            books = f"\n\nMended in: {', '.join(f'`{name}`' for name in mended)}." if mended else ""
-            terms = (("Printed", row.printed), ("Right", row.right), ("Effect", row.effect + changes))
+            books = f"\n\nCorrected in: {', '.join(f'`{name}`' for name in mended)}." if mended else ""
+            terms = (("Printed", row.printed), ("Correct", row.right), ("Effect", row.effect + changes))
             parts.append("".join(f"{term}\n: {plain(text)}\n\n" for term, text in terms).rstrip() + books + "\n")
     return "\n".join(parts)
 
 
 def plain(text: str) -> str:
-    """Text in which stars, underscores and angle brackets are themselves."""
+    """Return a text with escaped stars, underscores and angle brackets."""
     for mark in "\\*_<>[]`$":
         text = text.replace(mark, "\\" + mark)
     return text
 
 
 def words_page() -> str:
-    """Every word of the vocabulary: its body, its gradient, its explicit Jacobian."""
+    """Return every op of the vocabulary: its body, its gradient, its explicit Jacobian."""
     parts = []
     for word in entries():
         takes = ", ".join(word.inputs)
         parts.append(f"### {word.name}\n")
         source = f" {plain(word.source)}" if word.source else ""
-        acts = "acts on each element" if word.pointwise else "acts on the axes named in brackets"
-        kind = f"a primitive ({word.kind})" if not word.body_text else "a word"
-        parts.append(f"`{word.name}({takes})` gives {', '.join(word.outputs)}; {kind}, {acts}.{source}\n")
+        acts = "elementwise" if word.pointwise else "over the axes in brackets"
+        kind = f"a primitive ({word.kind})" if not word.body_text else "an op with a body"
+        parts.append(f"`{word.name}({takes})` returns {', '.join(word.outputs)}: {kind}, {acts}.{source}\n")
         for title, text in (("", word.body_text), ("gradient", word.gradient_text), ("Jacobian", word.jacobian_text)):
             if text:
                 lines = "\n".join(line.strip() for line in text.strip().splitlines())
@@ -322,13 +322,13 @@ def words_page() -> str:
 
 
 def emit_page() -> str:
-    """The emitted programs of attention."""
+    """Return the emitted programs of attention."""
     parts = (f"{title}:\n\n```python\n{emit('attention', name)}```\n" for name, title in LIBRARIES.items())
     return "\n".join(parts)
 
 
 def plans_page(name: str, plans: Iterable[str]) -> str:
-    """One step of a model with AdamW on 8 sequences of 1,024 tokens, under one plan after another."""
+    """Return the cost of one step of a model with AdamW on 8 sequences of 1,024 tokens, plan by plan."""
     model = build(configure(name))
     plain, sizes = step(model, "bp", "adamw"), run_sizes(model, 8, 1024, None)
     rows = []
@@ -337,11 +337,11 @@ def plans_page(name: str, plans: Iterable[str]) -> str:
         flops, found = price(one, sizes, BOOKS["run"]).flops, memory(one, sizes)
         amounts = (f"{flops / 1e12:.4f}", f"{found.kept_bytes / 1e9:.2f} GB", f"{found.peak / 1e9:.2f} GB")
         rows.append((f"`{text}`" if text else "none", *amounts))
-    return table(("plan", "10^12 FLOPs", "kept for the backward pass", "peak"), rows)
+    return table(("plan", "10^12 FLOPs", "saved tensors", "peak"), rows)
 
 
 def symbols_page() -> str:
-    """Axes and their symbols."""
+    """Return axes and their symbols."""
     meaning = {
         "B": "sequences of a batch",
         "M": "queries, the decoder's length",
@@ -354,7 +354,7 @@ def symbols_page() -> str:
         "p": "positions of the model",
     }
     rows = ((f"`{a}`", print_reading.size_mathml(a), meaning[a]) for a in print_reading.SYMBOLS)
-    return table(("axis", "in formulas", "what it counts"), rows)
+    return table(("axis", "in formulas", "meaning"), rows)
 
 
 if __name__ == "__main__":

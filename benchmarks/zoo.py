@@ -23,10 +23,11 @@ sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torc
 
 HEAD = """# A zoo of modules
 
-Public modules of several packages, small and without trained weights, each read as a table by `lc.from_module` and held
-to itself: values and gradients in float64 under autograd, relative to the largest value and the largest gradient, and
-the FLOPs of its matrix products, forward and backward, beside PyTorch's `FlopCounterMode` with attention as plain
-products. `python benchmarks/zoo.py docs/zoo.md` makes this page (extra `zoo`).
+These are public modules of several packages, small and without trained weights. `lc.from_module` reads each as a table,
+which is compared with the module in float64. The columns are the errors of values and of gradients under autograd,
+relative to the largest value and the largest gradient. The FLOPs of matrix products, forward and backward, are compared
+with PyTorch's `FlopCounterMode`, with attention as plain products. `python benchmarks/zoo.py docs/zoo.md` writes this
+page (extra `zoo`).
 
 | module | lines | parameters | value | gradient | FLOPs forward / backward | PyTorch counts |
 | --- | ---: | ---: | ---: | ---: | ---: | --- |

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Op, Product
-from learncost.ir.loop import Carry, Loop, map_lines, walk
+from learncost.ir.loop import Carry, Loop, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.layers.layer import shipped
 from learncost.ops import canonical, entries
-from learncost.passes.rematerialization import Values, pairs, recomputed
+from learncost.passes.rematerialization import Values, as_recomputation, collecting, pairs, recomputed
 
 
 def in_segments(table: Table, iterations: int) -> Table:
@@ -53,7 +53,7 @@ class _LoopPair:
         starts = {carry.start: f"{carry.start}.segment*" for carry in forward.carry}
         read = {outer for _, outer in reverse.each}
         again = self.inner(forward, [pair for pair in forward.keep if pair[1] in read])
-        again = replace(again, lines=map_lines(forward.lines, _again))
+        again = replace(again, lines=as_recomputation(forward.lines, "segment"))
         remade = {outer for _, outer in again.keep}
         first = self.outer(forward, [self.inner(forward, self.pairs_read)], forward.each, self.pairs_read)
         slices = dict.fromkeys((*(pair for pair in reverse.each if pair[1] not in remade), *forward.each))
@@ -83,7 +83,10 @@ class _LoopPair:
         """Return the loop over the iterations of one segment, whose stacks are parts of the full stacks of the same
         names."""
         carry = tuple(Carry(carried.start, carried.end, carried.start, carried.end) for carried in line.carry)
-        return replace(line, count=str(self.iterations), carry=carry, keep=tuple(keep))
+        keep = tuple(keep)
+        left = {*(carried.end for carried in carry), *(inside for inside, _ in keep)}
+        lines = collecting(line.lines, left, line.values)
+        return replace(line, count=str(self.iterations), lines=lines, carry=carry, keep=keep)
 
     def outer(
         self,
@@ -112,12 +115,6 @@ class _LoopPair:
         if int(count) % self.iterations:
             raise InputError(f"a loop of {count} iterations is not divisible into segments of {self.iterations}")
         return str(int(count) // self.iterations)
-
-
-def _again(line: Line) -> tuple[Line, ...]:
-    """Return a line as recomputation in a segment's backward iteration, in a kernel with a unique name."""
-    kernel = line.meta.kernel and replace(line.meta.kernel, name=f"{line.meta.kernel.name}_segment")
-    return (replace(line, meta=replace(line.meta, phase="recomputation", kernel=kernel)),)
 
 
 ALL = {"block": "every line of a block", "all": "every line of a block that its backward pass needs"}

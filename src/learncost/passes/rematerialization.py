@@ -1,34 +1,56 @@
 """Rematerialize: recompute forward lines of loops in the backward pass instead of saving their results.
 
 A chosen line runs just before the first backward line that reads its result, from saved tensors or from results of
-other recomputed lines. Tensors that the backward pass no longer reads are no longer saved.
+other recomputed lines; so does a loop inside a block, such as a scan over positions, if all of its lines are chosen.
+Tensors that the backward pass no longer reads are no longer saved.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from learncost.ir.line import Line, Op, Product
-from learncost.ir.loop import Loop, Statement, defined, groups, in_kernel, map_scopes, walk
+from learncost.ir.loop import Loop, Statement, defined, groups, in_kernel, map_lines, map_scopes, visit, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
 
 Values = dict[str, Value]
-Chosen = Callable[[Line], bool]
+Chosen = Callable[[Statement], bool]
 
 
-def recomputed(table: Table, chosen: Chosen, whole: bool = False) -> Table:
+def recomputed(table: Table, chosen: Callable[[Line], bool], whole: bool = False) -> Table:
     """Return the step with the chosen lines of every loop recomputed in the loop that reverses it.
 
     chosen  whether a forward line may be recomputed; a chosen line of a kernel stands for all lines of the kernel
     whole   whether all of them run at the beginning of the backward iteration, even if no line there needs them
     """
     values = dict(table.values)
-    lines = _scope(table.lines, values, set(table.outputs), chosen, whole)
+    lines = _scope(table.lines, values, set(table.outputs), _units_of(table, chosen), whole)
     return replace(table, lines=lines, values=values)
+
+
+def _units_of(table: Table, chosen: Callable[[Line], bool]) -> Chosen:
+    """Return whether a statement is recomputed as a unit: a chosen line, or a loop of chosen lines inside a block.
+
+    A loop is inside a block if another loop is around it and if neither it nor a loop in it slices weights, as a loop
+    over layers does.
+    """
+    loops = [(loop, nest) for loop, nest in visit(table.lines) if isinstance(loop, Loop)]
+    layers = {
+        id(around)
+        for loop, nest in loops
+        if any(nest.stacks.get(stack, stack) in table.weights for _, stack in loop.each)
+        for around in (*nest.loops, loop)
+    }
+    units = {
+        id(loop)
+        for loop, nest in loops
+        if nest.loops and id(loop) not in layers and all(chosen(line) for line, _ in walk(loop.lines))
+    }
+    return lambda line: id(line) in units if isinstance(line, Loop) else chosen(line)
 
 
 def run_once(table: Table) -> Table:
@@ -44,10 +66,9 @@ def _once(lines: Sequence[Statement]) -> tuple[Statement, ...]:
     needed: set[str] = set()
     result: list[Statement] = []
     for line in reversed(lines):
-        if isinstance(line, Loop):
-            result.append(line)
-        elif line.meta.phase != "recomputation" or (line.meta.types and not needed.isdisjoint(line.makes)):
-            needed |= set(line.reads)
+        again = phases((line,)) <= {"recomputation"}
+        if not again or (isinstance(line, Line) and line.meta.types and not needed.isdisjoint(line.makes)):
+            needed |= set(line.reads) if isinstance(line, Line) else set()
             result.append(line)
     return tuple(reversed(result))
 
@@ -59,7 +80,8 @@ def _scope(
     stacks."""
     result = list(lines)
     for (before, forward), (after, reverse), elsewhere in pairs(lines, outputs):
-        result[before], result[after] = _pair(forward, reverse, elsewhere, values, chosen, whole)
+        if not chosen(forward):
+            result[before], result[after] = _pair(forward, reverse, elsewhere, values, chosen, whole)
     return tuple(result)
 
 
@@ -71,14 +93,24 @@ def pairs(
     `outputs` are the names that other scopes read.
     """
     for after, reverse in enumerate(lines):
-        if not isinstance(reverse, Loop) or not reverse.reverse:
+        if not isinstance(reverse, Loop) or phases((reverse,)) <= FORWARD:
             continue
         read = {outer for _, outer in reverse.each}
-        for before, line in enumerate(lines):
-            if isinstance(line, Loop) and not line.reverse and not read.isdisjoint(outer for _, outer in line.keep):
+        for before, line in enumerate(lines[:after]):
+            if not isinstance(line, Loop) or line.reverse == reverse.reverse:
+                continue
+            if not read.isdisjoint(outer for _, outer in line.keep):
                 others = (*lines[:after], *lines[after + 1 :])
                 yield (before, line), (after, reverse), {*outputs, *(name for other in others for name in other.reads)}
                 break
+
+
+FORWARD = frozenset(("forward", "recomputation"))
+
+
+def phases(lines: Iterable[Statement]) -> frozenset[str]:
+    """Return the phases of lines, those inside loops included."""
+    return frozenset(line.meta.phase for line, _ in walk(lines))
 
 
 def _pair(
@@ -119,6 +151,9 @@ def joined(
     read = dict.fromkeys(name for line in second for name in line.reads if name not in remade)
     sources = dict((*reverse.each, *forward.each))
     stacks = dict(forward.keep)
+    left = {carry.end for carry in forward.carry} | {name for name, outer in forward.keep if outer in elsewhere}
+    first = collecting(first, {*read, *left}, inner_values)
+    second = collecting(second, {*reverse.ends}, inner_values)
     inside = {carry.start for carry in forward.carry} | defined(first)
     each = []
     for name in read:
@@ -138,9 +173,30 @@ def joined(
     )
 
 
-def _units(lines: Iterable[Statement], chosen: Chosen) -> list[tuple[Line, ...]]:
-    """Return the units of recomputation: single chosen lines, or all lines of a kernel."""
-    grouped = groups((line for line in lines if isinstance(line, Line)), in_kernel)
+def collecting(lines: Sequence[Statement], left: Set[str], values: Mapping[str, Value]) -> tuple[Statement, ...]:
+    """Return the lines of a scope in which forward loops collect the stacks that are read there, and no others.
+
+    left  the names that other scopes read
+    """
+    read = {name for line in lines for name in line.reads} | left
+    missing = [(values[name].of, name) for name in read - defined(lines) if name in values]
+    return tuple(
+        replace(
+            line,
+            keep=(
+                *(pair for pair in line.keep if pair[1] in read),
+                *(pair for pair in missing if values[pair[1]].role == "kept" and pair[0] in line.inside),
+            ),
+        )
+        if isinstance(line, Loop) and phases((line,)) <= FORWARD
+        else line
+        for line in lines
+    )
+
+
+def _units(lines: Iterable[Statement], chosen: Chosen) -> list[tuple[Statement, ...]]:
+    """Return the units of recomputation: single chosen lines, chosen loops, or all lines of a kernel."""
+    grouped = groups(lines, in_kernel)
     return [tuple(group) for group in grouped if any(map(chosen, group))]
 
 
@@ -149,14 +205,14 @@ class _Again:
     """The lines of a backward iteration so far, and the forward lines that may still be recomputed before the next
     line."""
 
-    units: Sequence[tuple[Line, ...]]
+    units: Sequence[tuple[Statement, ...]]
     reverse_names: frozenset[str]  # names that backward lines define, as kernels recompute them
     out: list[Statement] = field(default_factory=list)
-    waiting: dict[str, tuple[Line, ...]] = field(init=False)
+    waiting: dict[str, tuple[Statement, ...]] = field(init=False)
     names: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.waiting = {term.name: unit for unit in self.units for line in unit for term in line.left}
+        self.waiting = {name: unit for unit in self.units for line in unit for name in line.makes}
         self.names = {name: f"{name}.again" for name in self.waiting if name in self.reverse_names}
 
     def all(self) -> None:
@@ -172,21 +228,23 @@ class _Again:
             if unit := self.waiting.get(name):
                 self.run(unit)
 
-    def run(self, unit: tuple[Line, ...]) -> None:
+    def run(self, unit: tuple[Statement, ...]) -> None:
         for line in unit:
-            for term in line.left:
-                self.waiting.pop(term.name, None)
+            for name in line.makes:
+                self.waiting.pop(name, None)
         for line in unit:
             self.make(line.reads)
-        self.out += in_phase((_of_its_own(line.renamed(self.names)) for line in unit), "recomputation")
+        self.out += as_recomputation((line.renamed(self.names) for line in unit), "again")
 
 
-def _of_its_own(line: Line) -> Line:
-    """Return a line in a copy of its kernel with a unique name; a line without a kernel is unchanged."""
-    kernel = line.meta.kernel
-    if kernel is None:
-        return line
-    return replace(line, meta=replace(line.meta, kernel=replace(kernel, name=f"{kernel.name}_again")))
+def as_recomputation(lines: Iterable[Statement], mark: str) -> tuple[Statement, ...]:
+    """Return lines and loops as recomputation, each line in a copy of its kernel whose name ends in the mark."""
+
+    def change(line: Line) -> tuple[Line, ...]:
+        kernel = line.meta.kernel and replace(line.meta.kernel, name=f"{line.meta.kernel.name}_{mark}")
+        return (replace(line, meta=replace(line.meta, phase="recomputation", kernel=kernel)),)
+
+    return map_lines(lines, change)
 
 
 def in_phase(lines: Iterable[Statement], phase: str) -> tuple[Line, ...]:

@@ -31,7 +31,7 @@ from learncost.layers.active import of_part
 from learncost.layers.spelling import condition_names
 from learncost.ops import entry
 from learncost.passes.integers import LAYER, Values, coded
-from learncost.passes.rematerialization import pairs
+from learncost.passes.rematerialization import pairs, phases
 
 
 def with_kept(table: Table) -> Table:
@@ -41,7 +41,7 @@ def with_kept(table: Table) -> Table:
 
 def is_backward(line: Statement) -> bool:
     """Return whether a line belongs to a later phase than the forward pass."""
-    return line.reverse if isinstance(line, Loop) else line.meta.phase != "forward"
+    return phases((line,)) != {"forward"}
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,20 @@ class _FewIterations(ast.NodeTransformer):
             node.iter = _call("iterations_", node.iter, count)
         return node
 
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        match node.func:
+            case ast.Attribute(saved, "pop"):
+                return _call("pop_", node, saved, *node.args)
+        return node
+
+
+def _pop(saved: list[Any], place: int = -1) -> Any:
+    """Return the next saved tensors of an iteration that ran, as `list.pop`; others saved nothing."""
+    while (tensors := saved.pop(place)) is None:
+        pass
+    return tensors
+
 
 class _Spelled(_FewIterations):
     """Rewrites operators as calls with flags for temporary operands; NumPy is not imported."""
@@ -233,7 +247,7 @@ def loaded_on_torch(text: str, account: AllocationLog) -> dict[str, Any]:
     """Return the namespace of a program for PyTorch, ready to be called with tensors of this log."""
     names: dict[str, Any] = {"__name__": FILE, "torch": Torch(account), "functional": Functional()}
     names["DeviceMesh"] = DeviceMesh
-    names["iterations_"] = account.iterations
+    names |= {"iterations_": account.iterations, "pop_": _pop}
     lines = ["" if line.startswith(("import torch", "from torch")) else line for line in text.splitlines()]
     exec(compile(_FewIterations().visit(ast.parse("\n".join(lines))), FILE, "exec"), names)
     names |= {name: names["torch"].of_each for name in WRITTEN if name in names}
@@ -244,7 +258,7 @@ def loaded(text: str, account: AllocationLog) -> dict[str, Any]:
     """Return the namespace of a program for NumPy, ready to be called with arrays of this log."""
     numpy = NumPy(account)
     names: dict[str, Any] = {"__name__": FILE, "np": numpy, "binary_": binary, "unary_": unary, "compare_": compare}
-    names["iterations_"] = account.iterations
+    names |= {"iterations_": account.iterations, "pop_": _pop}
     exec(compile(_Spelled().visit(ast.parse(text)), FILE, "exec"), names)
     names |= {name: numpy.of_each for name in WRITTEN if name in names}
     return names

@@ -275,7 +275,8 @@ def life(
     kind = "all" if not others or grid == "1" else draw.choices([*kinds], (3, 1, 6))[0]
     killed = process.poll() is None
     for victim in kinds[kind] if killed else ():
-        os.kill(victim, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended by itself a moment before
+            os.kill(victim, signal.SIGKILL)
     code, said = ended(process, others, WITHIN)
     if code == 0:
         return False

@@ -56,6 +56,23 @@ def test_a_step_of_codes_is_that_of_their_numbers_but_for_rounding(optimizer: st
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "rmsprop", "adamw8bit"])
+def test_a_training_of_codes_goes_on_from_its_weights_and_states(precision: str, optimizer: str) -> None:
+    """The states of a weight of codes are real numbers: rounded to integers, they give other steps or no numbers."""
+    batch = _batch(np.random.default_rng(0))
+    whole, loaded = (
+        lc.Training(lc.layer(MLP), "bp", optimizer, precision=precision, learning_rate=0.01) for _ in range(2)
+    )
+    for _ in range(2):
+        whole.step(**batch)
+    loaded.load(whole.weights, whole.state, whole.steps)
+    losses, again = ([training.step(**batch) for _ in range(3)] for training in (whole, loaded))
+    assert losses == again
+    for arrays, others in ((whole.weights, loaded.weights), (whole.state, loaded.state)):
+        assert all(np.array_equal(array, others[name]) for name, array in arrays.items())
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_codes_that_learn_in_c99_are_numpys(precision: str) -> None:
     learning = {"precision": precision, "optimizer": "momentum"}
     program = made("mlp", plan="epilogue-update", **learning)

@@ -221,8 +221,10 @@ class Training(Core):
         return {name: np.asarray(array, self.dtype) for name, array in plain.items()}
 
     def _whole(self, weights: Mapping[str, Any]) -> Values:
-        """Return weights as the step's table reads them."""
-        return {name: whole(self.table(), name, array) for name, array in weights.items()}
+        """Return weights as the step's table reads them; codes that learn have the type that a step gives them."""
+        learned = {weight.codes.name for weight in self.model.quantized if weight.kind.learns}
+        read = {name: whole(self.table(), name, array) for name, array in weights.items()}
+        return {name: array.astype(self.dtype) if name in learned else array for name, array in read.items()}
 
     @property
     def learns(self) -> str:

@@ -382,3 +382,31 @@ def test_utilization_as_nanogpt_prints_it():
 def test_without_learned_positions_it_is_palm(model):
     books = [lc.cost(model, price_book=book, seq_len=128).total.flops for book in ("palm", "nanogpt-mfu")]
     assert books[0] == books[1]
+
+
+class Attends(nn.Module):
+    """Attention with fewer heads of keys and values than of queries, and a network."""
+
+    def __init__(self):
+        super().__init__()
+        self.projected, self.out = nn.Linear(24, 24 + 2 * 8, bias=False), nn.Linear(24, 24, bias=False)
+
+    def forward(self, x):
+        split = self.projected(x).split([24, 8, 8], -1)
+        query, key, value = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in split)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def test_formulas_price_a_module_whose_axes_have_their_names():
+    """6 N + 12 L H Q T a token: 24 x 40 + 24 x 24 parameters, heads of 24 together, 9 tokens in each of 5 sequences."""
+    named = lc.from_module(Attends(), {"x": "float B M 24"})
+    assert lc.cost(named, price_book="palm", B=5, M=9).total.flops == (6 * 1536 + 12 * 24 * 9) * 5 * 9
+    for given, sizes in (({"x": "float B T 24"}, {"T": 9}), ((torch.zeros(5, 9, 24),), {})):
+        other = lc.from_module(Attends(), given)
+        for book in formulas():
+            with pytest.raises(lc.InputError, match=r"has no axes named B and M: name its sequences and tokens so"):
+                lc.cost(other, price_book=book, **sizes)
+        assert "has no axes named B and M" in lc.conventions(other, **sizes)["palm"].refused
+    with pytest.raises(lc.InputError, match="Linear has no attention"):
+        lc.cost(lc.from_module(nn.Linear(3, 4), {"input": "float B M 3"}), price_book="palm", M=9)

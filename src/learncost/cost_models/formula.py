@@ -242,8 +242,11 @@ def _several_stacks(reading: FormulaValues) -> str:
     if reading.model.two_sided:
         return "has an encoder and a decoder"
     volumes = [monomial for line, _ in reading.attention for monomial in matrix_maccs(line).terms]
-    among = volumes and all(monomial.count("M") == 2 for monomial in volumes)
-    return "" if among else "has another kind of attention"
+    if volumes and all(monomial.count("M") == 2 and "B" in monomial for monomial in volumes):
+        return ""
+    if volumes and not {"B", "M"} <= reading.model.sizes.keys():
+        return "has no axes named B and M: name its sequences and tokens so, as in --input 'x: int B M'"
+    return "has another kind of attention" if volumes else "has no attention"
 
 
 def _widths_of_heads(reading: FormulaValues) -> str:

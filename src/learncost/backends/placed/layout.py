@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from learncost.backends.c import KernelFunction
@@ -113,7 +114,7 @@ class InPlaceLayout:
     def functions(self) -> list[KernelFunction]:
         return self.kernels.functions
 
-    @property
+    @cached_property
     def given(self) -> dict[str, tuple[tuple[str, ...], str]]:
         """The axes and types of the caller's arrays that calls read, by name."""
         owned = {value.owner for fields in self.lifetimes.fields.values() for value in fields.values()}

@@ -141,12 +141,11 @@ class FitQuestion:
         for plan in self.plans(procedure):
             run = replace(unplanned, plan_asked=plan)
             try:
-                way = self._serving(run) if procedure == NAME else self._learning(run, procedure)
+                way = self._serving(run, different) if procedure == NAME else self._learning(run, procedure, different)
             except InputError as error:
                 refused[str(error)] = None
                 continue
-            if not any(way.lines == other.lines for other in different):
-                different.append(way)
+            different += [way] if way else []
         return different, list(refused)
 
     def plans(self, procedure: str) -> tuple[str | None, ...]:
@@ -176,7 +175,8 @@ class FitQuestion:
     def _fits(self, run: PreparedRun, procedure: str) -> bool:
         try:
             if procedure == NAME:
-                return self._serving(run).fitting.fits
+                way = self._serving(run)
+                return way is not None and way.fitting.fits
             step = self.step(run, procedure)
             if step.least > self.budget or not self.stored(step.flash):
                 return False
@@ -198,24 +198,32 @@ class FitQuestion:
         step.regions = self.regions
         return step.under(chosen_engine.plan).over_mesh(self.request, chosen_engine) if self.request.mesh else step
 
-    def _learning(self, run: PreparedRun, procedure: str) -> FitPlan:
+    def _learning(self, run: PreparedRun, procedure: str, others: Sequence[FitPlan]) -> FitPlan | None:
+        """Return a procedure under a plan; None where another one has the same lines: bytes may take long."""
         chosen = self.runner(self.step(run, procedure))
         step, chosen_engine = chosen.step, chosen.chosen_engine
+        lines = step.table.lines, chosen_engine.name
+        if any(lines == other.lines for other in others):
+            return None
         needs = chosen_engine.takes(step, step.sizes())
         flash = step.flash if needs.flash is None else needs.flash
         most = max(needs.split, key=lambda part: needs.split[part])
-        batch = self.stored(flash) * largest(step, chosen_engine, self.budget)
+        fits = self.stored(flash) and needs.bytes <= self.budget  # a peak may take long: it is asked for once
+        batch = largest(step, chosen_engine, self.budget) if fits else 0
         fitting = Fitting(procedure, step.plan, chosen_engine.name, needs.bytes, flash, batch, most, chosen.why)
         return FitPlan(
             fitting,
-            (step.table.lines, chosen_engine.name),
+            lines,
             lambda: longest(step, chosen_engine, self.budget),
             step.over,
         )
 
-    def _serving(self, run: PreparedRun) -> FitPlan:
+    def _serving(self, run: PreparedRun, others: Sequence[FitPlan] = ()) -> FitPlan | None:
+        """Return inference under a plan; None where another one has the same lines."""
         served = self.serving(run)
         lines = tuple(inference_pass.table.lines for inference_pass in served.passes)
+        if any(lines == other.lines for other in others):
+            return None
         flash = served.flash
         if self.engine in ("", GRAPH):
             split = served.split()

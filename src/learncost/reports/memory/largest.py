@@ -19,11 +19,12 @@ def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
     """
     batch = 1
     for _ in range(64):
-        level, more = peak(batch), peak(batch + 1)
-        if level <= capacity < more:
-            return batch
+        level = peak(batch)
         if batch == 1 and level > capacity:
             return 0
+        more = peak(batch + 1)
+        if level <= capacity < more:
+            return batch
         batch = max(1, batch + int((capacity - level) // max(1, more - level)))
     raise InputError("the largest batch was not found: the peak does not grow with the batch")
 

@@ -59,12 +59,14 @@ class StageLiveness:
     def __init__(self, moments: Sequence[PassLine], mine: Sequence[bool], arrays: Sequence[SizedArray]) -> None:
         counts: dict[object, int] = {}
         self.arrays = arrays
-        self.numbers = [counts.setdefault(frozenset(a.size.terms.items()), len(counts)) for a in arrays]
-        self.counts = [*{number: a.size for number, a in zip(self.numbers, arrays, strict=True)}.values()]
+        numbers = [counts.setdefault(frozenset(a.size.terms.items()), len(counts)) for a in arrays]
+        self.numbers = np.array(numbers, int)
+        self.counts = [*{number: a.size for number, a in zip(numbers, arrays, strict=True)}.values()]
+        columns = [(each.array.first, each.array.last, each.array.given != "") for each in arrays]
+        self._first, self._last, self._given = np.array(columns, int).reshape(-1, 3).T
         changes = np.zeros((len(moments) + 2, len(counts)))
-        for each, number in zip(arrays, self.numbers, strict=True):
-            changes[each.array.first, number] += 1
-            changes[each.array.last + 1, number] -= 1
+        np.add.at(changes, (self._first, self.numbers), 1)
+        np.subtract.at(changes, (self._last + 1, self.numbers), 1)
         self.places = [place for place, is_mine in enumerate(mine) if is_mine]
         self.levels = changes.cumsum(axis=0)[1:-1][self.places]
         self.moments = [moments[place] for place in self.places]
@@ -79,10 +81,8 @@ class StageLiveness:
     def saved(self, letters: str) -> Any:
         """Return how many arrays of each of `bytes` are live from before the first line of passes to after it."""
         begin = next((n for n, each in enumerate(self._letters) if each in letters), len(self._letters))
-        result = np.zeros(len(self.counts))
-        for (array, *_), number in zip(self.arrays, self.numbers, strict=True):
-            result[number] += array.first <= begin < array.last and not array.given
-        return result
+        saved = (self._first <= begin) & (begin < self._last) & (self._given == 0)
+        return np.bincount(self.numbers, saved, len(self.counts))
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class Value:
 
     def along(self, axes: Iterable[str]) -> Value:
         """Return the value with other axes."""
-        return replace(self, axes=tuple(axes))
+        return self if self.axes == (along := tuple(axes)) else replace(self, axes=along)
 
     def stacked(self, count: str) -> Value:
         """Return the value stacked over all iterations of a loop."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
+from operator import ge
 from typing import NamedTuple
 
 from learncost.ir.displayed import Displayed
@@ -151,9 +153,7 @@ def _in_one(moment: InFlight, several: Sequence[InFlight]) -> bool:
 
 def _covers(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) -> bool:
     """Return whether the first counts are nowhere smaller."""
-    return all(
-        one >= two for ones, twos in zip(first, second, strict=True) for one, two in zip(ones, twos, strict=True)
-    )
+    return all(map(ge, chain(*first), chain(*second)))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import lcm
 
 from learncost.ir.errors import InputError
@@ -19,7 +20,7 @@ from learncost.ir.loop import repeats, walk
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.table import Table, features
 from learncost.ir.term import Read, Term
-from learncost.ir.value import DRAWN, Value
+from learncost.ir.value import DRAWN, IdentityKey, Value
 from learncost.sharding.mesh import Mesh
 
 LARGEST = "*"
@@ -175,8 +176,7 @@ class ShardSpecs:
         self.clauses = tuple(as_called(table if part_of is None else part_of, chosen))
         self.sizes = {**sizes, **mesh.sizes}
         self.known = table.known
-        self._counts = {base(count).partition("/")[0] for _, nest in walk(table.lines) for count in nest.counts} - {"B"}
-        self._experts = frozenset(_read_at_a_choice(table))
+        self._counts, self._experts = _counts_and_experts(IdentityKey(table))
         self._by_name = any(name not in ROLES for clause in self.clauses for name in clause.names)
         self._winners: dict[object, dict[str, tuple[int, str]]] = {}
         self._ranks: dict[tuple[str, str], int] = {}
@@ -398,6 +398,14 @@ def _of_pairs(axes: Iterable[str]) -> bool:
     axes = [*axes]
     bases = [base(axis) for axis in axes]
     return len({*bases}) < len(bases) or {"M", "N"} <= {*bases}
+
+
+@lru_cache(maxsize=16)
+def _counts_and_experts(same: IdentityKey[Table]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the sizes that are trip counts of a table's loops, without the batch, and the weights of experts."""
+    table = same.content
+    counts = {base(count).partition("/")[0] for _, nest in walk(table.lines) for count in nest.counts} - {"B"}
+    return frozenset(counts), frozenset(_read_at_a_choice(table))
 
 
 def _read_at_a_choice(table: Table) -> Iterator[str]:

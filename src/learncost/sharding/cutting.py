@@ -46,7 +46,9 @@ class Cutting:
     def __init__(self, scope: ShardingScope, line: Line) -> None:
         self.scope, self.line = scope, line
         self.rows = rows_of(scope, line)
-        self.passes = {q: how for q in scope.specs.mesh.names if (how := self._passing(q))}
+        reads_part = any(scope.partial(term.name) for term in line.right if isinstance(term, Term))
+        names = scope.specs.mesh.names if reads_part else ()
+        self.passes = {q: how for q in names if (how := self._passing(q))}
         self._find_sites()
         if self.rows is not None and self.rows.at and self._choice(self.rows) != self.rows.choice:
             self.rows = replace(self.rows, sent=None, cut=())  # dispatched rows went to the owners of other shards
@@ -56,6 +58,7 @@ class Cutting:
     def _find_sites(self) -> None:
         """Find the site of every mesh axis, unless dispatched rows determine it."""
         self.whole = frozenset(whole_axes(self.line))
+        self._over: dict[str, tuple[str, ...]] = {}
         self.sites: dict[str, Site] = {}
         forced = self._of_rows()
         for mesh_axis in self.scope.specs.mesh.names:
@@ -129,8 +132,8 @@ class Cutting:
         if isinstance(line, Op):
             return ""
         terms = [term for term in line.right if isinstance(term, Term)]
-        inner = [term for outer in (*terms, *line.left) for axis in outer.axes for term in _index(axis)]
         has_part = [self._is_partial(term.name, mesh_axis) for term in terms]
+        inner = [term for outer in (*terms, *line.left) for axis in outer.axes for term in _index(axis)]
         if not any(has_part) or any(self._is_partial(term.name, mesh_axis) for term in inner):
             return ""
         single = all(scope.readers[term.name] <= 1 for term, part in zip(terms, has_part, strict=True) if part)
@@ -268,14 +271,16 @@ class Cutting:
         if not self.sites:
             return ()
         if isinstance(axis, str):
-            name, sites = axis, {(ALONG, axis), (SENT, axis)}
-        elif isinstance(axis.at, Affine):
+            if axis not in self._over:
+                sites = {(ALONG, axis), (SENT, axis)}
+                self._over[axis] = self.scope.specs.nested(axis, (q for q, at in self.sites.items() if at in sites))
+            return self._over[axis]
+        if isinstance(axis.at, Affine):
             return ()
-        else:
-            name, sites = axis.axis, {(AT, axis.axis)}
-            if self.rows is not None and axis.at.name == self.rows.choice.index:
-                sites.add((SENT, self.rows.first))
-        return self.scope.specs.nested(name, (q for q, where in self.sites.items() if where in sites))
+        sites = {(AT, axis.axis)}
+        if self.rows is not None and axis.at.name == self.rows.choice.index:
+            sites.add((SENT, self.rows.first))
+        return self.scope.specs.nested(axis.axis, (q for q, where in self.sites.items() if where in sites))
 
     def axis(self, axis: str) -> str:
         return cut(axis, self.sharded_over(axis))

@@ -45,6 +45,7 @@ class ShardingScope:
     arrays: dict[str, dict[ShardLayout, str]] = field(default_factory=dict)  # the arrays that hold each value
     steps: dict[str, Value] = field(default_factory=dict)  # values inside ops
     step_specs: dict[str, ShardLayout] = field(default_factory=dict)
+    of_specs: dict[str, ShardLayout] = field(default_factory=dict)  # of values by name, which every line asks for
     readers: Counter[str] = field(default_factory=Counter)
     zeros: set[str] = field(default_factory=set)
     made_by: dict[str, Line] = field(default_factory=dict)
@@ -85,13 +86,17 @@ class ShardingScope:
             if name in scope.step_specs:
                 return scope.step_specs[name]
             scope = scope.outer
-        return ShardLayout(self.specs.spec(name, self.value(name), self.busy))
+        if name not in self.of_specs:
+            self.of_specs[name] = ShardLayout(self.specs.spec(name, self.value(name), self.busy))
+        return self.of_specs[name]
 
     def held(self, name: str) -> dict[ShardLayout, str]:
         """Return the arrays that hold a value, by layout; for a partial value, from the scope in which it was
         reduced."""
-        around = self.outer.held(name) if self.outer is not None and name not in self.values else {}
         array_layouts = self.arrays.get(name, {})
+        if self.outer is None or name in self.values:
+            return {**array_layouts}
+        around = self.outer.held(name)
         if any(not layout.partial for layout in array_layouts):
             around = {layout: array for layout, array in around.items() if not layout.partial}
         return {**around, **array_layouts}

@@ -198,12 +198,12 @@ class FitQuestion:
         step.regions = self.regions
         return step.under(chosen_engine.plan).over_mesh(self.request, chosen_engine) if self.request.mesh else step
 
-    def _learning(self, run: PreparedRun, procedure: str, others: Sequence[FitPlan]) -> FitPlan | None:
+    def _learning(self, run: PreparedRun, procedure: str, different: Sequence[FitPlan]) -> FitPlan | None:
         """Return a procedure under a plan; None where another one has the same lines: bytes may take long."""
         chosen = self.runner(self.step(run, procedure))
         step, chosen_engine = chosen.step, chosen.chosen_engine
         lines = step.table.lines, chosen_engine.name
-        if any(lines == other.lines for other in others):
+        if any(lines == other.lines for other in different):
             return None
         needs = chosen_engine.takes(step, step.sizes())
         flash = step.flash if needs.flash is None else needs.flash
@@ -218,11 +218,11 @@ class FitQuestion:
             step.over,
         )
 
-    def _serving(self, run: PreparedRun, others: Sequence[FitPlan] = ()) -> FitPlan | None:
+    def _serving(self, run: PreparedRun, different: Sequence[FitPlan] = ()) -> FitPlan | None:
         """Return inference under a plan; None where another one has the same lines."""
         served = self.serving(run)
         lines = tuple(inference_pass.table.lines for inference_pass in served.passes)
-        if any(lines == other.lines for other in others):
+        if any(lines == other.lines for other in different):
             return None
         flash = served.flash
         if self.engine in ("", GRAPH):

@@ -254,7 +254,20 @@ def _worse(step: StepUsage, best: StepUsage) -> str:
     return f"{100 * extra:.1f} % slower: {', '.join(causes)}" if causes else f"{100 * extra:.1f} % slower"
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pause the cyclic garbage collector: tables of a search live to its end, and collections took a fifth of it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @takes_request("model on devices * tokens batch_size seq_len precision budget")
+@_without_collections()
 def search(request: Request, devices: int | str | None = None, top: int | str = SHOWN) -> Search:
     """Find the fastest parallel configurations of a training step on a cluster: meshes, schedules and plans that fit.
 
@@ -314,13 +327,12 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
     memory = float(bytes_of("budget", budget)) if budget is not None else float(cluster.device.ram)
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
     steps = []
-    with _without_collections():
-        space = SearchSpace(run.model, run.axes, cluster, kinds)
-        looked = space.look(number_of, batch, memory)
-        for each, _ in space.fastest(looked.fit, rates, few):
-            account = space.account(each)
-            step = step_of(account, each.way, run.axes, cluster, rates[each.structure.kind.values], length)
-            steps.append((each, account, step))
+    space = SearchSpace(run.model, run.axes, cluster, kinds)
+    looked = space.look(number_of, batch, memory)
+    for each, _ in space.fastest(looked.fit, rates, few):
+        account = space.account(each)
+        step = step_of(account, each.way, run.axes, cluster, rates[each.structure.kind.values], length)
+        steps.append((each, account, step))
     refused, nearest = space.refused, looked.nearest
     if {"ep", "tp"} <= {*space.axes}:
         refused += ("Meshes with both ep and tp are not modelled.",)
@@ -357,18 +369,6 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
         refused,
         length_note=run.length_note,
     )
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Pause the cyclic garbage collector: tables of a search live to its end, and collections took a fifth of it."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def of_one(request: Request) -> Request:

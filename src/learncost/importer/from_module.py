@@ -115,7 +115,7 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
     from learncost.importer.live import LiveModule, evaluation_of, saved_of, values_of
     from learncost.importer.materialize import allocated, with_values
     from learncost.importer.pipeline import ImportOptions, table_of
-    from learncost.importer.running import ModuleStepping
+    from learncost.importer.recorder import ModuleStep
     from learncost.importer.wrappers import readable
 
     module = readable(module)
@@ -129,7 +129,7 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
         partial(saved_of, given_module),
         f"the {called} that was read has them",
     )
-    steps = ModuleStepping(lambda: module, lambda sizes: sized(given, sizes, symbols))
+    steps = ModuleStep(lambda: module, lambda sizes: sized(given, sizes, symbols))
     live = partial(LiveModule, partial(with_values, given_module, module), given, called, options)
     return replace(layer(text), steps=steps, origin=origin, live=live)
 

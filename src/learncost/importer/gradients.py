@@ -13,9 +13,9 @@ from typing import Any
 
 from learncost.importer.functions import held_to_their_lines
 from learncost.importer.learning import learning_kept
+from learncost.importer.recorder.module_step import ends
 from learncost.importer.refusals import FUNC, VMAP, GradientTakenError
 from learncost.importer.replaced import attributes_replaced, written_out
-from learncost.importer.running.stepping import ends
 from learncost.importer.tried import drawn, gradients, has_fraction, identical
 
 TOLERANCE = 1e-3

@@ -94,7 +94,7 @@ class Layer(Displayed):
     evaluation
         For a layer in training mode: the layer in evaluation mode, if it differs.
     steps
-        For a module imported in this process: a function that runs its training step on meta tensors.
+        For a module imported in this process: a function that records its training step.
     origin
         For a module imported in this process: its values and its forward pass in evaluation mode.
     live
@@ -125,7 +125,7 @@ class Layer(Displayed):
     unused: Polynomial = ZERO
     stored: Mapping[str, StateDictEntry] = field(default_factory=dict)
     evaluation: Layer | None = None
-    steps: Callable[..., None] | None = field(default=None, compare=False, repr=False)
+    steps: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     origin: Origin | None = field(default=None, compare=False, repr=False)
     live: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
 

@@ -23,7 +23,7 @@ from learncost.importer.inputs import Input, checked, parse_inputs
 from learncost.ir.errors import InputError, printable, to_install
 from learncost.models.files import read_path, user_folder
 from learncost.models.storage import written
-from learncost.program.autograd import RunUsage
+from learncost.program.program import Program, StepRequest, Steps
 
 if TYPE_CHECKING:
     from learncost.importer.pipeline import ImportOptions
@@ -218,8 +218,8 @@ SEED = 0
 """The seed of PyTorch before a module is built for its values."""
 
 
-def steps(wanted: Target, how: How) -> Callable[..., None]:
-    """Return a function that runs the file, and then the training step of its module without values."""
+def steps(wanted: Target, how: How) -> Steps:
+    """Return a function that runs the file, and then records the training step of its module."""
 
     @cache
     def building() -> tuple[Any, Any]:
@@ -232,16 +232,16 @@ def steps(wanted: Target, how: How) -> Callable[..., None]:
             answer = built(wanted, False, say)
         return answer.module, parse_inputs(how.inputs) or answer.inputs or ()
 
-    def run(sizes: Mapping[str, int], values: str, running: RunUsage) -> None:
+    def record(sizes: Mapping[str, int], request: StepRequest) -> Program:
         from learncost.importer.inputs import sized
-        from learncost.importer.running import ModuleStepping
+        from learncost.importer.recorder import ModuleStep
 
         if find_spec("torch") is None:
             raise InputError(f"running a module requires torch: {to_install('torch')}")
         module, given = building()
-        ModuleStepping(lambda: module, lambda sizes: sized(given, sizes, {}))(sizes, values, running)
+        return ModuleStep(lambda: module, lambda sizes: sized(given, sizes, {}))(sizes, request)
 
-    return run
+    return record
 
 
 def _options(how: How) -> ImportOptions:

@@ -3,7 +3,7 @@
 from learncost.program.autograd.mixers import MIXERS
 from learncost.program.autograd.module import MODULES, USUAL_MODULE, Itself, Module, module_named
 from learncost.program.autograd.optimizers import CLASSES, Stepping, default_implementation, step_weights
-from learncost.program.autograd.state import RunUsage, StepOptions, Steps
+from learncost.program.autograd.state import StepOptions
 from learncost.program.autograd.step import DIFFERENT, run_step
 from learncost.program.autograd.tape import Tape
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
@@ -19,10 +19,8 @@ __all__ = [
     "USUAL_MODULE",
     "Itself",
     "Module",
-    "RunUsage",
     "StepOptions",
     "Stepping",
-    "Steps",
     "Tape",
     "Wrapping",
     "default_implementation",

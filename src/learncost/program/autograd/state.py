@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -12,7 +12,7 @@ from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
-from learncost.program.allocation_log import Allocation, AllocationLog, Logged
+from learncost.program.allocation_log import Allocation
 from learncost.program.autograd.module import Module
 from learncost.program.autograd.operators import TapeTensor
 from learncost.program.autograd.optimizers import Stepping
@@ -243,37 +243,3 @@ class ScopeNames:
 
     def fresh(self, elements: int) -> TapeTensor:
         return TapeTensor(self.tape, self.tape.new(elements))
-
-
-class RunUsage:
-    """The memory use of a step that runs.
-
-    label    the operator that runs now
-    given    by label, the category of an array that is allocated before the step begins
-    steps    the optimizer's step over weights of these shapes, while their gradients are alive
-    microbatches  the number of microbatches whose gradients are summed
-    hooked   whether a hook runs a weight's step and frees its gradient as soon as it is complete
-    most     peak bytes if matrix product libraries used their largest workspace
-    device   the device, as PyTorch names it
-    weights  the table's weights, and the trainable ones; None where the module determines these
-    """
-
-    def __init__(self, device: str = "cpu", weights: tuple[Sequence[str], Sequence[str]] | None = None) -> None:
-        self.label, self.device, self.weights = "", device, weights
-        self.account = AllocationLog(NEVER, lambda: self.label)
-        self.given: dict[str, str] = {}
-        self.hooked, self.most, self.microbatches = False, 0, 1
-        self.steps: Callable[[list[tuple[int, ...]]], None] = lambda weights: None
-
-    def at_peak(self) -> list[Logged]:
-        """Return the live arrays at the first of the peaks."""
-        log = self.account.log
-        instant = log.levels.index(self.account.peak)
-        return [array for array in log.arrays if array.first <= instant <= array.last]
-
-
-NEVER = -1
-"""A number of bytes that is never in use: with it, a log is kept and nothing stops."""
-
-Steps: TypeAlias = "Callable[[Mapping[str, int], str, RunUsage], None]"
-"""A function that runs a module's forward and backward at given sizes, in a type such as bf16."""

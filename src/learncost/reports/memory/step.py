@@ -27,9 +27,9 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step, trained_by
 from learncost.procedures.stored_states import StoredStates
 from learncost.program.autograd.module import module_named
-from learncost.program.autograd.state import RunUsage
 from learncost.program.calls import IN_KERNELS
 from learncost.program.lifetimes import FEW, Walked, every_iteration
+from learncost.program.program import Program
 from learncost.program.regions import Region
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX, bytes_of
@@ -162,7 +162,7 @@ class MemoryStep:
         self.mesh: tuple[Request, Engine] | None = None  # and how it was asked for
         self.shares: Mapping[str, int] = {}
         self.taped: dict[Hashable, tuple[int, str]] = {}  # peaks of autograd's tapes, which take a while
-        self.ran: tuple[Hashable, RunUsage] | None = None  # the last run of a module that was read
+        self.ran: tuple[Hashable, Program] | None = None  # the last run of a module that was read
         self.plan = run.plan
         if run.plan == CHOSEN:
             capacity = None if budget is None else budget - self.uncounted

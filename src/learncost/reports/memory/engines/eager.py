@@ -13,7 +13,6 @@ from learncost.ir.precision import BYTES
 from learncost.models.model import Model
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
 from learncost.procedures.procedure import procedure
-from learncost.program.allocation_log import Allocation
 from learncost.program.autograd import (
     BUCKETS,
     CLASSES,
@@ -22,14 +21,24 @@ from learncost.program.autograd import (
     MIXERS,
     Itself,
     Module,
-    RunUsage,
     StepOptions,
     Stepping,
     Tape,
     Wrapping,
     default_implementation,
     run_step,
-    step_weights,
+)
+from learncost.program.program import (
+    ACTIVATIONS,
+    GRADIENTS,
+    STATES,
+    WEIGHTS,
+    WORKSPACE,
+    Program,
+    StepRequest,
+    history,
+    library_workspace,
+    peak,
 )
 from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, grouped
 from learncost.reports.memory.engines.logged import Logs
@@ -130,47 +139,39 @@ def _rows(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
     return {weight: prod(shape_of(rows, sizes)) for weight, rows in axes.items()}
 
 
-def _ran(step: MemoryStep, sizes: Mapping[str, int], device: str = "") -> RunUsage | None:
-    """Return the memory use of the step as the imported module runs it; None if it cannot."""
+def _recorded(step: MemoryStep, sizes: Mapping[str, int], device: str = "") -> Program | None:
+    """Return the step as the imported module runs it; None if it cannot."""
     if step.module != Itself.name:
         return None
     key = tuple(sorted(sizes.items()))
     if step.ran and step.ran[0] == key:
         return step.ran[1]
     try:
-        running = _ran_on(device or step.eager.device, step, sizes)
+        program = _recorded_on(device or step.eager.device, step, sizes)
     except InputError as error:
         if (device or step.eager.device) != CPU:  # there is no such device here, or not for all that it does
             step.instead = str(error)
-            return _ran(step, sizes, CPU)
+            return _recorded(step, sizes, CPU)
         if step.module_asked:
             raise
         step.module, step.instead = Module.name, str(error)
         return None
-    step.ran = key, running
-    return running
+    step.ran = key, program
+    return program
 
 
-def _ran_on(device: str, step: MemoryStep, sizes: Mapping[str, int]) -> RunUsage:
-    """Return the memory use of the step as the module runs it on a device. Raises `InputError` if it cannot."""
+def _recorded_on(device: str, step: MemoryStep, sizes: Mapping[str, int]) -> Program:
+    """Return the step as the module runs it on a device. Raises `InputError` if it cannot."""
     model, layer = step.model, step.model.configuration.layer
     assert layer is not None
     assert layer.steps is not None
-    running = RunUsage(device, (layer.table.weights, model.learning) if learns_otherwise(model) else None)
     given = step.states_and_masters
     if step.over:
         given[BUCKETS] = bytes_of(model.table, model.learning, sizes, lambda _: step.kind.weight)
-    running.given |= {name: name for name in given}
-    state = list[Allocation]()
-    for running.label, size in given.items():
-        state.append(Allocation(running.account, size))
-    running.hooked, running.microbatches = _hooked(step), step.accumulate
-    running.steps = lambda weights: step_weights(
-        _stepping(step), weights, lambda elements, width: Allocation(running.account, elements * width)
-    )
-    layer.steps(_here(step, sizes), step.kind.values, running)
-    del state
-    return running
+    weights = (layer.table.weights, model.learning) if learns_otherwise(model) else None
+    request = StepRequest(step.kind.values, device, given, weights, _stepping(step), step.accumulate, _hooked(step))
+    program: Program = layer.steps(_here(step, sizes), request)
+    return program
 
 
 def _stepping(step: MemoryStep) -> Stepping:
@@ -214,9 +215,12 @@ def _worst(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[int, str]:
     """Return the peak and its line, cached by the step."""
     key = step.module, *sorted(sizes.items())
     if key not in step.taped:
-        running = _ran(step, sizes)
-        account = running.account if running else _run(step, sizes)[0].account
-        step.taped[key] = account.peak, str(account.line)
+        if program := _recorded(step, sizes):
+            most = peak(program)
+            step.taped[key] = most.bytes, most.op.label
+        else:
+            account = _run(step, sizes)[0].account
+            step.taped[key] = account.peak, str(account.line)
     return step.taped[key]
 
 
@@ -225,8 +229,8 @@ def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
 
 
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
-    if running := _ran(step, sizes):
-        return _taken(step, running)
+    if program := _recorded(step, sizes):
+        return _taken(step, program)
     peak, line = _worst(step, sizes)
     tape, module = _run(step, sizes, peak)
     allocations = tuple((size, str(label)) for size, label in tape.account.allocations)
@@ -257,26 +261,22 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     return MemoryUse(peak, moment, parts, grouped(allocations), curve, stays, convention, rules=rules)
 
 
-def _taken(step: MemoryStep, running: RunUsage) -> MemoryUse:
-    """Return the memory use of an imported module that was executed."""
-    account, arrays = running.account, running.at_peak()
-    parts = dict.fromkeys(("weights", "gradients", "optimizer state", *running.given.values()), 0)
-    parts |= {"workspace": 0, "activations": 0}
-    for array in arrays:
-        passes = array.label.endswith("backward") or array.label == "optimizer step"
-        parts[running.given.get(array.label) or array.kind or ("workspace" if passes else "activations")] += array.bytes
-    table = _plain(step.model).table
-    curve, stays = Logs(account.log, table, running.given, {}).account()
-    allocations = ((array.bytes, array.label) for array in arrays)
-    said = _convention(Itself.said, step, running.device)
-    if running.most > account.peak:
+def _taken(step: MemoryStep, program: Program) -> MemoryUse:
+    """Return the memory use of an imported module whose step was recorded."""
+    most = peak(program)
+    parts = dict.fromkeys((WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, WORKSPACE), 0) | most.by_role
+    given = {buffer.label: buffer.role for buffer in program.buffers if buffer.first < 0}
+    curve, stays = Logs(history(program), _plain(step.model).table, given, {}).account()
+    allocations = [(buffer.bytes, buffer.label) for buffer in most.live]
+    allocations += [(most.op.scratch, most.op.label)] if most.op.scratch else []
+    said = _convention(Itself.said, step, program.device)
+    buffers = library_workspace(program) if program.device == CPU else None
+    if buffers:
         said = said.replace(WITHOUT_BUFFERS, "Kernel buffers are listed separately.")
     if step.instead:
         said += f" Not run on {PLACES[GPU]}: {step.instead}."
-    moment = at_line(str(account.line), account.peak)
-    buffers = max(0, running.most - account.peak) if running.device == "cpu" else None
-    there = grouped(allocations)
-    return MemoryUse(account.peak, moment, parts, there, curve, stays, said, rules=_rules(step), buffers=buffers)
+    moment, there = at_line(most.op.label, most.bytes), grouped(allocations)
+    return MemoryUse(most.bytes, moment, parts, there, curve, stays, said, rules=_rules(step), buffers=buffers)
 
 
 def _unwrapped(step: MemoryStep) -> str:

@@ -14,16 +14,26 @@ from learncost.importer.refusals import one_line, silenced
 from learncost.importer.replaced import attributes_replaced, unchecked
 from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
-from learncost.program.autograd.state import RunUsage
 from learncost.program.autograd.step import DIFFERENT
+from learncost.program.program import (
+    ACTIVATIONS,
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    OPTIMIZER,
+    STATES,
+    WEIGHTS,
+    Program,
+    StepRequest,
+)
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """PyTorch's names of the types that it trains in."""
 
 
 @dataclass(frozen=True)
-class ModuleStepping:
-    """The training steps of a module.
+class ModuleStep:
+    """The training step of a module.
 
     module  the module, or a function that builds it
     inputs  example values by name, at sizes by letter
@@ -32,62 +42,76 @@ class ModuleStepping:
     module: Callable[[], Any]
     inputs: Callable[[Mapping[str, int]], Mapping[str, Any]]
 
-    def __call__(self, sizes: Mapping[str, int], values: str, running: RunUsage) -> None:
-        """Run one forward and backward pass. Raises `InputError` if that needs values."""
+    def __call__(self, sizes: Mapping[str, int], request: StepRequest) -> Program:
+        """Record the training step. Raises `InputError` if that needs values."""
         with _in_one_line():
-            self._run(sizes, values, running)
+            return self._recorded(sizes, request)
 
-    def _run(self, sizes: Mapping[str, int], values: str, running: RunUsage) -> None:
+    def _recorded(self, sizes: Mapping[str, int], request: StepRequest) -> Program:
         import torch
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         from learncost.importer.examples import as_called
-        from learncost.importer.running.counting import Counting, knows
+        from learncost.importer.recorder.recorder import Recorder
 
-        if running.device == "cuda" and not torch.cuda.is_available():
+        if request.device == "cuda" and not torch.cuda.is_available():
             raise InputError("PyTorch chooses kernels for a GPU where there is one")
-        kind = getattr(torch, TYPES[values])
+        recorder = Recorder(request.device)
         module, given = self.module(), self.inputs(sizes)
-        counting = Counting(running)
-        with FakeTensorMode(allow_non_fake_inputs=True), _as_in_a_run(), unchecked(), counting:
-            empty = _Empty(kind, counting, knows)
+        with FakeTensorMode(allow_non_fake_inputs=True), _as_in_a_run(), unchecked(), recorder:
+            empty = _Empty(getattr(torch, TYPES[request.values]), recorder)
             module = empty.module(module)
-            if running.weights:
-                learn_only(module, running.weights[1], running.weights[0])
-            given = empty.inputs(given)
-            with _reported(module, counting):
-                row, by_name = as_called(module, given)
-                learned = _let_go(module, counting) if running.hooked else []
-                for _ in range(min(running.microbatches, DIFFERENT)):
-                    counting.backwards = False
-                    result = module(*row, **by_name)
-                    floats = ends(result)
-                    counting.backwards = True
-                    torch.autograd.backward(floats, [torch.empty_like(each) for each in floats])
-                    counting.settle()
-                    del result, floats
-            learned += [each for each in module.parameters() if each.grad is not None]
-            counting.call_gradients(each.grad for each in learned if each.grad is not None)
-            running.label = "optimizer step"
-            running.steps([tuple(each.shape) for each in learned])
+            if request.weights:
+                learn_only(module, request.weights[1], request.weights[0])
+            row, by_name = as_called(module, empty.inputs(given))
+            del given
+            with _attributed(module, recorder):
+                record_step(recorder, module, request, lambda: module(*row, **by_name))
+        return recorder.program()
 
 
-def _let_go(module: Any, counting: Any) -> list[Any]:
-    """Free each gradient as soon as it is complete, as an optimizer in the backward pass does; return the weights that
-    had one.
-    """
-    learned: list[Any] = []
+def record_step(recorder: Any, module: Any, request: StepRequest, forward: Callable[[], Any]) -> None:
+    """Record the step of a module whose tensors have no values; `forward` returns the loss, or other results."""
+    import torch
 
-    def step(weight: Any) -> None:
-        counting.settle()
-        counting.call_gradients(iter([weight.grad]))
-        learned.append(weight)
+    from learncost.importer.recorder.optimizer import clip, in_phase, optimizer_of, own, temporaries
+
+    stepping = request.optimizer
+    weights = [each for each in module.parameters() if each.requires_grad]
+    runs = bool(weights) and own(stepping, weights)
+    for role, size in request.given.items():
+        if not (runs and role == STATES):
+            recorder.give(role, size)
+    optimizers = {each: optimizer_of(recorder, stepping, [each]) for each in weights if runs and request.in_backward}
+    optimizer = optimizer_of(recorder, stepping, weights) if runs and not request.in_backward else None
+
+    def hook(weight: Any) -> None:
+        recorder.settle()
+        recorder.assign([weight.grad], GRADIENTS)
+        if weight in optimizers:
+            in_phase(recorder, OPTIMIZER, optimizers[weight].step)
         weight.grad = None
 
-    for weight in module.parameters():
-        if weight.requires_grad:
-            weight.register_post_accumulate_grad_hook(step)
-    return learned
+    hooks = [each.register_post_accumulate_grad_hook(hook) for each in weights if request.in_backward]
+    for recorder.microbatch in range(min(request.microbatches, DIFFERENT)):
+        recorder.phase = FORWARD
+        result = forward()
+        floats = ends(result)
+        seeds = [torch.empty_like(each) for each in floats]
+        recorder.phase = BACKWARD
+        torch.autograd.backward(floats, seeds)
+        recorder.settle()
+        del result, floats, seeds
+    for each in hooks:
+        each.remove()
+    learned = [each for each in weights if each.grad is not None]
+    recorder.assign([each.grad for each in learned], GRADIENTS)
+    if optimizer:
+        if stepping.clip:
+            clip(recorder, learned, recorder.device != "cpu")
+        in_phase(recorder, OPTIMIZER, optimizer.step)
+    elif not runs:
+        temporaries(recorder, stepping, learned)
 
 
 @contextmanager
@@ -105,16 +129,16 @@ def _in_one_line() -> Iterator[None]:
 class _Empty:
     """A factory of tensors without values for a module and its arguments."""
 
-    def __init__(self, kind: Any, counting: Any, knows: Callable[[Any, Any], None]) -> None:
-        self.kind, self.counting, self.knows = kind, counting, knows
+    def __init__(self, kind: Any, recorder: Any) -> None:
+        self.kind, self.recorder = kind, recorder
 
     def module(self, module: Any) -> Any:
         """Return a copy of the module with such tensors as parameters and buffers."""
-        from learncost.importer.running.counting import starred
+        from learncost.importer.recorder.recorder import starred
 
         instead: dict[int, Any] = {}
         for path, parameter in module.named_parameters():
-            self._instead(instead, parameter, starred(path), "weights")
+            self._instead(instead, parameter, starred(path), WEIGHTS)
         for path, buffer in module.named_buffers():
             self._instead(instead, buffer, starred(path), "buffers")
         for path, part in module.named_modules():
@@ -128,51 +152,48 @@ class _Empty:
         from torch.utils._pytree import tree_map_only
 
         def empty(tensor: Tensor) -> Any:
-            return self._tensor(tensor, "inputs", "activations")
+            return self._tensor(tensor, "inputs", ACTIVATIONS)
 
         return {name: tree_map_only(Tensor, empty, value) for name, value in given.items()}
 
-    def _instead(self, instead: dict[int, Any], tensor: Any, label: str, part: str) -> None:
+    def _instead(self, instead: dict[int, Any], tensor: Any, label: str, role: str) -> None:
         if id(tensor) not in instead:
-            instead[id(tensor)] = self._tensor(tensor, label, part)
+            instead[id(tensor)] = self._tensor(tensor, label, role)
 
-    def _tensor(self, tensor: Any, label: str, part: str) -> Any:
+    def _tensor(self, tensor: Any, label: str, role: str) -> Any:
         import torch
 
+        from learncost.importer.recorder.recorder import knows
+
         kind = self.kind if tensor.is_floating_point() else tensor.dtype
-        self.counting.running.given[label] = part
-        self.counting.made = label
-        device = self.counting.running.device
-        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=device)
-        self.counting.made = ""
-        if part != "weights" and tensor.device.type != "meta" and not tensor.requires_grad:
+        with self.recorder.given(role, label):
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=self.recorder.device)
+            if isinstance(tensor, torch.nn.Parameter):
+                return torch.nn.Parameter(empty, tensor.requires_grad)
+        if role != WEIGHTS and tensor.device.type != "meta" and not tensor.requires_grad:
             with torch.utils._python_dispatch._disable_current_modes():
-                self.knows(empty, tensor.to("cpu", kind, copy=True))
-        if isinstance(tensor, torch.nn.Parameter):
-            return torch.nn.Parameter(empty, tensor.requires_grad)
+                knows(empty, tensor.to("cpu", kind, copy=True))
         return empty.requires_grad_(tensor.requires_grad)
 
 
 @contextmanager
-def _reported(module: Any, counting: Any) -> Iterator[None]:
+def _attributed(module: Any, recorder: Any) -> Iterator[None]:
     """Attribute every operator to the module that runs it."""
-    from learncost.importer.running.counting import starred
-
     above: list[str] = []
     hooks = []
 
     def begins(path: str) -> Callable[..., None]:
         def begin(*_: Any) -> None:
-            above.append(counting.path)
-            counting.path = path
+            above.append(recorder.path)
+            recorder.path = path
 
         return begin
 
     def end(*_: Any) -> None:
-        counting.path = above.pop() if above else ""
+        recorder.path = above.pop() if above else ""
 
     for path, part in module.named_modules():
-        hooks.append(part.register_forward_pre_hook(begins(starred(path))))
+        hooks.append(part.register_forward_pre_hook(begins(path)))
         hooks.append(part.register_forward_hook(end, always_call=True))
     try:
         yield

@@ -1,0 +1,75 @@
+"""The optimizer's step on tensors without values: PyTorch's own where it has the optimizer, else its temporaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from learncost.importer.recorder.recorder import STEP, Recorder
+from learncost.program.autograd.optimizers import Stepping, step_weights
+from learncost.program.program import CLIP, OPTIMIZER, STATES, Op
+
+CLASSES: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    "sgd": ("SGD", {}),
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "adamw": ("AdamW", {}),
+    "rmsprop": ("RMSprop", {}),
+    "adafactor": ("Adafactor", {}),
+}
+"""The optimizers of `torch.optim`, and the arguments that are not the default."""
+
+IMPLEMENTATIONS: Mapping[str, Mapping[str, bool]] = {
+    "fused": {"fused": True},
+    "foreach": {"foreach": True},
+    "for-loop": {"foreach": False},
+}
+
+
+def own(stepping: Stepping, weights: Sequence[torch.Tensor]) -> bool:
+    """Return whether PyTorch runs this optimizer over the weights themselves, with states of their type."""
+    return stepping.optimizer in CLASSES and all(each.element_size() == stepping.width for each in weights)
+
+
+def optimizer_of(recorder: Recorder, stepping: Stepping, weights: Sequence[Any]) -> Any:
+    """Return PyTorch's optimizer of weights, with its states, which its first step makes."""
+    name, settings = CLASSES[stepping.optimizer]
+    optimizer = getattr(torch.optim, name)(weights, **settings, **IMPLEMENTATIONS[stepping.how])
+    with recorder.given(STATES, STATES):
+        for weight in weights:
+            weight.grad = torch.empty_like(weight)
+        in_phase(recorder, OPTIMIZER, optimizer.step)
+        optimizer.zero_grad(set_to_none=True)
+    return optimizer
+
+
+def clip(recorder: Recorder, weights: Sequence[Any], foreach: bool) -> None:
+    """Clip the gradients of weights to a norm, as `torch.nn.utils.clip_grad_norm_` does."""
+    in_phase(recorder, CLIP, lambda: torch.nn.utils.clip_grad_norm_(weights, 1.0, foreach=foreach))
+
+
+def in_phase(recorder: Recorder, phase: str, run: Callable[[], object]) -> None:
+    """Run something in a phase, without a module."""
+    before, recorder.phase, path, recorder.path = recorder.phase, phase, recorder.path, ""
+    try:
+        run()
+    finally:
+        recorder.phase, recorder.path = before, path
+
+
+class _Temporary:
+    """A temporary of an optimizer's step, which lasts as long as something refers to it."""
+
+    def __init__(self, recorder: Recorder, size: int) -> None:
+        op = Op("optimizer", "", (), (), {}, OPTIMIZER, recorder.microbatch, STEP)
+        self._recorder, self._buffer = recorder, recorder.temporary(op, size)
+
+    def __del__(self) -> None:
+        self._recorder.free(self._buffer)
+
+
+def temporaries(recorder: Recorder, stepping: Stepping, weights: Sequence[torch.Tensor]) -> None:
+    """Record the temporaries of an optimizer's step that PyTorch does not run over these weights."""
+    shapes = [tuple(each.shape) for each in weights]
+    step_weights(stepping, shapes, lambda elements, width: _Temporary(recorder, elements * width))

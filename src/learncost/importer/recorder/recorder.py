@@ -1,0 +1,291 @@
+"""Record the operators that run on tensors without values as a program.
+
+PyTorch runs the step with its own autograd, which decides what is saved for the backward pass, which views share
+memory, and when a Python name releases a tensor. Three things differ from a run with values and are corrected here:
+accumulated gradients and filled zeros are allocated anew, where a run adds in place; workspace of kernels is not seen
+(`workspace`); integers and booleans would have no values, so they are computed.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from learncost.importer.recorder.workspace import buffers, packed, results
+from learncost.program.program import (
+    ACTIVATIONS,
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    RECOMPUTE,
+    WORKSPACE,
+    Buffer,
+    Op,
+    Operand,
+    Program,
+)
+
+MOST = 2**22
+"""The most elements of a tensor that is computed."""
+BEFORE = -1
+"""The place of what happens before the first op."""
+_VALUE = "_learncost_value"
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that records every operator, and every storage until nothing refers to it.
+
+    path        of the module whose forward runs
+    phase       of the step
+    microbatch  that runs
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device, self.path, self.phase, self.microbatch = device, "", FORWARD, 0
+        self._ops: list[Op] = []
+        self._buffers: list[Buffer] = []
+        self._there: dict[int, tuple[int, Any]] = {}
+        self._open: set[int] = set()
+        self._deferred: list[tuple[Any, str, int]] = []
+        self._zeros: set[int] = set()
+        self._paths: dict[int, str] = {}
+        self._given: tuple[str, str] | None = None
+
+    @contextmanager
+    def given(self, role: str, label: str) -> Iterator[None]:
+        """Record what is made inside as buffers that are there before the step, and no ops."""
+        self._given = role, label
+        try:
+            yield
+        finally:
+            self._given = None
+
+    def give(self, role: str, size: int, label: str = "") -> None:
+        """Record bytes that are in use throughout the step."""
+        self._add(Buffer(size, self.device, role, label or role, BEFORE, BEFORE))
+
+    def assign(self, tensors: Iterable[torch.Tensor], role: str) -> None:
+        """Set the role of the buffers of tensors."""
+        for tensor in tensors:
+            if there := self._there.get(tensor.untyped_storage()._cdata):
+                self._buffers[there[0]] = replace(self._buffers[there[0]], role=role)
+
+    def temporary(self, op: Op, size: int) -> int:
+        """Record an op that no operator of PyTorch runs, and its result; return the buffer of this."""
+        self._ops.append(op)
+        return self._add(Buffer(size, self.device, WORKSPACE, op.label, len(self._ops) - 1, BEFORE))
+
+    def free(self, buffer: int) -> None:
+        """Record that nothing refers to a buffer after the last op."""
+        self._open.discard(buffer)
+        self._buffers[buffer] = replace(self._buffers[buffer], last=len(self._ops) - 1)
+
+    def _add(self, buffer: Buffer) -> int:
+        self._buffers.append(buffer)
+        self._open.add(len(self._buffers) - 1)
+        return len(self._buffers) - 1
+
+    def program(self) -> Program:
+        """Return what was recorded; buffers that are not freed last to the end."""
+        self.settle()
+        end = len(self._ops)
+        ended = (replace(each, last=end) if place in self._open else each for place, each in enumerate(self._buffers))
+        return Program(tuple(self._ops), tuple(ended), self.device, {"torch": torch.__version__})
+
+    def settle(self) -> None:
+        """Record accumulated gradients and filled zeros after their operands are freed, whose memory they reuse in a
+        run; if other references to the operands exist, they are not freed.
+        """
+        for deferred, label, place in self._deferred:
+            if (tensor := deferred()) is not None:
+                op = self._ops[place]
+                self._ops[place] = replace(op, outputs=(*op.outputs, self._operand(tensor, label)))
+        self._deferred = []
+
+    def _take(self, tensor: torch.Tensor, label: str) -> int:
+        """Return the buffer of a tensor, recorded if it is new."""
+        memory = tensor.untyped_storage()
+        key = memory._cdata
+        if key in self._there:
+            return self._there[key][0]
+        made = ACTIVATIONS if self._phase() in (FORWARD, RECOMPUTE) else WORKSPACE
+        role, label = self._given or (made, label)
+        first = BEFORE if self._given else len(self._ops)
+        place = self._add(Buffer(memory.nbytes(), tensor.device.type, role, label, first, BEFORE))
+
+        def gone(_: object) -> None:
+            if self._there.pop(key, None) is not None:
+                self.free(place)
+
+        self._there[key] = place, weakref.ref(memory, gone)
+        return place
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return func(*args, **kwargs)
+        self.settle()
+        inputs = _tensors((args, kwargs))
+        answer = _answered(func, args, self.phase == OPTIMIZER)
+        result = answer[0] if answer else results(func, args, kwargs)
+        outputs = _tensors(result)
+        if not answer:
+            _compute(func, args, kwargs, inputs, outputs)
+        if self._given:
+            for each in outputs:
+                self._take(each, "")
+        elif inputs or outputs:
+            self._record(func, args, kwargs, result, inputs, outputs)
+        return result
+
+    def _record(
+        self, func: Any, args: Any, kwargs: Any, result: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> None:
+        node, phase = torch._C._current_autograd_node(), self._phase()
+        path = self._path(node if phase == BACKWARD else None)
+        label = _label(func, phase, path)
+        read = tuple(self._operand(each, label) for each in inputs)
+        if phase == BACKWARD and (self._accumulates(func, args) or self._fills(args)):
+            new = {id(each) for each in outputs if each.untyped_storage()._cdata not in self._there}
+            self._deferred += [(weakref.ref(each), label, len(self._ops)) for each in outputs if id(each) in new]
+            outputs = [each for each in outputs if id(each) not in new]
+        written = tuple(self._operand(each, label) for each in outputs)
+        if phase == BACKWARD and "zeros" in func._schema.name:
+            self._zeros = {each.untyped_storage()._cdata for each in outputs}
+        op = Op(func._schema.name, func._schema.overload_name, read, written, _arguments(func, args, kwargs),
+                phase, self.microbatch, label, path, node.name() if node is not None else "")  # fmt: skip
+        if self.device == "cpu":
+            op = replace(op, scratch=buffers(func, args, kwargs, result), library=packed(func, args, result))
+        else:
+            op = replace(op, synchronizes=func is torch.ops.aten._local_scalar_dense.default)
+        self._ops.append(op)
+
+    def _operand(self, tensor: torch.Tensor, label: str) -> Operand:
+        dense = tensor.layout is torch.strided
+        strides, offset = (tuple(tensor.stride()), int(tensor.storage_offset())) if dense else ((), 0)
+        kind = str(tensor.dtype).removeprefix("torch.")
+        return Operand(self._take(tensor, label), tuple(tensor.shape), kind, strides, offset)
+
+    def _phase(self) -> str:
+        """Return the phase; gradients are enabled in the backward pass only where a checkpoint computes again."""
+        return RECOMPUTE if self.phase == BACKWARD and torch.is_grad_enabled() else self.phase
+
+    @staticmethod
+    def _accumulates(func: Any, args: Any) -> bool:
+        """Return whether the engine accumulates two gradients, adding the second to the first in place."""
+        return func is torch.ops.aten.add.Tensor and _in_place(args[0])
+
+    def _fills(self, args: Any) -> bool:
+        """Return whether a formula fills zeros that it allocated, which a run does in place (`FunctionsManual.cpp`)."""
+        first = args[0] if args else None
+        return isinstance(first, torch.Tensor) and first.untyped_storage()._cdata in self._zeros
+
+    def _path(self, node: Any) -> str:
+        """Return the module that runs an operator, or that ran what it is the gradient of."""
+        if node is None:
+            self._paths.setdefault(torch.autograd._get_sequence_nr(), self.path)  # type: ignore[attr-defined]
+            return self.path
+        return self._paths.get(node._sequence_nr() + 1, "")
+
+
+STEP = "optimizer step"
+"""The label of all operators of an optimizer's step."""
+
+
+def _label(func: Any, phase: str, path: str) -> str:
+    """Return the label of an operator: a module and its operator, or the gradients of one."""
+    if phase not in (FORWARD, RECOMPUTE, BACKWARD):
+        return STEP
+    name = str(func).split(".")[1].strip("_") + (", backward" if phase == BACKWARD else "")
+    return f"{starred(path)}: {name}" if path else name
+
+
+def starred(path: str) -> str:
+    """Return a module's path with the number of a block as a wildcard: blocks.*.norm."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+
+
+def knows(tensor: Any, value: torch.Tensor) -> None:
+    """Attach the known values to a tensor without values."""
+    setattr(tensor, _VALUE, value)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def _arguments(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments other than tensors by name, types and devices as text."""
+    named = {**{each.name: value for each, value in zip(func._schema.arguments, args, strict=False)}, **kwargs}
+    plain = dict[str, Any]()
+    for name, value in named.items():
+        if isinstance(value, list | tuple):
+            if not any(isinstance(each, torch.Tensor) for each in value):
+                plain[name] = tuple(each if isinstance(each, PLAIN) else str(each) for each in value)
+        elif not isinstance(value, torch.Tensor):
+            plain[name] = value if isinstance(value, PLAIN) else str(value)
+    return plain
+
+
+def _in_place(gradient: Any) -> bool:
+    """Return whether the engine may add to a gradient in place (`input_buffer.cpp`): it must be contiguous and not
+    shared.
+
+    A view, as of a weight that is transposed for a read, shares the memory of its base.
+    """
+    if not isinstance(gradient, torch.Tensor) or gradient._is_view():
+        return False
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(gradient))
+
+
+def _known(tensor: Any) -> torch.Tensor | None:
+    """Return the values of a tensor, if known: a tensor made of Python numbers has its values."""
+    value: torch.Tensor | None = getattr(tensor, _VALUE, None if isinstance(tensor, FakeTensor) else tensor)
+    return value
+
+
+def _answered(func: Any, args: Any, any_value: bool) -> tuple[Any] | None:
+    """Return the answer to a query by Python for values that are known; 1 for others where any value will do."""
+    if func is not torch.ops.aten._local_scalar_dense.default:
+        return None
+    if (value := _known(args[0])) is not None:
+        with torch.utils._python_dispatch._disable_current_modes():
+            return (value.item(),)
+    return (1.0,) if any_value else None
+
+
+def _compute(
+    func: Any, args: Any, kwargs: Mapping[str, Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+) -> None:
+    """Compute an operator whose operands all have known values, so that its results are known too."""
+    known = [_known(each) for each in inputs]
+    drawn = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name
+    unknown = any(value is None for value in known) or any(each.numel() > MOST for each in outputs)
+    changes = func._schema.is_mutable
+    if drawn or unknown or not (outputs or changes):
+        for each in inputs if changes else ():
+            if hasattr(each, _VALUE):
+                delattr(each, _VALUE)
+        return
+    values = iter(known)
+    kwargs = {**kwargs, "device": torch.device("cpu")} if kwargs.get("device") else kwargs
+    real_args, real_kwargs = tree_map(
+        lambda each: next(values) if isinstance(each, torch.Tensor) else each, (args, dict(kwargs))
+    )
+    with torch.utils._python_dispatch._disable_current_modes():
+        computed = func(*real_args, **real_kwargs)
+    for each, value in zip(outputs, _tensors(computed), strict=True):
+        knows(each, value)

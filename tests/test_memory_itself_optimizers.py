@@ -151,7 +151,7 @@ def test_variants_differ_by_the_temporaries_of_their_steps():
     layer = lc.from_module(Wide(), MODULES["wide"][1](torch.float32))
     peaks = {how: lc.memory(layer, engine="eager", optimizer="adamw", **FLAGS[how]).peak for how in VARIANTS}
     counts = [weight.numel() for weight in Wide().parameters()]
-    held = 4 * (4 * sum(counts) + len(counts) + 4 * 64)  # weights, gradients, two states; their counts of steps; the input
+    held = 4 * (4 * sum(counts) + len(counts) + 4 * 64)  # weights, gradients, two states, steps; the input
     assert peaks["foreach"] == held + 4 * sum(counts)
     assert peaks["for-loop"] == held + 4 * (counts[-2] + 2 * counts[-1])
     assert peaks["hooks"] < peaks["fused"] < peaks["for-loop"]

@@ -109,7 +109,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for deferred, label, place in self._deferred:
             if (tensor := deferred()) is not None:
                 op = self._ops[place]
-                self._ops[place] = replace(op, outputs=(*op.outputs, self._operand(tensor, label)))
+                name = "aten::add_" if op.name == "aten::add" and op.inputs[0].buffer not in self._open else op.name
+                self._ops[place] = replace(op, name=name, outputs=(*op.outputs, self._operand(tensor, label)))
         self._deferred = []
 
     def _take(self, tensor: torch.Tensor, label: str) -> int:

@@ -97,6 +97,11 @@ class Program:
     device: str = "cpu"
     versions: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def on_device(self) -> list[Buffer]:
+        """The buffers in the memory of the device."""
+        return [buffer for buffer in self.buffers if buffer.device == self.device]
+
 
 @dataclass(frozen=True)
 class StepRequest:
@@ -141,9 +146,9 @@ class Peak:
 
 
 def levels(program: Program) -> list[int]:
-    """Return the bytes in use during each op: the live buffers, and its scratch."""
+    """Return the bytes in use during each op on the program's device: the live buffers, and its scratch."""
     changes = [0] * (len(program.ops) + 2)
-    for buffer in program.buffers:
+    for buffer in program.on_device:
         changes[max(buffer.first, 0)] += buffer.bytes
         changes[buffer.last + 1] -= buffer.bytes
     return [level + op.scratch for level, op in zip(accumulate(changes), program.ops, strict=False)]
@@ -154,7 +159,7 @@ def peak(program: Program) -> Peak:
     in_use = levels(program)
     most = max(in_use)
     place = in_use.index(most)
-    live = tuple(buffer for buffer in program.buffers if buffer.first <= place <= buffer.last)
+    live = tuple(buffer for buffer in program.on_device if buffer.first <= place <= buffer.last)
     return Peak(most, program.ops[place], live)
 
 
@@ -175,13 +180,13 @@ def library_workspace(program: Program) -> int:
 
 def history(program: Program) -> AllocationHistory:
     """Return the log of the ops that allocate or after which something is freed."""
-    moves = {place for buffer in program.buffers for place in (max(buffer.first, 0), buffer.last)}
+    moves = {place for buffer in program.on_device for place in (max(buffer.first, 0), buffer.last)}
     moves |= {place for place, op in enumerate(program.ops) if op.scratch}
     in_use = levels(program)
     places = [place for place in range(len(program.ops)) if place in moves]
     later = list(accumulate((place in moves for place in range(len(program.ops) + 1)), initial=0))
     log = AllocationHistory([program.ops[place].label for place in places], [in_use[place] for place in places])
-    for buffer in program.buffers:
+    for buffer in program.on_device:
         kind = GRADIENTS if buffer.role == GRADIENTS else ""
         if (first := max(buffer.first, 0)) <= buffer.last:
             log.arrays.append(Logged(buffer.label, buffer.bytes, later[first], later[buffer.last + 1] - 1, kind))

@@ -6,7 +6,7 @@ import copy
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,6 @@ class ModuleStep:
 
     def _recorded(self, sizes: Mapping[str, int], request: StepRequest) -> Program:
         import torch
-        from torch._subclasses.fake_tensor import FakeTensorMode
 
         from learncost.importer.examples import as_called
         from learncost.importer.recorder.recorder import Recorder
@@ -58,7 +57,7 @@ class ModuleStep:
             raise InputError("PyTorch chooses kernels for a GPU where there is one")
         recorder = Recorder(request.device)
         module, given = self.module(), self.inputs(sizes)
-        with FakeTensorMode(allow_non_fake_inputs=True), _as_in_a_run(), unchecked(), recorder:
+        with in_a_run(), recorder:
             empty = _Empty(getattr(torch, TYPES[request.values]), recorder)
             module = empty.module(module)
             if request.weights:
@@ -202,10 +201,15 @@ def _attributed(module: Any, recorder: Any) -> Iterator[None]:
             hook.remove()
 
 
-def _as_in_a_run() -> AbstractContextManager[None]:
-    """Disable the masks that transformers makes for tensors without values only."""
+@contextmanager
+def in_a_run() -> Iterator[None]:
+    """Make tensors without values inside, and disable the masks that transformers makes for these only."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     library, name = sys.modules.get("transformers.utils.import_utils"), "is_fake_tensor"
-    return attributes_replaced({(library, name): lambda _: False} if hasattr(library, name) else {})
+    usual = attributes_replaced({(library, name): lambda _: False} if hasattr(library, name) else {})
+    with FakeTensorMode(allow_non_fake_inputs=True), usual, unchecked():
+        yield
 
 
 def learn_only(module: Any, learning: Iterable[str], weights: Iterable[str]) -> None:

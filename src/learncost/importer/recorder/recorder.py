@@ -273,6 +273,10 @@ def _compute(
 ) -> None:
     """Compute an operator whose operands all have known values, so that its results are known too."""
     known = [_known(each) for each in inputs]
+    if func is torch.ops.aten.rand.default and outputs[0].numel() == 1:  # as a module asks which layers to drop
+        with torch.utils._python_dispatch._disable_current_modes():
+            knows(outputs[0], torch.full(outputs[0].shape, 0.5))
+        return
     drawn = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name
     unknown = any(value is None for value in known) or any(each.numel() > MOST for each in outputs)
     changes = func._schema.is_mutable

@@ -74,15 +74,12 @@ def test_a_command(page, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["A100-SXM-80GB" if word == "here" else word for word in words]
     for word in words:
-        if word.endswith(".table"):
-            shipped = ROOT / word
-            example = next(iter(blocks(ROOT / "docs" / "add-a-layer.md", "text")))
-            Path(word).parent.mkdir(parents=True, exist_ok=True)
-            Path(word).write_text(shipped.read_text("utf-8") if shipped.exists() else example, encoding="utf-8")
-        if ".py:" in word:
-            shipped = ROOT / word.partition(":")[0]
-            Path(word).parent.mkdir(parents=True, exist_ok=True)
-            Path(word.partition(":")[0]).write_text(shipped.read_text("utf-8"), encoding="utf-8")
+        path = Path(word.partition(":")[0] if ".py:" in word else word)
+        if (ROOT / path).is_file() and path.suffix:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text((ROOT / path).read_text("utf-8"), encoding="utf-8")
+        elif path.suffix == ".table":
+            path.write_text(next(iter(blocks(ROOT / "docs" / "add-a-layer.md", "text"))), encoding="utf-8")
     assert main(words) == 0, capsys.readouterr().err
     written = [Path(words[place + 1]) for place, word in enumerate(words) if word in ("--output", "-o")]
     assert capsys.readouterr().out or all(path.stat().st_size for path in written)

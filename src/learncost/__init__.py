@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from learncost.reports.search.search import search as search
     from learncost.reports.sweep import Sweep as Sweep
     from learncost.reports.sweep import sweep as sweep
+    from learncost.reports.trainer_step import TrainerStep as TrainerStep
+    from learncost.reports.trainer_step import request_of as request_of
     from learncost.training.train import train as train
     from learncost.verification.check import check_layer as check_layer
     from learncost.verification.verify import verify as verify
@@ -116,6 +118,7 @@ _MODULES = {
     "reports.run_cost.run_cost": "run_cost",
     "reports.search.search": "search Search",
     "reports.sweep": "Sweep sweep",
+    "reports.trainer_step": "TrainerStep request_of",
     "training.train": "train",
     "verification.check": "check_layer",
     "verification.verify": "verify",

@@ -21,7 +21,8 @@ from learncost.cli.typed import read
 from learncost.interrupt import like_ctrl_c
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.reports.question import FLAGS, Flag, flags_of, in_flags, schema_of
-from learncost.reports.sheet import FORMATS, SPELLED
+from learncost.reports.request import DATA_FILES
+from learncost.reports.sheet import FORMATS, SPELLED, Shown
 
 ABOUT = "The cost of training neural networks: exact MACCs, FLOPs, bytes, memory and time, verified by execution."
 
@@ -255,12 +256,14 @@ def _answer(name: str, words: Sequence[str]) -> Any:
         raise InputError("--output requires a file name")
     if path and not Path(path).absolute().parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
-    if command.importing:
+    if command.importing and not any(isinstance(each, tuple) for each in arguments):
         flags_of_modules = {
             flag.name: flags_given.pop(flag.name) for flag in command.importing if flag.name in flags_given
         }
         arguments = _with_modules(command, arguments, flags_of_modules)
     answer = command.question(*arguments, **flags_given)
+    if files := _trainer_files(arguments):
+        answer = _of_files(name, files, answer, flags_given)
     if path and hasattr(answer, "files"):
         for each, text in answer.files(Path(path)).items():
             _save(each, text)
@@ -296,6 +299,25 @@ def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mappi
         argument if layer is None else NamedLayer(argument, layer, read_by) if named else layer
         for argument, layer in layers
     ]
+
+
+def _trainer_files(arguments: Sequence[Any]) -> tuple[str, ...]:
+    """Return the files of a trainer that are the model; none if it is another one."""
+    if len(arguments) != 1 or not (isinstance(arguments[0], tuple) or str(arguments[0]).lower().endswith(DATA_FILES)):
+        return ()
+    from learncost.reports.trainer_step import paths_of
+
+    return paths_of(arguments[0])
+
+
+def _of_files(name: str, files: tuple[str, ...], answer: Any, flags_given: Mapping[str, Any]) -> Any:
+    """Return an answer about trainers' files with what was read of them."""
+    from learncost.reports.trainer_step import AnswerOfFiles, TrainerStep, trainer_step
+
+    if isinstance(answer, TrainerStep) or not isinstance(answer, Shown):
+        return answer
+    flags = [flag.name for flag in flags_of(COMMANDS[name].question)]
+    return AnswerOfFiles(trainer_step(files, name, flags, **flags_given), answer)
 
 
 def _typed(flags_given: Mapping[str, Any]) -> Iterator[str]:

@@ -16,9 +16,10 @@ from learncost.models.configuration import SETTINGS
 from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL, spelled
 from learncost.reports.question import FLAGS, Flag, question
+from learncost.reports.request import DATA_FILES
 
 
-def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
+def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
     """Return the typed arguments, and the flags by their parameters' names: strings, or booleans for switches.
 
     Raises `InputError` for an unknown or repeated flag, a flag without a value, and a wrong number of arguments.
@@ -53,8 +54,19 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
             raise InputError(f"{name} needs a value")
         value = text if joined else left.pop(0)
         typed_values[key] = [*typed_values.get(key, []), value] if repeats else value
+    arguments = _joined(flags, arguments)
     _check_count(command, flags, arguments, typed_values)
     return arguments, typed_values
+
+
+def _joined(flags: Sequence[Flag], arguments: list[Any]) -> list[Any]:
+    """Return the arguments, with a trainer's file and what stands behind it as one model."""
+    places = [flag.name for flag in flags if flag.how == "argument"]
+    if places[:1] not in (["model"], ["subject"]) or not any(each.lower().endswith(DATA_FILES) for each in arguments):
+        return arguments
+    from learncost.trainer_files.reading import is_trainer_file  # imported where such a file is given
+
+    return [tuple(arguments)] if any(map(is_trainer_file, arguments)) else arguments
 
 
 def _is_flag(word: str) -> bool:

@@ -197,7 +197,7 @@ def place(request: Request) -> PlacedStep:
     Examples
     --------
     >>> found = lc.place("gpt2", "dp=2", placement="ddp", seq_len=64, n_layer=2)
-    >>> found.over.devices, found.over.sent[0].word, found.batch_size
+    >>> found.over.devices, found.over.sent[0].op, found.batch_size
     (2, 'all_reduce', 2)
     """
     find_procedure(request.procedure)

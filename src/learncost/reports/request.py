@@ -7,7 +7,7 @@ names, and whoever has a request already passes it as it is.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -41,6 +41,9 @@ CONFIG = "config.json"
 
 CALLED = {"subject": "model"}
 """The fields by other names that they have in a question: its subject may be a layer as well as a model."""
+
+DATA_FILES = (".yaml", ".yml", ".json", ".toml")
+"""The suffixes of files that may be those of a trainer."""
 
 REQUIRED: Any = Parameter.empty
 """The default of a field that a question requires."""
@@ -99,7 +102,7 @@ class Request:
     def given(self) -> dict[str, Any]:
         """The fields that differ from their defaults, with the sizes of the model, by name; without the model."""
         usual = {each.name: each.default for each in fields(self)}
-        named = {name: getattr(self, name) for name in usual if name not in ("model", "sizes")}
+        named = {name: getattr(self, name) for name in usual if name not in ("model", "sizes", "reading")}
         if self.plan == "":
             from learncost.passes.plan import NONE  # imported where it is needed: start-up counts
 
@@ -262,14 +265,36 @@ def takes_request(
                 raise TypeError(f"{function.__name__}() {error}") from None
             of_group = {name: bound.pop(name) for name in [*bound] if name in grouped_names}
             of_function = {name: bound.pop(name) for name in [*bound] if name in more}
-            models = of_function.pop(several[0].name, ()) if several else ()
+            models: tuple[Any, ...] = of_function.pop(several[0].name, ()) if several else ()
             named_bound = {CALLED.get(name, name): value for name, value in bound.items()}
+            if len(models) == 1:
+                named_bound["model"] = models[0]
+            named_bound = _of_files(named_bound, {each.name for each in named})
+            if len(models) == 1:
+                models = (named_bound.pop("model"),)
             request = Request(**{"model": "", **usual, **named_bound})
             return function(request, *((grouped(**of_group),) if grouped else ()), *models, **of_function)
 
         return asked(function, accepted, call, docstring_parts(grouped).parameters if grouped else {})
 
     return make
+
+
+def _of_files(given: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the fields of a question about trainers' files: what the files say, replaced by what is given.
+
+    names  the fields that the question has; what files say for others is left out
+    """
+    model = given.get("model")
+    if not isinstance(model, list | tuple) and not str(model).lower().endswith(DATA_FILES):
+        return given
+    from learncost.reports.trainer_step import keywords_of, paths_of, read_step  # imported where it is needed
+
+    if not (paths := paths_of(model)):
+        return given
+    typed = {name: value for name, value in given.items() if name != "model"}
+    of_files = keywords_of(*read_step(paths), **typed)
+    return {name: value for name, value in of_files.items() if name in {*names, "model"}} | typed
 
 
 def _parameters(names: str, defaults: Mapping[str, Any]) -> Iterable[Parameter]:

@@ -186,7 +186,7 @@ def list_devices(like: str | None = None) -> Listed:
     Examples
     --------
     >>> [(device["name"], device["peak_tflops"]["bf16"]) for device in lc.list_devices(like="A100 SXM 80GB")]
-    [('NVIDIA A100 SXM 80GB', 312)]
+    [('NVIDIA A100 SXM 80GB', 312.0)]
     """
     return listing("devices", like=like)
 

@@ -33,6 +33,7 @@ from learncost.reports.formulas.subject import (
 )
 from learncost.reports.formulas.subject import subject as find_subject
 from learncost.reports.request import Request, takes_request
+from learncost.reports.trainer_step import TrainerStep, paths_of, trainer_step
 
 
 @takes_request(
@@ -45,14 +46,14 @@ def explain(
     *,
     jacobian: bool | None = None,
     format: str = "text",
-) -> Explanation:
+) -> Explanation | TrainerStep:
     """Explain a layer, an operator or a model's layer line by line: forward, backward, weight update, saved tensors.
 
     Parameters
     ----------
     subject
         A layer by its name or alias (attention, mha, SwiGLU; learncost list layers), a file in the notation, an
-        operator (softmax; learncost list operators), or a model as in learncost cost.
+        operator (softmax; learncost list operators), a model as in learncost cost, or a trainer's file, key by key.
     layer
         A layer of the model. By default all layers of the model are shown.
     procedure
@@ -76,8 +77,8 @@ def explain(
 
     Returns
     -------
-    Explanation
-        The lines by macro-operation, with their counts as polynomials.
+    Explanation or TrainerStep
+        The lines by macro-operation, with their counts as polynomials; or the keys of trainers' files.
 
     Raises
     ------
@@ -103,6 +104,8 @@ def explain(
     >>> lc.explain("softmax").parts[1].steps[0].text
     'c[B] = dY[B n] Y[B n]'
     """
+    if paths := paths_of(subject):
+        return trainer_step(paths)
     if format not in get_args(Format):
         raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
     shown_as = cast("Format", format)

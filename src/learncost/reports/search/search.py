@@ -267,7 +267,6 @@ def _without_collections() -> Iterator[None]:
 
 
 @takes_request("model on devices * tokens batch_size seq_len precision budget")
-@_without_collections()
 def search(request: Request, devices: int | str | None = None, top: int | str = SHOWN) -> Search:
     """Find the fastest parallel configurations of a training step on a cluster: meshes, schedules and plans that fit.
 
@@ -328,11 +327,12 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
     steps = []
     space = SearchSpace(run.model, run.axes, cluster, kinds)
-    looked = space.look(number_of, batch, memory)
-    for each, _ in space.fastest(looked.fit, rates, few):
-        account = space.account(each)
-        step = step_of(account, each.way, run.axes, cluster, rates[each.structure.kind.values], length)
-        steps.append((each, account, step))
+    with _without_collections():
+        looked = space.look(number_of, batch, memory)
+        for each, _ in space.fastest(looked.fit, rates, few):
+            account = space.account(each)
+            step = step_of(account, each.way, run.axes, cluster, rates[each.structure.kind.values], length)
+            steps.append((each, account, step))
     refused, nearest = space.refused, looked.nearest
     if {"ep", "tp"} <= {*space.axes}:
         refused += ("Meshes with both ep and tp are not modelled.",)

@@ -1,0 +1,352 @@
+"""Trainers' files as questions: the keywords that a file stands for, and what became of its keys."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from learncost.ir.errors import InputError, printable, shown
+from learncost.models.argument import preset
+from learncost.program.autograd.optimizers import CLASSES
+from learncost.reports.question import flags_typed
+from learncost.reports.request import Request
+from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
+from learncost.trainer_files.reading import ENGINE_FILE, KeyRead, Reading, is_trainer_file, read_files
+from learncost.trainer_files.step import FULL, Step
+
+HUB = Path("~/.cache/huggingface/hub")
+"""The folder of huggingface_hub's downloads on this machine; it is read, and nothing is fetched."""
+
+DATA = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
+"""The placement of a stage of ZeRO."""
+
+
+def paths_of(model: object) -> tuple[str, ...]:
+    """Return the paths that a MODEL argument joins if it is trainers' files, else none."""
+    paths = tuple(model) if isinstance(model, list | tuple) else (model,)
+    return paths if any(map(is_trainer_file, paths)) else ()
+
+
+def read_step(paths: Sequence[str]) -> tuple[Reading, str]:
+    """Return the reading of trainers' files, and the model that stands behind them; empty if none does."""
+    models = [path for path in paths if not is_trainer_file(path)]
+    if len(models) > 1:
+        raise InputError(f"{shown(models[0])} and {shown(models[1])} are both models: give one behind a trainer's file")
+    return read_files([path for path in paths if path not in models]), "".join(models)
+
+
+def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, Any]:
+    """Return the keywords of the question that a trainer's files ask, with the model among them.
+
+    model  a preset or a config.json in place of theirs
+    given  keywords that replace what the files say
+
+    Raises InputError if the files are no training that can be predicted, or do not say what is needed.
+    """
+    where = printable(reading.files[0])
+    if reading.refused:
+        raise InputError(f"{where}: {reading.refused}")
+    step = reading.step
+    mesh, placement = _mesh(step)
+    if ENGINE_FILE in reading.asks:
+        raise InputError(f"{where} names a DeepSpeed file that is not in its folder: give that file behind it")
+    if given.get("mesh") is None and "devices" in reading.asks and not mesh:
+        raise InputError(
+            f"{where} shards the step ({placement}) and does not say over how many devices: add --mesh dp=N"
+        )
+    if step.seq_len is None and given.get("seq_len") is None:
+        raise InputError(f"{where} does not say the length of sequences: add --seq-len N")
+    data = _data_parallel(given.get("mesh") or mesh)
+    accumulate = _accumulated(step, data, given)
+    keywords: dict[str, Any] = {
+        "model": model or _model(step, reading),
+        "batch_size": (step.micro_batch_size or 1) * accumulate * data,
+        "seq_len": step.seq_len,
+        "accumulate": accumulate,
+        "procedure": "recompute" if step.checkpointing == FULL else None,
+        "module": "transformers-reentrant" if step.checkpointing == FULL and step.reentrant else None,
+        "precision": step.precision if given.get("dtype") is None else None,
+        "optimizer": step.optimizer,
+        "optimizer_implementation": _implementation(step),
+        "clip": step.clip or None,
+        "dropout": step.dropout or None,
+        "lora": step.lora,
+        "lora_rank": step.lora_rank if step.lora else None,
+        "lora_alpha": step.lora_alpha if step.lora else None,
+        "mesh": mesh or None,
+        "placement": placement if mesh or given.get("mesh") else None,
+        "sizes": {**step.sizes, **given.get("sizes", {})} if step.sizes else None,
+    }
+    usual = {"accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "fused"}
+    return {name: value for name, value in keywords.items() if value is not None and usual.get(name) != value}
+
+
+def _implementation(step: Step) -> str | None:
+    """Return the implementation of the optimizer, if PyTorch has it."""
+    known = CLASSES.get(step.optimizer or "adamw")
+    return step.optimizer_implementation if known and step.optimizer_implementation in known.implementations else None
+
+
+def _accumulated(step: Step, data: int, given: Mapping[str, Any]) -> int:
+    """Return the microbatches of an optimizer step on one device."""
+    if given.get("accumulate") is not None:
+        return int(given["accumulate"])
+    if step.accumulate is None and step.global_batch_size and step.micro_batch_size:
+        return max(1, step.global_batch_size // (step.micro_batch_size * data))
+    return step.accumulate or 1
+
+
+def _mesh(step: Step) -> tuple[str, str]:
+    """Return the mesh and the placement of a step; no mesh where the number of devices is unknown, or one."""
+    inner = {name: value for name, value in (("pp", step.pp), ("cp", step.cp), ("tp", step.tp)) if value and value > 1}
+    replicate, shard, zero = step.replicate or 1, step.shard or 1, step.zero or 0
+    others = 1
+    for value in inner.values():
+        others *= value
+    data = {"dp": replicate, "shard": shard} if replicate > 1 and shard > 1 else {"dp": max(replicate, shard)}
+    if data == {"dp": 1} and (step.dp or step.devices):
+        data = {"dp": step.dp or max(1, (step.devices or 1) // others)}
+    placed = "hsdp" if len(data) > 1 else DATA[zero]
+    axes = {name: value for name, value in {**data, **inner}.items() if value > 1}
+    if (step.ep or 1) > 1:
+        axes["ep"] = step.ep or 1
+    names = [name for name in axes if name in ("pp", "cp")]
+    names += [placed] if zero or "dp" in axes else []
+    names += [each for axis, each in (("tp", "megatron"), ("ep", "ep")) if axis in axes]
+    return ",".join(f"{name}={value}" for name, value in axes.items()), ",".join(names)
+
+
+def _data_parallel(mesh: str) -> int:
+    """Return over how many devices of a mesh the sequences are split."""
+    product = 1
+    for part in mesh.split(","):
+        name, _, size = part.partition("=")
+        if name.strip() in ("dp", "shard", "ep") and size.strip().isdecimal():
+            product *= int(size)
+    return product
+
+
+def _model(step: Step, reading: Reading) -> str:
+    """Return the preset or the config.json of a file's model. Raises `InputError` for an unknown one."""
+    name, where = step.model or "", printable(reading.files[0])
+    key = next((each for each in reading.read if each.effect.startswith("model = ")), None)
+    if known := preset(name):
+        return known.name
+    own = Path(reading.files[0]).parent / name / "config.json"
+    folder = HUB.expanduser() / f"models--{name.replace('/', '--')}" / "snapshots"
+    found = [own] if ".." not in name and own.is_file() else sorted(folder.glob("*/config.json"))
+    if name and found:
+        return str(found[-1])
+    line = f", line {key.line}" if key and key.line else ""
+    raise InputError(
+        f"{where}{line}: the model {shown(name)} is no known preset, and nothing is fetched: add the path of its "
+        "config.json, or a preset of the same sizes, behind the file"
+    )
+
+
+@dataclass(frozen=True)
+class TrainerRequest(Request):
+    """A request that trainers' files make.
+
+    reading  what became of every key: `read`, `assumed`, `no_effect`, `unsupported`, `unknown`, and what the files do
+             not say, `asks`
+    """
+
+    reading: Reading = field(kw_only=True)
+
+
+def request_of(*files: str, **given: Any) -> TrainerRequest:
+    """Return the request that trainers' files make.
+
+    Parameters
+    ----------
+    files
+        A file of axolotl, LLaMA-Factory, transformers or TRL, those of accelerate or DeepSpeed that it is launched
+        with, and a preset or a config.json that replaces its model.
+    given
+        Fields of the request that replace what the files say.
+
+    Returns
+    -------
+    Request
+        The request, which every function takes in place of a model, with the `reading` of its keys.
+
+    Raises
+    ------
+    InputError
+        If a file cannot be read, is of no known trainer, describes another step than a training on next tokens, or
+        does not say what is needed.
+
+    Examples
+    --------
+    >>> request = lc.request_of("examples/trainer_files/qlora.yaml")
+    >>> request.model, request.batch_size, request.precision, request.lora
+    ('llama-3-8b', 8, 'nf4-double', 'all-linear')
+    """
+    reading, model = read_step(files)
+    return TrainerRequest(**{**keywords_of(reading, model, **given), **given}, reading=reading)
+
+
+@dataclass(frozen=True, repr=False)
+class TrainerStep(Shown):
+    """A trainer's files as a step: every key with what became of it, and the equal command.
+
+    Attributes
+    ----------
+    files
+        The names of the files.
+    frameworks
+        The kinds of files with their versions.
+    step
+        The step in the terms of all frameworks; what the files do not say is left out.
+    read
+        The keys that give the step.
+    assumed
+        Keys that are absent, with their defaults.
+    unsupported
+        Keys whose effect is not counted.
+    unknown
+        Keys that are not known.
+    no_effect
+        Keys that change neither memory nor time.
+    asks
+        What the files do not say.
+    refused
+        Why the step cannot be predicted; empty if it can.
+    command
+        The command with flags in place of the files; empty if the files do not say enough.
+    left_out
+        What the files say and the command has no flags for.
+
+    Examples
+    --------
+    >>> found = lc.explain("examples/trainer_files/qlora.yaml")
+    >>> [key.key for key in found.unsupported], found.step["lora_rank"]
+    (['liger_fused_linear_cross_entropy'], 16)
+    """
+
+    files: tuple[str, ...]
+    frameworks: tuple[str, ...]
+    step: Mapping[str, Any]
+    read: tuple[KeyRead, ...]
+    assumed: tuple[KeyRead, ...]
+    unsupported: tuple[KeyRead, ...]
+    unknown: tuple[KeyRead, ...]
+    no_effect: tuple[KeyRead, ...]
+    asks: tuple[str, ...]
+    refused: str
+    command: str
+    left_out: tuple[str, ...]
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        """Return the keys by what became of them."""
+        columns = (
+            TableColumn("key", lambda each: each[1].key, words=True),
+            TableColumn("value", lambda each: _short(each[1].value), words=True),
+            TableColumn("effect", lambda each: each[1].effect or each[0], words=True),
+        )
+        entries = [(kind, each) for kind, every in self.classes() for each in every]
+        return (table(self._title, columns, entries, tuple(self.notes())),)
+
+    @property
+    def _title(self) -> str:
+        return f"{', '.join(map(printable, self.files))}: {', '.join(self.frameworks)}"
+
+    def classes(self) -> Iterator[tuple[str, tuple[KeyRead, ...]]]:
+        """Yield the keys by what became of them."""
+        yield "no effect at this value", self.read
+        yield "assumed", self.assumed
+        yield "not counted", self.unsupported
+        yield "unknown", self.unknown
+        yield "no effect", self.no_effect
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the files do not say, and the equal command."""
+        if self.refused:
+            yield f"Not predicted: {self.refused}."
+        if self.asks:
+            yield f"Not in the files: {', '.join(self.asks)}."
+        if self.command:
+            yield f"The same with flags: {self.command}"
+        if self.left_out:
+            yield f"No part of this command: {' '.join(self.left_out)}"
+
+    def heading(self) -> Sheet:
+        """Return what was read in a few lines, to stand above an answer."""
+        title = f"{self._title}: {len(self.read)} keys read, {len(self.no_effect)} without effect"
+        assumed = ", ".join(f"{each.key} = {_short(each.value)}" for each in self.assumed)
+        unknown = ", ".join(each.key for each in self.unknown)
+        notes = [f"Assumed: {assumed}."] if assumed else []
+        notes += [f"Not counted: {each.key}: {each.effect}." for each in self.unsupported]
+        notes += [f"Unknown keys: {unknown}."] if unknown else []
+        return Sheet(title, (), (), (*notes, *self.notes()))
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = printable(" ".join(text.split()))
+    return text if len(text) <= 24 else f"{text[:21]}..."
+
+
+def trainer_step(
+    paths: Sequence[str], command: str = "memory", flags: Collection[str] = (), **given: Any
+) -> TrainerStep:
+    """Return trainers' files key by key, with the command line of the same question.
+
+    paths    the files, and a model in place of theirs
+    command  the command that asks
+    flags    the names of its flags; none: all
+    given    flags that replace what the files say
+    """
+    reading, model = read_step(paths)
+    line, left_out = "", dict[str, Any]()
+    try:
+        keywords = {**keywords_of(reading, model, **given), **given}
+    except InputError:  # what is missing is among `asks`
+        keywords = {}
+    if keywords:
+        subject = str(keywords.pop("model"))
+        left_out = {name: keywords.pop(name) for name in [*keywords] if flags and name not in {*flags, "sizes"}}
+        line = shlex.join(["learncost", command, subject, *flags_typed(keywords)])
+    said = {name: value for name, value in vars(reading.step).items() if value is not None}
+    return TrainerStep(
+        reading.files,
+        tuple(framework.source for framework in reading.frameworks),
+        said,
+        reading.read,
+        reading.assumed,
+        reading.unsupported,
+        reading.unknown,
+        reading.no_effect,
+        reading.asks,
+        reading.refused,
+        line,
+        tuple(flags_typed(left_out)),
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class AnswerOfFiles(Shown):
+    """An answer about trainers' files: what was read, above the answer.
+
+    Attributes
+    ----------
+    trainer_files
+        What was read.
+    answer
+        The answer of the command.
+    """
+
+    trainer_files: TrainerStep
+    answer: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer's dictionary with the files in front."""
+        return {"trainer_files": self.trainer_files.to_dict(), **self.answer.to_dict()}
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        """Return what was read, and the sheets of the answer."""
+        return (self.trainer_files.heading(), *self.answer.sheets(width))

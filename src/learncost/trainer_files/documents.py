@@ -1,0 +1,119 @@
+"""Read YAML, JSON and TOML files into flat mappings from dotted keys to values.
+
+Files are limited in size, nodes and nesting. YAML is read by its safe loader, which makes plain values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from learncost.ir.errors import InputError, printable, shown, to_install
+from learncost.models.files import parse_json, parse_toml
+
+LARGEST = 2**20  # bytes; the largest of 774 public files has 60 kB
+NODES = 10_000  # values and keys, with those of aliases counted wherever they are used
+DEEPEST = 40  # nested mappings and lists
+
+YAML = (".yaml", ".yml")
+SUFFIXES = (*YAML, ".json", ".toml")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file by its name, with its values by dotted keys; empty values are left out.
+
+    lines  the line of each key, where the format has them
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def at(self, key: str) -> str:
+        """Return where a key is, for messages: the file, its line if known, and the key."""
+        line = f", line {self.lines[key]}" if key in self.lines else ""
+        return f"{printable(self.name)}{line}: {key}"
+
+
+def read_document(path: str) -> Document:
+    """Return the document of a YAML, JSON or TOML file.
+
+    Raises InputError for a file that cannot be read, is malformed, is no mapping, or exceeds the limits.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(LARGEST + 1)
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{shown(path)} is not UTF-8 text") from None
+    except OSError as error:
+        raise InputError(f"cannot read {shown(path)}: {error.strerror or error}") from None
+    if len(content) > LARGEST:
+        raise InputError(f"{shown(path)} is larger than {LARGEST // 2**20} MiB, so it is not a trainer's file")
+    suffix = Path(path).suffix.lower()
+    if suffix in YAML:
+        return _yaml(path, text)
+    values = (parse_toml if suffix == ".toml" else parse_json)(text, printable(path))
+    return Document(path, dict(flattened(values)))
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings by dotted keys, without empty ones; lists are values."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", value
+
+
+def _yaml(path: str, text: str) -> Document:
+    try:
+        import yaml  # type: ignore[import-untyped]  # an extra without types, imported where a file needs it
+    except ImportError:
+        raise InputError(f"YAML files such as {shown(path)} need PyYAML: {to_install('configs')}") from None
+    where = printable(path)
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is not None:
+            _check_size(node, where, yaml.CollectionNode)
+        if not isinstance(node, yaml.MappingNode):
+            raise InputError(f"{where} is no mapping of keys to values")
+        values = loader.construct_document(node)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise InputError(f"{where} is not YAML{line}: {getattr(error, 'problem', None) or error}") from None
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{where} holds a value that YAML cannot read") from None
+    finally:
+        loader.dispose()
+    return Document(path, dict(flattened(values)), dict(_lines(node, yaml.MappingNode)))
+
+
+def _check_size(root: Any, where: str, collection: type) -> None:
+    """Raise `InputError` if a tree of nodes has too many, or is too deep; nodes of aliases count at every use."""
+    count, left = 0, [(root, 0)]
+    while left:
+        node, depth = left.pop()
+        count += 1
+        if count > NODES:
+            raise InputError(f"{where} has more than {NODES:,} values, so it is not a trainer's file")
+        if depth > DEEPEST:
+            raise InputError(f"{where} is nested more than {DEEPEST} levels deep, or contains itself")
+        if isinstance(node, collection):
+            for each in node.value:  # type: ignore[attr-defined]  # nodes of PyYAML have no types here
+                left += [(part, depth + 1) for part in (each if isinstance(each, tuple) else (each,))]
+
+
+def _lines(node: Any, mapping: type, prefix: str = "") -> Iterator[tuple[str, int]]:
+    for key, value in node.value:
+        if isinstance(value, mapping):
+            yield from _lines(value, mapping, f"{prefix}{key.value}.")
+        else:
+            yield f"{prefix}{key.value}", key.start_mark.line + 1

@@ -1,0 +1,187 @@
+"""A framework's files as data: how they are recognised, the defaults of their keys, and what each key means."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from learncost.ir.errors import InputError, printable
+from learncost.trainer_files.documents import Document
+from learncost.trainer_files.step import Step
+
+FOLDER = Path(__file__).with_name("frameworks")
+
+STEP, LAUNCH, ENGINE, ADAPTER = "step", "launch", "engine", "adapter"
+"""The roles of files: the training step, its processes, its sharding engine, and the low-rank adapter."""
+
+ANY = "*"  # in a condition, any value
+
+
+@dataclass(frozen=True)
+class KeyRule:
+    """A rule from keys to the fields of a step.
+
+    conditions   by key, the values at which the rule holds; `ANY` is any value, and a list has each of its items
+    unless       by key, values at which it does not hold
+    absent       keys that the file does not have
+    fields       what the step has then; a value `$KEY` is the value of a key
+    unsupported  what is not counted then, and in which direction the answer errs
+    refused      why the step is no training that can be predicted
+    asks         what the files do not say: devices and others
+    follows      a key whose value is the path of another file of the step
+    source       file and line in the framework
+    """
+
+    conditions: Mapping[str, tuple[Any, ...]]
+    unless: Mapping[str, tuple[Any, ...]]
+    absent: tuple[str, ...] = ()
+    fields: Mapping[str, Any] | None = None
+    unsupported: str = ""
+    refused: str = ""
+    asks: str = ""
+    follows: str = ""
+    source: str = ""
+
+    def holds(self, given: Mapping[str, Any], usual: Mapping[str, Any]) -> bool:
+        """Return whether the rule holds for the values of a file and the defaults of its absent keys."""
+        values = {**usual, **given}
+        return (
+            not any(key in given for key in self.absent)
+            and all(key in values and _is_one_of(values[key], wanted) for key, wanted in self.conditions.items())
+            and not any(key in values and _is_one_of(values[key], these) for key, these in self.unless.items())
+        )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that the rule reads."""
+        return (*self.conditions, *self.unless, *self.absent)
+
+
+def _is_one_of(value: Any, wanted: tuple[Any, ...]) -> bool:
+    items = value if isinstance(value, list) else [value]
+    return ANY in wanted or any(type(item) is type(one) and item == one for item in items for one in wanted)
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A kind of file.
+
+    needs, some, without  keys that a file has: all of these, one of these, none of these
+    defaults              the value of an absent key, and where the framework sets it
+    no_effect             keys that change neither memory nor time; a last `*` stands for any ending
+    """
+
+    name: str
+    title: str
+    source: str
+    role: str
+    needs: tuple[str, ...]
+    some: tuple[str, ...]
+    without: tuple[str, ...]
+    defaults: Mapping[str, tuple[Any, str]]
+    rules: tuple[KeyRule, ...]
+    no_effect: tuple[str, ...]
+
+    def recognises(self, document: Document) -> bool:
+        """Return whether a document has the keys of this framework."""
+        return (
+            all(_has(document, key) for key in self.needs)
+            and (not self.some or any(_has(document, key) for key in self.some))
+            and not any(_has(document, key) for key in self.without)
+        )
+
+    def is_without_effect(self, key: str) -> bool:
+        """Return whether a key is known to change neither memory nor time."""
+        return any(key == known or (known.endswith(ANY) and key.startswith(known[:-1])) for known in self.no_effect)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys that rules read."""
+        return frozenset(key for rule in self.rules for key in rule.keys)
+
+
+def _has(document: Document, key: str) -> bool:
+    return key in document.values or any(known.startswith(f"{key}.") for known in document.values)
+
+
+@cache
+def frameworks() -> tuple[Framework, ...]:
+    """Return all frameworks."""
+    return tuple(_of_file(path) for path in sorted(FOLDER.glob("*.toml")))
+
+
+def framework_of(document: Document, named: str = "") -> Framework:
+    """Return the framework whose files have a document's keys, or the one that is named.
+
+    Raises InputError if none has, or several.
+    """
+    every = frameworks()
+    if named:
+        known = next((each for each in every if each.name == named), None)
+        if known is None:
+            raise InputError(f"the trainer is {_any_of(every)}, not {named!r}")
+        return known
+    found = [each for each in every if each.recognises(document)]
+    if len(found) == 1:
+        return found[0]
+    name = printable(document.name)
+    if found:
+        raise InputError(f"{name} may be a file of {_any_of(found)}: add a key that only one of them has")
+    keys = ", ".join(map(printable, list(document.values)[:4])) or "no keys"
+    raise InputError(f"{name} has the keys of no known trainer ({keys}, ...): files of {_any_of(every)} are read")
+
+
+def _any_of(several: Sequence[Framework]) -> str:
+    return " or ".join(each.name for each in several)
+
+
+def _of_file(path: Path) -> Framework:
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    parts = [*(_shared(name, renamed) for name, renamed in data.get("include", {}).items()), data]
+    known = {each.name for each in fields(Step)}
+    rules = tuple(rule for part in parts for rule in _rules(part))
+    if wrong := {name for rule in rules for name in rule.fields or ()} - known:
+        raise ValueError(f"{path.name}: no fields of a step: {sorted(wrong)}")
+    recognised = {name: tuple(data["recognised"].get(name, ())) for name in ("needs", "some", "without")}
+    return Framework(
+        name=path.stem,
+        title=data["title"],
+        source=data["source"],
+        role=data.get("role", STEP),
+        **recognised,
+        defaults={
+            key: (row["value"], row["source"]) for part in parts for key, row in part.get("defaults", {}).items()
+        },
+        rules=rules,
+        no_effect=tuple(key for part in parts for key in part.get("no_effect", ())),
+    )
+
+
+def _shared(name: str, renamed: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the tables that several frameworks have, with some keys of values renamed."""
+    data = tomllib.loads((FOLDER / "shared" / f"{name}.toml").read_text(encoding="utf-8"))
+    return data | {"values": {renamed.get(key, key): rows for key, rows in data.get("values", {}).items()}}
+
+
+def _rules(data: Mapping[str, Any]) -> Iterator[KeyRule]:
+    """Yield the rules of a framework's file in order: keys that are fields, values that are fields, all others."""
+    for key, name in data.get("fields", {}).items():
+        yield KeyRule({key: (ANY,)}, {}, fields={name: f"${key}"})
+    for key, rows in data.get("values", {}).items():
+        for value, row in rows.items():
+            listed = {key: [each for each in rows if each != ANY]} if value == ANY else {}
+            yield _rule({"when": {key: value}, "unless": listed, **row})
+    yield from map(_rule, data.get("rules", ()))
+
+
+def _rule(row: Mapping[str, Any]) -> KeyRule:
+    conditions, unless = (
+        {key: tuple(value) if isinstance(value, list) else (value,) for key, value in row.get(name, {}).items()}
+        for name in ("when", "unless")
+    )
+    texts = (row.get(name, "") for name in ("unsupported", "refused", "asks", "follows", "source"))
+    return KeyRule(conditions, unless, tuple(row.get("absent", ())), row.get("set"), *texts)

@@ -1,0 +1,221 @@
+"""Read trainers' files into one step, with what became of every key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from learncost.ir.errors import InputError, printable, shown
+from learncost.trainer_files.documents import SUFFIXES, Document, read_document
+from learncost.trainer_files.framework import ENGINE, LAUNCH, STEP, Framework, KeyRule, framework_of
+from learncost.trainer_files.step import Step
+
+ORDER = (LAUNCH, STEP, ENGINE)
+"""The roles in the order of precedence, the last one first where a field differs; adapters come last."""
+
+ENGINE_FILE = "the DeepSpeed file"
+"""The question of a step whose sharding is in another file."""
+
+_TYPES = {each.name: str(each.type) for each in fields(Step)}
+
+
+@dataclass(frozen=True)
+class KeyRead:
+    """A key of a file and what became of it.
+
+    effect  the fields of the step that it gives, or why it is not counted
+    """
+
+    file: str
+    key: str
+    value: Any
+    effect: str = ""
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Trainers' files as a step.
+
+    read         keys whose values give the step
+    assumed      keys that are absent, with the framework's defaults
+    no_effect    keys that change neither memory nor time
+    unsupported  keys whose effect is not counted, each with the direction of the error
+    unknown      keys that the framework's data does not have
+    asks         what the files do not say
+    refused      why the step is no training that can be predicted; empty if it is one
+    """
+
+    files: tuple[str, ...]
+    frameworks: tuple[Framework, ...]
+    step: Step
+    read: tuple[KeyRead, ...]
+    assumed: tuple[KeyRead, ...]
+    no_effect: tuple[KeyRead, ...]
+    unsupported: tuple[KeyRead, ...]
+    unknown: tuple[KeyRead, ...]
+    asks: tuple[str, ...]
+    refused: str = ""
+
+
+def is_trainer_file(path: object) -> bool:
+    """Return whether a MODEL argument is a file of a trainer by its suffix and, for JSON, by its keys."""
+    if not isinstance(path, str) or not path.lower().endswith(SUFFIXES) or not Path(path).is_file():
+        return False
+    if not path.lower().endswith((".json", ".toml")):
+        return True
+    try:
+        keys = read_document(path).values
+    except InputError:  # the error is raised where the file is needed
+        return False
+    return not {"model_type", "architectures", "_class_name"} & {*keys} and "text_config.model_type" not in keys
+
+
+def read_files(paths: Sequence[str], format_of: str = "") -> Reading:
+    """Return the step of trainers' files: one of a step, and at most one of each other role.
+
+    paths      a step's file, and files that it is launched with
+    format_of  the framework of the step's file, if its keys are those of several
+
+    Raises InputError for files that cannot be read, recognised or joined.
+    """
+    documents = [read_document(path) for path in paths]
+    known = [(framework_of(each, format_of if len(documents) == 1 else ""), each) for each in documents]
+    if all(framework.role != ENGINE for framework, _ in known):
+        known += [(framework_of(each), each) for each in _followed(known)]
+    roles = [framework.role for framework, _ in known]
+    for role in roles:
+        if roles.count(role) > 1:
+            both = " and ".join(printable(each.name) for framework, each in known if framework.role == role)
+            raise InputError(f"{both} are both files of the {role}: give one")
+    if STEP not in roles:
+        framework, document = known[0]
+        raise InputError(
+            f"{printable(document.name)} is a file of {framework.title}, which has no model and no batch: give it "
+            "behind the file of the training"
+        )
+    known.sort(key=lambda each: ORDER.index(each[0].role) if each[0].role in ORDER else len(ORDER))
+    parts = [_one(framework, document) for framework, document in known]
+    return _joined(parts)
+
+
+def _followed(known: Sequence[tuple[Framework, Document]]) -> Iterator[Document]:
+    """Yield the documents that files name by a path within their own folders."""
+    for framework, document in known:
+        folder = Path(document.name).parent.resolve()
+        for rule in framework.rules:
+            if rule.follows and rule.holds(document.values, {}):
+                path = (folder / str(document.values[rule.follows])).resolve()
+                if path.is_relative_to(folder) and path.is_file() and path.suffix.lower() in SUFFIXES:
+                    yield read_document(str(path))
+
+
+def _one(framework: Framework, document: Document) -> Reading:
+    """Return the reading of one file."""
+    automatic = {key: value for key, value in document.values.items() if framework.role == ENGINE and value == "auto"}
+    given = {key: value for key, value in document.values.items() if key not in automatic}
+    usual = {key: value for key, (value, _) in framework.defaults.items() if key not in given}
+    values = {**usual, **given}
+    holding = [rule for rule in framework.rules if rule.holds(given, usual)]
+    step = Step()
+    decided: dict[str, KeyRule] = {}  # the last rule that gives a field
+    unsupported, asks = list[KeyRead](), list[str]()
+    for rule in holding:
+        chosen = {name: _taken(value, values) for name, value in (rule.fields or {}).items()}
+        step = replace(step, **{name: _typed(name, value, rule, document) for name, value in chosen.items()})
+        decided |= dict.fromkeys(chosen, rule)
+        if rule.unsupported:
+            key = [*rule.conditions][-1]
+            unsupported.append(_key(document, key, values.get(key), rule.unsupported))
+        if rule.asks:
+            asks.append(rule.asks)
+    effects: dict[str, list[str]] = {}
+    for name, rule in decided.items():
+        for key in rule.conditions:
+            effects.setdefault(key, []).append(f"{name} = {getattr(step, name)}")
+    named = {each.key for each in unsupported}
+    read = [_key(document, key, given[key], "; ".join(effects.get(key, ()))) for key in given if key in framework.keys]
+    assumed = [
+        KeyRead(document.name, key, usual[key], f"{'; '.join(effects[key])} ({framework.defaults[key][1]})")
+        for key in usual
+        if effects.get(key)
+    ]
+    others = [_key(document, key, given[key]) for key in given if key not in framework.keys]
+    idle = {each.key for each in others if framework.is_without_effect(each.key)}
+    return Reading(
+        (document.name,),
+        (framework,),
+        step,
+        tuple(each for each in read if each.key not in named or each.effect),
+        tuple(assumed),
+        (
+            *(each for each in others if each.key in idle),
+            *(_key(document, key, value, "the trainer says it") for key, value in automatic.items()),
+        ),
+        tuple(unsupported),
+        tuple(each for each in others if each.key not in idle),
+        tuple(asks),
+        next((rule.refused for rule in holding if rule.refused), ""),
+    )
+
+
+def _joined(parts: Sequence[Reading]) -> Reading:
+    """Return one reading of several: a later one replaces what an earlier one gives, except different batches."""
+    step, asks = parts[0].step, {ask for part in parts for ask in part.asks}
+    for part in parts[1:]:
+        new = {name: value for name in _TYPES if (value := getattr(part.step, name)) != getattr(Step(), name)}
+        for name in ("micro_batch_size", "accumulate", "global_batch_size"):
+            before = getattr(step, name)
+            if name in new and before is not None and before != new[name]:
+                raise InputError(
+                    f"{name.replace('_', ' ')} is {before} in {printable(parts[0].files[0])} and {new[name]} in "
+                    f"{printable(part.files[0])}: make them equal"
+                )
+        step = replace(step, **new)
+    if step.devices or step.shard or step.replicate or step.dp:
+        asks.discard("devices")
+    if any(framework.role == ENGINE for part in parts for framework in part.frameworks):
+        asks.discard(ENGINE_FILE)
+    keys = ("read", "assumed", "no_effect", "unsupported", "unknown")
+    return Reading(
+        files=tuple(file for part in parts for file in part.files),
+        frameworks=tuple(framework for part in parts for framework in part.frameworks),
+        step=step,
+        **{name: tuple(each for part in parts for each in getattr(part, name)) for name in keys},
+        asks=tuple(sorted(asks)),
+        refused=next((part.refused for part in parts if part.refused), ""),
+    )
+
+
+def _key(document: Document, key: str, value: Any, effect: str = "") -> KeyRead:
+    return KeyRead(document.name, key, value, effect, document.lines.get(key))
+
+
+def _taken(value: Any, values: Mapping[str, Any]) -> Any:
+    """Return the value of a rule's field: that of a key, as in $KEY, a multiple of it, as in 2 $KEY, or itself."""
+    if not (isinstance(value, str) and (found := re.fullmatch(r"(?:(\d+) )?\$(\S+)", value))):
+        return value
+    of_key = values[found[2]]
+    return int(found[1]) * of_key if found[1] and isinstance(of_key, int) else of_key
+
+
+def _typed(name: str, value: Any, rule: KeyRule, document: Document) -> Any:
+    """Return a value in the type of a field. Raises `InputError` naming the key for one that is not of it."""
+    kind = _TYPES[name]
+    if isinstance(value, list) and "str" in kind:
+        return ",".join(map(str, value))
+    if "str" in kind:
+        return str(value)
+    if "bool" in kind and isinstance(value, bool):
+        return value
+    if not isinstance(value, bool) and ("int" in kind or "float" in kind):
+        try:
+            number = float(value)
+            return int(number) if number == int(number) else number
+        except (TypeError, ValueError, OverflowError):
+            pass
+    wanted = "true or false" if "bool" in kind else "a number"
+    raise InputError(f"{document.at([*rule.conditions][-1])} is {shown(value)}, not {wanted}")

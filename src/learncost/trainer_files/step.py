@@ -1,0 +1,60 @@
+"""The training step that trainers' files describe, in terms that all frameworks share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FULL = "full"  # checkpointing of every block
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step of a trainer. None: the file does not say it.
+
+    micro_batch_size          samples of one device in one forward and backward pass
+    global_batch_size         samples of all devices in one optimizer step
+    accumulate                microbatches of one device in an optimizer step
+    precision                 a name of `learncost list precisions`
+    optimizer                 a name of `learncost list optimizers`
+    optimizer_implementation  of AdamW and others: fused, foreach or for-loop
+    lora                      the modules with LoRA, or all-linear
+    also_trained              modules that are trained next to LoRA
+    checkpointing             full, selective or none
+    reentrant                 whether checkpoints are PyTorch's reentrant ones
+    packed                    whether sequences are filled to their length
+    task                      what is trained for: sft, dpo and others
+    zero                      the stage of ZeRO, of which 3 is fully sharded
+    dp, replicate, shard      devices over which batches are split: all, and those of HSDP's two axes
+    devices                   of the whole run
+    """
+
+    model: str | None = None
+    seq_len: int | None = None
+    micro_batch_size: int | None = None
+    global_batch_size: int | None = None
+    accumulate: int | None = None
+    precision: str | None = None
+    optimizer: str | None = None
+    optimizer_implementation: str | None = None
+    clip: float | None = None
+    dropout: float | None = None
+    lora: str | None = None
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    also_trained: str | None = None
+    checkpointing: str | None = None
+    reentrant: bool | None = None
+    packed: bool | None = None
+    task: str = "sft"
+    zero: int | None = None
+    dp: int | None = None
+    replicate: int | None = None
+    shard: int | None = None
+    tp: int | None = None
+    cp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    devices: int | None = None
+    sizes: Mapping[str, Any] | None = None

@@ -1,0 +1,252 @@
+"""Trainers' files: every rule is reached, steps are those of hand-read files, files join, bad ones are one line."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import learncost as lc
+from learncost.cli.command import main
+from learncost.ir.precision import PRECISIONS
+from learncost.procedures.optimizer import STATES
+from learncost.trainer_files.documents import Document, read_document
+from learncost.trainer_files.framework import ANY, STEP, Framework, KeyRule, framework_of, frameworks
+from learncost.trainer_files.reading import _one, read_files
+from learncost.trainer_files.step import Step
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "trainer_files"
+
+RULES = [(framework, number) for framework in frameworks() for number in range(len(framework.rules))]
+
+
+def value_of(wanted: tuple[Any, ...], key: str, rules: Iterable[KeyRule]) -> Any:
+    """A value at which a rule holds: one that it names, else one of the type of the field that takes it."""
+    if wanted[0] != ANY:
+        return wanted[0]
+    names = [name for rule in rules for name, value in (rule.fields or {}).items() if str(value).endswith(f"${key}")]
+    kind = str(Step.__dataclass_fields__[names[0]].type) if names else "str"
+    value: Any = True if "bool" in kind else 7 if "int" in kind or "float" in kind else "something"
+    return value
+
+
+@pytest.mark.parametrize(
+    ("framework", "number"),
+    RULES,
+    ids=[f"{each.name} {number} {[*each.rules[number].conditions]}" for each, number in RULES],
+)
+def test_a_rule_holds_for_a_file_and_does_what_it_says(framework: Framework, number: int) -> None:
+    rule = framework.rules[number]
+    values = {key: value_of(wanted, key, framework.rules) for key, wanted in rule.conditions.items()}
+    reading = _one(framework, Document("a file", values))
+    usual = {key: value for key, (value, _) in framework.defaults.items()}
+    assert rule.holds(values, usual), "no file reaches it"
+    later = [
+        name for other in framework.rules[number + 1 :] if other.holds(values, usual) for name in other.fields or ()
+    ]
+    for name, value in (rule.fields or {}).items():
+        if name not in later and not str(value).startswith(("$", "2 $")):
+            assert getattr(reading.step, name) == value
+    assert not rule.unsupported or rule.unsupported in [each.effect for each in reading.unsupported]
+    assert not rule.refused or reading.refused
+    assert not rule.asks or rule.asks in reading.asks
+    assert rule.fields or rule.unsupported or rule.refused or rule.asks or rule.source, "it says nothing"
+
+
+@pytest.mark.parametrize("framework", frameworks(), ids=lambda each: each.name)
+def test_values_that_rules_give_are_names_of_the_package(framework: Framework) -> None:
+    for rule in framework.rules:
+        given = rule.fields or {}
+        assert given.get("precision", "fp32") in PRECISIONS
+        assert given.get("optimizer", "adamw") in STATES
+        assert given.get("checkpointing", "full") in ("full", "selective", "none")
+    both = {key for key in framework.keys if framework.is_without_effect(key)}
+    assert not both, "a key has an effect or none"
+    assert set(framework.defaults) <= framework.keys, "a default that no rule reads"
+
+
+AXOLOTL = {"base_model": "meta-llama/Llama-3.2-1B", "sequence_len": 1024, "micro_batch_size": 2}
+FACTORY = {"model_name_or_path": "Qwen/Qwen3-4B", "template": "qwen3", "per_device_train_batch_size": 1, "bf16": True}
+TRL = {"model_name_or_path": "mistralai/Mistral-7B-v0.1", "packing": True, "per_device_train_batch_size": 4}
+
+READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+    # axolotl 067b021c: full fine-tuning is in bf16 throughout; checkpoints are reentrant unless said otherwise.
+    ("axolotl", {**AXOLOTL, "gradient_checkpointing": True}, {"precision": "bf16-true", "reentrant": True}),
+    ("axolotl", {**AXOLOTL, "bf16": False}, {"precision": "fp32", "checkpointing": None}),
+    ("axolotl", {**AXOLOTL, "fp16": True}, {"precision": "fp16-masters"}),
+    ("axolotl", {k: v for k, v in AXOLOTL.items() if k != "sequence_len"}, {"seq_len": 512, "optimizer": "adamw"}),
+    (
+        "axolotl",
+        {**AXOLOTL, "adapter": "qlora", "load_in_4bit": True, "lora_r": 8, "lora_target_modules": ["q_proj", "v_proj"]},
+        {"precision": "nf4-double", "lora": "q_proj,v_proj", "lora_rank": 8},
+    ),
+    (
+        "axolotl",
+        {
+            **AXOLOTL,
+            "adapter": "lora",
+            "load_in_8bit": True,
+            "lora_target_linear": True,
+            "optimizer": "paged_adamw_8bit",
+        },
+        {"precision": "int8-frozen", "lora": "all-linear", "optimizer": "adamw8bit"},
+    ),
+    (
+        "axolotl",
+        {**AXOLOTL, "dp_shard_size": 4, "dp_replicate_size": 2, "tensor_parallel_size": 2},
+        {"zero": 3, "shard": 4, "replicate": 2, "tp": 2},
+    ),
+    # LLaMA-Factory ff6d4d12: LoRA of rank 8 on all modules, alpha twice that, checkpoints unless they are disabled.
+    ("llamafactory", FACTORY, {"lora": "all-linear", "lora_rank": 8, "lora_alpha": 16, "checkpointing": "full"}),
+    ("llamafactory", {**FACTORY, "disable_gradient_checkpointing": True}, {"checkpointing": None}),
+    ("llamafactory", {**FACTORY, "quantization_bit": 4}, {"precision": "nf4-double"}),
+    (
+        "llamafactory",
+        {**FACTORY, "finetuning_type": "full", "pure_bf16": True},
+        {"precision": "bf16-true", "lora": None},
+    ),
+    # TRL f2cd5771: other defaults than transformers': checkpoints, bf16, a length of 1,024, a loss in chunks.
+    ("trl", TRL, {"seq_len": 1024, "checkpointing": "full", "packed": True, "precision": "bf16-masters"}),
+    (
+        "trl",
+        {**TRL, "use_peft": True, "load_in_4bit": True, "lora_target_modules": ["q_proj"], "max_length": 2048},
+        {"precision": "nf4", "lora": "q_proj", "lora_rank": 16, "seq_len": 2048},
+    ),
+    (
+        "transformers",
+        {"model_name_or_path": "gpt2", "do_train": True, "block_size": 512, "optim": "adamw_torch"},
+        {
+            "seq_len": 512,
+            "precision": "fp32",
+            "micro_batch_size": 8,
+            "optimizer_implementation": "foreach",
+            "clip": 1.0,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "expected"), READ)
+def test_the_step_of_a_file(tmp_path: Path, name: str, values: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    path = tmp_path / "step.yaml"
+    path.write_text(yaml.safe_dump(dict(values)))
+    reading = read_files([str(path)])
+    assert reading.frameworks[0].name == name
+    assert {key: getattr(reading.step, key) for key in expected} == expected
+    assert not reading.unknown
+
+
+def test_every_key_is_in_one_class() -> None:
+    found = lc.explain(str(EXAMPLES / "qlora.yaml"))
+    keys = [each.key for _, every in found.classes() for each in every]
+    document = read_document(str(EXAMPLES / "qlora.yaml"))
+    assert {*document.values} <= {*keys}
+    assert [each.key for each in found.unsupported] == ["liger_fused_linear_cross_entropy"]
+    assert not found.unknown
+    assert next(each.line for each in found.read if each.key == "lora_r") == 5
+
+
+def test_a_file_is_the_model_of_a_question_and_flags_replace_it(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(EXAMPLES / "qlora.yaml")
+    flags = {
+        "procedure": "recompute", "module": "transformers-reentrant", "precision": "nf4-double", "lora": "all-linear",
+        "lora_rank": 16, "lora_alpha": 32, "optimizer": "adamw8bit", "batch_size": 8, "accumulate": 4, "seq_len": 2048,
+    }  # fmt: skip
+    assert lc.memory(path).peak == lc.memory("llama-3-8b", **flags).peak
+    assert lc.memory(path, seq_len=1024).peak == lc.memory("llama-3-8b", **{**flags, "seq_len": 1024}).peak
+    request = lc.request_of(path)
+    assert {name: request.given[name] for name in flags} == flags
+    assert lc.memory(request).peak == lc.memory(path).peak
+    assert main(["memory", path, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["trainer_files"]["command"].split()[:3] == ["learncost", "memory", "llama-3-8b"]
+    assert main([*answer["trainer_files"]["command"].split()[1:], "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert {key: value for key, value in answer.items() if key != "trainer_files"} == alone
+
+
+def test_a_command_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cost", str(EXAMPLES / "qlora.yaml")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "No part of this command: --accumulate 4 --module transformers-reentrant" in printed
+
+
+def test_files_join_by_their_roles(tmp_path: Path) -> None:
+    sft, zero3 = str(EXAMPLES / "sft.yaml"), str(EXAMPLES / "zero3.json")
+    with pytest.raises(lc.InputError, match=r"does not say over how many devices: add mesh=.dp=N"):
+        lc.memory(sft)  # the DeepSpeed file beside it is followed
+    launch = tmp_path / "accelerate.yaml"
+    launch.write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_processes: 4\n")
+    request = lc.request_of(sft, zero3, str(launch))
+    assert (request.mesh, request.placement, request.batch_size) == ("dp=4", "fsdp", 8)
+    assert request.precision == "bf16-masters"
+    other = tmp_path / "micro.json"
+    other.write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 3}')
+    with pytest.raises(lc.InputError, match=r"micro batch size is 1 in .*sft.yaml and 3 in .*micro.json"):
+        lc.request_of(sft, str(other), mesh="dp=2")
+    with pytest.raises(lc.InputError, match="are both files of the engine: give one"):
+        lc.request_of(sft, zero3, str(other))
+    with pytest.raises(lc.InputError, match="give it behind the file of the training"):
+        lc.request_of(zero3)
+
+
+def test_a_path_outside_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 2}}')
+    (folder / "sft.yaml").write_text(yaml.safe_dump({**FACTORY, "deepspeed": "../zero.json"}))
+    with pytest.raises(lc.InputError, match="names a DeepSpeed file that is not in its folder"):
+        lc.request_of(str(folder / "sft.yaml"))
+
+
+def test_a_model_behind_the_file_replaces_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "somebody/unknown"}))
+    with pytest.raises(lc.InputError, match=r"line 1: the model 'somebody/unknown' is no known preset"):
+        lc.request_of(str(path))
+    assert lc.request_of(str(path), "gpt2").model == "gpt2"
+    beside = tmp_path / "somebody" / "unknown"
+    beside.mkdir(parents=True)
+    (beside / "config.json").write_text('{"model_type": "gpt2"}')
+    assert lc.request_of(str(path)).model == str(beside / "config.json")
+
+
+EXPANDING = "b0: &b0 [x, x]\n" + "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 10)}]\n" for n in range(1, 6))
+
+BAD = [
+    ("a.yaml", "base_model: [", r"a.yaml is not YAML: line 1, column 14"),
+    ("a.yaml", "- 1\n- 2\n", "is no mapping of keys to values"),
+    ("a.yaml", "a: 1\n", "has the keys of no known trainer"),
+    ("a.yaml", "a: !!python/object/apply:os.system ['true']\n", "is not YAML: line 1"),
+    ("a.yaml", "a: &a [b, *a]\n", "nested more than 40 levels deep, or contains itself"),
+    ("a.yaml", EXPANDING, "more than 10,000 values"),
+    ("a.yaml", "base_model: gpt2\nsequence_len: long\n", "line 2: sequence_len is 'long', not a number"),
+    ("a.yaml", "base_model: gpt2\nsequence_len: 8\nrl: dpo\n", "rl is another step than fine-tuning"),
+    ("a.json", '{"zero_optimization": 1', "is not JSON"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "message"), BAD)
+def test_a_bad_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    assert main(["memory", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_a_document_that_is_ambiguous_is_refused() -> None:
+    both = Document("x.yaml", {"base_model": "gpt2", "micro_batch_size": 1, "model": "gpt2", "train_dataset": "x"})
+    with pytest.raises(lc.InputError, match="may be a file of axolotl or llamafactory_v1"):
+        framework_of(both)
+    assert framework_of(both, "axolotl").name == "axolotl"
+
+
+def test_frameworks_cite_a_version() -> None:
+    assert all(each.source and each.title for each in frameworks())
+    assert {each.role for each in frameworks()} == {STEP, "launch", "engine"}

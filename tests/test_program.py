@@ -17,8 +17,8 @@ from learncost.importer.recorder import ModuleStep
 from learncost.program.autograd import Stepping
 from learncost.program.program import (
     Buffer,
-    Op,
     Program,
+    ProgramOp,
     StepRequest,
     flops,
     library_workspace,
@@ -28,7 +28,7 @@ from learncost.program.program import (
 
 
 def op(phase, scratch=0, library=0):
-    return Op("aten::mm", "", (), (), {}, phase, 0, phase, scratch=scratch, library=library)
+    return ProgramOp("aten::mm", "", (), (), {}, phase, 0, phase, scratch=scratch, library=library)
 
 
 def test_the_peak_of_a_program_is_what_is_live_and_scratch():

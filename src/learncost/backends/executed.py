@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from learncost.backends import Program, fill, leaves, program
+from learncost.backends import ProgramText, fill, leaves, program
 from learncost.backends.placed import TYPES as IN_PLACE
 from learncost.backends.placed import InPlaceProgram as InPlace
 from learncost.ir.polynomial import shape_of
@@ -90,7 +90,7 @@ def executed(
 
 
 def _run(
-    written: Program,
+    written: ProgramText,
     table: Table,
     sizes: Mapping[str, int],
     dtype: str,

@@ -62,7 +62,7 @@ _RESERVED = (
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramText:
     """A program's text, and the table's names in it.
 
     names        every name of the table that the text has, with its identifier: one-to-one
@@ -88,7 +88,7 @@ def program(
     title: str = "",
     sizes: Mapping[str, int] | None = None,
     dtype: str | None = None,
-) -> Program:
+) -> ProgramText:
     """Return the program of a table, with weights and inputs as arguments and outputs as results.
 
     function_name   of the function
@@ -263,10 +263,12 @@ class FunctionWriter:
 
     # The whole.
 
-    def program(self) -> Program:
+    def program(self) -> ProgramText:
         """Return the program's text with this function alone."""
         inputs, _, results, sizes = self.written()
-        return Program(self._text(), self.function, self.identifiers.values, inputs, results, sizes, self.scope.meets)
+        return ProgramText(
+            self._text(), self.function, self.identifiers.values, inputs, results, sizes, self.scope.meets
+        )
 
     def written(self) -> tuple[tuple[Tree, ...], list[FunctionParameter], tuple[Tree, ...], dict[str, str]]:
         """Print the function; return its arguments, parameters, results, and the sizes among its parameters."""

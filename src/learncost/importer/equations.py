@@ -115,7 +115,7 @@ def _named(operand: tuple[View, Letters] | NumberOperand) -> Operand:
 
 
 @dataclass
-class Recorder:
+class EquationRecorder:
     """Records lines in the order of the graph.
 
     module, operator   the origin of the next lines

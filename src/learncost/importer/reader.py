@@ -15,10 +15,10 @@ from learncost.importer.constants import Mask, NodeConstants
 from learncost.importer.equations import (
     DimensionCondition,
     Equation,
+    EquationRecorder,
     Letters,
     NamedView,
     NumberOperand,
-    Recorder,
     StatisticsUpdate,
 )
 from learncost.importer.nodes import is_float, is_real, module_of, name_of, operator_name, place_of, size_of
@@ -62,7 +62,7 @@ class GraphReader:
     allows_unknown: bool = False
     makes: bool = False
     unsettled: Set[Any] = frozenset()
-    recorder: Recorder = field(default_factory=Recorder)
+    recorder: EquationRecorder = field(default_factory=EquationRecorder)
     constants: NodeConstants = field(default_factory=lambda: NodeConstants({}))
     examples: NodeConstants = field(default_factory=lambda: NodeConstants({}))  # with whole numbers of example inputs
     values: dict[Any, Any] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from learncost.importer.axes import AxisClass, Size, equal, leaves
-from learncost.importer.equations import Letters, Recorder
+from learncost.importer.equations import EquationRecorder, Letters
 from learncost.importer.nodes import operator_name, shape_of
 from learncost.importer.rule import RULES, VIEW_RULES
 from learncost.importer.views import AxisIndex, Index, StoredValue, View, ViewAxis
@@ -65,7 +65,7 @@ def at_its_place(view: View, dim: int) -> View:
     return view.at(slot, ()).with_dims(rows)
 
 
-def along(recorder: Recorder, view: View, dim: int, letter: str = "n") -> View:
+def along(recorder: EquationRecorder, view: View, dim: int, letter: str = "n") -> View:
     """Return a view with a dimension of size one along an axis: a stored one, or one that is written for it."""
     view = view.fresh()
     rows, index = list(view.dims), list(view.index)
@@ -77,7 +77,7 @@ def along(recorder: Recorder, view: View, dim: int, letter: str = "n") -> View:
     return written(recorder, view, dim, letter)
 
 
-def written(recorder: Recorder, view: View, dim: int, letter: str) -> View:
+def written(recorder: EquationRecorder, view: View, dim: int, letter: str) -> View:
     """Return a view with a dimension of size one as a stored axis, by writing it."""
     view = view.fresh()
     axes: list[AxisClass] = []
@@ -107,7 +107,7 @@ def written(recorder: Recorder, view: View, dim: int, letter: str) -> View:
     return View(stored, tuple(read), tuple(rows), frozenset(spread))
 
 
-def matrix_product(recorder: Recorder, x: View, z: View, row_x: Letters, row_z: Letters, out: Letters) -> View:
+def matrix_product(recorder: EquationRecorder, x: View, z: View, row_x: Letters, row_z: Letters, out: Letters) -> View:
     """Record a product of matrices, of which one may have one row or one column, and both a summed dimension of size
     one.
 

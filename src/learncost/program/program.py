@@ -39,7 +39,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Op:
+class ProgramOp:
     """An operator that runs once.
 
     name         PyTorch's name, such as aten::addmm, and its overload
@@ -92,7 +92,7 @@ class Program:
     versions  of the libraries that ran it
     """
 
-    ops: tuple[Op, ...]
+    ops: tuple[ProgramOp, ...]
     buffers: tuple[Buffer, ...]
     device: str = "cpu"
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Peak:
     """The largest number of bytes in use at once, the first op during which they are, and the buffers then."""
 
     bytes: int
-    op: Op
+    op: ProgramOp
     live: tuple[Buffer, ...]
 
     @property
@@ -205,7 +205,7 @@ def flops(program: Program) -> int:
     return sum(_flops(op) for op in program.ops)
 
 
-def _flops(op: Op) -> int:
+def _flops(op: ProgramOp) -> int:
     name, shapes = op.name.removeprefix("aten::").removesuffix("_"), [operand.shape for operand in op.inputs]
     if name in ("mm", "bmm", "addmm", "baddbmm"):
         return 2 * prod(shapes[-2]) * shapes[-1][-1]

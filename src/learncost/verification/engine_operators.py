@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from learncost.autodiff.derive import derive
-from learncost.backends import Program, fill, program, unfold
+from learncost.backends import ProgramText, fill, program, unfold
 from learncost.ir.table import Table
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.verification.check import error, seeds_of, sound_arrays, survived, values_of, worst
@@ -30,7 +30,7 @@ Products = list[tuple[int, int, bool]]
 
 def run(
     table: Table, backend: str, arrays: Mapping[str, Any], sizes: Mapping[str, int]
-) -> tuple[Values, Program, Products]:
+) -> tuple[Values, ProgramText, Products]:
     """Return the results of a table's emitted program by name, the program, and its products.
 
     JAX traces the program for its products and compiles it for its results. If products are added at an index,
@@ -52,7 +52,7 @@ def run(
     return {name: np.asarray(value) for name, value in results.items()}, written, products
 
 
-def note(lines: ExecutedLines, written: Program, products: Products) -> None:
+def note(lines: ExecutedLines, written: ProgramText, products: Products) -> None:
     """Add products to the executed operations of the lines of their statements.
 
     Products with a vector, which have no price, are omitted.
@@ -66,7 +66,7 @@ def note(lines: ExecutedLines, written: Program, products: Products) -> None:
             lines.ran[at].maccs += maccs
 
 
-def _statements(lines: ExecutedLines, written: Program) -> dict[int, int]:
+def _statements(lines: ExecutedLines, written: ProgramText) -> dict[int, int]:
     """Return the table's line for every line of the text that assigns one of its values.
 
     Values of one name are assigned in the same order in both.

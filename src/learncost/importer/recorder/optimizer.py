@@ -9,7 +9,7 @@ import torch
 
 from learncost.importer.recorder.recorder import STEP, Recorder
 from learncost.program.autograd.optimizers import Stepping, step_weights
-from learncost.program.program import CLIP, OPTIMIZER, STATES, Op
+from learncost.program.program import CLIP, OPTIMIZER, STATES, ProgramOp
 
 CLASSES: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "sgd": ("SGD", {}),
@@ -62,7 +62,7 @@ class _Temporary:
     """A temporary of an optimizer's step, which lasts as long as something refers to it."""
 
     def __init__(self, recorder: Recorder, size: int) -> None:
-        op = Op("optimizer", "", (), (), {}, OPTIMIZER, recorder.microbatch, STEP)
+        op = ProgramOp("optimizer", "", (), (), {}, OPTIMIZER, recorder.microbatch, STEP)
         self._recorder, self._buffer = recorder, recorder.temporary(op, size)
 
     def __del__(self) -> None:

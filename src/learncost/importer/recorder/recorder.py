@@ -29,9 +29,9 @@ from learncost.program.program import (
     RECOMPUTE,
     WORKSPACE,
     Buffer,
-    Op,
     Operand,
     Program,
+    ProgramOp,
 )
 
 MOST = 2**22
@@ -52,7 +52,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.path, self.phase, self.microbatch = device, "", FORWARD, 0
-        self._ops: list[Op] = []
+        self._ops: list[ProgramOp] = []
         self._buffers: list[Buffer] = []
         self._there: dict[int, tuple[int, Any]] = {}
         self._open: set[int] = set()
@@ -80,7 +80,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if there := self._there.get(tensor.untyped_storage()._cdata):
                 self._buffers[there[0]] = replace(self._buffers[there[0]], role=role)
 
-    def temporary(self, op: Op, size: int) -> int:
+    def temporary(self, op: ProgramOp, size: int) -> int:
         """Record an op that no operator of PyTorch runs, and its result; return the buffer of this."""
         self._ops.append(op)
         return self._add(Buffer(size, self.device, WORKSPACE, op.label, len(self._ops) - 1, BEFORE))
@@ -163,7 +163,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = tuple(self._operand(each, label) for each in outputs)
         if phase == BACKWARD and "zeros" in func._schema.name:
             self._zeros = {each.untyped_storage()._cdata for each in outputs}
-        op = Op(func._schema.name, func._schema.overload_name, read, written, _arguments(func, args, kwargs),
+        op = ProgramOp(func._schema.name, func._schema.overload_name, read, written, _arguments(func, args, kwargs),
                 phase, self.microbatch, label, path, node.name() if node is not None else "")  # fmt: skip
         if self.device == "cpu":
             op = replace(op, scratch=buffers(func, args, kwargs, result), library=packed(func, args, result))

@@ -22,8 +22,9 @@ for library in ("OMP", "OPENBLAS", "MKL"):
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 sys.dont_write_bytecode = False
 
-# Tables are many small objects without circles: looking for circles after every 700 of them took a seventh of the time.
-gc.set_threshold(100_000, 20, 20)
+# Tables are many small objects without cycles: a search for cycles after every 700 new ones took a seventh of the time,
+# and one after every 100,000 still a twentieth.
+gc.set_threshold(1_000_000, 20, 20)
 
 # What XLA has compiled is kept for other tests, processes and runs: a training that is resumed compiles its step again.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "learncost"

@@ -99,7 +99,7 @@ def _program(model: Any, procedure: str, optimizer: str, plan: str | None, batch
     return program_of(_configured(model), settings, learning)
 
 
-@pytest.mark.one_in(every=6)
+@pytest.mark.one_in(every=12)
 @pytest.mark.parametrize(("model", "procedure", "optimizer", "plan"), TWELVE)
 def test_bits_are_the_same_on_four_processors_and_bytes_as_predicted(
     model: Any, procedure: str, optimizer: str, plan: str

@@ -299,8 +299,8 @@ def test_paths_of_low_rank_run_again_with_the_line_that_they_adapt(chosen, fold)
     assert ours.total.flops == counter.get_total_flops()
 
 
-@pytest.mark.one_in(every=2)
-@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize("reentrant", [True, False, None])
 def test_t5_makes_zeros_that_require_a_gradient(reentrant):
     """Its layers share a bias; under checkpoints that is zeros which require a gradient that nothing reads."""
     transformers = pytest.importorskip("transformers")

@@ -39,7 +39,7 @@ ENLARGEMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(sorted(ENLARGEMENTS), 3))
+@pytest.mark.parametrize("name", sampled(sorted(ENLARGEMENTS), 4))
 def test_an_enlargement_at_open_sides_is_the_module_at_others(name):
     module = Between(ENLARGEMENTS[name])
     opened = read_module(module, (torch.randn(2, 3, 8, 12),), {"x": "B 3 H W"})

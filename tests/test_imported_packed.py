@@ -29,7 +29,7 @@ class Packed(nn.Module):
         return padded, last[0] if isinstance(last, tuple) else last
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("sorts", [True, False])
 @pytest.mark.parametrize(
     ("kind", "settings"),

@@ -35,7 +35,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("decodes", [False, True])
+@pytest.mark.parametrize("decodes", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     "mask", [*list(MASKS)[:1], *(pytest.param(m, marks=pytest.mark.slow) for m in list(MASKS)[1:])]
 )

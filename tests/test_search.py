@@ -354,7 +354,7 @@ def test_each_row_has_the_command_that_gives_its_bytes_and_time(found, capsys):
 
 ROWS = {
     "experts": ("mixtral-8x7b", 16, {"batch_size": 16, "seq_len": 64, "num_local_experts": 4}),
-    "long": ("llama-2-7b", 8, {"batch_size": 4, "seq_len": 16384, "max_position_embeddings": 16384}),
+    "long": ("llama-2-7b", 4, {"batch_size": 4, "seq_len": 16384, "max_position_embeddings": 16384}),
     "uneven": ("llama-2-7b", 6, {"batch_size": 12, "seq_len": 64, "vocab_size": 509}),
     "odd": ("gpt2", 8, {"batch_size": 8, "seq_len": 64, "vocab_size": 509}),
 }

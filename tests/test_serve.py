@@ -551,6 +551,7 @@ def server():
         process.kill()
 
 
+@pytest.mark.slow
 def test_half_open_connections_are_closed_after_five_seconds(server):
     """As the command is started: nothing is patched here."""
     process, address = server

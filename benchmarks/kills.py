@@ -216,6 +216,12 @@ def ended(process: Started, others: Sequence[int] = (), seconds: float = math.in
     return code, process.said()
 
 
+def _signal(pid: int, number: int) -> None:
+    """Send a signal to a process, which may have ended by itself a moment before."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 def steps_of(run: Path) -> int:
     """After how many steps the last complete checkpoint is; -1 before the first."""
     folder = Folder(run)
@@ -266,6 +272,7 @@ def life(
         if until is not None and time.monotonic() > until:
             break
         time.sleep(0.02)
+    _signal(process.pid, signal.SIGSTOP)  # it starts no process between the list and the kill
     others = workers(process.pid)
     kinds = {
         "all": [process.pid, *others],
@@ -275,8 +282,8 @@ def life(
     kind = "all" if not others or grid == "1" else draw.choices([*kinds], (3, 1, 6))[0]
     killed = process.poll() is None
     for victim in kinds[kind] if killed else ():
-        with suppress(ProcessLookupError):  # it ended by itself a moment before
-            os.kill(victim, signal.SIGKILL)
+        _signal(victim, signal.SIGKILL)
+    _signal(process.pid, signal.SIGCONT)
     code, said = ended(process, others, WITHIN)
     if code == 0:
         return False

@@ -145,6 +145,42 @@ def test_a_scan_runs_a_graph_of_its_own_and_a_loop_has_lines():
     assert lc.from_module(Computes(torch.vmap(torch.tanh)), {"x": "float 4 6"})
 
 
+def test_a_branch_within_a_scan_is_not_sent_to_a_traced_run():
+    """A traced run refuses it, too."""
+    from torch._higher_order_ops.scan import scan
+
+    def step(carried, x):
+        carried = x + carried if float(carried.sum()) > 0 else x - carried
+        return carried, carried * 2
+
+    scanned = Computes(lambda y: scan(step, torch.zeros_like(y[0]), y)[1])
+    for as_run in (False, True):
+        with pytest.raises(
+            lc.InputError, match=r"depends on values within an operator.* as a loop in Python"
+        ) as refused:
+            lc.from_module(scanned, {"x": "float 4 6"}, as_run=as_run)
+        assert "if float(carried.sum()) > 0" in str(refused.value)
+        assert "as_run" not in str(refused.value)
+
+
+def test_a_size_that_the_code_needs_is_to_be_written():
+    """The size that was tried is said to be that."""
+
+    class Pairs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 4)
+
+        def forward(self, x):
+            return self.layer(x.view(5, 2, 6))
+
+    with pytest.raises(
+        lc.InputError, match=r"\(tried with B = 3; if the code needs one size, write it in place of B\)"
+    ):
+        lc.from_module(Pairs(), {"x": "float B 6"})
+    assert lc.cost(lc.from_module(Pairs(), {"x": "float 10 6"})).total.flops > 0
+
+
 def test_a_size_of_which_code_makes_a_number_is_not_said_to_be_fixed():
     module = Computes(lambda y: sum(each * number for number, each in enumerate(y.unbind(1))))
     with pytest.raises(

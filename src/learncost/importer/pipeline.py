@@ -172,7 +172,10 @@ def table_of(
         try:
             read(tensors(given, sizes), {})
         except NotExportedError as error:
-            first = type(error)(f"{error} ({at})")
+            letters = ", ".join(sizes)
+            first = type(error)(
+                f"{error} (tried with {at}; if the code needs one size, write it in place of {letters})"
+            )
     return parts(tensors(given, sizes), first), described
 
 

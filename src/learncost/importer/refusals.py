@@ -73,6 +73,9 @@ class OnValuesError(InputError):
 
 _ON_VALUES = frozenset({"GuardOnDataDependentSymNode", "DynamicOutputShapeException", "DataDependentOutputException"})
 
+_ON_VALUES_INSIDE = "data-dependent expression"
+"""Text of an error when the body of a higher-order operator, such as `scan`, depends on values."""
+
 _NOT_A_NUMBER = ("unhashable type: non-nested SymInt", "Cannot convert symbols to int")
 """Texts of TypeErrors of PyTorch and SymPy when code converts a symbolic value to a number during export."""
 
@@ -139,6 +142,11 @@ def refusal(error: Exception, called: str) -> InputError:
         return OnValuesError(
             f"{place}: `{code}` depends on values, which {called} has only when it runs: remove it if it only "
             "checks, write it with torch.where, or trace the branch of one run with --as-run (in Python as_run=True)"
+        )
+    if _ON_VALUES_INSIDE in str(error):  # a traced run refuses it too
+        return NotExportedError(
+            f"{place}: `{code}` depends on values within an operator that runs a function, such as scan: write it with "
+            "torch.where, or write the operator as a loop in Python"
         )
     if _LEFT_OPEN in str(error):
         part = str(error).split(_LEFT_OPEN, 1)[1].partition(",")[0].lstrip(".")

@@ -51,6 +51,27 @@ def test_a_search_is_always_alike_and_never_worse() -> None:
     assert 1000 <= _end(pieces, best) <= _end(pieces, packed(pieces))
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_every_piece_is_at_the_lowest_free_offset(seed: int) -> None:
+    """Pieces as large and as brief as the one before, as of equal iterations, are placed without a search."""
+    random = Random(seed)
+    pieces = [Piece(random.randrange(1, 9), begin, begin + random.randrange(9)) for begin in range(40)]
+    for _ in range(3):
+        size, begin, end = random.randrange(1, 9), random.randrange(40), 200 + random.randrange(9)
+        pieces += [Piece(size, begin + step, end - step) for step in range(random.randrange(30))]
+    pieces.sort(key=lambda piece: (-piece.bytes, piece.first))
+    places: list[int] = []
+    for piece in pieces:
+        others = [
+            (place, place + other.bytes)
+            for place, other in zip(places, pieces, strict=False)
+            if other.first <= piece.last and piece.first <= other.last
+        ]
+        ends = sorted({0, *(end for _, end in others)})
+        places.append(next(e for e in ends if all(e + piece.bytes <= b or d <= e for b, d in others)))
+    assert packed(pieces) == places
+
+
 def test_nothing_takes_nothing() -> None:
     assert packed([], 10) == []
     assert most([]) == 0

@@ -16,7 +16,7 @@ import numpy as np
 
 from learncost.ir.errors import InputError
 from learncost.ir.serializable import Serializable
-from learncost.program.lifetimes import Lifetimes, ScheduledArray
+from learncost.program.lifetimes import FOREVER, Lifetimes, ScheduledArray
 
 AGAIN = 20
 """Changes of an order after which the search restarts; it rarely succeeds later."""
@@ -96,21 +96,40 @@ class _PackedBlock:
         self.pieces, self.efforts = pieces, 0
 
     def placed(self, order: Sequence[int], limit: int | None = None) -> list[int] | None:
-        """Return offsets, piece by piece, each the lowest free in its interval; None where one exceeds the limit."""
+        """Return offsets, piece by piece, each the lowest free in its interval; None where one exceeds the limit.
+
+        A piece as large as the one before, and live within its interval, lies next to it if the same others are live:
+        so do the saved tensors of equal iterations, which need no search.
+        """
         places = [0] * len(self.pieces)
         firsts, lasts, begins, ends = there = np.zeros((4, len(self.pieces)), np.int64)  # by offset
+        latest = max((piece.first for piece in self.pieces), default=0)
+        begun, ended = bytearray(latest + 1), bytearray(latest + 1)  # the moments of the first and last use of others
+        before, place, until = Piece(-1, 0, 0), 0, 0  # the piece before, its place, and the end of the gap around it
         for count, number in enumerate(order):
             self.efforts += 1
-            piece, place = self.pieces[number], 0
-            live = np.flatnonzero((firsts[:count] <= piece.last) & (lasts[:count] >= piece.first))
-            if live.size:
+            piece = self.pieces[number]
+            if (
+                piece.bytes == before.bytes
+                and place + 2 * piece.bytes <= until
+                and before.first <= piece.first
+                and piece.last <= before.last
+                and begun.find(1, piece.last + 1, before.last + 1) < 0
+                and ended.find(1, before.first, piece.first) < 0
+            ):
+                place += piece.bytes
+            else:
+                live = np.flatnonzero((firsts[:count] <= piece.last) & (lasts[:count] >= piece.first))
                 taken = np.maximum.accumulate(ends[live])
-                free = begins[live]
-                free[1:] -= taken[:-1]
+                free = np.append(begins[live], FOREVER**2)
+                free[1:] -= taken
                 gap = int(np.argmax(free >= piece.bytes))
-                if free[gap] < piece.bytes:
-                    gap = live.size
                 place = int(taken[gap - 1]) if gap else 0
+                until = place + int(free[gap])
+            before = piece
+            begun[piece.first] = 1
+            if piece.last <= latest:
+                ended[piece.last] = 1
             if limit is not None and place + piece.bytes > limit:
                 return None
             at = int(np.searchsorted(begins[:count], place, "right"))
@@ -216,17 +235,18 @@ def laid_out(
 ) -> dict[str, int]:
     """Set the `bytes` of every array, and its `place` if it is in an arena; return the bytes of each arena.
 
-    size     the bytes of an array
+    size     the bytes of an array by its name and axes
     kind     the name of the arena in which an array lies
     aligned  every offset is a multiple of as many bytes
     effort   how many arrays are placed in search of a smaller arena, where one may exist
     Raises `InputError` where an array that must be overwritten is read afterwards.
     """
-    for fields in lifetimes.fields.values():
-        for array in fields.values():
-            array.bytes = size(array)
-    for array in lifetimes.arrays:
-        array.bytes = size(array)
+    sizes: dict[tuple[str, tuple[str, ...]], int] = {}
+    named = (array for fields in lifetimes.fields.values() for array in fields.values())
+    for array in (*named, *lifetimes.arrays):
+        if (key := (array.name, array.axes)) not in sizes:
+            sizes[key] = size(array)
+        array.bytes = sizes[key]
     _share(lifetimes)
     by_kind: dict[str, list[ScheduledArray]] = {}
     for array in lifetimes.roots:

@@ -16,17 +16,17 @@ from learncost.reports.memory.step import MemoryStep
 
 def _parts(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the parts of the peak. Raises `InputError` for a line that cannot be in place."""
-    from learncost.backends.placed import WIDTHS, placed  # emits programs: only where it is asked for
+    from learncost.backends.placed import WIDTHS, laid_out, placed  # emits programs: only where it is asked for
 
     table = step.executed_table()
-    program = placed(table, sizes, step.kind.name)
+    program = placed(table, sizes, step.kind.name) if step.over else None
+    layout = program or laid_out(table, sizes, step.kind.name)
+    given = layout.given
     parts = given_bytes(step, table, sizes)
-    batch = [
-        name for name in table.inputs if name in program.given and table.values[name].role not in ("state", *RANDOM)
-    ]
-    parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[program.given[name][1]])
-    parts["arena"] = program.bytes
-    if step.over and program.meets:
+    batch = [name for name in table.inputs if name in given and table.values[name].role not in ("state", *RANDOM)]
+    parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[given[name][1]])
+    parts["arena"] = layout.bytes
+    if step.over and program and program.meets:
         from learncost.backends.executed import communication_buckets
 
         parts["messages"] = communication_buckets(program, sizes, step.over.placed.mesh.sizes)

@@ -63,7 +63,7 @@ def test_a_screen(screen):
     assert screen.agrees(printed), screen.renewed(printed)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(("page", "line"), COMMAND_LINES, ids=[" ".join(both) for both in COMMAND_LINES])
 def test_a_command(page, line, tmp_path, monkeypatch, capsys):
     """What is quick runs; of what is slow the arguments are read. `here` is a published device then."""

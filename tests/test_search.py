@@ -340,7 +340,7 @@ def test_fewer_rows_are_the_first_of_an_exhaustive_exact_evaluation(case):
 
     every = rows(10**6)
     assert len(every) > 20
-    for top in (1, 2, 4, 8):
+    for top in (1, 8):
         assert rows(top) == every[:top]
 
 

@@ -154,12 +154,12 @@ def derive(
     return Derived(forward, reverse, gradients)
 
 
-def derive_once(table: Table, wanted: tuple[str, ...], jacobian: bool = False) -> Derived:
+def derive_once(table: Table, wanted: tuple[str, ...] | None = None, jacobian: bool = False) -> Derived:
     """Return the result of `derive`, cached since the steps of several procedures and price books share one
     derivation."""
     return _derived(IdentityKey(table), wanted, jacobian)
 
 
 @lru_cache(maxsize=8)
-def _derived(same: IdentityKey[Table], wanted: tuple[str, ...], jacobian: bool) -> Derived:
+def _derived(same: IdentityKey[Table], wanted: tuple[str, ...] | None, jacobian: bool) -> Derived:
     return derive(same.content, wanted, jacobian)

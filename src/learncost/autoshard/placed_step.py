@@ -211,7 +211,7 @@ class ShardedStep:
 
 @lru_cache(maxsize=16)
 def _stepped(structure: Structure, procedure: str, optimizer: str, plan: str, mode: str) -> Table:
-    """The step of one device, under a plan, which is placed in several ways."""
+    """Return the step of one device, under a plan, which is placed in several ways."""
     return planned(without_gradients(step(structure.model, procedure, optimizer, mode=mode)), plan)
 
 

@@ -40,7 +40,7 @@ class Sending:
 
 
 def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -> tuple[Sending, ...]:
-    """The collectives of a step of one microbatch, in the order of the lines."""
+    """Return the collectives of a step of one microbatch, in the order of the lines."""
     placed, table, result = step.placed, step.placed.table, []
     indices = {name for name, value in placed.whole.known.items() if value.role in INDICES}
     walker, width_of = Walker(step.blocks), sent_widths(placed, widths_of(step.kind))

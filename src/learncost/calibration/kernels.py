@@ -68,7 +68,7 @@ class KernelBench(TorchBench):
     def _calling(
         self, kernels: CompiledKernels, function: KernelFunction, axes: Mapping[str, Sequence[str]]
     ) -> TimedCall:
-        """A compiled kernel with the arrays that it is called on."""
+        """Return a compiled kernel with the arrays that it is called on."""
         sizes = {"B": ROWS, "d": COLUMNS}
         arrays = [self._random(*(sizes[axis] for axis in axes[name])) for name in (*function.reads, *function.writes)]
 

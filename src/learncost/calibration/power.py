@@ -99,7 +99,7 @@ def _reader(file: Path) -> Callable[[], float]:
 
 
 def _joules(file: Path) -> float:
-    """A file with a counter in microjoules."""
+    """Return a file with a counter in microjoules."""
     text = _text(file)
     if not text.isdigit():
         raise InputError(f"{file} must contain a number of microjoules, not {text[:40]!r}")

@@ -22,7 +22,7 @@ EXPONENTS = 7
 
 @cache
 def two_bytes() -> Any:
-    """The type of ml_dtypes (`pip install learncost[bf16]`), None without it."""
+    """Return the type of ml_dtypes (`pip install learncost[bf16]`), None without it."""
     try:
         import ml_dtypes
     except ImportError:

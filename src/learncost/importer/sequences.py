@@ -47,7 +47,7 @@ class Sequences:
         return Fraction(seen, self.pairs) if self.causal and self.pairs else None
 
     def _seen(self, queries: int, keys: int) -> int:
-        """The pairs of one sequence under the mask, whose diagonal ends in the last key, or begins in the first."""
+        """Return the pairs of one sequence under the mask; its diagonal ends at the last key or begins at the first."""
         first = keys - queries if self.causal == _BOTTOM_RIGHT else 0
         seen = 0
         for last in range(first, first + queries):
@@ -85,7 +85,7 @@ def sequences(node: Any, values: NodeConstants) -> Sequences | None:
 
 
 def _mask(named: Mapping[str, Any]) -> tuple[int, int]:
-    """The kind of the causal mask and its window, as the arguments of an attention have them."""
+    """Return the kind of the causal mask and its window, as the arguments of an attention have them."""
     size = named.get("window_size")
     if isinstance(size, int):  # the last keys up to the query's own
         before, after = size - 1, 0
@@ -105,14 +105,14 @@ def flops(node: Any, over: Sequences) -> tuple[int, int]:
 
 
 def _arguments(node: Any) -> dict[str, Any]:
-    """The arguments of a node by the names of its schema, those that it leaves out as their defaults."""
+    """Return the arguments of a node by the names of its schema, with the defaults of those that it leaves out."""
     schema = node.target._schema.arguments
     named = {each.name: each.default_value for each in schema if each.has_default_value()}
     return named | {each.name: value for each, value in zip(schema, node.args, strict=False)} | dict(node.kwargs)
 
 
 def _lengths(offsets: Any, tokens: Any, values: NodeConstants) -> list[int] | None:
-    """The lengths between offsets that go from 0 to the number of tokens; None where they are not known."""
+    """Return the lengths between offsets that go from 0 to the number of tokens; None if they are unknown."""
     try:
         places = [int(each) for each in values.at(offsets, {}).tolist()]
     except (GivenError, RuntimeError, TypeError, IndexError):

@@ -183,7 +183,7 @@ def _tensors(exported: Exported, module: Any) -> dict[Any, Any]:
 
 
 def _whole_examples(exported: Exported) -> dict[Any, Any]:
-    """The example inputs of whole numbers by the graph's nodes."""
+    """Return the example inputs of whole numbers by the graph's nodes."""
     nodes = [node for node in exported.program.graph.nodes if node.op == "placeholder"]
     return {node: exported.examples[node.name] for node in nodes if node.name in exported.examples}
 

@@ -196,7 +196,7 @@ class Polynomial:
 
     @staticmethod
     def operations(text: str) -> Polynomial:
-        """The number of operations that a text writes. Raises `InputError`, also for what is negative at all sizes."""
+        """Return the number of operations in a text. Raises `InputError`, also for what is negative at all sizes."""
         count = Polynomial.parse(text)
         if count.terms and all(coefficient < 0 for coefficient in count.terms.values()):
             raise InputError(f"{text.strip()!r} is negative at all sizes: it counts nothing")

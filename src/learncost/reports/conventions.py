@@ -141,7 +141,7 @@ class Conventions(AtLength, Drawn):
         return next(convention for convention in self.conventions if convention.book.name == name)
 
     def ratio(self, name: str) -> float | None:
-        """The ratio of forward and backward FLOPs to those of matrix products alone."""
+        """Return the ratio of forward and backward FLOPs to those of matrix products alone."""
         counts, yardstick = self[name].counts, self[YARDSTICK].counts
         if counts is None or yardstick is None or not yardstick.whole.flops:
             return None

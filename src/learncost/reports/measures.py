@@ -59,11 +59,11 @@ class Measures:
         return tuple(result)
 
     def rows(self, procedure: str, book: str) -> tuple[PricedLine, ...]:
-        """The priced lines of one step."""
+        """Return the priced lines of one step."""
         return self.run.rows(procedure, find_book(book))
 
     def at(self, count: Polynomial) -> int:
-        """A polynomial at the sizes of the step."""
+        """Return a polynomial at the sizes of the step."""
         return int(count.at(self.run.axes))
 
     def flops(
@@ -99,7 +99,7 @@ class Measures:
         return self.at(self.run.model.parameters)
 
     def block_parameters(self, block: BlockMeasure) -> tuple[int | Fraction, int | Fraction]:
-        """The parameters that one block reads, shared ones too: those of its matrices, and all."""
+        """Return the parameters that one block reads, shared ones too: those of its matrices, and all."""
         table = self.run.model.table
         (repeat,) = (line for line in table.repeats if line.count == block.count)
         iterations = {count for _, nest in walk([repeat]) for count in nest.counts}
@@ -127,7 +127,7 @@ class Measures:
         return self.at(multiplied), self.at(multiplied) - self.at(results)
 
     def overtaking(self, block: BlockMeasure | None = None) -> Fraction | None:
-        """The length at which the products that grow with its square cost as much as those that grow with it.
+        """Return the length at which products quadratic in it cost as much as those linear in it.
 
         With an encoder and a decoder both lengths are this one. None where nothing grows with the square.
         """

@@ -300,7 +300,7 @@ def with_global_batch(request: Request) -> Request:
 
 
 def whole_batch(request: Request) -> int:
-    """A sequence for each device on the axes of the mesh that cut the batch."""
+    """Return a sequence for each device on the axes of the mesh over which the batch is sharded."""
     if not request.is_sharded:
         return 1
     sizes, number_of = parse_mesh(request.mesh or "").sizes, 1

@@ -83,7 +83,7 @@ class OverTime(Serializable):
         return self.lines.seconds + self.waits + self.exposed
 
     def notes(self) -> Iterator[str]:
-        """The notes as sentences."""
+        """Return the notes as sentences."""
         parts = [f"{seconds_of(self.lines.seconds)} of compute"]
         parts += [f"{seconds_of(self.waits)} of collectives without overlap"] if self.waits else []
         rest = seconds_of(self.exposed) if self.exposed else "nothing"

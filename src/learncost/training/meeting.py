@@ -35,7 +35,7 @@ AGENT = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def meet(distributed: Any) -> tuple[Any, int, int, str]:
-    """The store, this process's number, that of all, and a name of this meeting; else `SystemExit` behind a line."""
+    """Return the store, the rank, the number of processes and a name of this meeting, or raise `SystemExit`."""
     words = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
     if wrong := next((name for name, word in words.items() if not word.isdecimal()), None):
         _refuse(f"{wrong} is {words[wrong]!r}, and no number")
@@ -101,10 +101,9 @@ def _waiting(whom: str) -> Iterator[Any]:
 
 
 def _agreed(store: Any, rank: int, number: int) -> str:
-    """A name of this meeting. torchrun keeps its store where it starts processes anew: what others left is in it.
+    """Return a name of this meeting; when torchrun restarts processes, its store has the keys of earlier ones.
 
-    Everybody says a word of its own until the first answers it; the first answers whom it hears, until all have said
-    that they were answered.
+    Every process sets a random word until rank 0 answers it; rank 0 answers until all have confirmed the answer.
     """
     word = token_hex(8)
     if rank:
@@ -169,7 +168,7 @@ class Heartbeat:
         return self._parent is not None and os.getppid() != self._parent
 
     def end(self) -> None:
-        """This process has ended as it should."""
+        """Mark this process as ended normally."""
         self._ended.set()
         self._talks.join(SILENCE)
         self._store.set(self._mine, DONE)

@@ -1,4 +1,4 @@
-"""Checkpoints of which every process writes and reads its own parts, in the format of torch.distributed.checkpoint.
+"""Save checkpoints of which every process writes and reads its shards, in the format of torch.distributed.checkpoint.
 
 checkpoint-STEP holds PyTorch's files. learncost.json, written last, completes it, and has the digests of the others.
 """
@@ -26,7 +26,7 @@ FACTS = "learncost.json"
 NAMED = "checkpoint-"
 
 METADATA = ".metadata"
-"""PyTorch's file that says which part is where, a pickle."""
+"""PyTorch's index of the parts, a pickle."""
 
 KINDS = ("model", "optimizer")
 """The prefixes of names in a checkpoint: weights by the names of the model's table, states of the optimizer."""
@@ -46,7 +46,7 @@ class ArrayPart:
 
 
 Parts = Mapping[str, tuple[ArrayPart, ...]]
-"""Of every array by its name what a process has of it: one part, or several that lie apart."""
+"""The parts of every array, by its name, that a process stores: one, or several that are not adjacent."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SavedCheckpoint:
 
 
 def newest(run: Path, advice: str) -> SavedCheckpoint | None:
-    """The last complete checkpoint in the folder of a run, if there is one. Raises InputError for a damaged one."""
+    """Return the last complete checkpoint in the folder of a run, if any. Raises InputError for a damaged one."""
     paths = [path for path in run.glob(f"{NAMED}*") if (path / FACTS).exists()]
     saved = [_saved(path, read_json(path / FACTS, advice), advice) for path in paths]
     return max(saved, key=lambda each: each.steps, default=None)
@@ -76,7 +76,7 @@ def _saved(path: Path, facts: Mapping[str, Any], advice: str) -> SavedCheckpoint
 def save(
     run: Path, parts: Parts, steps: int, logs: Mapping[str, int], kept: WriteAdvice, processes: Processes = ALONE
 ) -> Path:
-    """Every process writes its parts, each what nobody else writes; the checkpoint's folder. Raises InputError.
+    """Write the parts of every process, and return the checkpoint's folder. Raises InputError.
 
     What could not be written is taken away again.
     """

@@ -43,7 +43,7 @@ class Processes:
         return self.rank == 0
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Each flag, true where it is true for any process."""
+        """Return each flag, true if it is true for any process."""
         return flags
 
     def of_first(self, action: Callable[[], Any]) -> Any:
@@ -56,7 +56,7 @@ class Processes:
         return flags
 
     def gathered(self, value: Any) -> list[Any]:
-        """A value of every process, in their order."""
+        """Return a value of every process, in their order."""
         return [value]
 
 
@@ -204,7 +204,7 @@ def reported_once() -> Iterator[None]:
 
 @contextmanager
 def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
-    """The processes of this run, which have met. Raises InputError before anything else is done.
+    """Return the processes of this run, which have met. Raises InputError before anything else is done.
 
     Where another process is gone, this one ends with a line and exit code 1.
     """

@@ -122,7 +122,7 @@ def exact(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _given_exactly(model: Model, chosen: Procedure, given: Iterable[_GivenGradient]) -> Table:
-    """The step that is given gradients as they are, inputs called `STACK:exact`, where the procedure makes others."""
+    """Return the step that is given gradients as `STACK:exact` where the procedure makes others."""
     overrides = signals(model, chosen).overrides
     slices: dict[Scope, dict[str, Value]] = {}
     inputs: dict[str, Value] = {}

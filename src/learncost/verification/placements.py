@@ -164,7 +164,7 @@ def _step_of(model: Model, procedure: str, optimizer: str, plan: str) -> Table:
 
 @lru_cache(maxsize=8)
 def _step(same: IdentityKey[Model], procedure: str, optimizer: str, plan: str) -> Table:
-    """A model's step under a plan, with which placements are compared."""
+    """Return a model's step under a plan, with which placements are compared."""
     return _step_of(same.content, procedure, optimizer, plan)
 
 

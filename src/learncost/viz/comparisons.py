@@ -71,7 +71,7 @@ def _compared(request: Request, side_by_side: str | None, other: str) -> dict[st
 
 
 def _conventions(answer: Conventions) -> dict[str, Any]:
-    """The numbers of all books, and the way to each of them from that of matrix products."""
+    """Return the numbers of all price books, and the differences of each from that of matrix products."""
     names = [
         convention.book.name
         for convention in answer.conventions

@@ -35,7 +35,7 @@ class SavedFigure(Shown):
     conventions: str
 
     def sheets(self, width: int = 0) -> tuple[Sheet, ...]:
-        """The finding, the files, the conventions."""
+        """Return the finding, the files, the conventions."""
         return (Sheet(f"{self.finding}.", (), (), (f"In {', '.join(self.files)}.", self.conventions)),)
 
 
@@ -119,6 +119,6 @@ def figure(
 def _command(
     kind: str, models: tuple[str, ...], output: str, columns: int, data: bool, arguments: dict[str, Any]
 ) -> str:
-    """The command that makes the same figure."""
+    """Return the command that makes the same figure."""
     more = ["--columns", str(columns), *(["--data"] if data else []), "-o", output]
     return shlex.join(["learncost", "figure", kind, *models, *flags_typed(arguments), *more])

@@ -39,7 +39,7 @@ class StepMemory(Protocol):
         """The table of its lines."""
 
     def moments(self, iterations: Walked) -> Iterable[tuple[Line, Path, int]]:
-        """Every executed line with its iterations and the live bytes."""
+        """Return every executed line with its iterations and the live bytes."""
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def _paired(reader: GraphReader, reads: Sequence[tuple[View, Sequence[str]]], ou
 
 @rule("affine_grid_generator")
 def affine_grid(reader: GraphReader, theta: Any, _: Any, align_corners: bool = False) -> View:
-    """The places of an image from -1 to 1, with a 1 behind each, times the matrix of each image."""
+    """Return the places of an image from -1 to 1, with a 1 behind each, times the matrix of each image."""
     sides = shape_of(reader.node)[1:-1]
     places = settled(reader, "an affine grid", partial(_places, align_corners), *sides)
     axes = [AxisClass(size) for size in (*sides, len(sides) + 1)]
@@ -153,7 +153,7 @@ def affine_grid(reader: GraphReader, theta: Any, _: Any, align_corners: bool = F
 
 
 def _places(align_corners: bool, *sides: int) -> Any:
-    """The places of every point along its sides, the last side first, and 1."""
+    """Return the places of every point along its sides, the last side first, and 1."""
 
     def along(side: int, point: int) -> float:
         return (2 * point - (side - 1)) / max(side - 1 if align_corners else side, 1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learncost.autodiff.derive import Derived, derive, part
+from learncost.autodiff.derive import Derived, derive_once, part
 from learncost.autodiff.tangent import along_inputs
 from learncost.cost_models import Book
 from learncost.cost_models.books import book
@@ -85,7 +85,7 @@ def subject(
         if not table.weights:
             raise InputError(f"{learning.name} changes weights, and {layer.name} has none")
         return Subject(layer, chosen, through, {"forward": along_inputs(table, table.weights)}, None)
-    derived = derive(table, jacobian=through)
+    derived = derive_once(table, jacobian=through)
     reading = learning.moves.get("backward reading NAME for weights")
     if reading:
         step = with_feedback(derived.step, reading, learning.lines)

@@ -216,7 +216,7 @@ class Serving:
         return tuple(polynomials.values())
 
     def peak(self, batch: int | None = None) -> int:
-        """The peak bytes in RAM."""
+        """Return the peak bytes in RAM."""
         if self.sharded is not None and batch not in (None, self.batch):
             return replace(self, batch=batch or 1).peak()
         return max(int(level.at({"B": batch or self.batch})) for level in self.levels)
@@ -266,7 +266,7 @@ class Serving:
         return max(several, key=lambda each: sum(each[2].values()))
 
     def split(self) -> dict[str, int]:
-        """The parts of the peak: weights, KV cache, activations."""
+        """Return the parts of the peak: weights, KV cache, activations."""
         return self.at_peak[2]
 
     @property
@@ -276,7 +276,7 @@ class Serving:
         return sum(split.values()) - int(arrays.peak)
 
     def longest(self, budget: int, most: int | None = None) -> int | None:
-        """The longest sequence, at most this one, that fits; 0 where none does; None where there is one length, or two.
+        """Return the longest sequence, at most this one, that fits; 0 if none; None if there is one length, or two.
 
         The new tokens of a step of decode are part of a sequence.
         """

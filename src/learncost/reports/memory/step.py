@@ -234,7 +234,7 @@ class MemoryStep:
         self.quantized = sum(bytes_of_array(array, self.sizes()) for array in self.packed)
 
     def executed_table(self, statistics: bool = False) -> Table:
-        """The step with its optimizer under the plan, as an engine executes it: with new and old weights.
+        """Return the step with its optimizer under the plan, as an engine executes it: with new and old weights.
 
         statistics   with the lines that update running statistics
         """
@@ -291,7 +291,7 @@ class MemoryStep:
         return {"optimizer state": states, "master weights": masters}
 
     def stretches(self, iterations: Sequence[int | None]) -> Liveness:
-        """The moments of the step and the arrays over them, for symbolic sizes, without `uncounted`.
+        """Return the moments of the step and the arrays over them, for symbolic sizes, without `uncounted`.
 
         iterations  of repeats, in the order of the sizes of `iterations`; None stands for more than `FEW` of them
         """
@@ -301,7 +301,7 @@ class MemoryStep:
         return stretches(self.table, self.widths, IN_KERNELS, known, BYTES[_NAMES[self.kind.value]])
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
-        """The sizes of a microbatch."""
+        """Return the sizes of a microbatch."""
         several = self.over.placed.sizes if self.over else {}
         return {**self.run.axes, "B": (batch or self.run.axes["B"]) // self.accumulate, **several}
 
@@ -317,7 +317,7 @@ class MemoryStep:
             yield line, path, level + self.uncounted
 
     def peak(self, sizes: Mapping[str, int]) -> int:
-        """The peak bytes of the table."""
+        """Return the peak bytes of the table."""
         if self.on_mesh is not None:
             return self.on_mesh.peak(sizes)
         iterations = tuple((name, sizes[name]) for name in self.iterations)

@@ -54,7 +54,7 @@ def divided(counts: Collection[Polynomial], axis: str) -> tuple[Polynomial, ...]
 
 
 def in_symbols(count: Polynomial) -> Polynomial:
-    """The count with its axes called by their symbols."""
+    """Return the count with its axes called by their symbols."""
     return count.rename(SYMBOLS)
 
 
@@ -66,7 +66,7 @@ def _rank(name: str) -> tuple[int, int, str]:
 
 
 def _ordered(count: Polynomial) -> list[tuple[list[tuple[str, int]], int]]:
-    """The terms, high degrees first: their sizes with their powers, and their coefficients."""
+    """Return the terms, high degrees first: their sizes with their powers, and their coefficients."""
 
     def key(item: tuple[Monomial, int]) -> tuple[int, int, list[tuple[int, int, str]]]:
         monomial = item[0]
@@ -81,7 +81,7 @@ def _ordered(count: Polynomial) -> list[tuple[list[tuple[str, int]], int]]:
 
 
 def terms(count: Polynomial) -> list[tuple[tuple[str, ...], Any]]:
-    """The terms as they are printed, in order: their sizes, one to a power as often, and their coefficients."""
+    """Return the terms in printed order: their sizes, one to a power as often, and their coefficients."""
     return [(tuple(name for name, power in sizes for _ in range(power)), number) for sizes, number in _ordered(count)]
 
 

@@ -45,7 +45,7 @@ class Columns:
             self.sizes[part][name] += array.size
 
     def digests(self) -> dict[str, dict[str, str]]:
-        """The digests of the columns of each part after writing."""
+        """Return the digests of the columns of each part after writing."""
         return {part: {name: self._digest(part, name) for name in self.types} for part in PARTS}
 
     def _digest(self, part: str, name: str) -> str:

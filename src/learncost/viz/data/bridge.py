@@ -102,7 +102,7 @@ class Bridge(Serializable):
         return f"{self.end.price_book} gives {ratio:.3f} times the count of {self.start.price_book}"
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for the start, each item, and the end."""
+        """Yield a row for the start, each item, and the end."""
         yield {"what": self.start.price_book, "kind": "total", self.quantity: self.start.amount}
         for item in self.items:
             yield {"what": item.what, "kind": "difference", self.quantity: item.amount}
@@ -112,7 +112,7 @@ class Bridge(Serializable):
 def bridge(
     answer: Conventions, start: str = YARDSTICK, end: str = "run", quantity: str = "flops", part: str = "whole"
 ) -> Bridge:
-    """The way from one price book's number to another's, of an answer of `lc.conventions`.
+    """Return the differences between the numbers of two price books, of an answer of `lc.conventions`.
 
     Raises `InputError` for a book that does not know the model, and for names that are not known.
     """

@@ -40,7 +40,7 @@ class Monomials:
     places: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def exported(self, count: Polynomial) -> Exported:
-        """A polynomial in terms of these monomials."""
+        """Return a polynomial in terms of these monomials."""
         over = lcm(*(coefficient.denominator for coefficient in count.terms.values()))
         terms = [
             [self.places.setdefault(monomial, len(self.places)), int(coefficient * over)]
@@ -49,7 +49,7 @@ class Monomials:
         return [over, *terms]
 
     def to_list(self) -> list[list[str]]:
-        """The axes of each monomial, in the order of the places."""
+        """Return the axes of each monomial, in the order of the places."""
         return [list(monomial) for monomial in self.places]
 
 
@@ -117,7 +117,7 @@ _TIME = attributes("seconds joules bound inside")
 
 
 def cost_lines(step: Cost) -> tuple[CostLine, ...]:
-    """The lines of a step that was asked for `by` equation, in the order of its rows."""
+    """Return the lines of a step that was asked for `by` equation, in the order of its rows."""
     assert step.by == "equation"
     assert step.priced is not None
     assert step.built is not None
@@ -180,7 +180,7 @@ _Place = tuple[str, str | None, str]
 
 
 def _weights(model: Model) -> dict[_Place, Polynomial]:
-    """The elements of every weight, at the first line that reads it."""
+    """Return the elements of every weight, at the first line that reads it."""
     left, counts = dict.fromkeys(model.table.weights), dict[_Place, Polynomial]()
     for line, nest in walk(model.table.lines):
         for name in (nest.stacks.get(name, name) for name in line.reads):
@@ -204,7 +204,7 @@ def _stored(model: Model, left: Mapping[_Place, Polynomial], price: Price) -> It
 
 
 def _text_and_formula(row: PricedLine, axis_names: frozenset[str]) -> tuple[str, str]:
-    """A line in the notation, and as a formula; what prices a whole model has no line."""
+    """Return a line in the notation, and as a formula; rows of a whole model have no line."""
     line = row.source
     if not isinstance(line, Line):
         return str(line), ""
@@ -228,13 +228,13 @@ def symbols_of(model: Model) -> Mapping[str, str]:
 
 
 def _table(layer: str, bases: Mapping[str, str]) -> str:
-    """The shipped layer of a line's layer."""
+    """Return the shipped layer of a line's layer."""
     name = bases.get(layer, layer)
     return name if name in shipped() else ""
 
 
 def tables(lines: tuple[CostLine, ...]) -> dict[str, dict[str, str]]:
-    """The shipped layers that lines are from: their files, their sources and their text."""
+    """Return the shipped layers that lines are from: their files, their sources and their text."""
     names = dict.fromkeys(line.table for line in lines if line.table)
     return {
         name: {
@@ -250,7 +250,7 @@ _NUMBERS = re.compile(r"\((\d+)\)")
 
 
 def _errata_of(table: str, phase: str, equation: str) -> tuple[str, ...]:
-    """The errata that name the equation of a line, or its layer's totals."""
+    """Return the errata that name the equation of a line, or its layer's totals."""
     numbers = set(_NUMBERS.findall(equation)) | set(re.findall(r"\d+", equation))
     identifiers = []
     for erratum in errata():

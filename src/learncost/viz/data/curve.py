@@ -122,7 +122,7 @@ class MemoryCurve(Serializable):
     letters: str = ""  # of a run of a table: its sizes as the table calls them
 
     def alive(self, place: int) -> tuple[MemoryArray, ...]:
-        """The arrays that are there at a line, those of one name together, the largest first."""
+        """Return the live arrays at a line, those of one name together, the largest first."""
         merged: dict[tuple[str, tuple[int, ...], str, str | None], MemoryArray] = {}
         for array in self.arrays:
             if array.first <= place <= array.last:
@@ -150,13 +150,13 @@ class MemoryCurve(Serializable):
         return f"Memory is highest {where}, in the {doing}" if doing else f"Memory is highest {where}"
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each line, with the bytes of every kind."""
+        """Yield a row for each line, with the bytes of every kind."""
         for place, line in enumerate(self.lines):
             yield {"place": place, **asdict(line), **{kind: sizes[place] for kind, sizes in self.kinds.items()}}
 
 
 def curve(answer: Memory) -> MemoryCurve:
-    """The line-by-line account of an answer of `lc.memory`.
+    """Return the line-by-line account of an answer of `lc.memory`.
 
     Raises `InputError` where its engine has no such account.
     """
@@ -203,7 +203,7 @@ def _brackets(moments: tuple[Moment, ...]) -> Iterator[Bracket]:
 
 
 def brackets(lines: Sequence[tuple[tuple[tuple[Any, ...], ...], str | None]]) -> Iterator[Bracket]:
-    """The runs of lines in the same repeat, from the outermost inwards, by the repeats and the block of each line."""
+    """Return the runs of lines in the same loop, outermost first, by the loops and the block of each line."""
     for depth in range(max((len(loops) for loops, _ in lines), default=0)):
         outer = [loops[: depth + 1] for loops, _ in lines]
         for loops, several in groupby(range(len(lines)), outer.__getitem__):

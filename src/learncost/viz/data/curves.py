@@ -69,7 +69,7 @@ class Curves(Serializable):
     notes: tuple[str, ...]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each point."""
+        """Yield a row for each point."""
         for line in self.lines:
             for place, value in zip(line.places, line.values, strict=True):
                 yield {"line": line.name, self.x: place, self.y: value}
@@ -193,7 +193,7 @@ def _follows(values: np.ndarray, others: np.ndarray) -> bool:
 
 
 def _name(answer: Sweep, place: int) -> str:
-    """The values that distinguish a series."""
+    """Return the values that distinguish a series."""
     series = answer.series[place]
     fields = ("procedure", "price_book", "macro_operation")
     return " ".join(

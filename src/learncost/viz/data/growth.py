@@ -109,7 +109,7 @@ class Growth(Serializable):
         return f"What a step of {self.model} costs over its {self.along}"
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each place and procedure."""
+        """Yield a row for each place and procedure."""
         for series in self.series:
             for place, amount, ratio in zip(self.places, series.totals, series.ratios, strict=True):
                 row = {self.along: place, "procedure": series.procedure, "price_book": self.price_book}
@@ -182,7 +182,7 @@ def growth(
 
 
 def _at(polynomial: Iterable[int], place: int) -> int:
-    """Its value, which is whole at whole places, also where coefficients are halves."""
+    """Return its value, an integer at integer sizes, also where coefficients are halves."""
     return int(sum(factor * place**power for power, factor in enumerate(polynomial)))
 
 
@@ -198,7 +198,7 @@ def _crossings(answer: Comparison, book: str, quantity: str) -> Iterator[GrowthC
 
 
 def _reach(answer: Comparison, crossings: Iterable[GrowthCrossing], here: int) -> tuple[int, int]:
-    """The range of lengths, with crossovers with backpropagation well inside, up to a million tokens."""
+    """Return the range of lengths, with crossovers with backpropagation well inside, up to a million tokens."""
     last = max(
         (crossing.at for crossing in crossings if "bp" in (crossing.cheaper, crossing.dearer) and crossing.at <= 2**20),
         default=0,
@@ -213,8 +213,7 @@ def _powers(here: int, first: int, last: int) -> list[int]:
 
 
 def _sized(run: PreparedRun, along: str, places: Iterable[int] | None) -> tuple[int, dict[int, Mapping[str, int]]]:
-    """The size of the step that was asked for, and the axes at every size; those that the model cannot have are not
-    there."""
+    """Return the size of the requested step, and the axes at every size that the model can have."""
     configuration = run.model.configuration
     names = _depths(configuration) if along == "depth" else ("hidden_size",)
     here = sum(configuration.sizes.get(name, 0) for name in names)
@@ -244,7 +243,7 @@ def _depths(configuration: Configuration) -> tuple[str, ...]:
 
 
 def _scaled(configuration: Configuration, along: str, size: int, here: int) -> Configuration:
-    """The configuration with another depth or width. Raises `InputError` where a size would be no whole number."""
+    """Return the configuration with another depth or width. Raises `InputError` if a size is no integer."""
     wide = [name for name in configuration.sizes if name.endswith(_WIDE)]
     names = _depths(configuration) if along == "depth" else wide
     sizes = {name: configuration.sizes[name] * size for name in names}
@@ -274,7 +273,7 @@ class Scaling(Serializable):
         return f"{times:,.3g} times the {first.along} of {first.model} takes {significant(more)} times the FLOPs"
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each size, model and procedure."""
+        """Return a row for each size, model and procedure."""
         for curve in self.curves:
             for row in curve.rows():
                 yield {"model": curve.model, "along": curve.along, "size": row[curve.along]} | {

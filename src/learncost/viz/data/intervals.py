@@ -26,7 +26,7 @@ class _Places:
 
 
 def stretches(step: MemoryStep) -> dict[str, Any] | None:
-    """The arrays of a step over its moments; None where bytes are no polynomials.
+    """Return the arrays of a step over its moments; None if bytes are no polynomials.
 
     few       the trip count up to which all iterations are walked; of more the first two and the last two
     iterations the sizes that say how often blocks run, with the counts that are in them: n with n and n/2

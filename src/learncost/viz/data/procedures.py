@@ -79,7 +79,7 @@ class Procedures(Serializable):
         return sentence if least == most else f"{sentence}, {most} {others[most]:.2f} times"
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each pass of each procedure, and one for its total."""
+        """Yield a row for each pass of each procedure, and one for its total."""
         for procedure in self.procedures:
             for step_pass in procedure.passes:
                 yield {"procedure": procedure.name, **asdict(step_pass), "peak_bytes": None}
@@ -88,7 +88,7 @@ class Procedures(Serializable):
 
 
 def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None, price_book: str = "") -> Procedures:
-    """The procedures of an answer of `lc.compare`, with the memory of each where that is given by name."""
+    """Return the procedures of an answer of `lc.compare`, with the memory of each if it is given by name."""
     book, memories = price_book or answer.price_book, memories or {}
     first = answer.first
     several = []
@@ -117,7 +117,7 @@ def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None,
 
 
 def table_memories(names: Iterable[str], request: Request) -> dict[str, Memory]:
-    """The memory of each procedure as the table says it, where that account has the plan and the type."""
+    """Return the memory of each procedure as in the table, if that account has the plan and the type."""
     memories = {}
     for name in names:
         with suppress(InputError):

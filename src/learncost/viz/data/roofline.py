@@ -99,13 +99,13 @@ class Roofline(Serializable):
         return f"{first} of the time it {what}" + "".join(f", {part} it {what}" for part, what in others)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each point."""
+        """Yield a row for each point."""
         for point in self.points:
             yield asdict(point) | {"inside": " ".join(point.inside)}
 
 
 def share(part: float, total: float) -> str:
-    """A share in percent: whole ones from ten on, one digit more below."""
+    """Return a share in percent: an integer from ten on, one digit more below."""
     percent = 100 * part / total if total else 0.0
     if 0 < percent < 0.1:
         return "< 0.1 %"
@@ -113,7 +113,7 @@ def share(part: float, total: float) -> str:
 
 
 def roofline(answer: Cost) -> Roofline:
-    """The roofline of an answer of `lc.cost(..., by="equation", on=device)`. Raises `InputError` for another one."""
+    """Return the roofline of an answer of `lc.cost(..., by="equation", on=device)`. Raises `InputError` for another."""
     timing = answer.timing
     if timing is None or answer.by != "equation":
         raise InputError('a roofline requires lines on a device: use lc.cost(model, by="equation", on=device)')
@@ -162,7 +162,7 @@ def _points(rows: tuple[LedgerRow, ...]) -> Iterator[Point]:
 
 
 def _hosts_of(guest: LedgerRow, rows: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """The rows in whose kernels a row without separate time runs: of its pass if there are such."""
+    """Return the rows in whose kernels a row without separate time runs: of its pass if there are such."""
     assert guest.time is not None
     names = {(shown_layer(layer), line) for layer, _, line in (name.partition(".") for name in guest.time.inside)}
     hosts = [row for row in rows if (row.layer, row.line) in names and row.block == guest.block]

@@ -62,7 +62,7 @@ class Shares(Serializable):
         return f"{name.capitalize()} is {share(largest.flops, first.flops)} of a step of {first.model}"
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each part of each step."""
+        """Yield a row for each part of each step."""
         for bar in self.bars:
             step = {name: getattr(bar, name) for name in ("model", "procedure", "price_book", "batch_size", "seq_len")}
             for part in bar.parts:
@@ -70,7 +70,7 @@ class Shares(Serializable):
 
 
 def shares(costs: Iterable[Cost]) -> Shares:
-    """The parts of steps, of answers of `lc.cost`."""
+    """Return the parts of steps, of answers of `lc.cost`."""
     return Shares(tuple(map(_bar, costs)))
 
 
@@ -121,7 +121,7 @@ class Fits(Serializable):
         return f"{few}; {least.name} needs the least, {size_of(least.ram)}"
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each bar."""
+        """Yield a row for each bar."""
         for bar in self.bars:
             yield asdict(bar) | {"limit": self.limit}
 

@@ -52,7 +52,7 @@ class Sizes(Serializable):
 
 
 def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapping[str, int]], Model]) -> Sizes:
-    """The sizes of a step.
+    """Return the sizes of a step.
 
     names_given  the sizes of the run that were asked for: they follow from nothing
     built_with   the same model with other sizes; raises `InputError` where there is none
@@ -114,7 +114,7 @@ def _usual(name: str, step: Cost, values: Mapping[str, Any], free: Container[str
 def _axes(
     step: Cost, model: Model, values: Mapping[str, Any], free: set[str], said: Container[str]
 ) -> Iterator[tuple[str, Tree]]:
-    """Each axis as an expression in the sizes. With a cache, what depends on a length depends on all tokens.
+    """Return each axis as an expression in the sizes. With a cache, lengths are those of all tokens.
 
     said  the sizes of the run that there are
     """

@@ -15,7 +15,7 @@ from learncost.viz.data.costs import CostLine, Monomials
 
 
 def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
-    """The rates of the device, and the kernels of the step with their lines.
+    """Return the rates of the device, and the kernels of the step with their lines.
 
     A work has its lines by their places among the document's; its bytes, points and products by places among the
     monomials here.

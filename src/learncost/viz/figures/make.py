@@ -37,7 +37,7 @@ def needs_matplotlib() -> None:
 
 
 def plotted(kind: str, data: Sequence[Any], columns: int = 1) -> Any:
-    """A matplotlib Figure of a kind, a panel for each of the data; a notebook shows it.
+    """Return a matplotlib Figure of a kind, with a panel for each of the data; a notebook shows it.
 
     columns  of a page that it takes, 1 or 2
     Raises `InputError` where matplotlib is not installed.
@@ -87,14 +87,14 @@ def _drawable(data: Any) -> Any:
 
 
 def of_answer(kind: str, answer: Any, columns: int = 1) -> Any:
-    """A Figure of one answer. Raises `InputError` for a kind that the answer has not the data of."""
+    """Return a Figure of one answer. Raises `InputError` if the answer does not have the data of the kind."""
     if kind not in answer.figures:
         raise InputError(f"{type(answer).__name__} has the figures {', '.join(answer.figures)}, not {shown(kind)}")
     return plotted(kind, tuple(map(figure_row(kind).of, answer.panels)), columns)
 
 
 def as_html(kind: str, answer: Any) -> str:
-    """The picture for a notebook, as wide as its page; nothing where matplotlib is missing, or the data of it."""
+    """Return the picture for a notebook, as wide as its page; empty if matplotlib or the data are missing."""
     try:
         figure = of_answer(kind, answer, 2)
     except InputError:
@@ -104,7 +104,7 @@ def as_html(kind: str, answer: Any) -> str:
 
 
 def sentences(kind: str, data: Iterable[Any]) -> str:
-    """The conventions and sources that a figure rests on."""
+    """Return the conventions and sources of a figure."""
     texts = dict.fromkeys(text for each in data for text in figure_row(kind).notes(each) if text)
     return ". ".join(text.rstrip(".") for text in texts) + "."
 

@@ -30,7 +30,7 @@ class Panel:
     columns: int = 1
 
     def part(self, left: float, bottom: float, width: float, height: float) -> Panel:
-        """A rectangle in it."""
+        """Return a rectangle inside it."""
         return Panel(self.figure, self.left + left, self.bottom + bottom, width, height, self.columns)
 
     def axes(self, left: float = 0.0, bottom: float = 0.0, right: float = 0.0, top: float = 0.0, **more: Any) -> Any:
@@ -47,7 +47,7 @@ class Panel:
         return axes
 
     def text(self, x: float, y: float, text: str, **more: Any) -> Any:
-        """Text at inches from the lower left corner."""
+        """Write text at inches from the lower left corner."""
         wide, high = self.figure.get_size_inches()
         return self.figure.text((self.left + x) / wide, (self.bottom + y) / high, text, **more)
 
@@ -98,7 +98,7 @@ def rows_of_key(looks: Sequence[tuple[str, Look]], width: float) -> int:
 
 
 def fitting(texts: Iterable[str], points: float, size: float = NORMAL, bold: bool = False) -> str:
-    """The first of several texts that fits; nothing where none does."""
+    """Return the first of several texts that fits; empty if none does."""
     return next((text for text in texts if width_of(text, size, bold) <= points), "")
 
 
@@ -126,7 +126,7 @@ def step_of(step: PanelStep, *more: str) -> str:
 
 
 def sizes_of(step: PanelStep) -> str:
-    """The sizes of a step, as a note says them."""
+    """Return the sizes of a step as a note."""
     return step.letters or f"batch {step.batch_size:,}, {step.seq_len:,} tokens"
 
 
@@ -147,5 +147,5 @@ def keywords_of(kind: str, question: Callable[..., Any], arguments: Mapping[str,
 
 
 def procedures_of(arguments: Mapping[str, Any], usual: str = "bp") -> tuple[str, ...]:
-    """The procedures that are asked for, one step each."""
+    """Return the requested procedures, one step each."""
     return several(arguments.get("procedures") or usual)

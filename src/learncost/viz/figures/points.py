@@ -69,7 +69,7 @@ class Circle:
 
 
 def _times(points: Iterable[Point], field: str) -> dict[str, float]:
-    """The seconds of points by the layer or the pass."""
+    """Return the seconds of points by the layer or the pass."""
     times: dict[str, float] = {}
     for point in points:
         name = getattr(point, field).replace("_", " ")
@@ -78,7 +78,7 @@ def _times(points: Iterable[Point], field: str) -> dict[str, float]:
 
 
 def drawn(data: Roofline) -> list[Point]:
-    """Those that compute something to speak of: of others the axes would reach too far."""
+    """Return the points that compute much: with the others, the axes would reach too far."""
     return [point for point in data.points if point.flops and point.bytes and point.intensity >= LEAST]
 
 

@@ -191,7 +191,7 @@ def _brackets(axes: Any, data: MemoryCurve, across: float) -> None:
 
 
 def _list(panel: Panel, data: MemoryCurve) -> None:
-    """The largest arrays of the peak, with bars in the colours of what they are."""
+    """Draw the largest arrays at the peak, with bars in the colours of their kinds."""
     from matplotlib.patches import Rectangle
 
     at = data.lines[data.peak_at]

@@ -114,12 +114,12 @@ def short(value: float, unit: str = "") -> str:
 
 
 def signed(value: int) -> str:
-    """A difference: with its sign, and a true minus."""
+    """Return a difference with its sign, and a true minus."""
     return f"+{short(value)}" if value > 0 else f"−{short(-value)}" if value < 0 else "0"
 
 
 def tick(value: float, unit: str = "") -> str:
-    """A number on an axis: no more digits than it has."""
+    """Return a number on an axis, with no more digits than it has."""
     power = 0
     while abs(value) >= 999.5 and power < len(_LETTERS) - 1:
         value, power = value / 1000, power + 1
@@ -127,7 +127,7 @@ def tick(value: float, unit: str = "") -> str:
 
 
 def place_of(value: float) -> str:
-    """A length on an axis: 512, 2 k, 128 k of 1,024 each where it is a power of two."""
+    """Return a length on an axis: 512, 2 k, 128 k of 1,024 each if it is a power of two."""
     size = int(value)
     if size >= 8192 and size % 1024 == 0 and size < 2**20:
         return f"{size // 1024} k"
@@ -138,7 +138,7 @@ def place_of(value: float) -> str:
 
 @lru_cache(maxsize=4096)
 def width_of(text: str, size: float = NORMAL, bold: bool = False) -> float:
-    """The width of a text in points."""
+    """Return the width of a text in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 

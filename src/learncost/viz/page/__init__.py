@@ -48,12 +48,12 @@ def _part(name: str) -> str:
 
 
 def script() -> str:
-    """The program of the page."""
+    """Return the program of the page."""
     return "\n".join(_part(f"{name}.js") for name in SCRIPTS)
 
 
 def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None, nonce: str = "") -> str:
-    """The page as HTML, which loads nothing from elsewhere.
+    """Return the page as HTML, which loads nothing from elsewhere.
 
     documents  what it shows first, and what can be chosen without a server (`learncost.viz.document.document`)
     more       what the explorer adds: `api`, the path that answers; `fields`, all that may be asked for
@@ -90,7 +90,7 @@ _SHARED = ("conventions", "growth", "compared", "tables", "rates")
 
 
 def _once(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The documents, in which what an earlier one has too is the place of that one: {"same": 0}."""
+    """Return the documents, with {"same": 0} for what an earlier one has too: its place there."""
     slim: list[dict[str, Any]] = []
     for document in documents:
         fields = {**document, "rates": document["time"]["rates"] if document.get("time") else None}

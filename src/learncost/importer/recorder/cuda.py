@@ -1,5 +1,5 @@
-"""What a GPU runs and a build of PyTorch without CUDA does not know: which kernel attention is, and operators that
-have a kernel on a GPU and are decomposed elsewhere.
+"""Record what a GPU runs on a build of PyTorch without CUDA: the kernel of attention, and operators that have a kernel
+on a GPU and are decomposed elsewhere.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """What PyTorch's autograd takes for plain modules: predicted from the tables, and what its allocator hands out."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -223,6 +224,24 @@ def test_the_predicted_peak_of_a_recurrence_is_that_of_the_allocator(monkeypatch
     rngs = 5056 * 3 if setting in ("checkpoints", "both") else 0  # a checkpoint keeps the random numbers' state
     within = 0.03 if rngs and model == "rwkv" else 0.003  # RWKV's first checkpoint has the norm before the first block
     assert predicted - within * measured <= measured <= predicted + rngs + within * measured
+
+
+@pytest.mark.parametrize("model", ["mamba", "mamba2"])
+def test_residuals_in_the_type_of_the_module_take_what_the_allocator_gives(monkeypatch, model):
+    """`residual_in_fp32` of a config.json is read; without it a residual is in float."""
+    example_module = peaks()
+    kind, case = example_module.KINDS[model], (model, "block", "bf16", "plain", "fused")
+    monkeypatch.setitem(example_module.SHAPES, "block", (8, 40, 200))
+    peaks_of = []
+    for in_float in (True, False):
+        keys = {**kind.keys, "residual_in_fp32": in_float}
+        monkeypatch.setitem(example_module.KINDS, model, replace(kind, keys=keys))
+        measured = min(apart(lambda: example_module.train(*case))[1] for _ in range(2))
+        assert example_module.predicted(*case) == pytest.approx(measured, rel=0.003)
+        peaks_of.append((example_module.predicted(*case), measured))
+    (predicted, measured), (predicted_narrow, measured_narrow) = peaks_of
+    assert predicted - predicted_narrow == pytest.approx(measured - measured_narrow, rel=0.05)
+    assert predicted > predicted_narrow
 
 
 @pytest.mark.one_in(every=3)

@@ -44,9 +44,11 @@ def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 
     weights = {model.table.values[weight].group or weight for weight in model.table.weights}
     usual = str(family.settings.get("activation", ""))
     written = {ACTIVATIONS.get(usual, usual): usual}
-    for name_of_number in {"buffers", "chunk"} & {*module_settings}:
-        values = {**model.configuration.values, "width": width}
-        module_settings[name_of_number] = evaluate(module_settings[name_of_number], values)
+    values = {**model.configuration.values, "width": width}
+    for setting in ("buffers", "chunk", "floats"):
+        if isinstance(text := module_settings.get(setting), str):
+            value = evaluate(text, values)
+            module_settings[setting] = [value] if isinstance(value, str) else value
     arguments = {
         "cache": model.causal,
         "upcast": model.causal and not model.two_sided,

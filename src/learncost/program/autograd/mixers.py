@@ -244,17 +244,17 @@ def _chunk_scan(
     chunks = -(-places // length)
     batch, heads = scope.size("B"), scope.count("F") // scope.size("B") // places
     width, inside = hidden.elements // scope.count("F"), scope.count("h") * places // scope.count("J")
-    rows = batch * chunks * length * heads  # of places and heads, padded
+    rows = batch * chunks * length * heads  # of places and heads; functional.pad copies even where it adds nothing
     alone = batch * chunks == 1  # then a product's operands are views
     entering, read = (x.copied(scope.count("F") * inside) for x in (entering, read))  # repeat_interleave
     scope.at("s")
-    residual = hidden.padded(rows * width) * scope.weight("s", 1)
+    residual = hidden.copied(rows * width) * scope.weight("s", 1)
     scope.at("J")
     hidden = hidden * delta.in_float()
     scope.at("F")
     decays = decay * delta.in_float()
     hidden, decays, entering, read = (
-        x.padded(rows * each) for x, each in ((hidden, width), (decays, 1), (entering, inside), (read, inside))
+        x.copied(rows * each) for x, each in ((hidden, width), (decays, 1), (entering, inside), (read, inside))
     )
     sums = decays.cumsum()
     kept = _segment_sum(decays, length).apply("exp")
@@ -268,7 +268,7 @@ def _chunk_scan(
     states = _product(decayed, hidden, rows // length * width * inside, (not alone, chunks > 1))
     first = TapeTensor(states.tape, states.tape.new(states.elements // chunks, FLOAT))
     states = cat((first, states))
-    ends = sums.slice(rows // length).padded(batch * heads * (chunks + 1))
+    ends = sums.slice(rows // length).copied(batch * heads * (chunks + 1))
     between = _segment_sum(ends, chunks + 1).apply("exp")
     every = _product(between, states, states.elements, (False, batch > 1))
     states = every.slice(states.elements - first.elements)

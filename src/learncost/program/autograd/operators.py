@@ -153,10 +153,6 @@ class TapeTensor:
         (result,) = self.tape.run((self.value,), ((self.elements, self.width),), _same)
         return TapeTensor(self.tape, result)
 
-    def padded(self, elements: int) -> TapeTensor:
-        """Run `functional.pad`, a copy even where it adds nothing."""
-        return self.copied(elements)
-
     def cumsum(self) -> TapeTensor:
         """Return cumulative sums; the gradient is `grad.flip(dim).cumsum(dim).flip(dim)`."""
         x, tape = self.value, self.tape

@@ -28,6 +28,7 @@ CHOICES = {
     "lora": (None, None, None, "attention"),
     "dropout": (0.0, 0.0, 0.1),
     "context": (None, 16, 48),
+    "page_size": (None, None, 16),
 }
 """What each field of a request may be, the usual values more often."""
 
@@ -42,6 +43,7 @@ OVER = {
     None: (None, None, None, "ddp"),
     "dp=2": ("ddp", "fsdp", "zero-1", None),
     "dp=2,tp=2": ("zero-1,megatron", "fsdp,megatron-sp"),
+    "dp=2,shard=2": ("hsdp", "zero-1"),
     "pp=2": ("ddp", "pp,zero-1", "pp"),
 }
 """Meshes, each with placements."""
@@ -56,6 +58,8 @@ def draw(chance: random.Random, **fixed) -> Request:
     fields = {name: chance.choice(values) for name, values in CHOICES.items()} | fixed
     if fields["procedure"] != "decode":
         fields["context"] = None
+    if fields["procedure"] not in ("prefill", "decode") and chance.random() < 0.8:
+        fields["page_size"] = None
     if fields["procedure"] in INFERENCE and chance.random() < 0.8:
         fields |= OF_TRAINING
     return Request(model, sizes=MODELS[model], **fields)

@@ -196,11 +196,26 @@ def test_sequences_have_full_pages(page, tokens):
     assert lc.memory("gpt2", "prefill", seq_len=1001, **asked).split["KV cache"] == 3 * each * tokens
     assert decode.peak == sum(decode.split.values()) == max(moment.bytes for moment in decode.curve)
     assert decode.peak == sum(array.bytes for array in decode.live_at_peak)
+    assert lc.cost("gpt2", "prefill", seq_len=1001, **asked).cache.bytes == 3 * each * tokens
+
+
+def test_fit_finds_the_largest_batch_whose_pages_fit():
+    asked = {"dtype": "fp16", "page_size": 1024, "plan": "flash"}
+    (row,) = lc.fit("gpt2", "1GB", procedures="inference", seq_len=513, **asked).rows
+
+    def peak(batch):
+        prompt = lc.memory("gpt2", "prefill", seq_len=513, batch_size=batch, **asked)
+        return max(prompt.peak, lc.memory("gpt2", "decode", context=512, batch_size=batch, **asked).peak)
+
+    assert peak(row.largest) <= 10**9 < peak(row.largest + 1)
+    assert row.largest < lc.fit("gpt2", "1GB", procedures="inference", seq_len=513, dtype="fp16").rows[0].largest
 
 
 def test_pages_are_refused_without_a_cache(capsys):
-    assert main(["memory", "gpt2", "--page-size", "16"]) == 2
-    assert "--page-size requires --procedure prefill or decode" in capsys.readouterr().err
+    asked = (["memory", "gpt2"], ["cost", "gpt2"], ["cost", "bert-base", "--procedure", "inference"])
+    for words in (*asked, ["fit", "gpt2", "--budget", "1GB", "--procedures", "bp"]):
+        assert main([*words, "--page-size", "16"]) == 2
+        assert "--page-size requires --procedure prefill or decode" in capsys.readouterr().err
     assert main(["memory", "gpt2", "--procedure", "decode", "--page-size", "0"]) == 2
     assert "--page-size must be a whole number" in capsys.readouterr().err
 

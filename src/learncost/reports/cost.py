@@ -15,7 +15,7 @@ from learncost.reports.run import check_choice, prepare
 
 @takes_request(
     "model procedure price_book batch_size seq_len target_len tokens optimizer dropout dtype context train "
-    "train_layers lora lora_rank lora_alpha plan on precision mesh place placement"
+    "train_layers lora lora_rank lora_alpha plan on precision mesh place placement page_size"
 )
 def cost(request: Request, by: str = "layer", depth: int | str | None = None) -> Cost:
     """The exact MACCs, FLOPs, bytes and parameters of a training step or of inference, by layer and macro-operation.
@@ -96,6 +96,8 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         cluster = find_cluster(request.on)
         rates = sustained(cluster.device, kind.values, request.timed_as)
     request = request.in_precision(kind.name)
+    if request.is_training:
+        request.check_without_cache(procedure)
     if procedure in INFERENCE:
         from learncost.reports.inference import cost_of_inference, served  # imported where needed: start-up counts
 
@@ -110,8 +112,6 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         answer = run.cost_over(procedure, run.book, by, several, where, executed)
     else:
         run = prepare(request)
-        if request.context is not None:
-            raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
         answer = run.cost(procedure, run.book, by, rates)
     answer = replace(answer, dtype=kind.name, request=asked)
     return by_module(answer, depth) if by == "module" else answer

@@ -49,6 +49,7 @@ class Served:
     held     the sizes with those of the cache when the pass is over
     over     the devices of a mesh
     takes    the time over a mesh, on a cluster
+    page_size  tokens in a page of the cache
     """
 
     run: PreparedRun
@@ -61,6 +62,7 @@ class Served:
     timed: Timing | None
     over: OverMesh | None = None
     takes: OverTime | None = None
+    page_size: int = 1
 
     def length_note(self, decodes: bool) -> str:
         """Return the note on how to request the whole context if the default length is shorter, else ""."""
@@ -153,6 +155,8 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
         table = pass_table(model, procedure.name, several=decodes and new > 1)
         return planned(table, plan) if plan else under_plan(table, request, configuration.name)
 
+    if tables is None:
+        request.check_without_cache(f"{procedure.name} of {configuration.name}")
     table, over, takes = pass_of(run.model), None, None
     plan = usual_plan(table) if run.plan_asked is None and on and on.operators else ""
     if request.is_sharded:
@@ -169,7 +173,7 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
     elif on is not None:
         as_run = price(pass_of(run.model, plan), {}, run.book).rows if plan else rows
         timed = timing(as_run, axes, on, run.dtype, run.book, counted=(rows, plan) if plan else None)
-    return Served(run, tables, table, axes, held, context, rows, timed, over, takes)
+    return Served(run, tables, table, axes, held, context, rows, timed, over, takes, request.tokens_in_page)
 
 
 def tables_of(model: Model, procedure: str, several: bool = False) -> Inference | None:
@@ -266,13 +270,14 @@ def _cache(priced: Served, dtype: str) -> Cache | None:
     """Return the bytes of the cache after a pass; over a mesh those of each device."""
     if priced.tables is None:
         return None
-    sizes, arrays = priced.held, priced.cache
+    sizes, arrays, page = {**priced.held}, priced.cache, priced.page_size
     tokens = [array for array in arrays if array.tokens]
     windows: dict[int, int] = {}
     for array in tokens:
         if array.window and sizes[axis_of(CACHED, array.window)] < priced.context:
             window = size_of(array.window, sizes)
             windows[window] = windows.get(window, 0) + array.elements.at(sizes)
+    sizes |= {array.positions: -(-sizes[array.positions] // page) * page for array in tokens}
     return Cache(
         elements=sum(array.elements.at(sizes) for array in tokens),
         source=sum(array.elements.at(sizes) for array in arrays if not array.tokens),
@@ -280,4 +285,5 @@ def _cache(priced: Served, dtype: str) -> Cache | None:
         count=total(Polynomial.of(array.axes) for array in arrays).at(sizes),
         width=BYTES.get(dtype),
         remade=priced.tables.remade,
+        page_size=page,
     )

@@ -84,6 +84,7 @@ class Cache(Serializable):
     windows   of `elements`, those in layers whose window is shorter than the context, which keep its last tokens:
               (window, elements)
     remade    whether every step makes keys and values of all its tokens anew
+    page_size  tokens in a page: each sequence has full pages
     """
 
     elements: int = field(metadata=Key("elements_per_token").field)
@@ -92,6 +93,7 @@ class Cache(Serializable):
     count: int = field(metadata=HIDDEN)  # elements of the whole context of all sequences
     width: int | None = field(metadata=HIDDEN)  # bytes of an element; None where it is not known
     remade: bool = field(default=False, metadata=Key(optional=True, after="bytes").field)
+    page_size: int = field(default=1, metadata=Key(when=lambda cache: cache.page_size > 1, after="bytes").field)
 
     @property
     @Key(after="elements")

@@ -17,6 +17,7 @@ from learncost.ir.precision import Precision, either, training_precision
 from learncost.layers.layer import Layer
 from learncost.models.argument import layer_given
 from learncost.models.configuration import Configuration
+from learncost.models.sizes import check_size
 from learncost.models.tables import RUN
 from learncost.procedures.procedure import INFERENCE, PAPER
 from learncost.reports.question import asked, docstring_parts, flags_typed
@@ -188,6 +189,17 @@ class Request:
 
         quantizes = kind is not None and kind.quantized is not None
         return adaptation(self.train, self.train_layers, self.lora, self.lora_rank, self.lora_alpha, quantizes)
+
+    @property
+    def tokens_in_page(self) -> int:
+        """Return the tokens in a page of the KV cache, by default 1. Raises `InputError`."""
+        return 1 if self.page_size is None else check_size("page_size", self.page_size)
+
+    def check_without_cache(self, of: str) -> None:
+        """Raise `InputError` for settings of a KV cache, which a training step or a model does not have."""
+        for name, several in (("context", "decode"), ("page_size", "prefill or decode")):
+            if getattr(self, name) is not None:
+                raise InputError(f"--{name.replace('_', '-')} requires --procedure {several}: {of} has no KV cache")
 
     @property
     def is_sharded(self) -> bool:

@@ -191,6 +191,7 @@ def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
         filled += f" and {cost.seq_len:,} of the encoder"
     each = f" in each of {cost.batch_size:,} sequences" if cost.batch_size > 1 else ""
     each_device = " on each device" if cost.over else ""
+    each += f" in pages of {cache.page_size:,} tokens" if cache.page_size > 1 else ""
     held = f" With {filled}{each} it holds {cache.bytes:,} bytes{each_device}." if cache.width else ""
     yield f"{text}.{held}"
     if cache.remade:

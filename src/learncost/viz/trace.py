@@ -192,8 +192,7 @@ def trace(request: Request, output: str | None = None) -> Trace:
         note = each.length_note(context is not None)
         memory: StepMemory = _InferenceMemory(table, axes, type_name)
     else:
-        if request.context is not None:
-            raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
+        request.check_without_cache(procedure)
         run = prepare(request)
         context, note = None, run.length_note
         check_known(run.model.table.lines, "a trace")

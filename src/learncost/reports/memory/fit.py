@@ -83,6 +83,8 @@ class Fit(AtLength, Drawn):
         The smallest batch: of which `ram` is the memory.
     caches
         Whether the model decodes with a KV cache in inference.
+    page_size
+        Of inference, tokens in a page of the KV cache.
 
     Examples
     --------
@@ -109,6 +111,7 @@ class Fit(AtLength, Drawn):
     sample: str = field(default="sequence", metadata=HIDDEN)
     smallest: int = field(default=1, metadata=HIDDEN)
     caches: bool = field(default=True, metadata=HIDDEN)
+    page_size: int = field(default=1, metadata=HIDDEN)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return a table with a row for each procedure and plan."""
@@ -159,6 +162,7 @@ class Fit(AtLength, Drawn):
                 rule = "Frozen weights are in flash; trainable weights, gradients and activations are in RAM."
         if any(row.procedure == NAME for row in self.rows):
             cached = "prefill of a prompt of this length, or decoding of its last token with the KV cache"
+            cached += f" in pages of {self.page_size:,} tokens" if self.page_size > 1 else ""
             rule += f" Inference is {cached if self.caches else 'a forward pass'}; all weights are frozen."
         if any(row.procedure != NAME and find_procedure(row.procedure).modes for row in self.rows):
             rule += " pepita and mempepita use --mode paper, as in learncost memory."
@@ -195,7 +199,7 @@ class Fit(AtLength, Drawn):
 @takes_request(
     "model budget flash_size procedures seq_len optimizer dtype * precision plan engine module "
     "optimizer_implementation train train_layers lora lora_rank lora_alpha target_len on mesh place placement "
-    "schedule chunks accumulate"
+    "schedule chunks accumulate page_size"
 )
 def fit(
     request: Request,
@@ -296,6 +300,8 @@ def fit(
         raise InputError(f"{passes[0]} is a pass of inference: give --procedures {NAME}, whose passes must all fit")
     if microbatches > 1 and NAME in names:
         raise InputError(f"--accumulate is of training: remove {NAME} from --procedures")
+    if NAME not in names:
+        request.check_without_cache(names[0])
     question = FitQuestion(
         request,
         capacity,
@@ -367,6 +373,7 @@ def fit(
         question.least * microbatches,
         length_note=run.length_note,
         caches=all(row.procedure != NAME for row in rows) or bool(question.serving(run).cache),
+        page_size=request.tokens_in_page,
     )
 
 

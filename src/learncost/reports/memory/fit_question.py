@@ -267,7 +267,18 @@ class FitQuestion:
         kind, in_flash, sharded = precision_of(self.dtype), self.flash_size is not None, self.request.is_sharded
         given = replace(self.request, procedure=FORWARD).in_precision(kind.name) if sharded else None
         seq_len = seq_len if has_sequences(run.model) else 0
-        return Serving(run.model, kind, seq_len, target_len, in_flash, run.plan_asked, batch=self.least, sharded=given)
+        page = self.request.tokens_in_page
+        return Serving(
+            run.model,
+            kind,
+            seq_len,
+            target_len,
+            in_flash,
+            run.plan_asked,
+            batch=self.least,
+            sharded=given,
+            page_size=page,
+        )
 
     def changed(self, change: Mapping[str, str], procedure: str) -> FitQuestion | None:
         """Return the question with a change; None if the request fixes it, or it does not apply to the procedure."""

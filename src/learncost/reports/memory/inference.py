@@ -18,7 +18,6 @@ from learncost.ir.value import Value
 from learncost.layers.active import parameters
 from learncost.liveness import Live, LiveArray, LiveInterval, levels, live
 from learncost.models.model import Model, Structure, run_sizes
-from learncost.models.sizes import check_size
 from learncost.models.tables import has_batch, letters_of
 from learncost.passes.plan import planned, usual_plan
 from learncost.passes.quantized import bytes_of_array
@@ -397,7 +396,7 @@ def serving_of(request: Request) -> tuple[Served, Serving]:
         new=new if decodes else 1,
         batch=axes["B"],
         sharded=request.in_precision(kind.name) if request.is_sharded else None,
-        page_size=1 if request.page_size is None else check_size("page_size", request.page_size),
+        page_size=request.tokens_in_page,
     )
 
 

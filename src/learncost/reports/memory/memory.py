@@ -204,10 +204,7 @@ class MemoryQuestion:
     def step(self, procedure: str, engine: str = "") -> MemoryStep:
         """Return the step of a learning procedure, over the mesh of the request. Raises `InputError`."""
         request = self.request
-        if request.context is not None:
-            raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
-        if request.page_size is not None:
-            raise InputError(f"--page-size requires --procedure prefill or decode: {procedure} has no KV cache")
+        request.check_without_cache(procedure)
         kind = request.kind(trains=True)
         counted_alone = replace(request, price_book="run", optimizer=None, tokens=None).in_precision(kind.name)
         chosen_engine = named_one("engine", engine or USUAL, memory_engines())

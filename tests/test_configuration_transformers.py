@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import learncost as lc
 from learncost.cli.command import main
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import ACTIVATIONS, FAMILIES
@@ -126,4 +127,7 @@ def test_a_model_of_images_has_one_sample_without_a_batch_size(
     with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, 3, 32, 32))
     assert main(["cost", str(file), "--price-book", "torch-flop-counter", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["macro_operations"]["forward"]["flops"] == counter.get_total_flops()
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["macro_operations"]["forward"]["flops"] == counter.get_total_flops()
+    for given in (str(file), file, str(tmp_path)):  # in Python the same table
+        assert lc.cost(given, price_book="torch-flop-counter").to_dict() == printed

@@ -85,5 +85,16 @@ def flagged(found, command):
 
 def fields_of_memory(request):
     """The fields of a request that `memory` has."""
-    names = ("procedure", "batch_size", "seq_len", "optimizer", "precision", "plan", "lora", "dropout", "context", "page_size")
+    names = (
+        "procedure",
+        "batch_size",
+        "seq_len",
+        "optimizer",
+        "precision",
+        "plan",
+        "lora",
+        "dropout",
+        "context",
+        "page_size",
+    )
     return {name: getattr(request, name) for name in names}

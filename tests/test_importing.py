@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from learncost import ops
-from learncost.cli.importing.reading import CachePlace, Remembered
-from learncost.cli.importing.user_file import target
+from learncost.importer.files.reading import CachePlace, Remembered
+from learncost.importer.files.user_file import target
 from learncost.importer import walk
 from learncost.importer.inputs import attempts, parse_input, parse_inputs, symbols_of
 from learncost.ir import parse
@@ -20,8 +20,8 @@ from learncost.layers import layer
 
 torch = pytest.importorskip("torch")
 
-from learncost.cli.importing.build import built  # noqa: E402 - it needs torch
-from learncost.cli.importing.user_file import watched  # noqa: E402
+from learncost.importer.files.build import built  # noqa: E402 - it needs torch
+from learncost.importer.files.user_file import watched  # noqa: E402
 from learncost.importer.inputs import checked, tensors  # noqa: E402
 
 TWO = """

@@ -127,7 +127,7 @@ _COMMANDS: Mapping[str, Command] = {
         "The fastest parallel configurations of a training step on a cluster.",
     ),
     "import": Command(
-        "cli.importing.command:import_module",
+        "cli.import_module:import_module",
         "Import a PyTorch module from a Python file as a table.",
         (),
         False,
@@ -287,8 +287,8 @@ def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mappi
             flag = next(iter(flags_given)).replace("_", "-")
             raise InputError(f"--{flag} requires an imported module: give FILE.py:NAME, or a config.json")
         return [*arguments]
-    from learncost.cli.importing.command import layer_of
     from learncost.cli.typed import reading
+    from learncost.importer.files.reading import layer_of
     from learncost.models.argument import NamedLayer
 
     how = reading(**flags_given)

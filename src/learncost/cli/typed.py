@@ -6,9 +6,8 @@ Every command that takes a model has the flags for importing a user's module.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import RETIRED, InputError, nearest, printable, shown
 from learncost.models.argument import names_own_sizes
@@ -17,6 +16,9 @@ from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL, spelled
 from learncost.reports.question import FLAGS, Flag, question
 from learncost.reports.request import DATA_FILES
+
+if TYPE_CHECKING:
+    from learncost.importer.files.reading import How
 
 
 def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -140,32 +142,6 @@ def _unexpected(command: str, flags: Sequence[Flag], arguments: Sequence[str]) -
     return f"{said}: remove it"
 
 
-UNKNOWN = ("refuse", "zero")
-"""The treatments of an operation with unknown cost: an error, or a line without a number."""
-
-
-@dataclass(frozen=True)
-class How:
-    """The settings for importing a file.
-
-    inputs   the module's inputs, one text each; none: those that the file specifies
-    fold     whether equal blocks become a loop
-    as_run   whether one run is traced, with the branches that it takes
-    unknown  one of `UNKNOWN`
-    cache    whether cached tables are used, and new ones cached
-    """
-
-    inputs: tuple[str, ...] = ()
-    fold: bool = True
-    as_run: bool = False
-    unknown: str = UNKNOWN[0]
-    cache: bool = True
-
-    def __post_init__(self) -> None:
-        if self.unknown not in UNKNOWN:
-            raise InputError(f"--unknown is {' or '.join(UNKNOWN)}, not {self.unknown!r}")
-
-
 @question()
 def reading(
     *,
@@ -176,5 +152,7 @@ def reading(
     no_cache: bool = False,
 ) -> How:
     """Return the settings for importing a module."""
+    from learncost.importer.files.reading import How  # imported where it is needed: start-up counts
+
     inputs = (input,) if isinstance(input, str) else tuple(input or ())
     return How(inputs, not no_fold, as_run, unknown, not no_cache)

@@ -6,6 +6,7 @@ names, and whoever has a request already passes it as it is.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from learncost.ir.errors import InputError
 from learncost.ir.precision import Precision, either, training_precision
 from learncost.layers.layer import Layer
-from learncost.models.argument import layer_given
+from learncost.models.argument import NamedLayer, described_elsewhere, layer_given
 from learncost.models.configuration import Configuration
 from learncost.models.sizes import check_size
 from learncost.models.tables import RUN
@@ -284,6 +285,9 @@ def takes_request(
             named_bound = _of_files(named_bound, {each.name for each in named})
             if len(models) == 1:
                 models = (named_bound.pop("model"),)
+            if "model" in named_bound:
+                named_bound["model"] = _model_given(named_bound["model"])
+            models = tuple(map(_model_given, models))
             request = Request(**{"model": "", **usual, **named_bound})
             return function(request, *((grouped(**of_group),) if grouped else ()), *models, **of_function)
 
@@ -307,6 +311,16 @@ def _of_files(given: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     typed = {name: value for name, value in given.items() if name != "model"}
     of_files = keywords_of(*read_step(paths), **typed)
     return {name: value for name, value in of_files.items() if name in {*names, "model"}} | typed
+
+
+def _model_given(model: Any) -> Any:
+    """Return a MODEL argument; of a config.json whose type no family supports, the table of its package's class."""
+    path = os.fspath(model) if isinstance(model, str | os.PathLike) else ""
+    if isinstance(model, NamedLayer) or described_elsewhere(path) is None:
+        return model
+    from learncost.importer.files.reading import layer_of  # imported where it is needed: start-up counts
+
+    return layer_of(path)
 
 
 def _parameters(names: str, defaults: Mapping[str, Any]) -> Iterable[Parameter]:

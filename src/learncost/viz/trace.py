@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learncost import __version__
-from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import check_known
 from learncost.ir.precision import precision_of

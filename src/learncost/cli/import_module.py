@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learncost.cli.importing.reading import SEED, evaluation, imported, live, say, steps, values
-from learncost.cli.importing.user_file import target
-from learncost.cli.typed import How, reading
+from learncost.cli.typed import reading
+from learncost.importer.files.reading import evaluation, imported, say
+from learncost.importer.files.user_file import target
 from learncost.ir.errors import InputError, shown
 from learncost.ir.polynomial import Polynomial
 from learncost.layers.active import parameters
-from learncost.layers.layer import EVALUATION, Layer, Origin, layer
+from learncost.layers.layer import EVALUATION, Layer, layer
 from learncost.models.files import NOTATION
 from learncost.models.storage import path_of, written
 from learncost.reports.question import question
@@ -94,15 +93,3 @@ def import_module(
         with written(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     return ImportedFile(text, path, made)
-
-
-def layer_of(word: object, how: How) -> Layer | None:
-    """Return the table of an argument `FILE.py:NAME`; None for any other argument."""
-    wanted = target(word)
-    if wanted is None:
-        return None
-    known = imported(wanted, how)
-    said = f"{wanted} builds them after torch.manual_seed({SEED})"
-    in_evaluation = cache(partial(evaluation, wanted, how, known.text))
-    origin = Origin(in_evaluation, partial(values, wanted), partial(values, wanted, True), said)
-    return replace(layer(known.text), steps=steps(wanted, how), origin=origin, live=live(wanted, how))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.cli.importing.user_file import RanFile, Target, UserError, run, user_code
+from learncost.importer.files.user_file import RanFile, Target, UserError, run, user_code
 from learncost.importer.inputs import Input, examples
 from learncost.importer.materialize import allocate, without_memory
 from learncost.importer.wrappers import readable

@@ -9,24 +9,50 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learncost import __version__
-from learncost.cli.importing.user_file import Target
-from learncost.cli.typed import How
 from learncost.importer.configured import check_installed
+from learncost.importer.files.user_file import Target, target
 from learncost.importer.inputs import Input, checked, parse_inputs
 from learncost.ir.errors import InputError, printable, to_install
+from learncost.layers.layer import Layer, Origin, layer
 from learncost.models.files import read_path, user_folder
 from learncost.models.storage import written
 from learncost.program.program import Program, StepRequest, Steps
 
 if TYPE_CHECKING:
     from learncost.importer.pipeline import ImportOptions
+
+UNKNOWN = ("refuse", "zero")
+"""The treatments of an operation with unknown cost: an error, or a line without a number."""
+
+
+@dataclass(frozen=True)
+class How:
+    """The settings for importing a file.
+
+    inputs   the module's inputs, one text each; none: those that the file specifies
+    fold     whether equal blocks become a loop
+    as_run   whether one run is traced, with the branches that it takes
+    unknown  one of `UNKNOWN`
+    cache    whether cached tables are used, and new ones cached
+    """
+
+    inputs: tuple[str, ...] = ()
+    fold: bool = True
+    as_run: bool = False
+    unknown: str = UNKNOWN[0]
+    cache: bool = True
+
+    def __post_init__(self) -> None:
+        if self.unknown not in UNKNOWN:
+            raise InputError(f"--unknown is {' or '.join(UNKNOWN)}, not {self.unknown!r}")
+
 
 FORMAT = 1
 
@@ -165,8 +191,8 @@ def _known(wanted: Target, how: How, training: str) -> Remembered:
 
 
 def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> tuple[Remembered, set[Path]]:
-    from learncost.cli.importing.build import built
-    from learncost.cli.importing.user_file import watched
+    from learncost.importer.files.build import built
+    from learncost.importer.files.user_file import watched
     from learncost.importer.pipeline import ImportObserver, table_of
     from learncost.importer.refusals import NotExportedError, OnValuesError
 
@@ -200,7 +226,7 @@ def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
 
     saved  return only those of its state_dict
     """
-    from learncost.cli.importing.build import built
+    from learncost.importer.files.build import built
     from learncost.importer.live import saved_of, values_of
 
     if find_spec("torch") is None:
@@ -223,7 +249,7 @@ def steps(wanted: Target, how: How) -> Steps:
 
     @cache
     def building() -> tuple[Any, Any]:
-        from learncost.cli.importing.build import built
+        from learncost.importer.files.build import built
 
         if wanted.name:
             say(f"runs {printable(str(wanted.file))}")
@@ -254,7 +280,7 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
     """Return a function that runs the file and returns its module with values in its parameters."""
 
     def build() -> Any:
-        from learncost.cli.importing.build import built
+        from learncost.importer.files.build import built
         from learncost.importer.live import LiveModule
 
         if find_spec("torch") is None:
@@ -301,3 +327,15 @@ def _shown() -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=Console(file=sys.stderr, highlight=False), transient=True) as progress:
         task = progress.add_task("", total=None)
         yield lambda text: progress.update(task, description=text)
+
+
+def layer_of(word: object, how: How = How()) -> Layer | None:
+    """Return the table of an argument `FILE.py:NAME`, or of a config.json without a family; None for any other."""
+    wanted = target(word)
+    if wanted is None:
+        return None
+    known = imported(wanted, how)
+    said = f"{wanted} builds them after torch.manual_seed({SEED})"
+    in_evaluation = cache(partial(evaluation, wanted, how, known.text))
+    origin = Origin(in_evaluation, partial(values, wanted), partial(values, wanted, True), said)
+    return replace(layer(known.text), steps=steps(wanted, how), origin=origin, live=live(wanted, how))

@@ -68,14 +68,48 @@ def test_one_request_has_one_answer_whoever_asks(number, capsys):
 
 @pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 200))])
 def test_one_request_about_memory_has_one_answer_over_devices_too(number, capsys):
-    chance = random.Random(f"{SEED} memory {number}")
-    request = draw(chance)
-    asked = draw_memory(chance, Request(request.model, sizes=request.sizes, **fields_of_memory(request)))
+    asked = drawn_memory(number)
     command = asked.command("memory")
     found = typed(capsys, command)
     assert found == flagged(in_python(lc.memory, asked), "memory"), f"LEARNCOST_TEST_SEED={SEED} {command}"
     if not isinstance(found, str):
         assert sum(found["split"].values()) == found["peak"]
+
+
+@pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 200))])
+def test_the_server_has_the_memory_of_the_engine_or_refuses_what_the_explorer_does_not_have(number):
+    asked = drawn_memory(number)
+    shown = f"LEARNCOST_TEST_SEED={SEED} {asked.command('memory')}"
+    pairs = [("model", asked.model), *((name, str(value)) for name, value in asked.given.items())]
+    reply = answer("document", pairs)
+    read = json.loads(reply.content)
+    if reply.status == 200:
+        if "peak" in read["memory"]:  # the page states the peak of graph where no engine is named
+            found = in_python(lc.memory, replace(asked, engine=read["memory"]["engine"]))
+            assert (read["memory"]["peak"], read["memory"]["split"]) == (found["peak"], found["split"]), shown
+        return
+    if read["error"].startswith("the explorer does not support "):
+        name = read["error"].split()[5].rstrip(":")
+        assert name in ("mesh", "placement", "page_size"), shown
+        assert asked.given[name], shown
+        return
+    refusals = [in_python(function, asked_of(asked, function)) for function in (lc.cost, lc.memory)]
+    assert reply.status == 400
+    assert any(isinstance(refusal, str) for refusal in refusals), (shown, read["error"])
+
+
+def asked_of(asked, function):
+    """The same request without what only memory is asked with, for the cost."""
+    only = dict.fromkeys(("engine", "accumulate", "clip"))
+    usual = {name: getattr(Request(asked.model), name) for name in only}
+    return replace(asked, **usual) if function is lc.cost else asked
+
+
+def drawn_memory(number):
+    """A request about memory, over devices, by an engine and in microbatches."""
+    chance = random.Random(f"{SEED} memory {number}")
+    request = draw(chance)
+    return draw_memory(chance, Request(request.model, sizes=request.sizes, **fields_of_memory(request)))
 
 
 def flagged(found, command):

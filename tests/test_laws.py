@@ -7,7 +7,7 @@ import pytest
 
 import learncost as lc
 from learncost.reports.request import Request
-from requests_drawn import MODELS, draw
+from requests_drawn import MODELS, draw, draw_memory
 
 SEED = int(os.environ.get("LEARNCOST_TEST_SEED") or random.randrange(2**32))
 FEW = [*range(6), *(pytest.param(number, marks=pytest.mark.slow) for number in range(6, 120))]
@@ -16,6 +16,17 @@ FEW = [*range(6), *(pytest.param(number, marks=pytest.mark.slow) for number in r
 def training(number, **fixed):
     """A training step that is answered, and the line that asks for it again."""
     return drawn(number, ("bp", "bp", "recompute", "pepita", "mempepita"), dropout=0.0, **fixed)
+
+
+def over_devices(number):
+    """A training step over a mesh, by an engine and in microbatches, and the line that asks for it again."""
+    chance = random.Random(f"{SEED} mesh {number}")
+    for _ in range(200):
+        procedure = chance.choice(("bp", "bp", "recompute", "pepita", "mempepita"))
+        request = draw_memory(chance, draw(chance, procedure=procedure, dropout=0.0, page_size=None))
+        if request.mesh and answered(lc.memory, request) is not None:
+            return request, f"LEARNCOST_TEST_SEED={SEED} {request.command('memory')}"
+    raise AssertionError("no request is answered")
 
 
 def inference(number):
@@ -134,6 +145,54 @@ def test_the_largest_batch_fits_and_one_more_does_not(number):
     found = lc.memory(request.model, **request.given, budget=budget).fits["batch_size"]
     at, above = (answered(lc.memory, request, batch_size=batch).peak for batch in (found, found + 1))
     assert at <= budget < above, shown
+
+
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize("number", FEW)
+def test_more_never_takes_less_memory_over_devices(number):
+    request, shown = over_devices(number)
+    layers = "n_layer" if request.model == "gpt2" else "num_hidden_layers"
+    needs = lc.memory(request.model, **request.given).peak
+    for changed in ({"batch_size": 2 * request.batch_size}, {"seq_len": request.seq_len * 2}, {layers: 4}):
+        assert answered(lc.memory, request, **changed).peak >= needs, (shown, changed)
+
+
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize("number", FEW)
+def test_the_largest_batch_over_devices_fits_and_the_next_does_not(number):
+    request, shown = over_devices(number)
+    budget = 3 * lc.memory(request.model, **request.given).peak
+    found = lc.memory(request.model, **request.given, budget=budget).fits["batch_size"]
+    unit = next(more for more in range(1, 65) if answered(lc.memory, request, batch_size=found + more))
+    at, above = (answered(lc.memory, request, batch_size=batch).peak for batch in (found, found + unit))
+    assert at <= budget < above, shown
+    asked = {name: value for name, value in request.given.items() if name not in ("procedure", "batch_size", "clip")}
+    if request.clip is None:
+        (row, *_) = lc.fit(request.model, budget, procedures=request.procedure, **asked).rows
+        assert row.largest == found, shown
+
+
+@pytest.mark.parametrize("engine", ["graph", "eager"])
+@pytest.mark.parametrize("model", MODELS)
+def test_more_devices_never_take_more_each(model, engine):
+    """With the same sequences on each device: what is sharded is sharded further, by FSDP and by HSDP."""
+    request = Request(model, seq_len=32, engine=engine, sizes=MODELS[model])
+    for placement, meshes in (("fsdp", ("dp=2", "dp=4", "dp=8")), ("hsdp", ("dp=2,shard=2", "dp=2,shard=4"))):
+        devices = [2 ** (place + 1 if placement == "fsdp" else place + 2) for place in range(len(meshes))]
+        asked = [{"mesh": m, "placement": placement, "batch_size": 2 * n} for m, n in zip(meshes, devices, strict=True)]
+        peaks = [lc.memory(model, **request.given, **each).peak for each in asked]
+        assert peaks == sorted(peaks, reverse=True), (placement, peaks)
+
+
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize("number", FEW)
+def test_clipping_and_states_of_8_bits(number):
+    """Clipping never takes less memory; states of 8 bits never take more than those of fp32."""
+    request, shown = training(number, procedure="bp", plan=None, lora=None, optimizer="adamw", precision="fp32")
+    needs = lc.memory(request.model, **request.given)
+    assert lc.memory(request.model, **request.given, clip=1.0).peak >= needs.peak, shown
+    quantized = lc.memory(request.model, **{**request.given, "optimizer": "adamw8bit"})
+    assert quantized.split["optimizer state"] < needs.split["optimizer state"], shown
 
 
 @pytest.mark.parametrize("model", MODELS)

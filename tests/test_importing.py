@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from learncost import ops
+from learncost.importer import walk
 from learncost.importer.files.reading import CachePlace, Remembered
 from learncost.importer.files.user_file import target
-from learncost.importer import walk
 from learncost.importer.inputs import attempts, parse_input, parse_inputs, symbols_of
 from learncost.ir import parse
 from learncost.ir.errors import InputError

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import learncost as lc
 from allocator import apart, most
+from chunked_loss import chunked_loss
 from learncost.cli.command import main
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
@@ -124,6 +125,12 @@ def test_what_is_asked_on_the_command_line(capsys):
         ("gpt2", {"engine": "jax"}, "engine"),
         ("gpt2", {"procedure": "pepita"}, "torch.utils.checkpoint"),
         ("gpt2", {"plan": "flash"}, "does not support plan='flash'"),
+        (
+            "gpt2",
+            {"plan": "chunked-loss", "mesh": "dp=2", "placement": "ddp", "batch_size": 2},
+            "does not support plan='chunked-loss' over a mesh",
+        ),
+        ("gpt2", {"plan": "chunked-loss", "lora": "lm_head"}, "requires a head without a low-rank path"),
         ("gpt2", {"dtype": "int8"}, "fp32, fp64, bf16, fp16"),
         ("gpt2", {"module": "keras"}, "transformers, transformers-uncached, transformers-reentrant, plain"),
         ("gpt2", {"optimizer": "muon", "optimizer_implementation": "foreach"}, "has no foreach muon"),
@@ -200,6 +207,34 @@ def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator
     # what the collector has not given back comes on top
     measured = min(apart(lambda: example_module.train(*case))[1] for _ in range(2))
     assert example_module.predicted(*case) == pytest.approx(measured, rel=0.02)
+
+
+IN_CHUNKS = [
+    ("gpt2", "fp32", "plain", (4, 64, 8000)),  # a tied head
+    ("gptj", "fp32", "lora", (4, 64, 8000)),  # with a bias
+    ("gemma2", "bf16", "both", (4, 64, 8000)),  # with a cap of the scores
+    ("llama", "bf16", "plain", (3, 64, 8000)),  # a last chunk that is not full
+    ("llama", "bf16", "lora", (1, 100, 33000)),
+]
+
+
+@pytest.mark.one_in(every=2)
+@pytest.mark.parametrize(("model", "dtype", "setting", "shape"), IN_CHUNKS)
+def test_the_predicted_peak_of_a_loss_in_chunks_is_that_of_the_allocator(monkeypatch, model, dtype, setting, shape):
+    example_module = peaks()
+    monkeypatch.setitem(example_module.SHAPES, "loss", shape)
+    case = model, "loss", dtype, setting, "fused"
+    measured = min(apart(lambda: example_module.train(*case, wrap=chunked_loss))[1] for _ in range(2))
+    assert example_module.predicted(*case, plan="chunked-loss") == pytest.approx(measured, rel=0.008)
+
+
+@pytest.mark.parametrize("length", [1, 7, 500])
+@pytest.mark.parametrize("asked", [{}, {"plan": "fused-update"}, {"lora": "all-linear", "procedure": "recompute"}])
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "bert-base-uncased"])
+def test_a_loss_in_chunks_never_takes_more_than_the_whole_loss(model, asked, length):
+    sizes = {"num_hidden_layers": 1, "vocab_size": 32000, "seq_len": length, "engine": "eager"}
+    chunked = asked | {"plan": ",".join(filter(None, [asked.get("plan"), "chunked-loss"]))}
+    assert lc.memory(model, **sizes, **chunked).peak <= lc.memory(model, **sizes, **asked).peak
 
 
 RECURRENCES = [

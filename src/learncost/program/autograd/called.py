@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from learncost.ir.affine import Affine
+from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, size_of
@@ -19,6 +20,7 @@ from learncost.program.autograd.calls import (
     Embedding,
     Experts,
     Linear,
+    LinearLoss,
     Loss,
     Mixer,
     Norm,
@@ -30,7 +32,7 @@ from learncost.program.autograd.calls import (
 )
 from learncost.program.autograd.mixers import MIXERS, MixerScope
 from learncost.program.autograd.module import AttentionInputs
-from learncost.program.autograd.operators import BOOLEAN, INTEGER, TapeTensor, cat, linear
+from learncost.program.autograd.operators import BOOLEAN, INTEGER, TapeTensor, cat, linear, linear_cross_entropy
 from learncost.program.autograd.state import ScopeNames, Values
 
 
@@ -115,6 +117,30 @@ def with_mixers(calls: Iterable[OperatorCall | Loop]) -> list[OperatorCall | Loo
         of_layer = list(group)
         lines = tuple(line for call in of_layer if isinstance(call, OperatorCall) for line in call.lines)
         result += [Mixer(lines, lines[-1].left[:1], tuple(of_layer))] if layer in MIXERS else of_layer
+    return result
+
+
+def with_chunked_losses(calls: Iterable[OperatorCall | Loop]) -> list[OperatorCall | Loop]:
+    """Return the calls, with every loss joined to the head that makes its scores and to what acts on these in place.
+
+    Raises `InputError` for scores that are no product with a weight.
+    """
+    result = [*calls]
+    for loss in [call for call in result if isinstance(call, Loss)]:
+        between: list[OperatorCall] = []
+        scores = loss.scores
+        while True:
+            makers = (call for call in result if isinstance(call, OperatorCall))
+            maker = next((call for call in makers if [term.name for term in call.makes] == [scores]), None)
+            if not isinstance(maker, Single) or len(maker.reads) != 1:
+                break
+            between.append(maker)
+            (scores,) = maker.reads
+        if not isinstance(maker, Linear) or maker.groups[0][0].path[0]:
+            raise InputError("the plan chunked-loss requires a head without a low-rank path right before the loss")
+        lines = tuple(line for call in (maker, *between[::-1], loss) for line in call.lines)
+        result[result.index(loss)] = LinearLoss(lines, loss.makes, maker.groups[0][0], maker.value)
+        result = [call for call in result if call is not maker and call not in between]
     return result
 
 
@@ -233,6 +259,12 @@ def _loss(names: ScopeNames, call: Loss, values: Values) -> TapeTensor:
     return names.module.loss(names.found(call.scores, values), targets)
 
 
+def _linear_loss(names: ScopeNames, call: LinearLoss, values: Values) -> TapeTensor:
+    bias = names.leaf(call.head.bias) if call.head.bias else None
+    classes = names.count([axis for axis in call.head.makes.declared if axis in names.axes[call.head.weight]])
+    return linear_cross_entropy(names.found(call.value, values), names.leaf(call.head.weight), bias, classes)
+
+
 def _rotary(names: ScopeNames, call: Rotary, values: Values) -> TapeTensor:
     x, cosine, sine = (names.found(name, values) for name in (call.value, call.cosine, call.sine))
     return names.module.rotated(x, cosine, sine)
@@ -348,6 +380,7 @@ _KINDS: dict[type[OperatorCall], Callable[..., TapeTensor]] = {
     Attention: _attention,
     Norm: _norm,
     Loss: _loss,
+    LinearLoss: _linear_loss,
     Rotary: _rotary,
     Experts: _experts,
     Dropout: _dropout,

@@ -80,6 +80,14 @@ class Loss(OperatorCall):
 
 
 @dataclass(frozen=True)
+class LinearLoss(OperatorCall):
+    """The head and the loss of its scores, in chunks of tokens."""
+
+    head: Projection
+    value: str
+
+
+@dataclass(frozen=True)
 class Rotary(OperatorCall):
     """A value times a cosine, plus the value with its halves exchanged times a sine."""
 

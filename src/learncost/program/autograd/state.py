@@ -35,6 +35,7 @@ class StepOptions:
     matrices     the number of rows of each weight that is a matrix
     coded        the weights that are stored as codes and scales, and their bytes
     wrapping     how the module is distributed over devices
+    chunked      whether the head and the loss run in chunks of tokens
     """
 
     module: Module
@@ -49,6 +50,7 @@ class StepOptions:
     matrices: Mapping[str, int] = field(default_factory=dict)
     coded: Mapping[str, int] = field(default_factory=dict)
     wrapping: Wrapping | None = None
+    chunked: bool = False
 
 
 Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"

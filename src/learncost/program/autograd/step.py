@@ -9,11 +9,12 @@ from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.program.allocation_log import Allocation
-from learncost.program.autograd.called import after_makers, call_module, with_mixers, with_parts
+from learncost.program.autograd.called import after_makers, call_module, with_chunked_losses, with_mixers, with_parts
 from learncost.program.autograd.calls import (
     CallScope,
     Experts,
     Linear,
+    LinearLoss,
     Loss,
     Norm,
     OperatorCall,
@@ -45,6 +46,7 @@ def _calls(names: ScopeNames, lines: Sequence[Statement], outputs: Sequence[str]
     in_order = list(CallScope(lines, names.weights, names.drawn, outputs, joins, module.gathers).calls())
     in_order = after_makers(in_order, parted)
     in_order = with_mixers(in_order) if module.mixes else in_order
+    in_order = with_chunked_losses(in_order) if names.state.asked.chunked else in_order
     place = next((at for at, call in enumerate(in_order) if local_name(call) == module.after), 0)
     if place:
         early = [call for call in in_order[:place] if isinstance(call, Experts)]
@@ -60,7 +62,7 @@ def _run(names: ScopeNames, calls: Sequence[OperatorCall | Loop], values: Values
         if isinstance(call, Loop):
             _repeat(names, call, values)
         else:
-            if isinstance(call, Linear | Loss) and not names.around:
+            if isinstance(call, Linear | LinearLoss | Loss) and not names.around:
                 names.state.embedded.clear()  # the model has returned, and its head begins
             names.tape.label = call.title
             call_module(names, call, values)

@@ -12,6 +12,7 @@ from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.precision import BYTES
 from learncost.models.model import Model
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
+from learncost.passes.plan import plan_of
 from learncost.procedures.procedure import procedure
 from learncost.program.autograd import (
     BUCKETS,
@@ -61,8 +62,8 @@ _CONVENTION = (
 )
 
 
-HOOKED = "fused-update"
-"""The plan under which the optimizer steps in a hook of each gradient; autograd has no other plan."""
+HOOKED, CHUNKED = "fused-update", "chunked-loss"
+"""The plans that autograd has: the optimizer steps in a hook of each gradient, and Liger's loss in chunks of tokens."""
 
 RULES = {
     "new weights and states": "over the old ones",
@@ -80,6 +81,7 @@ PLACES = {"cpu": "a CPU", GPU: "a GPU"}
 """The devices as PyTorch calls them."""
 
 LIVE, HOOKED_LIVE = "Gradients live until optimizer.step()", "Each gradient lives until its weight is updated"
+IN_CHUNKS = "The head and the loss run in chunks of tokens, as Liger's fused linear cross-entropy."
 NOT_ON_GPU = "Neither are cuBLAS workspaces (66 MiB on an H100) and the allocator's rounding. "
 
 WRAPPED = {"ddp": "", "fsdp": "dp", "hsdp": "shard"}
@@ -107,7 +109,11 @@ def _here(step: MemoryStep, sizes: Mapping[str, int]) -> Mapping[str, int]:
 
 def _hooked(step: MemoryStep) -> bool:
     """Return whether the optimizer steps in a hook of each gradient."""
-    return step.plan == HOOKED
+    return HOOKED in _plans(step)
+
+
+def _plans(step: MemoryStep) -> set[str]:
+    return {plan.name for plan, _ in plan_of(step.plan)}
 
 
 def _run(step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None) -> tuple[Tape, Module]:
@@ -127,6 +133,7 @@ def _run(step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None)
         _rows(step, sizes),
         {weight.weight: weight.bytes(step.run.axes) for weight in model.quantized},
         _wrapping(step),
+        CHUNKED in _plans(step),
     )
     tape = Tape(kind.value, stop_at, step.eager.device == GPU, _hooked(step))
     run_step(tape, model.table, _here(step, sizes), settings)
@@ -249,6 +256,8 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
         convention += f" {WITHOUT_KERNELS}"
     if wrapping := _wrapping(step):
         convention += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
+    if CHUNKED in _plans(step):
+        convention += f" {IN_CHUNKS}"
     if step.instead:
         convention += f" The module itself was not run: {step.instead}."
     inputs = dict.fromkeys(table.inputs, "activations")
@@ -316,8 +325,11 @@ def _refuses(step: MemoryStep) -> str:
     """Return why PyTorch does not apply what is asked."""
     if step.over and (why := _unwrapped(step)):
         return why
-    if step.plan and not _hooked(step):
+    if _plans(step) - {HOOKED, CHUNKED}:
         return f"does not support --plan {step.run.plan}"
+    if CHUNKED in _plans(step) and (step.over or step.module == Itself.name):
+        where = "over a mesh" if step.over else f"with --module {Itself.name}, which has a loss of its own"
+        return f"does not support --plan {CHUNKED} {where}"
     implementations = CLASSES[step.optimizer.name].implementations
     if step.eager.implementation and step.eager.implementation not in implementations:
         return f"has no {step.eager.implementation} {step.optimizer.name}: there is {' or '.join(implementations)}"

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import h100_steps
 import pytest
 
 from learncost.importer.recorder import device
@@ -95,6 +96,15 @@ def test_what_is_there_before_the_step_is_counted_by_hand(answers):
     for each in answers.values():
         assert each["held"] == 4 * (3 * weights + 2 + 8 * 16 * 64)
         assert each["peak"] > each["held"] + 4 * weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [3, 6, 7])
+def test_the_peak_of_a_recorded_step_is_that_of_an_h100(row):
+    """Llama with checkpoints, BERT with dropout and Pythia under autocast, whose code is that of transformers 5.17."""
+    found, measured = h100_steps.recorded(row, ""), h100_steps.MEASURED[row]
+    assert found["bytes"] + found["workspaces"] == pytest.approx(measured["requested_bytes"], abs=2000)
+    assert found["bytes"] == measured["recorded_bytes"]
 
 
 def test_the_guard_is_loaded_before_torch():

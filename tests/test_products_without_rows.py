@@ -134,3 +134,23 @@ def test_groups_of_one_row_are_matrices(name):
     assert flops(lc.cost(lc.layer(read.text), price_book="matmul")) == (forward.get_total_flops(),) * 2
     apart = parity(module, tuple(given), read)
     assert max(apart.value, apart.gradient) < 1e-12
+
+
+DEPTHWISE = {
+    "one place": (nn.Conv2d(8, 8, 3, groups=8), [randn(1, 8, 3, 3)]),
+    "one place, transposed": (nn.ConvTranspose2d(4, 4, 3, groups=4), [randn(1, 4, 1, 1, gradient=True)]),
+    "places": (nn.Conv1d(6, 6, 5, groups=6), [randn(2, 6, 9, gradient=True)]),
+}
+
+
+@pytest.mark.parametrize("name", [*GROUPED, *DEPTHWISE])
+def test_the_book_of_flop_counter_mode_has_its_formula_of_grouped_weights(name):
+    """As it is, with the gradient of a grouped weight too large by the number of groups, also of one place."""
+    module, given = {**GROUPED, **DEPTHWISE}[name]
+    module.zero_grad()
+    with FlopCounterMode(display=False) as forward:
+        result = module(*given)
+    with FlopCounterMode(display=False) as backward:
+        result.sum().backward()
+    counted = forward.get_total_flops(), backward.get_total_flops()
+    assert flops(lc.cost(lc.from_module(module, tuple(given)), price_book="torch-flop-counter")) == counted

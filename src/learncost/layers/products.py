@@ -109,8 +109,7 @@ def operator_maccs(line: Product) -> Polynomial:
     if len(terms) != 2:
         return matrix_maccs(line)
     loops = dict.fromkeys(chain.from_iterable(term.loops for term in terms))
-    sums = not line.left[0].loops or not set(loops).issubset(line.left[0].loops)
-    if sums and line.meta.phase == "weight_update" and "conv" in line.meta.operator:
+    if line.meta.phase == "weight_update" and "conv" in line.meta.operator:
         return Polynomial.of((*loops, *_groups(line, terms)))
     return Polynomial.of(loops)
 

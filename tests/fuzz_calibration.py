@@ -126,6 +126,8 @@ def _put(chance: random.Random, good: dict[str, Any], path: Path) -> str:
 
 def changed_value(chance: random.Random, row: dict[str, Any]) -> str:
     """Change one value of a file's, or take it out, or give it another name; what was changed."""
+    if not row:
+        return "nothing is left"
     place: Any = row
     keys: list[str] = []
     while isinstance(place, dict) and place:

@@ -164,6 +164,11 @@ AMBIGUOUS = "is ambiguous in training: give {0}-masters .* or {0}-true .*; amp i
 SPELLINGS = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16"}
 
 
+def test_autocast_is_refused_with_what_is_nearest():
+    with pytest.raises(InputError, match=r"amp .autocast over fp32 weights. is not supported yet: .* bf16-masters"):
+        lc.memory("gpt2", precision="amp")
+
+
 @pytest.mark.parametrize(("name", "kind"), SPELLINGS.items())
 def test_a_narrow_type_alone_is_refused_where_the_choices_differ(name, kind, tmp_path):
     text = tmp_path / "text.txt"

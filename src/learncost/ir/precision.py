@@ -351,6 +351,8 @@ def precision_of(name: str) -> Precision:
     """Return a precision by its name. Raises `InputError` for an unknown one, with those that exist."""
     if name in SPLIT:
         raise InputError(f"{name} is now --precision {SPLIT[name]} --optimizer adamw8bit")
+    if name == "amp":
+        raise InputError("amp (autocast over fp32 weights) is not supported yet: the nearest precision is bf16-masters")
     by_name = {**PRECISIONS, **{other: precision for precision in PRECISIONS.values() for other in precision.also}}
     return named_one("precision", name, by_name)
 

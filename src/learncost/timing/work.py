@@ -17,10 +17,10 @@ from learncost.ir.loop import check_derived, groups, in_kernel
 from learncost.ir.polynomial import Polynomial, base, comes_round, larger, size_of, smaller, whole
 from learncost.ir.precision import BYTES
 from learncost.ir.term import Literal, Read, Term, terms_of
-from learncost.layers.products import direct
+from learncost.layers.active import is_norm
+from learncost.layers.products import direct, matrix_maccs
 from learncost.ops.collectives import is_collective
 from learncost.passes.lower import lower_line
-from learncost.program.in_place import in_operators, is_bias, is_matrix, leaving, of_norm
 
 
 class Priced(Protocol):
@@ -210,7 +210,7 @@ def works_axes(
     check_derived((row.source for row in rows if isinstance(row.source, Line)), "its time is unknown")
     op_names, width = frozenset(ops), BYTES[dtype]
     several = list(_groups(rows, operators))
-    names = leaving([[line for _, line in group] for group in several])
+    names = _leaving([[line for _, line in group] for group in several])
     for group, leaves in zip(several, names, strict=True):
         lines = [line for _, line in group]
         packed, arrays = _packed(lines, 8 * width), _arrays(lines, leaves)
@@ -242,9 +242,54 @@ def _of_choices(line: Line) -> bool:
 _Numbered = tuple[int, Line]
 
 
+def _in_operators(group: Sequence[Line], line: Line) -> bool:
+    """Return whether a line is of the same PyTorch operator: a bias after a product, a norm; or of a kernel."""
+    first, last = group[0], group[-1]
+    if line.meta.kernel or first.meta.kernel:
+        return in_kernel(group, line)
+    same = (line.meta.layer, line.meta.module) == (first.meta.layer, first.meta.module)
+    return _is_bias(line, last) or (_of_norm(line) and _of_norm(first) and same)
+
+
+def _is_matrix(line: Line) -> bool:
+    """Return whether a line is a matrix product."""
+    return isinstance(line, Product) and bool(matrix_maccs(line))
+
+
+def _is_bias(line: Line, product: Line) -> bool:
+    """Return whether a line adds a vector to the product right before it."""
+    if not isinstance(line, Sum) or len(line.right) != 2 or not _is_matrix(product):
+        return False
+    product_term, vector = line.right
+    return product_term.name == product.name and len(vector.axes) < len(product_term.axes)
+
+
+def _of_norm(line: Line) -> bool:
+    """Return whether a line is of a norm; sums of the parts of a gradient are not."""
+    return line.meta.local != "merge" and (is_norm(line.meta.layer) or is_norm(line.meta.operator))
+
+
+def _leaving(groups: Sequence[Sequence[Line]]) -> list[set[str]]:
+    """Return the names that each group defines for others, or that nothing reads: those are carried, saved, or outputs.
+
+    A name may be defined again, as by recomputation: its later readers read the later one.
+    """
+    makers: dict[str, int] = {}
+    by_group: list[set[str]] = []
+    for number, group in enumerate(groups):
+        makes = {term.name for line in group for term in line.left}
+        read = {name for line in group for name in line.reads}
+        for name in read - makes:
+            if name in makers:
+                by_group[makers[name]].add(name)
+        by_group.append(makes - read)
+        makers |= dict.fromkeys(makes, number)
+    return by_group
+
+
 def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]]:
     numbered = _outside_kernels(rows)
-    rule = in_operators if operators else in_kernel
+    rule = _in_operators if operators else in_kernel
 
     def together(group: Sequence[_Numbered], item: _Numbered) -> bool:
         number, line = item
@@ -403,9 +448,9 @@ def _operations(
 ) -> tuple[ProductAxes | None, tuple[tuple[str, Extent], ...]]:
     """Return the matrix product of a line, or its evaluations; neither for a line that is fused into a product or
     norm."""
-    if is_matrix(line):
+    if _is_matrix(line):
         return product_axes(line), ()
-    if operators and (is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
+    if operators and (_is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
         return None, ()
     return None, tuple(_points(line, op_names))
 
@@ -417,7 +462,7 @@ def _at_index(term: Term) -> bool:
 
 def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
     """Return whether a line belongs to a norm whose op is in the group."""
-    return of_norm(line) and not isinstance(line, Op) and any(isinstance(member, Op) for _, member in group)
+    return _of_norm(line) and not isinstance(line, Op) and any(isinstance(member, Op) for _, member in group)
 
 
 def _points(line: Line, op_names: frozenset[str]) -> Iterator[tuple[str, Extent]]:

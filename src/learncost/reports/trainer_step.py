@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,16 +54,18 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     mesh, placement = _mesh(step)
     if ENGINE_FILE in reading.asks:
         raise InputError(f"{where} names a DeepSpeed file that is not in its folder: give that file behind it")
-    if given.get("mesh") is None and "devices" in reading.asks and not mesh:
+    if given.get("mesh") is None and "devices" in reading.asks:
+        inner = f",{mesh}" if mesh else ""
         raise InputError(
-            f"{where} shards the step ({placement}) and does not say over how many devices: add --mesh dp=N"
+            f"{where} shards the step ({placement}) and does not say over how many devices: add --mesh dp=N{inner}"
         )
     if step.seq_len is None and given.get("seq_len") is None:
         raise InputError(f"{where} does not say the length of sequences: add --seq-len N")
     data = _data_parallel(given.get("mesh") or mesh)
     accumulate = _accumulated(step, data, given)
+    described = not model and not step.model and "model_type" in (step.sizes or {})
     keywords: dict[str, Any] = {
-        "model": model or _model(step, reading),
+        "model": step.sizes if described else model or _model(step, reading),
         "batch_size": (step.micro_batch_size or 1) * accumulate * data,
         "seq_len": step.seq_len,
         "accumulate": accumulate,
@@ -78,7 +81,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "lora_alpha": step.lora_alpha if step.lora else None,
         "mesh": mesh or None,
         "placement": placement if mesh or given.get("mesh") else None,
-        "sizes": {**step.sizes, **given.get("sizes", {})} if step.sizes else None,
+        "sizes": {**step.sizes, **given.get("sizes", {})} if step.sizes and step.model and not model else None,
     }
     usual = {"accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "fused"}
     return {name: value for name, value in keywords.items() if value is not None and usual.get(name) != value}
@@ -113,9 +116,10 @@ def _mesh(step: Step) -> tuple[str, str]:
     axes = {name: value for name, value in {**data, **inner}.items() if value > 1}
     if (step.ep or 1) > 1:
         axes["ep"] = step.ep or 1
+    tensors = "megatron-sp" if step.sequence_parallel else "megatron"
     names = [name for name in axes if name in ("pp", "cp")]
     names += [placed] if zero or "dp" in axes else []
-    names += [each for axis, each in (("tp", "megatron"), ("ep", "ep")) if axis in axes]
+    names += [each for axis, each in (("tp", tensors), ("ep", "ep")) if axis in axes]
     return ",".join(f"{name}={value}" for name, value in axes.items()), ",".join(names)
 
 
@@ -133,8 +137,9 @@ def _model(step: Step, reading: Reading) -> str:
     """Return the preset or the config.json of a file's model. Raises `InputError` for an unknown one."""
     name, where = step.model or "", printable(reading.files[0])
     key = next((each for each in reading.read if each.effect.startswith("model = ")), None)
-    if known := preset(name):
-        return known.name
+    for each in (name, "/".join(name.split("/")[-2:])):  # a Hub id, and a folder that has its name
+        if known := preset(each):
+            return known.name
     own = Path(reading.files[0]).parent / name / "config.json"
     folder = HUB.expanduser() / f"models--{name.replace('/', '--')}" / "snapshots"
     found = [own] if ".." not in name and own.is_file() else sorted(folder.glob("*/config.json"))
@@ -308,9 +313,11 @@ def trainer_step(
     except InputError:  # what is missing is among `asks`
         keywords = {}
     if keywords:
-        subject = str(keywords.pop("model"))
+        subject = keywords.pop("model")
         left_out = {name: keywords.pop(name) for name in [*keywords] if flags and name not in {*flags, "sizes"}}
-        line = shlex.join(["learncost", command, subject, *flags_typed(keywords)])
+        sizes = isinstance(subject, Mapping)
+        line = shlex.join(["learncost", command, "-" if sizes else str(subject), *flags_typed(keywords)])
+        line = f"echo {shlex.quote(json.dumps(subject))} | {line}" if sizes else line
     said = {name: value for name, value in vars(reading.step).items() if value is not None}
     return TrainerStep(
         reading.files,

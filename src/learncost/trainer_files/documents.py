@@ -5,6 +5,7 @@ Files are limited in size, nodes and nesting. YAML is read by its safe loader, w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,11 @@ DEEPEST = 40  # nested mappings and lists
 
 YAML = (".yaml", ".yml")
 SUFFIXES = (*YAML, ".json", ".toml")
+
+REFERENCE = re.compile(r"\$\{(\.*)([\w-]+(?:\.[\w-]+)*)\}")
+"""A reference of OmegaConf to another key, such as ${model.d_model}, or ${.d_model} in the same mapping."""
+
+LONGEST = 1_000  # characters of a text with its references replaced
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,29 @@ def _yaml(path: str, text: str) -> Document:
         raise InputError(f"{where} holds a value that YAML cannot read") from None
     finally:
         loader.dispose()
-    return Document(path, dict(flattened(values)), dict(_lines(node, yaml.MappingNode)))
+    return Document(path, _resolved(dict(flattened(values))), dict(_lines(node, yaml.MappingNode)))
+
+
+def _resolved(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with references to other keys replaced; those to nothing in the file stay as they are."""
+
+    def value_of(key: str, found: re.Match[str]) -> Any:
+        outer = key.split(".")[: -len(found[1])] if found[1] else []
+        other = values.get(".".join([*outer, found[2]]), found[0])
+        return found[0] if isinstance(other, str) and REFERENCE.search(other) else other
+
+    for _ in range(DEEPEST):
+        left = {key: text for key, text in values.items() if isinstance(text, str) and REFERENCE.search(text)}
+        changed = {
+            key: value_of(key, whole)
+            if (whole := REFERENCE.fullmatch(text))
+            else REFERENCE.sub(lambda found, key=key: str(value_of(key, found)), text)[:LONGEST]  # type: ignore[misc]
+            for key, text in left.items()
+        }
+        if changed == left:
+            break
+        values |= changed
+    return values
 
 
 def _check_size(root: Any, where: str, collection: type) -> None:

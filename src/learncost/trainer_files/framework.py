@@ -28,7 +28,7 @@ class KeyRule:
     conditions   by key, the values at which the rule holds; `ANY` is any value, and a list has each of its items
     unless       by key, values at which it does not hold
     absent       keys that the file does not have
-    fields       what the step has then; a value `$KEY` is the value of a key
+    fields       what the step has then; a value `$KEY` is the value of a key, and `sizes.NAME` is one of the sizes
     unsupported  what is not counted then, and in which direction the answer errs
     refused      why the step is no training that can be predicted
     asks         what the files do not say: devices and others
@@ -58,7 +58,13 @@ class KeyRule:
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys that the rule reads."""
-        return (*self.conditions, *self.unless, *self.absent)
+        return (*self.conditions, *self.unless, *self.absent, *self.taken)
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """The keys whose values are those of fields."""
+        texts = [value for value in (self.fields or {}).values() if isinstance(value, str) and "$" in value]
+        return tuple(each[1:] for text in texts for each in text.split() if each.startswith("$"))
 
 
 def _is_one_of(value: Any, wanted: tuple[Any, ...]) -> bool:
@@ -144,7 +150,7 @@ def _of_file(path: Path) -> Framework:
     parts = [*(_shared(name, renamed) for name, renamed in data.get("include", {}).items()), data]
     known = {each.name for each in fields(Step)}
     rules = tuple(rule for part in parts for rule in _rules(part))
-    if wrong := {name for rule in rules for name in rule.fields or ()} - known:
+    if wrong := {name.partition(".")[0] for rule in rules for name in rule.fields or ()} - known:
         raise ValueError(f"{path.name}: no fields of a step: {sorted(wrong)}")
     recognised = {name: tuple(data["recognised"].get(name, ())) for name in ("needs", "some", "without")}
     return Framework(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,9 @@ def _one(framework: Framework, document: Document) -> Reading:
     """Return the reading of one file."""
     automatic = {key: value for key, value in document.values.items() if framework.role == ENGINE and value == "auto"}
     given = {key: value for key, value in document.values.items() if key not in automatic}
+    for key, value in given.items():
+        if key in framework.keys and isinstance(value, str) and "${" in value:
+            raise InputError(f"{document.at(key)} is {shown(value)}: references are read to keys of the file alone")
     usual = {key: value for key, (value, _) in framework.defaults.items() if key not in given}
     values = {**usual, **given}
     holding = [rule for rule in framework.rules if rule.holds(given, usual)]
@@ -124,9 +127,9 @@ def _one(framework: Framework, document: Document) -> Reading:
     decided: dict[str, KeyRule] = {}  # the last rule that gives a field
     unsupported, asks = list[KeyRead](), list[str]()
     for rule in holding:
-        chosen = {name: _taken(value, values) for name, value in (rule.fields or {}).items()}
-        step = replace(step, **{name: _typed(name, value, rule, document) for name, value in chosen.items()})
-        decided |= dict.fromkeys(chosen, rule)
+        for name, value in (rule.fields or {}).items():
+            step = step.having(name, _typed(name, _taken(value, values), rule, document))
+            decided[name] = rule
         if rule.unsupported:
             key = [*rule.conditions][-1]
             unsupported.append(_key(document, key, values.get(key), rule.unsupported))
@@ -134,8 +137,8 @@ def _one(framework: Framework, document: Document) -> Reading:
             asks.append(rule.asks)
     effects: dict[str, list[str]] = {}
     for name, rule in decided.items():
-        for key in rule.conditions:
-            effects.setdefault(key, []).append(f"{name} = {getattr(step, name)}")
+        for key in dict.fromkeys((*rule.conditions, *rule.taken)):
+            effects.setdefault(key, []).append(f"{name} = {step.get(name)}")
     named = {each.key for each in unsupported}
     read = [_key(document, key, given[key], "; ".join(effects.get(key, ()))) for key in given if key in framework.keys]
     assumed = [
@@ -177,6 +180,8 @@ def _joined(parts: Sequence[Reading]) -> Reading:
         step = replace(step, **new)
     if step.devices or step.shard or step.replicate or step.dp:
         asks.discard("devices")
+    if step.seq_len is None:
+        asks.add("seq_len")
     if any(framework.role == ENGINE for part in parts for framework in part.frameworks):
         asks.discard(ENGINE_FILE)
     keys = ("read", "assumed", "no_effect", "unsupported", "unknown")
@@ -195,15 +200,17 @@ def _key(document: Document, key: str, value: Any, effect: str = "") -> KeyRead:
 
 
 def _taken(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return the value of a rule's field: that of a key, as in $KEY, a multiple of it, as in 2 $KEY, or itself."""
-    if not (isinstance(value, str) and (found := re.fullmatch(r"(?:(\d+) )?\$(\S+)", value))):
+    """Return the value of a rule's field: that of a key, as in $KEY, a product, as in 2 $KEY $KEY, or itself."""
+    if not isinstance(value, str) or "$" not in value:
         return value
-    of_key = values[found[2]]
-    return int(found[1]) * of_key if found[1] and isinstance(of_key, int) else of_key
+    factors = [values[each[1:]] if each.startswith("$") else int(each) for each in value.split()]
+    return factors[0] if len(factors) == 1 else prod(factors)
 
 
 def _typed(name: str, value: Any, rule: KeyRule, document: Document) -> Any:
     """Return a value in the type of a field. Raises `InputError` naming the key for one that is not of it."""
+    if name not in _TYPES:
+        return value  # one of the sizes, which the family of the model reads
     kind = _TYPES[name]
     if isinstance(value, list) and "str" in kind:
         return ",".join(map(str, value))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 FULL = "full"  # checkpointing of every block
@@ -28,6 +28,8 @@ class Step:
     zero                      the stage of ZeRO, of which 3 is fully sharded
     dp, replicate, shard      devices over which batches are split: all, and those of HSDP's two axes
     devices                   of the whole run
+    sequence_parallel         whether tensor parallelism also splits the sequences between its products
+    sizes                     the keys of a config.json, with its model_type where no model is named
     """
 
     model: str | None = None
@@ -57,4 +59,17 @@ class Step:
     pp: int | None = None
     ep: int | None = None
     devices: int | None = None
+    sequence_parallel: bool | None = None
     sizes: Mapping[str, Any] | None = None
+
+    def get(self, name: str) -> Any:
+        """Return the value of a field, or of one of the sizes, `sizes.NAME`."""
+        field, _, size = name.partition(".")
+        value = getattr(self, field)
+        return (value or {}).get(size) if size else value
+
+    def having(self, name: str, value: Any) -> Step:
+        """Return the step with another value of a field, or of one of the sizes, `sizes.NAME`."""
+        field, _, size = name.partition(".")
+        changed: Any = {field: {**(self.sizes or {}), size: value} if size else value}
+        return replace(self, **changed)

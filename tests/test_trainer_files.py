@@ -80,6 +80,34 @@ LITGPT = {
     "checkpoint_dir": "checkpoints/meta-llama/Meta-Llama-3-8B", "train.global_batch_size": 8,
     "train.micro_batch_size": 2, "train.max_seq_length": 512, "precision": "bf16-true",
 }  # fmt: skip
+NANOTRON = {
+    "tokens.micro_batch_size": 32, "tokens.sequence_length": 1024, "parallelism.dp": 4, "parallelism.tp": 2,
+    "parallelism.tp_mode": "REDUCE_SCATTER", "model.dtype": "bfloat16", "model.model_config.is_llama_config": True,
+    "model.model_config.hidden_size": 1024, "model.model_config.vocab_size": 49152,
+}  # fmt: skip
+NEOX = {
+    "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "seq_length": 2048, "pos_emb": "rotary",
+    "no_weight_tying": True, "train_micro_batch_size_per_gpu": 4, "fp16.enabled": True, "zero_optimization.stage": 1,
+}  # fmt: skip
+FOUNDRY = {
+    "model.name": "mpt_causal_lm", "model.d_model": 4096, "model.expansion_ratio": 4, "model.vocab_size": 50368,
+    "device_train_microbatch_size": 8, "global_train_batch_size": 1024, "max_seq_len": 2048,
+    "train_loader.name": "text", "precision": "amp_bf16", "fsdp_config.sharding_strategy": "FULL_SHARD",
+}  # fmt: skip
+OLMO = {
+    "model.d_model": 4096, "model.n_heads": 32, "model.n_layers": 32, "model.mlp_hidden_size": 22016,
+    "model.activation_type": "swiglu", "model.norm_after": True, "model.layer_norm_type": "rms", "model.rope": True,
+    "model.attention_layer_norm": True, "model.max_sequence_length": 4096, "model.embedding_size": 100352,
+    "model.weight_tying": False, "device_train_microbatch_size": 2, "precision": "amp_bf16",
+}  # fmt: skip
+NEMO = {
+    "trainer.num_nodes": 16, "trainer.devices": 8, "trainer.precision": "bf16", "model.micro_batch_size": 1,
+    "model.global_batch_size": 2048, "model.encoder_seq_length": 8192, "model.context_parallel_size": 2,
+    "model.hidden_size": 4096, "model.num_attention_heads": 32, "model.activation": "fast-swiglu",
+    "model.normalization": "rmsnorm", "model.position_embedding_type": "rope", "model.bias": False,
+    "model.optim.name": "mcore_distributed_optim", "model.share_embeddings_and_output_weights": False,
+    "model.tokenizer.type": "meta-llama/Meta-Llama-3-8B", "model.make_vocab_size_divisible_by": 128,
+}  # fmt: skip
 TRL = {"model_name_or_path": "mistralai/Mistral-7B-v0.1", "packing": True, "per_device_train_batch_size": 4}
 
 READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
@@ -169,6 +197,32 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
     # litgpt 26857050: LoRA on queries and values; several devices are FSDP with checkpoints.
     ("litgpt", {**LITGPT, "lora_r": 8}, {"lora": "WQ,WV", "lora_alpha": 16, "global_batch_size": 8, "zero": None}),
     ("litgpt", {**LITGPT, "devices": 4, "num_nodes": 2}, {"zero": 3, "devices": 8, "checkpointing": "full"}),
+    # nanotron 2411b022: sequences are cut with tensors; the optimizer has fp32 weights if gradients are summed in fp32.
+    ("nanotron", NANOTRON, {"dp": 4, "tp": 2, "sequence_parallel": True, "precision": "bf16-true", "seq_len": 1024}),
+    ("nanotron", {**NANOTRON, "optimizer.accumulate_grad_in_fp32": True}, {"precision": "bf16-masters"}),
+    (
+        "nanotron",
+        NANOTRON,
+        {"sizes.model_type": "llama", "sizes.hidden_size": 1024, "sizes.tie_word_embeddings": False},
+    ),
+    # gpt-neox ea7aefd8: four times as wide; 50,257 tokens are filled up to a multiple of 128 times tp.
+    ("gpt_neox", NEOX, {"sizes.intermediate_size": 16384, "sizes.vocab_size": 50304, "precision": "fp16-masters"}),
+    ("gpt_neox", {**NEOX, "model_parallel_size": 2}, {"sizes.vocab_size": 50432, "tp": 2, "zero": 1, "accumulate": 1}),
+    ("gpt_neox", {**NEOX, "norm": "rmsnorm"}, {"sizes.model_type": None, "sizes.use_parallel_residual": False}),
+    # llm-foundry 8c8dd48f: FSDP of fp32 weights that are gathered in bf16.
+    (
+        "llm_foundry",
+        FOUNDRY,
+        {"zero": 3, "precision": "bf16-masters", "sizes.model_type": "mpt", "micro_batch_size": 8},
+    ),
+    ("llm_foundry", {**FOUNDRY, "device_train_microbatch_size": "auto"}, {"micro_batch_size": None}),
+    # OLMo 59a53e3f: SwiGLU halves the width of its product.
+    ("olmo", OLMO, {"sizes.model_type": "olmo2", "sizes.intermediate_size": 11008, "sizes.vocab_size": 100352}),
+    ("olmo", {**OLMO, "activation_checkpointing": "whole_layer"}, {"checkpointing": "full", "zero": 3}),
+    # NeMo: 16 x 8 devices; the tokenizer of Llama 3 has 128,256 tokens, a multiple of 128, which tp 4 fills up.
+    ("nemo", NEMO, {"devices": 128, "cp": 2, "zero": 1, "precision": "bf16-masters", "sizes.model_type": "llama"}),
+    ("nemo", {**NEMO, "model.tensor_model_parallel_size": 1}, {"sizes.vocab_size": 128256}),
+    ("nemo", {**NEMO, "model.tensor_model_parallel_size": 4}, {"sizes.vocab_size": 128512}),
 ]
 
 
@@ -178,8 +232,30 @@ def test_the_step_of_a_file(tmp_path: Path, name: str, values: Mapping[str, Any]
     path.write_text(yaml.safe_dump(dict(values)))
     reading = read_files([str(path)])
     assert reading.frameworks[0].name == name
-    assert {key: getattr(reading.step, key) for key in expected} == expected
+    assert {key: reading.step.get(key) for key in expected} == expected
     assert not reading.unknown
+
+
+def test_sizes_of_a_file_are_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "neox.yaml"
+    path.write_text(yaml.safe_dump({**NEOX, "num_layers": 2, "gradient_clipping": 0}))
+    config = {
+        "model_type": "gpt_neox", "num_hidden_layers": 2, "hidden_size": 4096, "num_attention_heads": 32,
+        "intermediate_size": 16384, "vocab_size": 50304, "rotary_pct": 1.0, "use_parallel_residual": False,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    flags = {
+        "mesh": "dp=4", "placement": "zero-1", "batch_size": 16, "seq_len": 2048, "precision": "fp16-masters",
+    }  # fmt: skip
+    assert lc.memory(str(path), mesh="dp=4").peak == lc.memory(config, **flags).peak
+    assert main(["explain", str(path)]) == 0
+    assert "devices" in capsys.readouterr().out
+    path.write_text(yaml.safe_dump({**NEOX, "make_vocab_size_divisible_by": 1}))
+    with pytest.raises(lc.InputError, match="does not say the size of the vocabulary"):
+        lc.request_of(str(path), mesh="dp=4")
+    path.write_text(yaml.safe_dump({**NEOX, "activation": "swiglu"}))
+    with pytest.raises(lc.InputError, match="describes a kind of model that is not known here"):
+        lc.request_of(str(path), mesh="dp=4")
 
 
 def test_references_of_omegaconf_are_read_to_keys_of_the_file(tmp_path: Path) -> None:

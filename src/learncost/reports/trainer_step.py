@@ -61,6 +61,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         )
     if step.seq_len is None and given.get("seq_len") is None:
         raise InputError(f"{where} does not say the length of sequences: add --seq-len N")
+    if "vocab_size" in reading.asks and not model and "vocab_size" not in {**given, **given.get("sizes", {})}:
+        raise InputError(f"{where} does not say the size of the vocabulary: add --vocab-size N")
     data = _data_parallel(given.get("mesh") or mesh)
     accumulate = _accumulated(step, data, given)
     described = not model and not step.model and "model_type" in (step.sizes or {})
@@ -146,6 +148,11 @@ def _model(step: Step, reading: Reading) -> str:
     if name and found:
         return str(found[-1])
     line = f", line {key.line}" if key and key.line else ""
+    if step.sizes and not name:
+        raise InputError(
+            f"{where} describes a kind of model that is not known here: add the path of a config.json, or a preset of "
+            "the same sizes, behind the file"
+        )
     raise InputError(
         f"{where}{line}: the model {shown(name)} is no known preset, and nothing is fetched: add the path of its "
         "config.json, or a preset of the same sizes, behind the file"

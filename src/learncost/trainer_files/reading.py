@@ -180,6 +180,8 @@ def _joined(parts: Sequence[Reading]) -> Reading:
         step = replace(step, **new)
     if step.devices or step.shard or step.replicate or step.dp:
         asks.discard("devices")
+    if step.get("sizes.vocab_size"):
+        asks.discard("vocab_size")
     if step.seq_len is None:
         asks.add("seq_len")
     if any(framework.role == ENGINE for part in parts for framework in part.frameworks):
@@ -200,11 +202,13 @@ def _key(document: Document, key: str, value: Any, effect: str = "") -> KeyRead:
 
 
 def _taken(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return the value of a rule's field: that of a key, as in $KEY, a product, as in 2 $KEY $KEY, or itself."""
+    """Return the value of a rule's field: that of a key, as in $KEY, a product, as in 0.5 $KEY $KEY, or itself."""
     if not isinstance(value, str) or "$" not in value:
         return value
-    factors = [values[each[1:]] if each.startswith("$") else int(each) for each in value.split()]
-    return factors[0] if len(factors) == 1 else prod(factors)
+    factors = [values[each[1:]] if each.startswith("$") else float(each) for each in value.split()]
+    if len(factors) == 1 or not all(isinstance(each, int | float) for each in factors):
+        return factors[-1]  # a text is refused where it is typed
+    return int(product) if (product := prod(factors)) == int(product) else product
 
 
 def _typed(name: str, value: Any, rule: KeyRule, document: Document) -> Any:

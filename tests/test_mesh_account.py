@@ -125,6 +125,17 @@ def test_a_single_microbatch_takes_what_the_step_placed_over_the_mesh_itself_kee
         assert found.split["optimizer state"] * kind.master == found.split["master weights"] * 4 * numbers
 
 
+@pytest.mark.parametrize("command", ["memory", "cost", "place"])
+def test_one_sequence_has_no_part_on_each_of_several_devices(command, capsys):
+    sizes = [f"--{name.replace('_', '-')}={value}" for name, value in {**MODELS["gpt2"], "seq_len": 16}.items()]
+    words = [command, "gpt2", *sizes, "--mesh", "dp=2", "--placement", "zero-1"]
+    assert main([*words, "--batch-size", "1"]) == 2
+    assert "1 sequence is not divisible by the 2 shards of the batch" in capsys.readouterr().err
+    if command == "memory":
+        assert main([*words, "--batch-size", "2", "--accumulate", "2"]) == 2
+        assert "a microbatch of 1 sequence is not divisible by the 2 shards of dp" in capsys.readouterr().err
+
+
 def test_sums_of_gradients_are_stored_for_several_microbatches_alone():
     """By hand, ZeRO-2 over 8 devices: 2 P of weights, 2 P / 8 of gradients, (4 + 8) P / 8 of masters and states."""
     asked = {"mesh": "dp=8", "placement": "zero-2", "precision": "bf16-masters", "engine": "graph", **DENSE}

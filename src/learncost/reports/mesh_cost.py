@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from learncost.devices.collective import kind_of
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, counted
 from learncost.ir.loop import round_rings, walk
 from learncost.ir.polynomial import shape_of, sharded_over, whole
 from learncost.ir.serializable import HIDDEN, Key, Serializable
@@ -293,10 +293,17 @@ def padded_step(
 
 
 def with_global_batch(request: Request) -> Request:
-    """Return the request with a batch size: that of `whole_batch` if none was given."""
-    if request.batch_size is not None:
-        return request
-    return replace(request, batch_size=whole_batch(request))
+    """Return the request with a batch size: that of `whole_batch` if none was given.
+
+    Raises `InputError` for one sequence over several devices: an axis of size 1 is not sharded.
+    """
+    least = whole_batch(request)
+    if request.batch_size is not None and counted(request.batch_size) == 1 < least:
+        raise InputError(
+            f"1 sequence is not divisible by the {least:,} shards of the batch: the next divisible batch_size is "
+            f"{least:,}"
+        )
+    return replace(request, batch_size=least) if request.batch_size is None else request
 
 
 def whole_batch(request: Request) -> int:

@@ -50,7 +50,12 @@ class MeshMemory:
     def way(self, sizes: Mapping[str, int]) -> ParallelConfig:
         """Return the configuration at the sizes of a microbatch of all devices."""
         shares = prod(self.mesh.get(axis, 1) for axis in self.account.sizes.batch_axes)
-        microbatch = sizes.get("B", 1) // shares
+        microbatch, left = divmod(sizes.get("B", shares), shares)
+        if left:
+            raise InputError(
+                f"a microbatch of {sizes['B']:,} sequence{'s' if sizes['B'] > 1 else ''} is not divisible by the "
+                f"{shares:,} shards of {' and '.join(self.account.sizes.batch_axes)}"
+            )
         return ParallelConfig(self.mesh, microbatch, self.microbatches, self.schedule, self.chunks, self.layers)
 
     def stages(self, sizes: Mapping[str, int]) -> tuple[StageUsage, ...]:

@@ -323,6 +323,19 @@ def test_files_join_by_their_roles(tmp_path: Path) -> None:
         lc.request_of(zero3)
 
 
+def test_an_adapter_joins_the_file_of_a_training(tmp_path: Path) -> None:
+    path, adapter = tmp_path / "full.yaml", tmp_path / "adapter_config.json"
+    path.write_text(yaml.safe_dump({**AXOLOTL, "an_unknown_key": 1}))
+    adapter.write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 32, "target_modules": ["q_proj", "v_proj"]}')
+    request = lc.request_of(str(adapter), str(path))
+    assert (request.lora, request.lora_rank, request.lora_alpha) == ("q_proj,v_proj", 4, 32)
+    with pytest.raises(lc.InputError, match="has keys that are not known: an_unknown_key"):
+        lc.request_of(str(path), strict=True)
+    assert lc.request_of(str(path), str(adapter), format_of="axolotl").lora_rank == 4
+    with pytest.raises(lc.InputError, match=r"the trainer is accelerate or axolotl or .*, not 'axolot'"):
+        lc.request_of(str(path), format_of="axolot")
+
+
 def test_a_path_outside_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     folder = tmp_path / "inner"
     folder.mkdir()
@@ -380,4 +393,4 @@ def test_a_document_that_is_ambiguous_is_refused() -> None:
 
 def test_frameworks_cite_a_version() -> None:
     assert all(each.source and each.title for each in frameworks())
-    assert {each.role for each in frameworks()} == {STEP, "launch", "engine"}
+    assert {each.role for each in frameworks()} == {STEP, "launch", "engine", "adapter"}

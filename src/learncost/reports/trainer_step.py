@@ -31,12 +31,15 @@ def paths_of(model: object) -> tuple[str, ...]:
     return paths if any(map(is_trainer_file, paths)) else ()
 
 
-def read_step(paths: Sequence[str]) -> tuple[Reading, str]:
-    """Return the reading of trainers' files, and the model that stands behind them; empty if none does."""
+def read_step(paths: Sequence[str], format_of: str = "") -> tuple[Reading, str]:
+    """Return the reading of trainers' files, and the model that stands behind them; empty if none does.
+
+    format_of  the framework of the training's file, where its keys are those of several
+    """
     models = [path for path in paths if not is_trainer_file(path)]
     if len(models) > 1:
         raise InputError(f"{shown(models[0])} and {shown(models[1])} are both models: give one behind a trainer's file")
-    return read_files([path for path in paths if path not in models]), "".join(models)
+    return read_files([path for path in paths if path not in models], format_of), "".join(models)
 
 
 def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, Any]:
@@ -170,14 +173,18 @@ class TrainerRequest(Request):
     reading: Reading = field(kw_only=True)
 
 
-def request_of(*files: str, **given: Any) -> TrainerRequest:
+def request_of(*files: str, format_of: str = "", strict: bool = False, **given: Any) -> TrainerRequest:
     """Return the request that trainers' files make.
 
     Parameters
     ----------
     files
-        A file of axolotl, LLaMA-Factory, transformers or TRL, those of accelerate or DeepSpeed that it is launched
+        A file of a trainer, such as axolotl or torchtune, those of accelerate, DeepSpeed or PEFT that it is launched
         with, and a preset or a config.json that replaces its model.
+    format_of
+        The framework of a file whose keys are those of several, such as trl.
+    strict
+        Whether keys that are not known are refused.
     given
         Fields of the request that replace what the files say.
 
@@ -198,7 +205,10 @@ def request_of(*files: str, **given: Any) -> TrainerRequest:
     >>> request.model, request.batch_size, request.precision, request.lora
     ('llama-3-8b', 8, 'nf4-double', 'all-linear')
     """
-    reading, model = read_step(files)
+    reading, model = read_step(files, format_of)
+    if strict and reading.unknown:
+        unknown = ", ".join(each.key for each in reading.unknown)
+        raise InputError(f"{printable(reading.files[0])} has keys that are not known: {unknown}")
     return TrainerRequest(**{**keywords_of(reading, model, **given), **given}, reading=reading)
 
 

@@ -121,22 +121,26 @@ def frameworks() -> tuple[Framework, ...]:
 
 
 def framework_of(document: Document, named: str = "") -> Framework:
-    """Return the framework whose files have a document's keys, or the one that is named.
+    """Return the framework whose files have a document's keys, or the one that is named if it is a training's file.
 
     Raises InputError if none has, or several.
     """
     every = frameworks()
+    found = [each for each in every if each.recognises(document)]
     if named:
         known = next((each for each in every if each.name == named), None)
         if known is None:
             raise InputError(f"the trainer is {_any_of(every)}, not {named!r}")
-        return known
-    found = [each for each in every if each.recognises(document)]
+        if not found or any(each.role == STEP for each in found):
+            return known
     if len(found) == 1:
         return found[0]
     name = printable(document.name)
     if found:
-        raise InputError(f"{name} may be a file of {_any_of(found)}: add a key that only one of them has")
+        raise InputError(
+            f"{name} may be a file of {_any_of(found)}: add a key that only one of them has, or "
+            "name it in Python: lc.request_of(..., format_of=NAME)"
+        )
     keys = ", ".join(map(printable, list(document.values)[:4])) or "no keys"
     raise InputError(f"{name} has the keys of no known trainer ({keys}, ...): files of {_any_of(every)} are read")
 

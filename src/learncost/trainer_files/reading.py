@@ -83,7 +83,7 @@ def read_files(paths: Sequence[str], format_of: str = "") -> Reading:
     Raises InputError for files that cannot be read, recognised or joined.
     """
     documents = [read_document(path) for path in paths]
-    known = [(framework_of(each, format_of if len(documents) == 1 else ""), each) for each in documents]
+    known = [(framework_of(each, format_of), each) for each in documents]
     if all(framework.role != ENGINE for framework, _ in known):
         known += [(framework_of(each), each) for each in _followed(known)]
     roles = [framework.role for framework, _ in known]

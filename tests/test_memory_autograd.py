@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import transformers
 from against_torch_and_jax.torch_models import module
 from torch.utils.checkpoint import checkpoint
 
@@ -131,6 +132,7 @@ def test_what_is_asked_on_the_command_line(capsys):
             "does not support plan='chunked-loss' over a mesh",
         ),
         ("gpt2", {"plan": "chunked-loss", "lora": "lm_head"}, "requires a head without a low-rank path"),
+        ("gpt2", {"dtype": "bf16-masters-fp32-gradients", "plan": "fused-update"}, "with plan='fused-update'"),
         ("gpt2", {"dtype": "int8"}, "fp32, fp64, bf16, fp16"),
         ("gpt2", {"module": "keras"}, "transformers, transformers-uncached, transformers-reentrant, plain"),
         ("gpt2", {"optimizer": "muon", "optimizer_implementation": "foreach"}, "has no foreach muon"),
@@ -226,6 +228,50 @@ def test_the_predicted_peak_of_a_loss_in_chunks_is_that_of_the_allocator(monkeyp
     case = model, "loss", dtype, setting, "fused"
     measured = min(apart(lambda: example_module.train(*case, wrap=chunked_loss))[1] for _ in range(2))
     assert example_module.predicted(*case, plan="chunked-loss") == pytest.approx(measured, rel=0.008)
+
+
+def train_with_sums(example_module, model, shape, checkpoints):
+    """As Megatron does it: a hook adds each gradient to one in fp32, which the optimizer of fp32 weights reads."""
+    config = transformers.AutoConfig.for_model(model, **example_module.keys_of(model, shape))
+    network = getattr(transformers, example_module.KINDS[model].architecture)._from_config(config, dtype=torch.bfloat16)
+    network.train()
+    if checkpoints:
+        example_module.checkpointed(network)
+    masters = []
+    for parameter in network.parameters():
+        master = parameter.detach().float()
+        master.grad = torch.zeros_like(master)
+        masters.append(master)
+
+        def add(parameter, total=master.grad):
+            total.add_(parameter.grad)
+            parameter.grad = None
+
+        parameter.register_post_accumulate_grad_hook(add)
+    steps = torch.optim.AdamW(masters, fused=True)
+    given = example_module.batch_of(model, shape, config, torch.bfloat16)
+    for _ in range(2):
+        for _ in range(2):  # microbatches
+            network(**given).loss.backward()
+        steps.step()
+        for parameter, master in zip(network.parameters(), masters, strict=True):
+            parameter.data.copy_(master)
+            master.grad.zero_()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "checkpoints"),
+    [("gpt2", "loss", False), ("llama", "block", False), ("qwen3", "block", True), ("bert", "optimizer", False)],
+)
+def test_the_predicted_peak_with_gradients_summed_in_fp32_is_that_of_the_allocator(
+    monkeypatch, model, shape, checkpoints
+):
+    example_module = peaks()
+    monkeypatch.setitem(example_module.DTYPES, "summed", (torch.bfloat16, "bf16-masters-fp32-gradients"))
+    measured = min(apart(lambda: train_with_sums(example_module, model, shape, checkpoints))[1] for _ in range(2))
+    setting = "checkpoints" if checkpoints else "plain"
+    predicted = example_module.predicted(model, shape, "summed", setting, "fused")
+    assert predicted == pytest.approx(measured, rel=0.01)
 
 
 @pytest.mark.parametrize("length", [1, 7, 500])

@@ -41,6 +41,7 @@ def test_a_row_is_all_that_a_precision_needs(capsys, monkeypatch):
     [
         ("fp32", 16),
         ("bf16-masters", 16),
+        ("bf16-masters-fp32-gradients", 18),
         ("fp16-masters", 16),
         ("bf16-true", 8),
         ("fp16-true", 8),

@@ -199,7 +199,7 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
     ("litgpt", {**LITGPT, "devices": 4, "num_nodes": 2}, {"zero": 3, "devices": 8, "checkpointing": "full"}),
     # nanotron 2411b022: sequences are cut with tensors; the optimizer has fp32 weights if gradients are summed in fp32.
     ("nanotron", NANOTRON, {"dp": 4, "tp": 2, "sequence_parallel": True, "precision": "bf16-true", "seq_len": 1024}),
-    ("nanotron", {**NANOTRON, "optimizer.accumulate_grad_in_fp32": True}, {"precision": "bf16-masters"}),
+    ("nanotron", {**NANOTRON, "optimizer.accumulate_grad_in_fp32": True}, {"precision": "bf16-masters-fp32-gradients"}),
     (
         "nanotron",
         NANOTRON,

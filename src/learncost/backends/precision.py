@@ -91,6 +91,10 @@ def check_runs(kind: Precision) -> None:
     if not kind.is_whole and (wrong := next((name for name in types if name and name not in COMPUTED), None)):
         known = "memory, fit and cost" if kind.is_stored else "cost"
         raise InputError(f"programs have {', '.join(COMPUTED)}, and no {wrong}: {kind.name} works only with {known}")
+    if kind.gradients != kind.weights:
+        raise InputError(
+            f"programs have gradients in the type of weights: {kind.name} works only with memory, fit and cost"
+        )
 
 
 def _pure(table: Table, kind: Precision) -> set[str]:

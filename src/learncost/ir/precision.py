@@ -252,6 +252,12 @@ PRECISIONS: dict[str, Precision] = {
             "bf16", "bf16", "bf16", "fp32", "fp32", "fp32", _MIXED,
         ),
         Precision(
+            "bf16-masters-fp32-gradients", "as bf16-masters, with gradients summed in fp32",
+            "bf16", "fp32", "bf16", "fp32", "fp32", "fp32",
+            "Megatron-LM d98e8a64, training/arguments.py: --bf16 sets accumulate_allreduce_grads_in_fp32; nanotron "
+            "2411b022, OptimizerArgs.accumulate_grad_in_fp32",
+        ),
+        Precision(
             "fp16-masters", "fp16 weights with fp32 master weights",
             "fp16", "fp16", "fp16", "fp32", "fp32", "fp32", _MIXED,
         ),

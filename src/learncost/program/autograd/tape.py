@@ -96,9 +96,13 @@ class Tape:
                that read the weight have run backward. It is written with `Tensor.register_post_accumulate_grad_hook`
                and an optimizer for each weight: PyTorch's tutorial "How to save memory by fusing the optimizer step
                into the backward pass", and torchtune's `optimizer_in_bwd`
+    summed     bytes of an element of the sums to which a hook adds the gradient instead, as Megatron's `main_grad`;
+               0: there are none
     """
 
-    def __init__(self, width: int, stop_at: int | None = None, cuda: bool = False, hooked: bool = False) -> None:
+    def __init__(
+        self, width: int, stop_at: int | None = None, cuda: bool = False, hooked: bool = False, summed: int = 0
+    ) -> None:
         self.width, self.label, self.cuda = width, "", cuda
         self.gradients = 0
         self.account = AllocationLog(stop_at, lambda: self.label, self._look)
@@ -107,7 +111,7 @@ class Tape:
         self._frame: Frame | None = None
         self._again: list[TapeNode] | None = None
         self._without = False
-        self._hooked = hooked
+        self._hooked, self._sum_width = hooked, summed
         self._summed: dict[TapeNode, TapeValue] = {}
         self._readers: Counter[TapeNode] = Counter()
 
@@ -334,8 +338,12 @@ class Tape:
             if place:
                 weight, number, *_ = place
                 self._readers[weight] -= 1
-                if weight.label == WEIGHT and not self._readers[weight] and (self._hooked or weight in self._summed):
-                    weight.gradients[number] = None
+                frees = self._hooked or self._sum_width or weight in self._summed
+                if weight.label == WEIGHT and not self._readers[weight] and frees:
+                    gradient, weight.gradients[number] = weight.gradients[number], None
+                    cast = gradient and self._sum_width and not self.cuda  # by add_ on a CPU, as TensorIterator does
+                    copy = self.new(gradient.elements, self._sum_width) if gradient and cast else None
+                    del gradient, copy
 
     def _settled(self, gradient: TapeValue, elements: int, width: int) -> TapeValue:
         """Return a gradient in its operand's form (`validate_outputs`): reduced over broadcast axes, in its type."""

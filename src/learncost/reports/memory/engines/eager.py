@@ -82,6 +82,7 @@ PLACES = {"cpu": "a CPU", GPU: "a GPU"}
 
 LIVE, HOOKED_LIVE = "Gradients live until optimizer.step()", "Each gradient lives until its weight is updated"
 IN_CHUNKS = "The head and the loss run in chunks of tokens, as Liger's fused linear cross-entropy."
+SUMMED_LIVE = "Each gradient is added to a sum in fp32 in its hook, and freed"
 NOT_ON_GPU = "Neither are cuBLAS workspaces (66 MiB on an H100) and the allocator's rounding. "
 
 WRAPPED = {"ddp": "", "fsdp": "dp", "hsdp": "shard"}
@@ -122,7 +123,7 @@ def _run(step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None)
     module = module_of(model, step.module, recompute, kind.weight)
     settings = StepOptions(
         module,
-        step.states_and_masters,
+        step.states_and_masters | _sums(step, sizes),
         kind.weight,
         frozenset(model.learning),
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
@@ -135,9 +136,18 @@ def _run(step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None)
         _wrapping(step),
         CHUNKED in _plans(step),
     )
-    tape = Tape(kind.value, stop_at, step.eager.device == GPU, _hooked(step))
+    summed = kind.gradient if _sums(step, sizes) else 0
+    tape = Tape(kind.value, stop_at, step.eager.device == GPU, _hooked(step), summed)
     run_step(tape, model.table, _here(step, sizes), settings)
     return tape, module
+
+
+def _sums(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes of the sums of gradients by their name, where they have another type than the weights."""
+    kind = step.kind
+    if kind.gradient == kind.weight:
+        return {}
+    return {GRADIENTS: bytes_of(_plain(step.model).table, step.model.learning, sizes, lambda _: kind.gradient)}
 
 
 def _rows(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -202,7 +212,7 @@ def _steps(step: MemoryStep) -> str:
 
 def _convention(said: str, step: MemoryStep, device: str) -> str:
     """Return the text on what the memory of a module on a device includes."""
-    gone = HOOKED_LIVE if _hooked(step) else LIVE
+    gone = HOOKED_LIVE if _hooked(step) else SUMMED_LIVE if step.kind.gradient != step.kind.weight else LIVE
     return _CONVENTION.format(said, PLACES[device], gone, _steps(step))
 
 
@@ -250,6 +260,8 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     buckets = {part: part for part in (BUCKETS, GATHERED, MESSAGES) if step.over}
     parts |= {part: size for part in buckets if (size := sum(size for size, label in allocations if label == part))}
     parts["workspace"] = backward_allocations - tape.gradients
+    sums = _sums(step, sizes)
+    parts["gradients"] += sum(sums.values())
     parts["activations"] = peak - sum(parts.values())
     convention = _convention(module.said, step, step.eager.device)
     if module.mixes and any(line.meta.layer in MIXERS for line, _ in walk(table.lines)):
@@ -262,7 +274,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
         convention += f" The module itself was not run: {step.instead}."
     inputs = dict.fromkeys(table.inputs, "activations")
     labels = inputs | dict.fromkeys(table.weights, "weights") | buckets | {"buffers": "activations"}
-    labels |= {name: name for name in step.states_and_masters}
+    labels |= {name: name for name in (*step.states_and_masters, *sums)}
     repeats = [line.count for line in table.repeats]
     counts = {int(size_of(count, sizes)): count for count in repeats}
     curve, stays = Logs(tape.account.log, table, labels, counts).account()
@@ -333,6 +345,13 @@ def _refuses(step: MemoryStep) -> str:
     implementations = CLASSES[step.optimizer.name].implementations
     if step.eager.implementation and step.eager.implementation not in implementations:
         return f"has no {step.eager.implementation} {step.optimizer.name}: there is {' or '.join(implementations)}"
+    if step.kind.gradient != step.kind.weight:
+        flag = f"--precision {step.kind.name}"
+        if step.over or step.module == Itself.name or _hooked(step):
+            where = "over a mesh" if step.over else f"with {f'--plan {HOOKED}' if _hooked(step) else '--module itself'}"
+            return f"does not support {flag} {where}"
+        if _stepping(step).how != "fused":
+            return f"requires a fused optimizer with {flag}, and {step.optimizer.name} is not"
     if _hooked(step) and _stepping(step).how != "fused":
         return f"requires a fused optimizer in hooks, and PyTorch has no fused {step.optimizer.name}"
     if _hooked(step) and (step.accumulate > 1 or step.eager.clip):

@@ -34,13 +34,15 @@ def learns_otherwise(model: Model) -> bool:
     return layer is not None and {*model.learning} != {*layer.table.weights} - {*layer.frozen}
 
 
-def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 4) -> Module:
+def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 4, unfused: bool = False) -> Module:
     """Return the code of a model by its name; checkpointing disables its KV cache, and `width` is the bytes of a
-    weight's element."""
+    weight's element. Attention is that of attn_implementation="eager" where it shall not be fused."""
     family = FAMILIES.get(model.configuration.family)
     if family is None or name == "plain":
-        return MODULES[name]()
-    module_settings = dict(family.module)
+        return MODULES[name](attention="eager" if unfused else "sdpa")
+    module_settings = {**family.module}
+    if unfused and module_settings.get("attention", "sdpa") == "sdpa":
+        module_settings["attention"] = "eager"
     weights = {model.table.values[weight].group or weight for weight in model.table.weights}
     usual = str(family.settings.get("activation", ""))
     written = {ACTIVATIONS.get(usual, usual): usual}

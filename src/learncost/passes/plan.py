@@ -20,6 +20,8 @@ class Plan:
 
     argument  the placeholder after `=` if the plan takes names, joined by `+`, which `apply` receives
     example   an example of these names
+    eager     whether PyTorch's autograd runs it: its modules have fused attention, and hooks may step the optimizer
+    meshes    whether it changes a step over a mesh alone
     """
 
     name: str
@@ -28,6 +30,8 @@ class Plan:
     apply: Callable[[Table, tuple[str, ...]], Table]
     argument: str = ""
     example: str = ""
+    eager: bool = False
+    meshes: bool = False
 
     @property
     def spelling(self) -> str:
@@ -80,18 +84,21 @@ PLANS: Mapping[str, Plan] = {
             "FlashAttention: attention scores are never stored, and recomputed backward, some queries at a time",
             "Dao et al. 2022, FlashAttention: fast and memory-efficient exact attention with IO-awareness",
             _found_in("flash"),
+            eager=True,
         ),
         Plan(
             "ring",
             "ring attention over many devices: each passes its shard of keys, values and their gradients on",
             "Liu, Zaharia & Abbeel 2023, Ring attention with blockwise transformers for near-infinite context",
             _found_in("flash", "ring"),
+            meshes=True,
         ),
         Plan(
             "chunked-loss",
             "chunked cross-entropy: logits, loss and their gradients one sequence at a time, never batch x vocabulary",
             "Wijmans et al. 2024, Cut your losses in large-vocabulary language models, which cuts finer",
             _found_in("chunked_loss"),
+            eager=True,
         ),
         Plan(
             "recompute",
@@ -107,6 +114,7 @@ PLANS: Mapping[str, Plan] = {
             "the optimizer step fused into the backward pass: a weight is updated as soon as its gradient exists",
             "Lv et al. 2023, Full parameter fine-tuning for large language models with limited resources",
             _found_in("fused_update"),
+            eager=True,
         ),
         Plan(
             "epilogue-update",
@@ -127,12 +135,14 @@ PLANS: Mapping[str, Plan] = {
             _keep,
             "WORDS",
             "all_gather+dispatch",
+            meshes=True,
         ),
         Plan(
             "zigzag",
             "over many devices: a shard has an early and a late chunk of causal positions, which balances the work",
             "Dubey et al. 2024, The Llama 3 herd of models, section 3.3.2: 2 x CP chunks, the i-th and the i-th last",
             lambda table, parts: table,  # sharding reorders positions (sharding/zigzag.py)
+            meshes=True,
         ),
     )
 }
@@ -164,6 +174,33 @@ def usual_plan(table: Table) -> str:
     from learncost.passes.flash import is_fused  # imported where it is needed: start-up counts
 
     return FUSED_ATTENTION if applies(table, FUSED_ATTENTION) and is_fused(table) else ""
+
+
+def by_eager(table: Table, asked: str | None) -> str | None:
+    """Return the plan that PyTorch's autograd runs for one that was asked for, or for none; None if it cannot.
+
+    Its attention is fused under every plan but the empty one.
+    """
+    if asked == "":
+        return ""
+    usual, plans = usual_plan(table), [plan for plan, _ in plan_of(asked or "")]
+    names = [plan.name for plan in plans]
+    if not all(plan.eager for plan in plans) or (FUSED_ATTENTION in names and not usual):
+        return None
+    return ",".join(name for name in PLANS if name == usual or name in names)
+
+
+def check_plan(table: Table, asked: str, name: str, is_sharded: bool = False) -> None:
+    """Raise `InputError` if a plan that was asked for changes nothing.
+
+    name        of the step, for the message
+    is_sharded  whether it is over a mesh, which some plans are for
+    """
+    for plan, parts in () if asked == CHOSEN else plan_of(asked):
+        if plan.meshes and not is_sharded:
+            raise InputError(f"the plan {plan.name} requires --mesh: it changes nothing on one device")
+        if not plan.meshes and plan.apply(table, parts).lines == table.lines:
+            raise InputError(f"the plan {plan.name} does not apply to {name}: it changes nothing")
 
 
 def check_segments(table: Table, sizes: Mapping[str, int]) -> None:

@@ -143,7 +143,7 @@ class Comparison(Drawn):
 
 @takes_request(
     "model procedures price_book batch_size seq_len target_len tokens optimizer dropout dtype train train_layers lora "
-    "lora_rank lora_alpha plan precision on"
+    "lora_rank lora_alpha plan precision on engine"
 )
 def compare(request: Request, procedures: Iterable[str] | str | None = None) -> Comparison:
     """Compare learning procedures, and find the sequence lengths at which one becomes cheaper than another.

@@ -15,7 +15,7 @@ from learncost.reports.run import check_choice, prepare
 
 @takes_request(
     "model procedure price_book batch_size seq_len target_len tokens optimizer dropout dtype context train "
-    "train_layers lora lora_rank lora_alpha plan on precision mesh place placement page_size"
+    "train_layers lora lora_rank lora_alpha plan on precision mesh place placement page_size engine"
 )
 def cost(request: Request, by: str = "layer", depth: int | str | None = None) -> Cost:
     """The exact MACCs, FLOPs, bytes and parameters of a training step or of inference, by layer and macro-operation.
@@ -39,10 +39,9 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         With `by` module: the number of levels of the module path in a row; 2 merges all of encoder.layers.
     on
         The device for predicted time, bounds and energy: here (after learncost calibrate), a file of learncost
-        calibrate `out`, or a published device (`learncost list devices`). Under a plan the time is that of this
-        package's kernels, otherwise that of PyTorch's operators one by one, with fused attention (`plan` none: without
-        it), which changes no count. With `mesh`: a cluster (`learncost list
-        clusters`), a file that describes one, or its device; the time of collectives is included.
+        calibrate `out`, or a published device (`learncost list devices`). The time is that of the step as `engine` runs
+        it, with fused attention (`plan` none: without it), which changes no count. With `mesh`: a cluster (`learncost
+        list clusters`), a file that describes one, or its device; the time of collectives is included.
 
     Returns
     -------
@@ -107,7 +106,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
 
         run, several = over_mesh(request)
         where, executed = (cluster, rates, request.kind()) if cluster and rates else None, None
-        if where and (plan := run.executed(procedure, run.book).plan) != run.plan:
+        if rates and where and (plan := run.executed(procedure, run.book, rates).plan) != run.plan:
             executed = over_mesh(replace(request, plan=plan))[1], plan
         answer = run.cost_over(procedure, run.book, by, several, where, executed)
     else:

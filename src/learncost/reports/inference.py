@@ -16,7 +16,7 @@ from learncost.models.configuration import Configuration, adds_paths, configure
 from learncost.models.model import Model, Structure, build, context_beyond, run_sizes
 from learncost.models.sizes import check_size
 from learncost.models.tables import RUN
-from learncost.passes.plan import planned, usual_plan
+from learncost.passes.plan import NONE, check_plan, planned
 from learncost.procedures.decoding import CACHED, CachedValue, axis_of
 from learncost.procedures.inference import Inference, inference, to_logits
 from learncost.procedures.procedure import FORWARD, INFERENCE, PAPER, Procedure
@@ -24,7 +24,7 @@ from learncost.reports.mesh_cost import OverMesh, padded_step, with_global_batch
 from learncost.reports.record import Cache, Cost
 from learncost.reports.request import Request
 from learncost.reports.rows import ledger
-from learncost.reports.run import PreparedRun, check_probability, lengths_of, prepare
+from learncost.reports.run import PreparedRun, check_probability, executed_plan, lengths_of, prepare
 from learncost.reports.timing import Timing, timing
 from learncost.sharding.collective import collectives, widths_of
 from learncost.sharding.mesh import mesh as parse_mesh
@@ -153,12 +153,16 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
 
     def pass_of(model: Model, plan: str = "") -> Table:
         table = pass_table(model, procedure.name, several=decodes and new > 1)
-        return planned(table, plan) if plan else under_plan(table, request, configuration.name)
+        return planned(table, plan or run.plan)
 
     if tables is None:
         request.check_without_cache(f"{procedure.name} of {configuration.name}")
+    if request.plan:
+        name = f"{request.procedure} of {configuration.name}"
+        check_plan(pass_of(run.model, NONE), request.plan, name, request.is_sharded)
     table, over, takes = pass_of(run.model), None, None
-    plan = usual_plan(table) if run.plan_asked is None and on and on.operators else ""
+    plan = executed_plan(pass_of(run.model, NONE), run.plan_asked, run.engine, on) if on else run.plan
+    plan = "" if plan == run.plan else plan
     if request.is_sharded:
         over = over_devices(request, run.model, pass_of, axes)
         table, axes = over.placed.table, {**over.sizes, **over.placed.sizes}
@@ -197,17 +201,6 @@ def pass_table(model: Model, procedure: str, several: bool = False) -> Table:
     if tables is None:
         return to_logits(model.table)
     return tables.decode if procedure == "decode" else tables.prefill
-
-
-def under_plan(table: Table, request: Request, name: str) -> Table:
-    """Return a pass under the plan of a request. Raises `InputError` for a plan that changes nothing in it."""
-    plan = (request.plan or "").strip()
-    for part in plan.split(",") if plan else ():
-        if planned(table, part).lines == table.lines:
-            raise InputError(
-                f"the plan {part.strip()} does not apply to {request.procedure} of {name}: it changes nothing"
-            )
-    return planned(table, plan)
 
 
 def over_devices(

@@ -35,6 +35,9 @@ ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
 """The fields that say which parameters are trained."""
 
 
+TIMED = {"eager": "operators", "graph": "kernels", "c99": "kernels"}
+"""The engines whose time is modelled, and what each runs."""
+
 CPU, GPU = "cpu", "cuda"
 """The devices, as PyTorch calls them; as the device of a request the second is any GPU."""
 
@@ -137,9 +140,16 @@ class Request:
         return either(self.dtype, self.precision, usual, counts_alone=counts_alone, trains=depends)
 
     @property
+    def timed_by(self) -> str:
+        """Return the engine whose time is predicted: eager by default, and graph over a mesh."""
+        return self.engine or ("graph" if self.mesh else "eager")
+
+    @property
     def timed_as(self) -> str:
-        """Return whose time is predicted: this package's kernels under a plan, else PyTorch's operators."""
-        return "kernels" if self.plan else "operators"
+        """Return what the engine runs: PyTorch's operators, or this package's kernels. Raises `InputError`."""
+        if self.timed_by not in TIMED:
+            raise InputError(f"--engine {self.engine} has no model of time: give --engine {' or '.join(TIMED)}")
+        return TIMED[self.timed_by]
 
     def rates(self, kind: Precision) -> Rates | None:
         """Return the rates of the request's device in a precision; None without a device."""

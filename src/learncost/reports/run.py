@@ -37,21 +37,16 @@ LARGEST_TRAINING = 10**18  # tokens
 @lru_cache(maxsize=64)
 def _priced(structure: Structure, name: str, book: str, optimizer: str, mode: str, plan: str) -> tuple[PricedLine, ...]:
     price_book = find_book(book)
-    table = _under(plan, step(structure.model, name, optimizer, price_book.jacobian, mode), structure.model)
+    table = _under(plan, step(structure.model, name, optimizer, price_book.jacobian, mode))
     return price(table, {}, price_book).rows
 
 
-def _under(plan: str, table: Table, model: Model) -> Table:
-    """Return the step under a plan; refuse a plan that changes nothing in a user's layer."""
+def _under(plan: str, table: Table) -> Table:
+    """Return the step under a plan."""
     if not plan:
         return table
     from learncost.passes.plan import planned  # imported where it is needed: start-up counts
 
-    for part in plan.split(",") if model.configuration.layer else ():
-        if planned(table, part).lines == table.lines:
-            raise InputError(
-                f"the plan {part.strip()} does not apply to {model.configuration.name}: it changes nothing"
-            )
     return planned(table, plan)
 
 
@@ -76,7 +71,7 @@ def rows_of(
         return by_formula(model, priced_by, name)
     if BOOKS.get(priced_by.name) is priced_by:
         return _priced(Structure(model), name, priced_by.name, optimizer, mode, plan)
-    table = _under(plan, step(model, name, optimizer, priced_by.jacobian, mode), model)
+    table = _under(plan, step(model, name, optimizer, priced_by.jacobian, mode))
     return price(table, {}, priced_by).rows  # a book of the caller's own
 
 
@@ -122,6 +117,7 @@ class PreparedRun:
     trained: str = "all"
     plan_asked: str | None = None  # None: none was given
     context: int | None = None  # the model's, where its default length is taken and is shorter
+    engine: str = "eager"  # whose time is predicted
 
     @property
     def plan(self) -> str:
@@ -145,15 +141,14 @@ class PreparedRun:
     def table(self, procedure: str, book: Book) -> Table:
         """Return the priced step: the lines of `rows`, one for one, in their loops."""
         optimizer = self.optimizer or default_optimizer(book)
-        return _under(self.plan, step(Structure(self.model).model, procedure, optimizer, book.jacobian), self.model)
+        return _under(self.plan, step(Structure(self.model).model, procedure, optimizer, book.jacobian))
 
-    def executed(self, procedure: str, book: Book) -> PreparedRun:
-        """Return the run as it executes: with fused attention where it applies, if no plan was given."""
-        if self.plan_asked is not None or book.rule == "formula":
+    def executed(self, procedure: str, book: Book, on: Rates) -> PreparedRun:
+        """Return the run as its engine executes it on a device. Raises `InputError`."""
+        if book.rule == "formula":
             return self
-        from learncost.passes.plan import usual_plan  # imported where it is needed: start-up counts
-
-        return replace(self, plan_asked=usual_plan(self.table(procedure, book)))
+        counted = replace(self, plan_asked="").table(procedure, book)
+        return replace(self, plan_asked=executed_plan(counted, self.plan_asked, self.engine, on))
 
     def cost(self, procedure: str, book: Book, by: str = "layer", on: Rates | None = None) -> Cost:
         """Return the ledger of one step of a procedure, with its time on a device."""
@@ -167,9 +162,9 @@ class PreparedRun:
         if on is not None:
             from learncost.reports.timing import timing  # imported where it is needed: start-up counts
 
-            run = self.executed(procedure, book) if on.operators else self
+            run = self.executed(procedure, book, on)
             given = run.rows(procedure, book), self.axes, on, self.dtype, book
-            timed = timing(*given, counted=(rows, run.plan) if run is not self and run.plan else None)
+            timed = timing(*given, counted=(rows, run.plan) if run.plan != self.plan else None)
         optimizer = self.optimizer or default_optimizer(book)
         answer = ledger(model, chosen, Price(book.name, rows, self.axes, self.dtype), by, timed)
         return replace(answer, trained=trained, optimizer=optimizer, **self._asked)
@@ -202,6 +197,21 @@ class PreparedRun:
         answer = ledger(model, chosen, Price(book.name, rows, sizes, self.dtype), by, timed, over)
         answer = replace(answer, trained=self.trained, optimizer=optimizer, **self._asked)
         return replace(answer, over_time=takes)
+
+
+def executed_plan(table: Table, asked: str | None, engine: str, on: Rates) -> str:
+    """Return the plan of a step or a pass as an engine executes it on a device, where one is asked for or none.
+
+    table  without a plan
+    Raises `InputError` for a plan that the engine does not support.
+    """
+    from learncost.passes.plan import by_eager, usual_plan  # imported where it is needed: start-up counts
+
+    if engine == "eager" and on.operators:
+        if (plan := by_eager(table, asked)) is None:
+            raise InputError(f"engine eager does not support --plan {asked}: give --engine graph")
+        return plan
+    return usual_plan(table) if asked is None and engine == "graph" else asked or ""
 
 
 def prepare(request: Request, procedures: Iterable[str] | None = None) -> PreparedRun:
@@ -248,8 +258,23 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
         built = quantized(built, kind, learns=bool(names))
     built = replace(built, kept=kind.kept, whole=bool(kind.products), integers=kind.is_whole)
     axes = run_sizes(built, *(lengths.get(name) for name in RUN))
+    if request.plan and book.rule != "formula":
+        _check_plan(request, built, names)
     context = None if "seq_len" in lengths else context_beyond(configuration)
-    return PreparedRun(built, axes, book, request.optimizer, kind.values, tokens, learning, request.plan, context)
+    sizes_of_all = built, axes, book, request.optimizer, kind.values, tokens, learning
+    return PreparedRun(*sizes_of_all, request.plan, context, request.timed_by)
+
+
+def _check_plan(request: Request, model: Model, procedures: tuple[str, ...]) -> None:
+    """Raise `InputError` if the plan of a request changes nothing in a step of any procedure."""
+    from learncost.passes.plan import check_plan  # imported where it is needed: start-up counts
+
+    def check(name: str) -> None:
+        table = step(Structure(model).model, name, request.optimizer or default_optimizer())
+        check_plan(table, request.plan or "", model.configuration.name, request.is_sharded)
+
+    if procedures:
+        possible(check, procedures)
 
 
 def lengths_of(request: Request) -> tuple[dict[str, int], dict[str, Any]]:

@@ -64,9 +64,6 @@ def document(request: Request, side_by_side: str | None = None) -> dict[str, Any
     precision
         Data type of weights, activations, gradients and optimizer states: {choices}. The default is fp32, and the
         device's training precision with `on`.
-    engine
-        The engine that executes the step: {choices}. The default is that of
-        learncost memory on a device, and graph without one.
     side_by_side
         The learning procedures to compare, comma-separated: {choices}. The default is bp, recompute, pepita and
         mempepita if the model supports them, and the procedure of the step.

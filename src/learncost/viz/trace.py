@@ -16,7 +16,7 @@ from learncost.ir.table import Table
 from learncost.liveness import moments
 from learncost.models.storage import path_of, written
 from learncost.models.tables import letters_of
-from learncost.passes.plan import NONE, usual_plan
+from learncost.passes.plan import NONE
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
@@ -25,7 +25,7 @@ from learncost.reports.inference import served
 from learncost.reports.memory.on_device import memory_on_device
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.request import Request, takes_request
-from learncost.reports.run import prepare
+from learncost.reports.run import executed_plan, prepare
 from learncost.reports.sheet import Sheet, SheetRow, Shown, batch_text, number, seconds_of
 from learncost.reports.timing import timing
 from learncost.viz.perfetto import perfetto
@@ -132,7 +132,7 @@ def _length(length: int, facts: Mapping[str, str]) -> str:
 
 @takes_request(
     "model procedure batch_size seq_len target_len optimizer dropout dtype context train train_layers lora lora_rank "
-    "lora_alpha plan on precision"
+    "lora_alpha plan on precision engine"
 )
 def trace(request: Request, output: str | None = None) -> Trace:
     """Write the predicted step as a trace, with a slice for every line of every block and a counter for memory.
@@ -181,10 +181,11 @@ def trace(request: Request, output: str | None = None) -> Trace:
     find_procedure(procedure, INFERENCE)
     kind = request.kind()
     rates, type_name, on_device = request.rates(kind), kind.name, memory_on_device(request)
-    request, fuses = request.in_precision(type_name), rates is not None and rates.operators
+    request = request.in_precision(type_name)
     if procedure in INFERENCE:
-        if fuses and request.plan is None:
-            request = replace(request, plan=usual_plan(served(request).table))
+        if rates is not None:
+            unplanned = served(replace(request, plan=NONE)).table
+            request = replace(request, plan=executed_plan(unplanned, request.plan, request.timed_by, rates))
         each = served(request, rates)
         run, table, rows, axes, timed = each.run, each.table, each.rows, each.axes, each.timed
         context = each.context if procedure == "decode" else None
@@ -195,7 +196,7 @@ def trace(request: Request, output: str | None = None) -> Trace:
         run = prepare(request)
         context, note = None, run.length_note
         check_known(run.model.table.lines, "a trace")
-        run = run.executed(procedure, run.book) if fuses else run
+        run = run.executed(procedure, run.book, rates) if rates is not None else run
         table, rows, axes = run.table(procedure, run.book), run.rows(procedure, run.book), run.axes
         timed = None if rates is None else timing(rows, axes, rates, run.dtype, run.book)
         optimizer = request.optimizer or default_optimizer(run.book)

@@ -175,8 +175,9 @@ class Module:
     def attended(
         self, q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, masks: Masks
     ) -> TapeTensor:
-        mask = masks(q.width) if scores.windowed or scores.padded else None
-        attend = _eager if scores.capped or scores.sink else _sdpa
+        unfused = self.attention == "eager"
+        mask = masks(q.width) if scores.windowed or scores.padded or (unfused and scores.causal) else None
+        attend = _eager if scores.capped or scores.sink or unfused else _sdpa
         return attend(q, k, v, scores, mask).transpose().contiguous()
 
     def activated(self, x: TapeTensor, op: str) -> TapeTensor:

@@ -64,7 +64,7 @@ class Engine:
     convention  what is counted, and what is not
     refuses     why it does not support what is asked of a step, as a verb phrase after its name; empty if it does
     outside     why it has no step of a model, procedure, type or device, whatever else is asked; empty if it has
-    plan        the default plan, where it applies; `planner` chooses it if this is auto
+    plan        the default plan of a table, if it is not none; `planner` chooses it if this is auto
     plans       the plans that are tried by default
     largest     the largest batch within a budget, if there is a closed form
     lengths     whether it is fast enough for many lengths
@@ -83,9 +83,9 @@ class Engine:
     convention: str
     refuses: Callable[[MemoryStep], str] = lambda step: ""
     outside: Callable[[MemoryStep], str] = lambda step: ""
-    plan: str | None = None
+    plan: Callable[[Table], str] | None = None
     planner: Callable[..., str] = chosen
-    plans: tuple[str, ...] | None = None
+    plans: tuple[str | None, ...] | None = None
     largest: Callable[[MemoryStep, int], int] | None = None
     lengths: bool = False
     module: bool = False

@@ -10,6 +10,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of, training_precision
 from learncost.ir.serializable import OPTIONAL, Key, Serializable
 from learncost.ops.optimizers import OPTIMIZERS
+from learncost.passes.plan import check_plan
 from learncost.procedures.procedure import FORWARD
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region, largest_assigned
@@ -121,11 +122,9 @@ class FitQuestion:
         return replace(self, request=replace(self.request, seq_len=length))
 
     def run(self, procedure: str, seq_len: int | None = None) -> PreparedRun:
-        """Return a sample, checked and built, without a plan."""
+        """Return a sample, checked and built."""
         asked = self.request if seq_len is None else replace(self.request, seq_len=seq_len)
-        asked = replace(asked, batch_size=self.least * self.accumulate, optimizer=None, plan=None).in_precision(
-            self.dtype
-        )
+        asked = replace(asked, batch_size=self.least * self.accumulate, optimizer=None).in_precision(self.dtype)
         return prepare(asked, () if procedure == NAME else (procedure,))
 
     def ways(self, procedure: str) -> tuple[list[FitPlan], list[str]]:
@@ -135,8 +134,8 @@ class FitQuestion:
         try:
             unplanned = self.run(procedure)
         except InputError as error:
-            if precision_of(self.dtype).quantized and not self.request.adapts:
-                return [], [str(error)]  # nothing is frozen, but in inference
+            if self.request.plan or (precision_of(self.dtype).quantized and not self.request.adapts):
+                return [], [str(error)]  # the plan changes nothing; or nothing is frozen, but in inference
             raise
         for plan in self.plans(procedure):
             run = replace(unplanned, plan_asked=plan)
@@ -221,6 +220,9 @@ class FitQuestion:
     def _serving(self, run: PreparedRun, different: Sequence[FitPlan] = ()) -> FitPlan | None:
         """Return inference under a plan; None where another one has the same lines."""
         served = self.serving(run)
+        if self.request.plan:
+            name = f"{NAME} of {run.model.configuration.name}"
+            check_plan(served.unplanned, self.request.plan, name, self.request.is_sharded)
         lines = tuple(inference_pass.table.lines for inference_pass in served.passes)
         if any(lines == other.lines for other in different):
             return None

@@ -111,6 +111,11 @@ class Serving:
         return _tables(Structure(model), self.plan_asked, self.new > 1)
 
     @property
+    def unplanned(self) -> Table:
+        """Return the pass of the prompt without a plan."""
+        return _tables(Structure(self.model), "", self.new > 1).prompt
+
+    @property
     def plan(self) -> str:
         """Return the plan of both passes."""
         return self._tables_of(self.model).plan

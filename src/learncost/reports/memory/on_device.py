@@ -55,9 +55,8 @@ class DeviceMemory(Serializable):
 def memory_on_device(request: Request) -> DeviceMemory | None:
     """Return the memory of a request on its device; None without one, or if the memory of the device is not known.
 
-    The peak is that of `learncost memory` with the same flags: of engine eager where it supports the plan, and of graph
-    where it does not. It is counted for this step alone, so the largest batch is not searched. Raises `InputError` for
-    an unknown device.
+    The peak is that of `learncost memory` with the same flags, for this step alone: the largest batch is not searched.
+    Raises `InputError` for an unknown device.
     """
     if request.on is None or request.on == GPU or calibrated(request.on) or not find_device(request.on).data:
         return None
@@ -73,7 +72,7 @@ def memory_on_device(request: Request) -> DeviceMemory | None:
         if (least := question.least(request.procedure, question.engine)) > available:
             return DeviceMemory(available, least, question.engine, is_bound=True)  # no program is laid out for it
         step = question.step(request.procedure, question.engine)
-        engine = engine_of(step, question.engine, is_tried=True)
+        engine = engine_of(step, question.engine)
         chosen, step = engine.chosen_engine, engine.step
         if least:
             needs = chosen.takes(step, step.sizes())

@@ -19,7 +19,7 @@ from learncost.liveness import Live, Liveness, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.passes.plan import CHOSEN, planned, usual_plan
+from learncost.passes.plan import CHOSEN, planned
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
 from learncost.procedures.optimizer import state_of, without_gradients
 from learncost.procedures.procedure import PAPER
@@ -205,14 +205,17 @@ class MemoryStep:
         changed.regions = self.regions
         return changed.over_mesh(*self.mesh) if self.mesh else changed
 
-    def under(self, plan: str | None) -> MemoryStep:
-        """Return the step under the default plan of an engine, where it applies and none was given."""
+    @property
+    def unplanned(self) -> Table:
+        """The table of the step without a plan."""
+        return _step(Structure(self.model), self.procedure, self.mode or PAPER)
+
+    def under(self, default: Callable[[Table], str] | None) -> MemoryStep:
+        """Return the step under the default plan of an engine for its table, if none was given."""
         run, *others = self._given
-        if self.run.plan_asked is not None or plan is None:
+        if self.run.plan_asked is not None or default is None:
             return self
-        if plan != CHOSEN:
-            plan = usual_plan(_step(Structure(self.model), self.procedure, self.mode or PAPER))
-        changed = MemoryStep(replace(run, plan_asked=plan), *others)
+        changed = MemoryStep(replace(run, plan_asked=default(self.unplanned)), *others)
         changed.regions = self.regions
         return changed
 

@@ -71,7 +71,7 @@ class RunAssumptions:
 
 @takes_request(
     "model tokens on devices * mesh place placement schedule microbatch chunks plan procedure price_book dtype "
-    "precision batch_size seq_len target_len optimizer train train_layers lora lora_rank lora_alpha",
+    "precision batch_size seq_len target_len optimizer train train_layers lora lora_rank lora_alpha engine",
     RunAssumptions,
     price_book="matmul",
     devices=1,
@@ -209,6 +209,8 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     seconds: Figure | str
     on_device: DeviceMemory | None
     if over_devices:
+        if request.engine not in ("", GRAPH):
+            raise InputError(f"--mesh requires --engine {GRAPH}, not {request.engine}")
         if procedure != "bp":
             raise InputError(f"--mesh requires --procedure bp, not {procedure}")
         asked = replace(request, dtype=None, precision=precision, devices=int(number.value))

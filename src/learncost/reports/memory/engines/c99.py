@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from learncost.ir.table import Table
 from learncost.models.families import instead
+from learncost.passes.plan import CHOSEN
 from learncost.program.regions import Region, assigned, label, largest_assigned, too_large
 from learncost.reports.memory.engine import TYPES, Engine, MemoryUse, at_line, grouped, refusal
 from learncost.reports.memory.largest import largest_batch
@@ -133,7 +134,7 @@ ENGINES = (
         },
         CONVENTION,
         lambda step: refusal(step, (*TYPES, "int32"), with_flash=True),
-        plan="auto",
+        plan=lambda table: CHOSEN,
         planner=frugal,
         alone="its program is for one board, without communication",
         largest=_largest,

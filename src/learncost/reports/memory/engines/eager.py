@@ -12,7 +12,7 @@ from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.precision import BYTES
 from learncost.models.model import Model
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
-from learncost.passes.plan import plan_of
+from learncost.passes.plan import NONE, by_eager, plan_of, usual_plan
 from learncost.procedures.procedure import procedure
 from learncost.program.autograd import (
     BUCKETS,
@@ -117,10 +117,15 @@ def _plans(step: MemoryStep) -> set[str]:
     return {plan.name for plan, _ in plan_of(step.plan)}
 
 
+def _unfused(step: MemoryStep) -> bool:
+    """Return whether attention is not fused, as under attn_implementation="eager" of transformers."""
+    return step.run.plan_asked == ""
+
+
 def _run(step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None) -> tuple[Tape, Module]:
     model, kind = _plain(step.model), step.kind
     recompute = "forward again" in procedure(step.procedure).moves
-    module = module_of(model, step.module, recompute, kind.weight)
+    module = module_of(model, step.module, recompute, kind.weight, _unfused(step))
     settings = StepOptions(
         module,
         step.states_and_masters | _sums(step, sizes),
@@ -207,6 +212,8 @@ def _steps(step: MemoryStep) -> str:
     unfused = "" if "fused" in known.implementations else ", since PyTorch has no fused implementation"
     how = f" {ops[stepping.how]}" if len(known.implementations) > 1 else ""
     clipped = " Gradients are clipped by clip_grad_norm_." if stepping.clip else ""
+    if _unfused(step) and usual_plan(step.unplanned):
+        clipped += " Attention is not fused (attn_implementation=eager)."
     return f"{NOT_ON_GPU if stepping.cuda else ''}{known.name}{how}{hooks}{unfused if how else ''}.{clipped}"
 
 
@@ -337,11 +344,13 @@ def _refuses(step: MemoryStep) -> str:
     """Return why PyTorch does not apply what is asked."""
     if step.over and (why := _unwrapped(step)):
         return why
-    if _plans(step) - {HOOKED, CHUNKED}:
+    if step.run.plan_asked and by_eager(step.unplanned, step.run.plan) is None:
         return f"does not support --plan {step.run.plan}"
     if CHUNKED in _plans(step) and (step.over or step.module == Itself.name):
         where = "over a mesh" if step.over else f"with --module {Itself.name}, which has a loss of its own"
         return f"does not support --plan {CHUNKED} {where}"
+    if _unfused(step) and step.module == Itself.name and usual_plan(step.unplanned):
+        return f"runs an imported module as it is, with fused attention, not with --plan {NONE}"
     implementations = CLASSES[step.optimizer.name].implementations
     if step.eager.implementation and step.eager.implementation not in implementations:
         return f"has no {step.eager.implementation} {step.optimizer.name}: there is {' or '.join(implementations)}"
@@ -381,7 +390,7 @@ ENGINES = (
         _CONVENTION.format("the module", "a CPU, or on the GPU of --on", LIVE, "").rstrip(),
         _refuses,
         _outside,
-        plans=("", HOOKED),
+        plans=(None, HOOKED),
         lengths=True,
         module=True,
     ),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from learncost.ir.polynomial import shape_of
 from learncost.liveness import Live, LiveArray, LiveInterval
 from learncost.liveness.kinds import KINDS, SPLIT
-from learncost.passes.plan import FUSED_ATTENTION
+from learncost.passes.plan import usual_plan
 from learncost.passes.quantized import bytes_of_array
 from learncost.reports.memory.engine import Engine, MemoryUse
 from learncost.reports.memory.step import MemoryStep
@@ -86,7 +86,7 @@ ENGINES = (
         "The step's table, line by line: the optimizer updates weights and states in place, nothing else is in "
         "place, and values inside a kernel take no memory. Library workspaces and allocator overhead are not "
         "included.",
-        plan=FUSED_ATTENTION,
+        plan=usual_plan,
         largest=lambda step, budget: step.largest(budget),
         lengths=True,
     ),

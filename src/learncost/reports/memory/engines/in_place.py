@@ -8,6 +8,7 @@ from functools import partial
 
 from learncost.ir.errors import InputError
 from learncost.ir.value import RANDOM
+from learncost.passes.plan import CHOSEN
 from learncost.reports.memory.engine import TYPES, Engine, MemoryUse, at_line, bytes_of, given_bytes, grouped, refusal
 from learncost.reports.memory.engines import libraries
 from learncost.reports.memory.planner import smallest
@@ -74,9 +75,9 @@ ENGINES = (
         },
         SAID,
         lambda step: refusal(step, (*TYPES, "bf16-masters")),
-        plan="auto",
+        plan=lambda table: CHOSEN,
         planner=smallest,
-        plans=("auto",),
+        plans=(CHOSEN,),
         passes=partial(libraries.peak_of, "torch"),
         trains=True,
     ),

@@ -132,3 +132,32 @@ def fields_of_memory(request):
         "page_size",
     )
     return {name: getattr(request, name) for name in names}
+
+
+KINDS = {"gpt2": {}, "llama-3.2-1b": {"seq_len": 512}, "bert-base": {}, "vit-b-16": {}, "t5-small": {}}
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_a_plan_that_is_the_default_has_the_same_time_and_memory_when_given(model):
+    """The engine decides who runs the step: that a plan was written changes neither the time nor the memory."""
+
+    def answers(**plan):
+        more, on = {**KINDS[model], **plan}, {"on": "A100-SXM4-80GB"}
+        (row,) = lc.fit(model, **on, procedures="bp", **({"plan": "flash"} | more)).rows
+        return (
+            lc.cost(model, **more, **on).timing.seconds,
+            lc.memory(model, **more, **on).peak,
+            lc.memory(model, **more).peak,
+            lc.run_cost(model, "1e9", **more, **on).days,
+            lc.compare(model, "bp", **more, **on).first.timing.seconds,
+            lc.trace(model, **more, **on).timeline.facts["seconds"],
+            row.ram,
+        )
+
+    assert answers(plan="flash") == answers()
+    if model == "gpt2":
+        over = {"mesh": "dp=2", "placement": "ddp", "on": "DGX-H100"}
+        one, other = (lc.cost(model, **over, **plan) for plan in ({}, {"plan": "flash"}))
+        assert (one.over_time.seconds, one.memory.peak) == (other.over_time.seconds, other.memory.peak)
+        graph = lc.cost(model, plan="flash", on="A100-SXM4-80GB", engine="graph")
+        assert graph.timing.seconds > 1.05 * answers()[0]  # norms are no operators of their own there

@@ -125,7 +125,6 @@ def test_what_is_asked_on_the_command_line(capsys):
     [
         ("gpt2", {"engine": "jax"}, "engine"),
         ("gpt2", {"procedure": "pepita"}, "torch.utils.checkpoint"),
-        ("gpt2", {"plan": "flash"}, "does not support plan='flash'"),
         (
             "gpt2",
             {"plan": "chunked-loss", "mesh": "dp=2", "placement": "ddp", "batch_size": 2},
@@ -133,6 +132,8 @@ def test_what_is_asked_on_the_command_line(capsys):
         ),
         ("gpt2", {"plan": "chunked-loss", "lora": "lm_head"}, "requires a head without a low-rank path"),
         ("gpt2", {"dtype": "bf16-masters-fp32-gradients", "plan": "fused-update"}, "with plan='fused-update'"),
+        ("gpt2", {"plan": "fused"}, "does not support plan='fused': give engine='graph'"),
+        ("deberta-base", {"plan": "flash"}, "does not support plan='flash': give engine='graph'"),
         ("gpt2", {"dtype": "int8"}, "fp32, fp64, bf16, fp16"),
         ("gpt2", {"module": "keras"}, "transformers, transformers-uncached, transformers-reentrant, plain"),
         ("gpt2", {"optimizer": "muon", "optimizer_implementation": "foreach"}, "has no foreach muon"),

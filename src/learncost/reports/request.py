@@ -151,6 +151,14 @@ class Request:
             raise InputError(f"--engine {self.engine} has no model of time: give --engine {' or '.join(TIMED)}")
         return TIMED[self.timed_by]
 
+    @property
+    def one_of_several(self) -> str:
+        """Return the remark that the memory is that of one of the devices of a cluster; empty for others."""
+        from learncost.devices.cluster import cluster_of  # imported where it is needed: start-up counts
+
+        group = None if self.mesh else cluster_of(self.on)
+        return f" on one of {group.devices} devices" if group and group.devices > 1 else ""
+
     def rates(self, kind: Precision) -> Rates | None:
         """Return the rates of the request's device in a precision; None without a device."""
         if self.on is None:

@@ -140,8 +140,17 @@ class AtLength(Shown):
     length_note: str = field(default="", compare=False, metadata=HIDDEN)
 
 
+def plan_text(counted: str, executed: str = "", what: str = "timed") -> str:
+    """Return the plan that is counted, and that of the time or the memory if it is another, as a first line has them.
+
+    what  is under the second plan
+    """
+    differs = executed if executed != counted else ""
+    return (f" under {counted}" if counted else "") + (f", {what} under {differs}" if differs else "")
+
+
 def batch_text(
-    batch_size: int,
+    batch_size: int | None,
     seq_len: int,
     target_len: int | None = None,
     context: int | None = None,
@@ -151,10 +160,14 @@ def batch_text(
 ) -> str:
     """Return the batch and the lengths of an answer, as its first line states them.
 
+    batch_size  None for any number of sequences
+    seq_len     0 for a model without sequences
     letters  the sizes of a table in its own letters, in place of the rest
     context  the tokens in the KV cache before a step of decode
     """
-    several = f"{batch_size:,} {sample}{'s' if batch_size > 1 else ''}"
+    several = f"{sample}s" if batch_size is None else f"{batch_size:,} {sample}{'s' if batch_size > 1 else ''}"
+    if not seq_len:
+        return letters or several
     if context is not None:
         new = seq_len if target_len is None else target_len
         source = "" if target_len is None else f", {seq_len:,} of the encoder"

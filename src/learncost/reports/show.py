@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 from learncost.cost_models import NOT_DERIVED
 from learncost.cost_models.books import BOOKS, every
 from learncost.reports.rows import notes as notes_of
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, batch_text, joules_of, number, rounded, seconds_of, size_of
+from learncost.reports.sheet import (
+    WIDTH,
+    Sheet,
+    SheetRow,
+    batch_text,
+    joules_of,
+    number,
+    plan_text,
+    rounded,
+    seconds_of,
+    size_of,
+)
 
 if TYPE_CHECKING:
     from learncost.reports.memory.memory import Memory
@@ -163,8 +174,7 @@ def step_title(cost: Cost, procedure: str = "") -> str:
     """Return the title of a step: the model, the procedure, the precision, the batch and the lengths."""
     name = "standard input" if cost.model == "-" else cost.model
     step = "one step of " if cost.is_training or cost.context is not None else ""
-    plan = f" under {cost.plan}" if cost.plan else ""
-    plan += f", timed under {cost.timing.plan}" if cost.timing and cost.timing.plan else ""
+    plan = plan_text(cost.plan, cost.timing.plan if cost.timing else "")
     over = f", on {cost.over.devices:,} devices together; counts of one device" if cost.over else ""
     return f"{name}, {procedure or f'{step}{cost.procedure}'} in {cost.dtype}{plan}: {batch_of(cost)}{over}"
 
@@ -276,7 +286,7 @@ def _timing_notes(timing: Timing) -> Iterator[str]:
         "operator by operator, like PyTorch's autograd" if rates.operators else "with this package's kernels, in place"
     )
     how += f", under {timing.plan}: attention is one kernel (--plan none: several)" if timing.plan else ""
-    yield f"It runs {how}. Rates: {rates.source}."
+    yield " ".join(filter(None, (f"It runs {how}.", timing.note, f"Rates: {rates.source}.")))
     if timing.joules:
         low, usual, high = timing.joules
         between = f"from {joules_of(low)} to {joules_of(high)}"

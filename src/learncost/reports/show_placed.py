@@ -12,7 +12,18 @@ from learncost.ir.loop import Loop, walk
 from learncost.ir.polynomial import shape_of
 from learncost.ir.serializable import dictionary_of
 from learncost.ops import entry
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, TableColumn, batch_text, number, seconds_of, size_of, table
+from learncost.reports.sheet import (
+    WIDTH,
+    Sheet,
+    SheetRow,
+    TableColumn,
+    batch_text,
+    number,
+    plan_text,
+    seconds_of,
+    size_of,
+    table,
+)
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -83,7 +94,7 @@ def title(step: PlacedStep) -> str:
     """Return the title of a placed step: the model, the mesh, the batch, the precision, and if it does not fit."""
     on = f" of {step.cluster.name}" if step.cluster else ""
     note = step.memory.note if step.memory else ""
-    plan = f" under {step.plan}" if step.plan else ""
+    plan = plan_text(step.plan, step.memory.plan if step.memory else "", "memory")
     batch = batch_text(step.batch_size, step.seq_len, step.target_len, length_note=step.length_note)
     over = f"over {step.over.mesh} ({number(step.over.devices)} devices{on})"
     what = f"{step.model}, one step of {step.procedure} with {step.optimizer} in {step.precision}{plan}"

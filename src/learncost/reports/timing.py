@@ -85,6 +85,14 @@ class Timing(Serializable):
         low, usual, high = self.joules
         return {"joules": usual, "low": low, "high": high, "label": "modelled"}
 
+    @property
+    def note(self) -> str:
+        """Return the note on recurrences that run operator by operator; empty without them."""
+        from learncost.program.autograd.mixers import MIXERS, RECURRENCES  # imported when used, for a fast start
+
+        has_them = any(row.layer in MIXERS for row in self.rows)
+        return f"{RECURRENCES}; these kernels are faster." if self.rates.operators and has_them else ""
+
     def inside(self, row: PricedLine) -> str:
         """Return the line with the time of a row's kernel, if it is another row's."""
         kernel = self.kernels.get(row.place)

@@ -1,6 +1,6 @@
 """The memory of a model's step under PyTorch's autograd, by a run on tensors without values."""
 
-from learncost.program.autograd.mixers import MIXERS
+from learncost.program.autograd.mixers import MIXERS, RECURRENCES
 from learncost.program.autograd.module import MODULES, USUAL_MODULE, Itself, Module, module_named
 from learncost.program.autograd.optimizers import CLASSES, Stepping, default_implementation, step_weights
 from learncost.program.autograd.state import StepOptions
@@ -16,6 +16,7 @@ __all__ = [
     "MESSAGES",
     "MIXERS",
     "MODULES",
+    "RECURRENCES",
     "USUAL_MODULE",
     "Itself",
     "Module",

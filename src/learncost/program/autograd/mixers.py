@@ -289,3 +289,9 @@ MIXERS: Mapping[str, Callable[[MixerScope], None]] = {
     "channel_mixing": channel_mixing,
 }
 """The functions of layers."""
+
+RECURRENCES = (
+    "Recurrences run in transformers' PyTorch code, as where mamba_ssm, causal_conv1d and RWKV's CUDA kernel are not "
+    "installed"
+)
+"""The note on the code of recurrences."""

@@ -23,7 +23,19 @@ from learncost.reports.memory.memory import check_over
 from learncost.reports.memory.step import available, device_asked
 from learncost.reports.memory.types import bytes_of, said_bytes
 from learncost.reports.request import Request, takes_request
-from learncost.reports.sheet import WIDTH, AtLength, Drawn, Sheet, TableColumn, number, size_of, table, words_of
+from learncost.reports.sheet import (
+    WIDTH,
+    AtLength,
+    Drawn,
+    Sheet,
+    TableColumn,
+    batch_text,
+    number,
+    plan_text,
+    size_of,
+    table,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from learncost.reports.memory.lengths import Lengths
@@ -127,13 +139,18 @@ class Fit(AtLength, Drawn):
         flash = "" if self.flash_size is None else f" and {said_bytes(self.flash_size)} of flash"
         where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.budget)}"
         title = f"{where} of {self._kind}{flash}{each_of(self.over)}: {self.dtype}, {self.optimizer}, "
-        title += f"{self.sample}s of {self.seq_len:,} tokens{self.length_note}" if self.seq_len else "samples"
+        title += batch_text(None, self.seq_len, sample=self.noun, length_note=self.length_note)
         return (table(title, columns, self.rows, (*self.advice, self._rule), self.answer),)
 
     @property
     def _kind(self) -> str:
         """Return the word for the memory: RAM of a device with flash memory, else memory."""
         return "RAM" if self.regions or self.flash_size is not None else "memory"
+
+    @property
+    def noun(self) -> str:
+        """Return the noun of what a batch has."""
+        return self.sample if self.seq_len else "sample"
 
     @property
     def answer(self) -> str:
@@ -146,8 +163,8 @@ class Fit(AtLength, Drawn):
             return "Nothing fits; suggested changes are below."
         fitting = []
         for name, row in best.items():
-            batch = f"{row.largest:,} {self.sample if self.seq_len else 'sample'}" + ("s" if row.largest > 1 else "")
-            fitting.append(f"{name} {batch}" + (f" under {row.plan}" if row.plan else ""))
+            batch = batch_text(row.largest, 0, sample=self.noun)
+            fitting.append(f"{name} {batch}{plan_text(row.plan)}")
         return f"Largest batches: {'; '.join(fitting)}."
 
     @property

@@ -165,6 +165,7 @@ class Memory(AtLength, Drawn):
     arena: Arena | None = field(default=None, metadata=OPTIONAL)
     letters: str = field(default="", metadata=HIDDEN)  # of a run of a table: its sizes as the table calls them
     sample: str = field(default="sequence", metadata=HIDDEN)
+    where: str = field(default="", metadata=HIDDEN)  # the remark that the device is one of several
     positions: int | None = field(default=None, metadata=HIDDEN)  # the length that the model was made for
 
     @property
@@ -339,7 +340,9 @@ def memory(request: Request) -> Memory | MemoryComparison:
             raise InputError(
                 f"no batch fits: weights and optimizer state take {needed} of {present}; learncost fit shows what fits"
             )
-        answer = answered(question.step(procedure, engine), engine, limit)
+        answer = replace(
+            answered(question.step(procedure, engine), engine, limit), where=question.request.one_of_several
+        )
         if answer.unfit and answer.nothing_fits:
             raise InputError(
                 f"no batch fits: a batch of {answer.batch_size} needs {answer.unfit}; learncost fit shows what fits"

@@ -11,7 +11,7 @@ from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable
 from learncost.models.tables import has_batch
 from learncost.procedures.procedure import INFERENCE
 from learncost.reports.memory.engines import GRAPH
-from learncost.reports.memory.memory import memory_question
+from learncost.reports.memory.memory import MemoryQuestion, memory_question
 from learncost.reports.memory.runs import engine_of
 from learncost.reports.memory.types import misfit
 from learncost.reports.request import GPU, Request
@@ -30,6 +30,8 @@ class DeviceMemory(Serializable):
     unfit        why its arrays do not fit the regions of the memory; else empty
     batch_size   of inference, the largest batch that fits; None of a training step
     unavailable  why the peak is not known; else empty
+    plan         the plan of the step as its engine executes it
+    where        the remark that the device is one of several
     """
 
     available: int
@@ -39,6 +41,8 @@ class DeviceMemory(Serializable):
     unfit: str = field(default="", metadata=HIDDEN)
     batch_size: int | None = field(default=None, metadata=OPTIONAL)
     unavailable: str = field(default="", metadata=OPTIONAL)
+    plan: str = field(default="", metadata=HIDDEN)
+    where: str = field(default="", metadata=HIDDEN)
 
     @property
     @Key(when=_is_known, after="available")
@@ -49,7 +53,7 @@ class DeviceMemory(Serializable):
     @property
     def note(self) -> str:
         """Return that the step does not fit, as the first line of an answer says it; empty if it fits."""
-        return misfit(self.peak, self.available, self.unfit, self.is_bound)
+        return misfit(self.peak, self.available, self.unfit, self.is_bound, self.where)
 
 
 def memory_on_device(request: Request) -> DeviceMemory | None:
@@ -61,14 +65,18 @@ def memory_on_device(request: Request) -> DeviceMemory | None:
     if request.on is None or request.on == GPU or calibrated(request.on) or not find_device(request.on).data:
         return None
     question = memory_question(replace(request, budget=None))
-    available = question.budget or 0
+    return replace(_memory_of(question, question.budget or 0), where=request.one_of_several)
+
+
+def _memory_of(question: MemoryQuestion, available: int) -> DeviceMemory:
+    request = question.request
     try:
         if request.procedure in INFERENCE:
             from learncost.reports.memory.inference import serving_of  # imported when used, for a fast start
 
-            _, serving = serving_of(question.request)
+            _, serving = serving_of(request)
             largest = serving.largest(available) if has_batch(serving.model.table) else None
-            return DeviceMemory(available, serving.peak(), GRAPH, batch_size=largest)
+            return DeviceMemory(available, serving.peak(), GRAPH, batch_size=largest, plan=serving.plan)
         if (least := question.least(request.procedure, question.engine)) > available:
             return DeviceMemory(available, least, question.engine, is_bound=True)  # no program is laid out for it
         step = question.step(request.procedure, question.engine)
@@ -76,7 +84,7 @@ def memory_on_device(request: Request) -> DeviceMemory | None:
         chosen, step = engine.chosen_engine, engine.step
         if least:
             needs = chosen.takes(step, step.sizes())
-            return DeviceMemory(available, needs.bytes, chosen.name, unfit=needs.unfit)
-        return DeviceMemory(available, chosen.peak(step, step.sizes()), chosen.name)
+            return DeviceMemory(available, needs.bytes, chosen.name, unfit=needs.unfit, plan=step.plan)
+        return DeviceMemory(available, chosen.peak(step, step.sizes()), chosen.name, plan=step.plan)
     except InputError as error:
         return DeviceMemory(available, unavailable=str(error))

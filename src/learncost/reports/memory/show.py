@@ -128,7 +128,7 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     what = f"{name}, memory of {step}{plan}: {batch_of(memory)}{parts}"
     what += f", on {memory.over.devices:,} devices together; memory of one device" if memory.over else ""
     if with_engine and with_procedure and memory.budget is not None:
-        what += misfit(memory.peak, memory.budget, memory.unfit)
+        what += misfit(memory.peak, memory.budget, memory.unfit, where=memory.where)
     return what
 
 

@@ -25,13 +25,14 @@ def said_bytes(count: int) -> str:
     return size_of(count)
 
 
-def misfit(peak: int, available: float, unfit: str = "", is_bound: bool = False) -> str:
+def misfit(peak: int, available: float, unfit: str = "", is_bound: bool = False, where: str = "") -> str:
     """Return the remark of a first line that a peak exceeds the available memory; empty if it does not.
 
     unfit     why the arrays do not fit the regions of the memory, though they are small enough together
     is_bound  whether the peak is only a lower bound
+    where     whose memory it is, where that is not plain
     """
     if peak > available:
         needed, present = sizes_of(peak, int(available))
-        return f"; does not fit: {'at least ' if is_bound else ''}{needed} of {present}"
+        return f"; does not fit: {'at least ' if is_bound else ''}{needed} of {present}{where}"
     return f"; does not fit: {unfit}" if unfit else ""

@@ -18,23 +18,24 @@ if TYPE_CHECKING:
     from learncost.reports.search.spread import Spread
 
 
-def step_on(request: Request, measured: bool) -> Figure | str:
-    """Return the seconds of one step on one device, as `cost` models it, or why they are unknown."""
+def step_on(request: Request, measured: bool) -> tuple[Figure | str, str]:
+    """Return the seconds of one step on one device, as `cost` models it, or why they are unknown; and its plan."""
     try:
         timing = cost(request, by="macro-operation").timing
     except InputError as error:
         if measured:
             raise
-        return str(error)
+        return str(error), ""
     assert timing is not None  # it is on a device
-    return Figure(
+    seconds = Figure(
         timing.seconds,
         "s",
         "modelled",
-        f"as in `learncost cost --on`. {timing.rates.source}",
+        " ".join(filter(None, ("as in `learncost cost --on`.", timing.note, timing.rates.source))),
         timing.time.low,
         timing.time.high,
     )
+    return seconds, timing.plan
 
 
 def show_step(figures: dict[str, Figure], seconds: Figure, tokens: int, most: float) -> None:

@@ -72,6 +72,8 @@ class RunCost(Shown):
         The step over a mesh of devices; None where none was asked for.
     memory
         The peak memory of a step on a device, and the memory of the device; None where that is not known.
+    plan
+        The plan of the step whose time is predicted, if it is not that of the counts.
 
     Examples
     --------
@@ -95,6 +97,7 @@ class RunCost(Shown):
     total_by: str = "mfu"
     spread: Spread | None = field(default=None, metadata=Key("mesh", form=_MESH, optional=True).field)
     memory: DeviceMemory | None = field(default=None, metadata=Key(optional=True, after="total_by").field)
+    plan: str = field(default="", metadata=Key(optional=True, after="precision").field)
 
     @property
     def flops(self) -> int:

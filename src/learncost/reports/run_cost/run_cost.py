@@ -217,7 +217,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         many = step_over(asked, group or cluster_with(machine))
         on_device = DeviceMemory(int(many.memory), many.step.peak, GRAPH)
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
-        seconds = show_step_over(figures, many, most)
+        seconds, plan = show_step_over(figures, many, most), many.plan
         total_by = days_over(figures, typed)
         show_attained(figures, usual, most)
     else:
@@ -225,7 +225,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
             raise InputError(f"--{named[0].replace('_', '-')} requires --mesh")
         alone = replace(one, price_book="run", on=on, precision=precision)
         on_device = memory_on_device(alone)
-        seconds = step_on(alone, attained is not None)
+        seconds, plan = step_on(alone, attained is not None)
         if isinstance(seconds, Figure):
             show_step(figures, seconds, step.tokens_per_step, most)
         total_by = days_on(figures, typed, machine, kind, usual, most)
@@ -233,7 +233,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
     others = _flops_by_book(one, step, count)
-    return RunCost(step, machine, kind, precision or kind, figures, unknown, others, total_by, many, on_device)
+    return RunCost(step, machine, kind, precision or kind, figures, unknown, others, total_by, many, on_device, plan)
 
 
 def _type(dtype: str | None, precision: str | None, trains: bool) -> tuple[str | None, str | None]:

@@ -13,7 +13,9 @@ from learncost.reports.sheet import (
     Sheet,
     SheetRow,
     TableColumn,
+    batch_text,
     joules_of,
+    plan_text,
     seconds_of,
     significant,
     size_of,
@@ -99,13 +101,13 @@ def _named(name: str) -> str:
 def _title(run: RunCost) -> str:
     model = "standard input" if run.step.model == "-" else run.step.model
     tokens, number = int(run.figures["tokens"].value), int(run.figures["devices"].value)
-    sides = "" if run.step.target_len is None else f" and {run.step.target_len:,}"
     note = run.memory.note if run.memory else ""
     note += " on each device, without --mesh" if note and number > 1 and run.spread is None else ""
-    return (
-        f"{model}, {tokens:,} tokens in sequences of {run.step.seq_len:,}{sides}{run.step.length_note} "
-        f"by {run.step.procedure}, on {number:,} x {run.device.name} in {run.precision}{note}"
-    )
+    step, plan = run.step, plan_text(run.step.plan, run.plan)
+    batch = step.batch_size if run.spread is None else run.spread.step.tokens // step.seq_len
+    a_step = batch_text(batch, step.seq_len, step.target_len, None, step.sample, step.letters, step.length_note)
+    what = f"{model}, {tokens:,} tokens by {step.procedure} in {run.precision}{plan}"
+    return f"{what}: {a_step} a step, on {number:,} x {run.device.name}{note}"
 
 
 def _notes(run: RunCost) -> tuple[str, ...]:

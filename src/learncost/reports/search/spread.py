@@ -85,6 +85,7 @@ class Spread:
     memory: float
     asked: bool
     split: Mapping[str, int]
+    plan: str
 
     @property
     def fits(self) -> bool:
@@ -102,7 +103,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
         best = search(replace(request, on=cluster), devices, top=1).best
         text = f"{best.zero}, the fastest mesh that learncost search finds"
         text += f"; plan {best.plan}" if best.plan != PLAN else ""
-        return Spread(best.step, text, memory, False, best.split)
+        return Spread(best.step, text, memory, False, best.split, best.plan)
     grid = parse_mesh(mesh)
     if devices not in (1, grid.devices):
         raise InputError(f"the mesh {grid} has {grid.devices:,} devices, not {devices:,}")
@@ -134,7 +135,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
     text = ", ".join(filter(None, (place, placement))) or usual(inner.names)
     text += f"; plan {asked.plan}" if asked.plan != PLAN else ""
-    return Spread(step, text, memory, True, split_of(account, step, run.axes))
+    return Spread(step, text, memory, True, split_of(account, step, run.axes), asked.plan)
 
 
 def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...]:

@@ -20,6 +20,7 @@ from learncost.program.autograd import (
     GATHERED,
     MESSAGES,
     MIXERS,
+    RECURRENCES,
     Itself,
     Module,
     StepOptions,
@@ -50,10 +51,6 @@ from learncost.sharding.presets import chosen
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
 
-WITHOUT_KERNELS = (
-    "Recurrences run in transformers' PyTorch code, as where mamba_ssm, causal_conv1d and RWKV's CUDA kernel are not "
-    "installed; fewer tensors are saved with these kernels."
-)
 WITHOUT_BUFFERS = "Temporary buffers inside kernels are not included."
 
 _CONVENTION = (
@@ -272,7 +269,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     parts["activations"] = peak - sum(parts.values())
     convention = _convention(module.said, step, step.eager.device)
     if module.mixes and any(line.meta.layer in MIXERS for line, _ in walk(table.lines)):
-        convention += f" {WITHOUT_KERNELS}"
+        convention += f" {RECURRENCES}; fewer tensors are saved with these kernels."
     if wrapping := _wrapping(step):
         convention += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
     if CHUNKED in _plans(step):

@@ -50,8 +50,7 @@ def test_what_does_not_fit_is_in_the_first_line(line, capsys):
     and 8 of AdamW are 112 GB in any case."""
     command, *words = line.split()
     same = " ".join(words).replace("--tokens 1e9 ", "")
-    engine = " --engine graph" if "--plan flash" in line else ""
-    peak, budget = peak_of(same + engine, capsys)
+    peak, budget = peak_of(same, capsys)
     assert peak > budget
     if "llama-3-8b" in line:
         assert peak > lc.cost("llama-3-8b").parameters * 14 > budget == 80 * 10**9
@@ -148,10 +147,13 @@ def test_a_page_about_a_gpu_has_the_memory_that_memory_and_fit_have(model):
     assert (bar.name, sum(bar.parts.values())) == ("eager", expected.peak)
 
 
-def test_a_page_without_a_device_has_the_table_whose_sizes_can_vary():
+def test_a_page_without_a_device_has_the_engine_of_memory_and_the_table_at_other_sizes():
     page = document("gpt2", seq_len=64)["memory"]
-    assert (page["engine"], page["available"]) == ("graph", None)
-    assert page["peak"] == lc.memory("gpt2", seq_len=64, engine="graph").peak
+    assert (page["engine"], page["available"]) == ("eager", None)
+    assert page["peak"] == lc.memory("gpt2", seq_len=64).peak
+    assert page["other_sizes"]["engine"] == "graph"
+    table = document("gpt2", seq_len=64, engine="graph")["memory"]
+    assert (table["engine"], table["peak"]) == ("graph", lc.memory("gpt2", seq_len=64, engine="graph").peak)
 
 
 def test_a_scan_of_many_tokens_has_the_peak_of_memory():
@@ -187,8 +189,8 @@ def test_recomputation_costs_time_in_every_answer(ways):
     """A block's forward pass runs once more: the added time is that of its lines in `recomputation`, and at most that
     of the forward pass."""
     asked_of = {"on": "A100-SXM-40GB", "batch_size": 4, "seq_len": 256}
-    plain = {"plan": "flash"} if "plan" in ways else {}
-    more = {"plan": f"flash,{ways['plan']}"} if "plan" in ways else ways
+    plain = {"plan": "flash", "engine": "graph"} if "plan" in ways else {}
+    more = plain | {"plan": f"flash,{ways['plan']}"} if "plan" in ways else ways
     without, with_it = lc.cost("gpt2", **plain, **asked_of), lc.cost("gpt2", **more, **asked_of)
     forward = sum(row.seconds or 0.0 for row in without.rows if row.macro_operation == "forward")
     added = with_it.seconds - without.seconds

@@ -102,7 +102,7 @@ def agree(client: TestClient, config: dict[str, Any], flags: dict[str, str], fol
             **{name: value for name, value in flags.items() if name in OF_MEMORY or "layers" in name},
         }
         ops = [op for name, value in for_memory.items() for op in (f"--{name}", value)]
-        code, memory, error = said("memory", str(path), *ops, "--engine", "graph")
+        code, memory, error = said("memory", str(path), *ops, "--engine", document["memory"]["engine"])
         assert not code, error
         assert int(document["memory"]["peak"]) == memory["peak"]
     return dict(document)

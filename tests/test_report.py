@@ -85,15 +85,11 @@ def agree(page: Any, chosen: dict[str, int], model: str, procedure: str, on: str
         assert numbers["seconds"] == pytest.approx(step.timing.seconds, rel=1e-9), chosen
     if numbers["peak"] is not None:
         memory_arguments = {name: value for name, value in given.items() if name != "price_book"}
-        by_eager = step.memory is not None and step.memory.engine == "eager" and not numbers["changed"]
-        assert numbers["engine"] == ("eager" if by_eager else "graph"), chosen
-        needs = lc.memory(
-            model,
-            procedure,
-            engine=numbers["engine"],
-            on="cuda" if by_eager else None,
-            **{**memory_arguments, **chosen, "precision": given.get("precision", step.dtype)},
-        )
+        on_gpu = "cuda" if step.memory is not None and not numbers["changed"] else None
+        memory_arguments |= {**chosen, "precision": given.get("precision", step.dtype), "on": on_gpu}
+        engine = "graph" if numbers["changed"] else lc.memory(model, procedure, **memory_arguments).engine
+        assert numbers["engine"] == engine, chosen
+        needs = lc.memory(model, procedure, engine=engine, **memory_arguments)
         assert int(numbers["peak"]) == needs.peak, chosen
         if numbers["memory"]:
             drawn, levels = curve(needs), [str(moment.bytes) for moment in needs.curve]
@@ -459,16 +455,17 @@ def test_a_report_is_one_small_file_made_soon(tmp_path: Path, capsys: pytest.Cap
     ]
 
 
-def test_a_report_of_engine_graph_has_the_peak_of_the_default_engine() -> None:
+def test_a_report_has_the_engine_of_memory_and_names_that_of_the_procedures() -> None:
     sizes = {"num_hidden_layers": 2, "seq_len": 4, "procedure": "bp"}
     peak = lc.memory("gpt2", num_hidden_layers=2, seq_len=4).peak
-    assert f'"usual":{{"engine":"eager","peak":{peak}' in report("gpt2", **sizes, output=None).html
+    html = report("gpt2", **sizes, output=None).html
+    assert f'"peak":{peak},' in html
+    assert '"memory":"engine graph in fp32 under flash"' in html
 
 
 def test_usual_procedures_that_make_a_report_too_large_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: dict[str, Any] = {"growth": {}, "conventions": {}, "compared": {}}
     monkeypatch.setattr("learncost.viz.document.comparisons", lambda *_: nothing)
-    monkeypatch.setattr("learncost.viz.report._add_usual", lambda *_: None)
     usual = ("bp", "recompute", "pepita", "mempepita")
     every = report("vit-b-16", output=None, num_hidden_layers=1)
     assert every.procedures == usual

@@ -225,10 +225,10 @@ TABLE = "table"
 def instead(name: str) -> str:
     """Return the advice in an error about a class without a loss: the class of the family that has one.
 
-    For a layer that is the model, the advice is how to add a loss.
+    For a table or a module that is the model, the advice is how to add a loss.
     """
     if name == TABLE:
-        return "; let the module's forward take the targets and return the loss"
+        return "; let the table, or the module's forward, take the targets and return the loss"
     other = family(name).taken_by_all if name in names() else ""
     return f"; --architecture {other} has one" if other else ""
 

@@ -99,7 +99,7 @@ class Modulation:
             raise InputError(
                 f"the output of {configuration.name} (counted: {configuration.counted}) is not over the vocabulary: "
                 f"{identical()} add its error to the one-hot tokens{others}; bp does without"
-                f"{instead(configuration.family)}"
+                f"{'' if configuration.layer else instead(configuration.family)}"
             )
         for read in reads:
             if read in same_places or read.at.name in self.elsewhere:

@@ -118,24 +118,23 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
 
     Raises `InputError` where an engine was asked for that has no answer.
     """
-    on_device = step.memory if request.on is not None else None
-    by_eager = not request.engine and on_device is not None and on_device.engine == USUAL and not on_device.is_bound
-    device = GPU if by_eager and find_device(request.on).torch == GPU else None
-    request = replace(of_memory(request.in_precision(step.dtype)), on=device)
+    available = step.memory.available if step.memory else None
+    device = None if available is None else find_device(request.on)
+    engine = request.engine or (GRAPH if device and device.core else "")  # the pages have no memory by region
+    request = replace(of_memory(request.in_precision(step.dtype)), on=GPU if device and device.torch == GPU else None)
     try:
         if step.cache is not None:
             raise InputError("use learncost fit --procedure inference for the memory of inference")
-        answer = memory(replace(request, engine=request.engine or (USUAL if by_eager else GRAPH)))
+        answer = memory(replace(request, engine=engine))
         assert isinstance(answer, Memory)
+        by_eager = not request.engine and answer.engine == USUAL
         result = {
             "peak": answer.peak,
             "split": dict(answer.split),
             "convention": answer.convention,
             "engine": answer.engine,
-            "available": on_device.available if on_device else None,
+            "available": available,
         }
-        if answer.engine == GRAPH:
-            result["usual"] = {"engine": USUAL}  # a report adds its peak, for which it runs again
         if answer.engine == GRAPH or by_eager:
             run = prepare(replace(request, optimizer=None))
             memory_step = MemoryStep(run, request.procedure, request.kind(), request.optimizer or DEFAULT)

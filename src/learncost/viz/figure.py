@@ -17,6 +17,7 @@ from learncost.viz.figures.make import (
     ENDINGS,
     check_data,
     check_no_path,
+    finding_of,
     needs_matplotlib,
     plotted,
     save,
@@ -112,8 +113,7 @@ def figure(
     command = _command(kind, models, output, wide, data, arguments)
     save(plotted(kind, panels, wide), path, command)
     files = (path, *(save_data(kind, panels, path, command) if data else ()))
-    finding = "; ".join(each.finding for each in panels)
-    return SavedFigure(kind, tuple(map(str, files)), finding, sentences(kind, panels))
+    return SavedFigure(kind, tuple(map(str, files)), finding_of(panels), sentences(kind, panels))
 
 
 def _command(

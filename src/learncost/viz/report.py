@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
 from os import PathLike
@@ -14,10 +13,8 @@ from learncost.layers.layer import Layer
 from learncost.models.argument import NamedLayer
 from learncost.models.storage import written
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
-from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import Readable, wrapped
-from learncost.viz.comparisons import of_memory
 from learncost.viz.document import document
 from learncost.viz.page import page
 from learncost.viz.views import pictures
@@ -127,7 +124,6 @@ def report(request: Request, *models: str, procedure: str | None = None, output:
             try:
                 asked = replace(request, model=model, procedure=name)
                 of_model.append(document(asked, side_by_side))
-                _add_usual(of_model[-1], asked)
                 if len(of_model) == 1:  # the others have the same modules, and a program is laid out for one
                     of_model[-1]["views"] = pictures({**asked.given, "model": model, "procedure": name})
             except InputError as error:
@@ -166,13 +162,3 @@ def _called(model: object) -> str:
     if isinstance(model, PathLike):
         return str(model)
     raise InputError(f"report requires the name of a model, a path or a table, not {shown(model)}")
-
-
-def _add_usual(step: dict[str, Any], request: Request) -> None:
-    """Add the memory of the default engine, as `learncost memory` predicts it, to that of engine graph."""
-    if "usual" not in step["memory"]:
-        return
-    with suppress(InputError):
-        usual = memory(of_memory(request.in_precision(step["said"]["dtype"])))
-        assert isinstance(usual, Memory)
-        step["memory"]["usual"] |= {"engine": usual.engine, "peak": usual.peak, "module": usual.module}

@@ -12,7 +12,7 @@ from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, attributes
 from learncost.ir.table import Table
 from learncost.liveness import LiveArray, LiveInterval, Moment
 from learncost.models.tables import letters_of
-from learncost.passes.plan import plan_of
+from learncost.passes.plan import FUSED_ATTENTION, plan_of, usual_plan
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import INFERENCE, MODES
 from learncost.procedures.procedure import procedure as find_procedure
@@ -422,6 +422,8 @@ def memory_on(chosen: ChosenEngine) -> Memory:
     chosen_engine, step = chosen.chosen_engine, chosen.step
     needs = chosen_engine.takes(step, step.sizes())
     why = f" Engine eager does not support this step (it {chosen.why}); using graph." if chosen.why else ""
+    if step.run.plan and not chosen_engine.module and usual_plan(step.unplanned) not in step.plan:
+        why += f" Attention scores are stored: --plan {FUSED_ATTENTION},{step.run.plan} stores none."
     return Memory(
         **_described(step),
         peak=needs.bytes,

@@ -12,6 +12,7 @@ from learncost.ir.serializable import Serializable
 from learncost.reports.compare import Comparison
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.request import Request
+from learncost.reports.sheet import plan_text
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Procedures(Serializable):
     procedures: tuple[ProcedureShare, ...]
     left_out: str = ""
     conventions: Mapping[str, str] = field(default_factory=dict)
+    memory: str = ""  # the engine of the memory, with its type and its plan
     letters: str = ""  # of a run of a table: its sizes as the table calls them
 
     @property
@@ -113,7 +115,12 @@ def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None,
         procedures=tuple(several),
         left_out=answer.left_out,
         conventions={of_table.engine: of_table.convention for of_table in memories.values()},
+        memory=next((_account(of_table) for of_table in memories.values()), ""),
     )
+
+
+def _account(memory: Memory) -> str:
+    return f"engine {memory.engine} in {memory.dtype}{plan_text(memory.plan)}"
 
 
 def table_memories(names: Iterable[str], request: Request) -> dict[str, Memory]:

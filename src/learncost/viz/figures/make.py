@@ -60,12 +60,22 @@ def plotted(kind: str, data: Sequence[Any], columns: int = 1) -> Any:
             bottom -= high
             chart.draw(Panel(figure, MARGIN, bottom, width - 2 * MARGIN, high, columns))
             bottom -= GAP
-        figure.rests_on = {"Title": "; ".join(each.finding for each in data), "Sentences": sentences(kind, data)}
+        figure.rests_on = {"Title": finding_of(data), "Sentences": sentences(kind, data)}
     return figure
 
 
 LARGEST = 2**62
 """The largest whole number that matplotlib takes; larger ones are drawn as floating-point numbers."""
+
+
+def finding_of(data: Sequence[Any]) -> str:
+    """Return the findings of all panels; equal ones once, with the models that they are of."""
+    if len(data) == 1:
+        return str(data[0].finding)
+    models: dict[str, list[str]] = {}
+    for each in data:
+        models.setdefault(each.finding, []).append(each.model)
+    return "; ".join(f"{', '.join(dict.fromkeys(names))}: {finding}" for finding, names in models.items())
 
 
 def _drawable(data: Any) -> Any:

@@ -143,7 +143,7 @@ def _crossover_chart(data: Growth) -> Lines:
         sizes="powers",
         between=(low - margin, top + 1.4 * margin),
         ratio=True,
-        limit=(data.limit, f"beyond the {data.limit:,} positions it learns") if data.limit else None,
+        limit=(data.limit, f"beyond its {data.limit:,} positions") if data.limit else None,
         here=data.here,
         rings=tuple(rings),
     )
@@ -152,6 +152,8 @@ def _crossover_chart(data: Growth) -> Lines:
 
 def _crossover_notes(data: Growth) -> Iterator[str]:
     yield f"{data.model}: all else as at length {data.here:,}; crossings are solved exactly at whole numbers"
+    if data.limit:
+        yield f"grey: more than the {data.limit:,} positions that it learns, as for a model that learns as many"
     yield convention(data.price_book)
     for crossing in data.crossings:
         yield f"from {crossing.at:,} {data.unit} on, {crossing.cheaper} is cheaper than {crossing.dearer}"
@@ -196,14 +198,15 @@ def _procedures(models: Sequence[str], arguments: Arguments) -> list[Procedures]
     for model in models:
         answer = compare(model, **keywords)
         assert answer.request is not None
-        data.append(procedures(answer, table_memories(answer.procedures, of_memory(answer.request))))
+        request = answer.request.in_precision(answer.request.kind(trains=True).name)
+        data.append(procedures(answer, table_memories(answer.procedures, of_memory(request))))
     return data
 
 
 def _procedures_chart(data: Procedures) -> BarChart:
     most = max((each.flops for each in data.procedures), default=1) or 1
-    peak = max((each.peak or 0 for each in data.procedures), default=0)
-    bars = []
+    peak, under = max((each.peak or 0 for each in data.procedures), default=0), data.memory.partition(" under ")[2]
+    under, bars = f", {under}" if under else "", []
     for each in data.procedures:
         parts = []
         for part in each.passes:
@@ -211,7 +214,7 @@ def _procedures_chart(data: Procedures) -> BarChart:
             parts.append(BarPart(part.flops / most, PASSES[name], (f"{name}{times}", name)))
         ratio = each.ratio["flops"]
         end = short(each.flops) if ratio is None else f"{short(each.flops)}  {ratio:.2f} ×"
-        below = None if each.peak is None else (each.peak / peak, f"{size_of(each.peak)} at the peak")
+        below = None if each.peak is None else (each.peak / peak, f"{size_of(each.peak)} at the peak{under}")
         bars.append(Bar(each.name, tuple(parts), end, below))
     about = f"FLOPs of {step_of(data, data.optimizer, f'price book {data.price_book}')}"
     return BarChart(data.model, about, tuple(bars), 0.4 if any(bar.below for bar in bars) else 0.27)
@@ -220,7 +223,7 @@ def _procedures_chart(data: Procedures) -> BarChart:
 def _procedures_notes(data: Procedures) -> Iterator[str]:
     yield f"{data.model}: {sizes_of(data)}; optimizer {data.optimizer}"
     yield convention(data.price_book)
-    yield from (f"memory, {engine}: {counted}" for engine, counted in data.conventions.items())
+    yield from (f"memory, {data.memory}: {counted}" for counted in data.conventions.values())
     yield data.left_out
 
 

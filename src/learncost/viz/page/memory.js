@@ -30,7 +30,7 @@ section(
       ),
       ...fixedLine(now ? "" : fixedSizes()),
       element("div", { class: "with-panel" }, element("div", {}, chartPlace), list),
-      element("p", { class: "caption" }, (page.view.memory?.other ?? memory).convention, usualSaid(memory)),
+      element("p", { class: "caption" }, (page.view.memory?.other ?? memory).convention),
       asTable(["line", "name", "layer", "pass", "bytes"], rows()),
     );
     const show = (at) => {
@@ -44,15 +44,6 @@ section(
   },
   () => Object.values(page.view.names).map(String),
 );
-
-/** The peak of the default engine, if it is not engine graph; or the command that predicts it. */
-function usualSaid({ usual }) {
-  if (!usual) return "";
-  if (usual.peak === undefined)
-    return ` By default learncost memory predicts the peak of PyTorch’s ${usual.engine}${GIVEN.api ? ", which is listed with the engines" : ""}.`;
-  if (usual.engine === page.step.memory.engine || page.view.changed) return "";
-  return ` As PyTorch’s ${usual.engine} runs it (${usual.module}): ${bytes(exact(usual.peak))} at the peak, which learncost memory predicts by default.`;
-}
 
 function lineSaid(curve, at) {
   const line = curve.lines[at],

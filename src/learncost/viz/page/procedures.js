@@ -25,7 +25,7 @@ section("procedures", "procedures", (place) => {
     {},
     element("th", {}, ""),
     element("th", {}, "FLOPs in a step"),
-    ...(peaks ? [element("th", {}, "memory at the peak")] : []),
+    ...(peaks ? [element("th", {}, `memory at the peak (${page.step.compared.memory})`)] : []),
   );
   const body = rows.map((row) => {
     const here = row.name === page.step.said.procedure;

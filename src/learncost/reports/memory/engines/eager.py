@@ -341,7 +341,7 @@ def _refuses(step: MemoryStep) -> str:
     """Return why PyTorch does not apply what is asked."""
     if step.over and (why := _unwrapped(step)):
         return why
-    if step.run.plan_asked and by_eager(step.unplanned, step.run.plan) is None:
+    if step.run.plan_asked and by_eager(step.unplanned, step.plan) is None:
         return f"does not support --plan {step.run.plan}"
     if CHUNKED in _plans(step) and (step.over or step.module == Itself.name):
         where = "over a mesh" if step.over else f"with --module {Itself.name}, which has a loss of its own"

@@ -117,6 +117,8 @@ class Memory(AtLength, Drawn):
         The reason why it does not fit the RAM regions of the named device; else "".
     sample
         The noun of what a batch has: sequence, or image.
+    where
+        The remark that the named device is one of several in a cluster; else "".
     positions
         The length that the model was made for; None where it has none.
 

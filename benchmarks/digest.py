@@ -50,6 +50,9 @@ def of_tables(preset: str) -> Iterator[Question]:
     from learncost.cost_models.books import BOOKS
     from learncost.cost_models.formula import formulas
     from learncost.models.configuration import configure
+    from learncost.models.model import build
+    from learncost.passes.plan import applies
+    from learncost.procedures.step import step
 
     # Images and sounds have one length.
     length = () if configure(preset).family in ("vit", "whisper") else ("--seq-len", "64")
@@ -70,7 +73,9 @@ def of_tables(preset: str) -> Iterator[Question]:
         yield cost("inference", "--procedure", procedure, "--dtype", "bf16", *equation)
     yield cost("lora", "--lora", "all-linear", *equation, *PLAIN)
     yield cost("head", "--train", "head", *PLAIN)
-    yield cost("plan", "--plan", "flash,chunked-loss,recompute=gelu+norm", *equation, *PLAIN)
+    table = step(build(configure(preset)), "bp")
+    plan = ",".join(part for part in ("flash", "chunked-loss", "recompute=gelu+norm") if applies(table, part))
+    yield cost("plan", "--plan", plan, *equation, *PLAIN)
     yield cost("on", "--on", "A100-SXM-80GB", *equation, *PLAIN)
     for command in ("conventions", "rules", "formulas"):
         yield f"{preset} {command}", (command, preset, "--json")

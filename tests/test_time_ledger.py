@@ -244,3 +244,13 @@ def test_gradients_at_places_of_two_axes_have_a_time():
     ledger = lc.cost(layer, B=2, M=8, on="A100-SXM-40GB")
     assert ledger.total == lc.cost(layer, B=2, M=8).total
     assert sum(row.seconds or 0 for row in ledger.rows) == pytest.approx(ledger.timing.seconds)
+
+
+@pytest.mark.parametrize("model", ["mamba-130m", "rwkv-4-169m", "gpt2"])
+def test_recurrences_are_timed_as_pytorch_code_and_this_is_said(model):
+    """mamba_ssm is an optional package of transformers; without it the scan runs operator by operator."""
+    asked = {"on": "H100-SXM", "num_hidden_layers": 1, "seq_len": 16}
+    note = "Recurrences run in transformers' PyTorch code, as where mamba_ssm"
+    for answer in (lc.cost(model, **asked), lc.run_cost(model, "1e9", **asked)):
+        assert (note in " ".join(str(answer).split())) == (model != "gpt2")
+    assert note not in " ".join(str(lc.cost(model, engine="graph", **asked)).split())

@@ -286,7 +286,7 @@ def _timing_notes(timing: Timing) -> Iterator[str]:
         "operator by operator, like PyTorch's autograd" if rates.operators else "with this package's kernels, in place"
     )
     how += f", under {timing.plan}: attention is one kernel (--plan none: several)" if timing.plan else ""
-    yield " ".join(filter(None, (f"It runs {how}.", timing.note, f"Rates: {rates.source}.")))
+    yield f"It runs {how}. {timing.said}."
     if timing.joules:
         low, usual, high = timing.joules
         between = f"from {joules_of(low)} to {joules_of(high)}"

@@ -86,12 +86,13 @@ class Timing(Serializable):
         return {"joules": usual, "low": low, "high": high, "label": "modelled"}
 
     @property
-    def note(self) -> str:
-        """Return the note on recurrences that run operator by operator; empty without them."""
+    def said(self) -> str:
+        """Return the source of the rates, after the note on recurrences that run operator by operator."""
         from learncost.program.autograd.mixers import MIXERS, RECURRENCES  # imported when used, for a fast start
 
         has_them = any(row.layer in MIXERS for row in self.rows)
-        return f"{RECURRENCES}; these kernels are faster." if self.rates.operators and has_them else ""
+        note = f"{RECURRENCES}; these kernels are faster. " if self.rates.operators and has_them else ""
+        return f"{note}Rates: {self.rates.source}"
 
     def inside(self, row: PricedLine) -> str:
         """Return the line with the time of a row's kernel, if it is another row's."""

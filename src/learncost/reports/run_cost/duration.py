@@ -31,7 +31,7 @@ def step_on(request: Request, measured: bool) -> tuple[Figure | str, str]:
         timing.seconds,
         "s",
         "modelled",
-        " ".join(filter(None, ("as in `learncost cost --on`.", timing.note, timing.rates.source))),
+        f"as in `learncost cost --on`. {timing.said}",
         timing.time.low,
         timing.time.high,
     )

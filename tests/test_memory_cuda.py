@@ -95,7 +95,7 @@ def test_a_question_about_a_gpu_has_the_gpus_kernels():
     there, here = (lc.memory(configuration, on=on, **place) for on in ("H100-SXM", None))
     assert there.peak == pytest.approx(measured, rel=5e-4) != here.peak
     assert there.budget == 80_000_000_000
-    (row,) = lc.fit(configuration, on="H100-SXM", procedures="bp", plan="", **length).rows
+    (row,) = lc.fit(configuration, on="H100-SXM", procedures="bp", plan="flash", **length).rows
     assert row.largest == there.fits["batch_size"]
 
 

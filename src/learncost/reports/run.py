@@ -211,9 +211,7 @@ def executed_plan(table: Table, asked: str | None, engine: str, on: Rates) -> st
         if (plan := by_eager(table, asked)) is None:
             raise InputError(f"engine eager does not support --plan {asked}: give --engine graph")
         return plan
-    if asked is None and engine == "graph":
-        return f"{usual_plan(table)},fused".strip(",")  # as search and run-cost --mesh
-    return asked or ""
+    return usual_plan(table) if asked is None and engine == "graph" else asked or ""
 
 
 def prepare(request: Request, procedures: Iterable[str] | None = None) -> PreparedRun:

@@ -1,5 +1,7 @@
 """Functions of mathematics that no kernel of a word says, and what PyTorch itself has no gradient of."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.importer.replaced import least_squares
+from learncost.importer.rule import RULES, rule_of
 from learncost.importer.rules.attention import AttentionSettings, EfficientAttentionSettings, FlashAttentionSettings
 from learncost.importer.walk import read_module
 from learncost.interpreter import run
@@ -30,6 +33,45 @@ class Of(nn.Module):
 def read(function, numbers):
     given = (torch.tensor(numbers, requires_grad=True),)
     return given, read_module(Of(function), given, {"x": "B"})
+
+
+NOT_TENSORS = {"copy.t", "copy.Dict_*", "select.t", "einsum.sublist"}
+"""Overloads of lists, dictionaries and numbers, which no exported graph has."""
+
+OF_A_TYPE = {"bmm.dtype", "mm.dtype", "add.Scalar", "sub.Scalar"}
+"""Overloads with an argument by place that PyTorch's functions pass by name, or whose result has another type."""
+
+
+def test_a_rule_takes_the_arguments_of_every_overload_that_it_answers():
+    wrong = set()
+    for base in {name.partition(".")[0] for name in RULES}:
+        packet = getattr(torch.ops.aten, base, None)
+        for overload in packet.overloads() if packet else ():
+            schema = getattr(packet, overload)._schema
+            name = f"{base}.{overload}"
+            if any(each.is_out for each in schema.arguments) or overload.endswith("out") or "Dimname" in str(schema):
+                continue
+            try:
+                places = [each for each in schema.arguments if not each.kwarg_only]
+                inspect.signature(rule_of(name, RULES)).bind(None, *places)
+            except TypeError:
+                wrong.add("copy.Dict_*" if overload.startswith("Dict_") else name)
+    assert wrong == NOT_TENSORS | OF_A_TYPE
+
+
+def test_the_larger_of_two_tensors_is_read_as_max_says_it():
+    class Larger(nn.Module):
+        def forward(self, x):
+            return torch.max(x, torch.min(2 * x, x + 1))
+
+    given = torch.tensor([-2.0, -0.3, 0.4, 1.7, 3.0], dtype=torch.float64, requires_grad=True)
+    layer = lc.layer(read_module(Larger(), (given,), {"x": "B"}).text)
+    (output,) = layer.table.outputs
+    expected = Larger()(given)
+    expected.sum().backward()
+    values = run(derive(layer).step, {"x": given.detach().numpy(), f"d{output}": np.ones(5)}, {"B": 5})
+    np.testing.assert_allclose(values[output], expected.detach())
+    np.testing.assert_allclose(values["dx"], given.grad)
 
 
 FUNCTIONS = {

@@ -134,12 +134,12 @@ def gelu(reader: GraphReader, x: View, *, approximate: str = "none") -> View:
     return reader.op("gelu" if approximate == "none" else "gelu_tanh", x)
 
 
-@rule("maximum", "fmax")
+@rule("maximum", "fmax", "max.other")
 def maximum(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.op("maximum", x, z)
 
 
-@rule("minimum", "fmin")
+@rule("minimum", "fmin", "min.other")
 def minimum(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.op("minimum", x, z)
 

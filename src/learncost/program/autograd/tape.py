@@ -91,6 +91,7 @@ class Tape:
     width      bytes of an element, by default
     label      the operator that runs now
     gradients  bytes of weights' gradients when `stop_at` bytes are in use
+    workspace  bytes of other tensors that backward operators and the optimizer's step made, at that moment
     cuda       whether it runs on a GPU, where some operators have other kernels
     hooked     whether a hook of each weight steps the optimizer and sets the gradient to None, as soon as all operators
                that read the weight have run backward. It is written with `Tensor.register_post_accumulate_grad_hook`
@@ -104,7 +105,7 @@ class Tape:
         self, width: int, stop_at: int | None = None, cuda: bool = False, hooked: bool = False, summed: int = 0
     ) -> None:
         self.width, self.label, self.cuda = width, "", cuda
-        self.gradients = 0
+        self.gradients = self.workspace = 0
         self.account = AllocationLog(stop_at, lambda: self.label, self._look)
         self._weights: list[TapeNode] = []
         self._nodes: list[TapeNode | Callable[[], None]] = []
@@ -123,6 +124,11 @@ class Tape:
         held = (gradient for node in self._weights for gradient in (*node.gradients, self._summed.get(node)))
         gradients = {id(gradient.allocation) for gradient in held if gradient}
         self.gradients = sum(allocations[allocation][0] for allocation in gradients)
+        self.workspace = sum(
+            size
+            for allocation, (size, label) in allocations.items()
+            if allocation not in gradients and str(label).endswith(("backward", "optimizer step"))
+        )
 
     def weight(self, shape: Sequence[int], width: int, allocation: Allocation) -> TapeValue:
         """Return a trainable weight of a shape, in an allocation that may hold others, too."""

@@ -255,15 +255,12 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     peak, line = _worst(step, sizes)
     tape, module = _run(step, sizes, peak)
     allocations = tuple((size, str(label)) for size, label in tape.account.allocations)
-    backward_allocations = sum(
-        size for size, label in allocations if label.endswith("backward") or label == "optimizer step"
-    )
     table = _plain(step.model).table
     weights = sum(size for size, label in allocations if label in table.weights)
     parts = {"weights": weights, "gradients": tape.gradients, "optimizer state": step.state} | step.states_and_masters
     buckets = {part: part for part in (BUCKETS, GATHERED, MESSAGES) if step.over}
     parts |= {part: size for part in buckets if (size := sum(size for size, label in allocations if label == part))}
-    parts["workspace"] = backward_allocations - tape.gradients
+    parts["workspace"] = tape.workspace
     sums = _sums(step, sizes)
     parts["gradients"] += sum(sums.values())
     parts["activations"] = peak - sum(parts.values())

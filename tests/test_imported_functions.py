@@ -53,7 +53,8 @@ def test_a_rule_takes_the_arguments_of_every_overload_that_it_answers():
                 continue
             try:
                 places = [each for each in schema.arguments if not each.kwarg_only]
-                inspect.signature(rule_of(name, RULES)).bind(None, *places)
+                if (known := rule_of(name, RULES)) is not None:
+                    inspect.signature(known).bind(None, *places)
             except TypeError:
                 wrong.add("copy.Dict_*" if overload.startswith("Dict_") else name)
     assert wrong == NOT_TENSORS | OF_A_TYPE

@@ -177,12 +177,9 @@ def _known(wanted: Target, how: How, training: str) -> Remembered:
             check_installed(read_path(str(wanted.file)))
         if find_spec("torch") is None:
             raise InputError(f"importing a module requires torch: {to_install('torch')}")
-        file = printable(str(wanted.file))
         if wanted.name:
-            say(f"runs {file}")
+            say(f"runs {printable(str(wanted.file))}")
         known, files = _read(wanted, inputs, how, training)
-        if not wanted.name:  # after it is known that a package has its type: a refusal is one line
-            say(f"import {file} with the class of the package that has its model type")
         if how.cache:
             place.write(known, files)
     for text in known.said:

@@ -136,7 +136,7 @@ def test_the_split_and_the_curve_belong_to_the_peak():
         ({"batch_size": 4, "accumulate": 3}, "accumulate must be a divisor of the batch size 4"),
         ({"batch_size": 4, "accumulate": 2, "plan": "fused-update", "engine": "graph"}, "remove the plan fused-update"),
         ({"batch_size": 4, "accumulate": 2, "plan": "fused-update"}, "eager does not support accumulate with"),
-        ({"plan": "chunked-loss"}, "engine eager does not support plan='chunked-loss': give engine='graph'"),
+        ({"plan": "recompute=gelu"}, "engine eager does not support plan='recompute=gelu': give engine='graph'"),
         ({"procedure": "pepita", "clip": 1.0}, "engine graph does not support clip$"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_measured_machine_makes_the_time_of_the_run(tmp_path: Path, monkeypatc
         capsys, "run-cost", "gpt2", "--tokens", "128000", "--on", "here", "--devices", "4", *flags(settings)
     )
     assert run_answer["figures"]["step"]["value"] == seconds
-    planned = {**settings, "plan": "flash,fused"}
+    planned = {**settings, "plan": "flash"}
     assert lc.run_cost("gpt2", 10**6, "here", **planned).figures["step"].value == (
         lc.cost("gpt2", on="here", **planned).timing.seconds
     )

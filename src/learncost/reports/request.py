@@ -154,9 +154,11 @@ class Request:
     @property
     def one_of_several(self) -> str:
         """Return the remark that the memory is that of one of the devices of a cluster; empty for others."""
+        if self.on is None or self.mesh:
+            return ""
         from learncost.devices.cluster import cluster_of  # imported where it is needed: start-up counts
 
-        group = None if self.mesh else cluster_of(self.on)
+        group = cluster_of(self.on)
         return f" on one of {group.devices} devices" if group and group.devices > 1 else ""
 
     def rates(self, kind: Precision) -> Rates | None:
@@ -298,10 +300,11 @@ def takes_request(
             of_function = {name: bound.pop(name) for name in [*bound] if name in more}
             models: tuple[Any, ...] = of_function.pop(several[0].name, ()) if several else ()
             named_bound = {CALLED.get(name, name): value for name, value in bound.items()}
-            if len(models) == 1:
+            one_model = len(models) == 1 and several[0].name == "models"
+            if one_model:
                 named_bound["model"] = models[0]
             named_bound = _of_files(named_bound, {each.name for each in named})
-            if len(models) == 1:
+            if one_model:
                 models = (named_bound.pop("model"),)
             if "model" in named_bound:
                 named_bound["model"] = _model_given(named_bound["model"])

@@ -49,13 +49,14 @@ def _no_values(*_: Any, **__: Any) -> Any:
 
 def attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-    *, scale: float | None = None, enable_gqa: bool = False,
+    **others: Any,
 ) -> Any:  # fmt: skip
     """Return `scaled_dot_product_attention` by the kernel that PyTorch 2.11 and later choose on a GPU of compute
     capability 9.0: cuDNN's in bf16 and fp16 (`check_prefer_cudnn_attention`, `sdp_utils.cpp`), else the efficient one.
     """
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
+    scale, enable_gqa = others.get("scale"), others.get("enable_gqa", False)
     learns = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
     if query.dtype in NARROW and query.shape[-1] <= LARGEST_HEAD:
         return aten._scaled_dot_product_cudnn_attention(

@@ -124,7 +124,10 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
     request = replace(of_memory(request.in_precision(step.dtype)), on=GPU if device and device.torch == GPU else None)
     try:
         if step.cache is not None:
-            raise InputError("use learncost fit --procedure inference for the memory of inference")
+            name = request.procedure
+            raise InputError(
+                f"the explorer does not support procedure {name} for memory: use learncost memory --procedure {name}"
+            )
         answer = memory(replace(request, engine=engine))
         assert isinstance(answer, Memory)
         by_eager = not request.engine and answer.engine == USUAL

@@ -8,6 +8,7 @@ from typing import Any
 
 from learncost.ir.errors import InputError, shown
 from learncost.reports.cost import cost
+from learncost.reports.memory.memory import memory
 from learncost.reports.question import flags_of
 from learncost.viz.document import as_json, document
 from learncost.viz.page import page
@@ -73,9 +74,10 @@ def _arguments(pairs: Pairs, config: str) -> dict[str, Any]:
     """Return the arguments of the question. Raises `InputError` for those of other questions that are no sizes."""
     keywords = arguments(pairs, config)
     names = {flag.name for flag in flags_of(document)}
-    if strange := [flag.name for flag in flags_of(cost) if flag.name in keywords and flag.name not in names]:
-        flag = strange[0].replace("_", "-")
-        raise InputError(f"the explorer does not support {strange[0]}: use learncost cost --{flag}")
+    for command, question in (("cost", cost), ("memory", memory)):
+        if strange := [each.name for each in flags_of(question) if each.name in keywords and each.name not in names]:
+            flag = strange[0].replace("_", "-")
+            raise InputError(f"the explorer does not support {strange[0]}: use learncost {command} --{flag}")
     return keywords
 
 

@@ -244,7 +244,7 @@ def _several_stacks(reading: FormulaValues) -> str:
     volumes = [monomial for line, _ in reading.attention for monomial in matrix_maccs(line).terms]
     if volumes and all(monomial.count("M") == 2 and "B" in monomial for monomial in volumes):
         return ""
-    if volumes and not {"B", "M"} <= reading.model.sizes.keys():
+    if volumes and not {"B", "M"} <= {base(axis) for line, _ in reading.attention for axis in line.loops}:
         return "has no axes named B and M: name its sequences and tokens so, as in --input 'x: int B M'"
     return "has another kind of attention" if volumes else "has no attention"
 

@@ -144,7 +144,10 @@ def test_what_inference_does_not_have_is_refused(flags, text, capsys):
 def test_a_budget_below_the_weights_is_said(capsys):
     assert main(["memory", "gpt2", "--procedure", "decode", "--dtype", "bf16", "--budget", "1kB", *FLAGS]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"too few for one sequence of one token: weights alone need {BF16 * weights_of_gpt2():,};" in text
+    assert (
+        f"too few for one sequence of one token: the weights at the peak alone need {BF16 * weights_of_gpt2():,};"
+        in text
+    )
 
 
 GEMMA = {"sliding": 29, "full": 5, "window": 1024, "elements": 2 * 4 * 256}

@@ -233,7 +233,7 @@ def test_the_step_of_a_file(tmp_path: Path, name: str, values: Mapping[str, Any]
     reading = read_files([str(path)])
     assert reading.frameworks[0].name == name
     assert {key: reading.step.get(key) for key in expected} == expected
-    assert not reading.unknown
+    assert not [each for each in reading.unknown if not each.effect]  # values may be unknown, no keys
 
 
 def test_sizes_of_a_file_are_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,6 +302,24 @@ def test_a_command_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -
     assert main(["cost", str(EXAMPLES / "qlora.yaml")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "No part of this command: --accumulate 4 --module transformers-reentrant" in printed
+
+
+def test_a_value_that_no_rule_names_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(yaml.safe_dump({**FACTORY, "finetuning_type": "lorra", "lora_target": "q_proj"}))
+    assert [(each.key, each.value) for each in read_files([str(path)]).unknown] == [("finetuning_type", "lorra")]
+    path.write_text(yaml.safe_dump({**AXOLOTL, "adapter": "lora", "micro_batch_size": 0}))
+    reading = read_files([str(path)])
+    assert (reading.step.lora, reading.unknown) == ("q_proj,v_proj", ())
+    with pytest.raises(lc.InputError, match="batch_size"):
+        lc.cost(str(path))
+
+
+def test_a_file_over_a_mesh_is_answered_without_its_clip(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(EXAMPLES / name) for name in ("sft.yaml", "zero3.json")]
+    assert main(["memory", *files, "--mesh", "dp=8", "--num-hidden-layers", "2"]) == 0
+    assert "Clipping is not counted over a mesh." in capsys.readouterr().out
+    assert main(["search", *files, "--on", "DGX-H100", "--devices", "8", "--num-hidden-layers", "2"]) == 0
 
 
 def test_files_join_by_their_roles(tmp_path: Path) -> None:

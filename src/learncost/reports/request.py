@@ -303,7 +303,7 @@ def takes_request(
             one_model = len(models) == 1 and several[0].name == "models"
             if one_model:
                 named_bound["model"] = models[0]
-            named_bound = _of_files(named_bound, {each.name for each in named})
+            named_bound = _of_files(named_bound, {each.name for each in named}, of_function.get("devices"))
             if one_model:
                 models = (named_bound.pop("model"),)
             if "model" in named_bound:
@@ -317,10 +317,11 @@ def takes_request(
     return make
 
 
-def _of_files(given: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+def _of_files(given: dict[str, Any], names: Collection[str], devices: object) -> dict[str, Any]:
     """Return the fields of a question about trainers' files: what the files say, replaced by what is given.
 
-    names  the fields that the question has; what files say for others is left out
+    names    the fields that the question has; what files say for others is left out
+    devices  their number, if the question has it itself
     """
     model = given.get("model")
     if not isinstance(model, list | tuple) and not str(model).lower().endswith(DATA_FILES):
@@ -330,8 +331,9 @@ def _of_files(given: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     if not (paths := paths_of(model)):
         return given
     typed = {name: value for name, value in given.items() if name != "model"}
-    of_files = keywords_of(*read_step(paths), **typed)
-    return {name: value for name, value in of_files.items() if name in {*names, "model"}} | typed
+    of_files = keywords_of(*read_step(paths), **{"devices": devices, **typed})
+    kept = {*names, "model", "accumulate"}  # microbatches decide the memory of every answer about a device
+    return {name: value for name, value in of_files.items() if name in kept} | typed
 
 
 def _model_given(model: Any) -> Any:

@@ -273,7 +273,7 @@ def _check_plan(request: Request, model: Model, procedures: tuple[str, ...]) -> 
     from learncost.passes.plan import check_plan  # imported where it is needed: start-up counts
 
     parts = map(str.strip, (request.plan or "").split(","))
-    plan = ",".join(part for part in parts if request.timed_by != "eager" or part != LIGERS)
+    plan = ",".join(part for part in parts if request.timed_by != "eager" or part != LIGERS or not model.learns)
 
     def check(name: str) -> None:
         table = step(Structure(model).model, name, request.optimizer or default_optimizer())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from learncost.ir.errors import InputError, printable, shown
+from learncost.ir.errors import InputError, counted, printable, shown
 from learncost.models.argument import preset
 from learncost.program.autograd.optimizers import CLASSES
 from learncost.reports.question import flags_typed
@@ -54,10 +54,12 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     if reading.refused:
         raise InputError(f"{where}: {reading.refused}")
     step = reading.step
+    if given.get("devices") is not None and step.devices is None:
+        step = step.having("devices", counted(given["devices"]))
     mesh, placement = _mesh(step)
     if ENGINE_FILE in reading.asks:
         raise InputError(f"{where} names a DeepSpeed file that is not in its folder: give that file behind it")
-    if given.get("mesh") is None and "devices" in reading.asks:
+    if given.get("mesh") is None and given.get("devices") is None and "devices" in reading.asks:
         inner = f",{mesh}" if mesh else ""
         raise InputError(
             f"{where} shards the step ({placement}) and does not say over how many devices: add --mesh dp=N{inner}"
@@ -66,12 +68,13 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         raise InputError(f"{where} does not say the length of sequences: add --seq-len N")
     if "vocab_size" in reading.asks and not model and "vocab_size" not in {**given, **given.get("sizes", {})}:
         raise InputError(f"{where} does not say the size of the vocabulary: add --vocab-size N")
+    over_mesh = bool(given.get("mesh") or mesh)
     data = _data_parallel(given.get("mesh") or mesh)
     accumulate = _accumulated(step, data, given)
     described = not model and not step.model and "model_type" in (step.sizes or {})
     keywords: dict[str, Any] = {
         "model": step.sizes if described else model or _model(step, reading),
-        "batch_size": (step.micro_batch_size or 1) * accumulate * data,
+        "batch_size": (1 if step.micro_batch_size is None else step.micro_batch_size) * accumulate * data,
         "seq_len": step.seq_len,
         "accumulate": accumulate,
         "procedure": "recompute" if step.checkpointing == FULL else None,
@@ -79,13 +82,13 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "precision": step.precision if given.get("dtype") is None else None,
         "optimizer": step.optimizer,
         "optimizer_implementation": _implementation(step),
-        "clip": step.clip or None,
+        "clip": None if over_mesh else step.clip or None,  # whose workspace over a mesh is not modelled
         "dropout": step.dropout or None,
         "lora": step.lora,
         "lora_rank": step.lora_rank if step.lora else None,
         "lora_alpha": step.lora_alpha if step.lora else None,
         "mesh": mesh or None,
-        "placement": placement if mesh or given.get("mesh") else None,
+        "placement": placement if over_mesh else None,
         "sizes": {**step.sizes, **given.get("sizes", {})} if step.sizes and step.model and not model else None,
     }
     usual = {"accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "fused"}
@@ -293,6 +296,8 @@ class TrainerStep(Shown):
             yield f"Not in the files: {', '.join(self.asks)}."
         if self.command:
             yield f"The same with flags: {self.command}"
+        if self.step.get("clip") and "--mesh" in self.command:
+            yield "Clipping is not counted over a mesh."
         if self.left_out:
             yield f"No part of this command: {' '.join(self.left_out)}"
 
@@ -300,7 +305,7 @@ class TrainerStep(Shown):
         """Return what was read in a few lines, to stand above an answer."""
         title = f"{self._title}: {len(self.read)} keys read, {len(self.no_effect)} without effect"
         assumed = ", ".join(f"{each.key} = {_short(each.value)}" for each in self.assumed)
-        unknown = ", ".join(each.key for each in self.unknown)
+        unknown = ", ".join(f"{each.key} = {_short(each.value)}" if each.effect else each.key for each in self.unknown)
         notes = [f"Assumed: {assumed}."] if assumed else []
         notes += [f"Not counted: {each.key}: {each.effect}." for each in self.unsupported]
         notes += [f"Unknown keys: {unknown}."] if unknown else []

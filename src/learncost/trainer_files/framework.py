@@ -104,6 +104,18 @@ class Framework:
         """Return whether a key is known to change neither memory nor time."""
         return any(key == known or (known.endswith(ANY) and key.startswith(known[:-1])) for known in self.no_effect)
 
+    def knows(self, key: str, value: Any) -> bool:
+        """Return whether a text is one that rules name for a key, if they name some and no rule is for all others."""
+        if not all(isinstance(item, str) for item in (value if isinstance(value, list) else [value])):
+            return True
+        rules = [each for rule in self.rules for each in (rule.conditions, rule.unless) if key in each]
+        named = [each[key] for each in rules if ANY not in each[key]]
+        takes = any(
+            (key in rule.taken or key in rule.unless) and ANY in rule.conditions.get(key, (ANY,)) for rule in self.rules
+        )
+        usual = self.defaults.get(key, (None, ""))[0]
+        return takes or not named or value == usual or any(_is_one_of(value, wanted) for wanted in named)
+
     @property
     def keys(self) -> frozenset[str]:
         """The keys that rules read."""

@@ -44,7 +44,7 @@ class Reading:
     assumed      keys that are absent, with the framework's defaults
     no_effect    keys that change neither memory nor time
     unsupported  keys whose effect is not counted, each with the direction of the error
-    unknown      keys that the framework's data does not have
+    unknown      keys, or values of keys, that the framework's data does not have
     asks         what the files do not say
     refused      why the step is no training that can be predicted; empty if it is one
     """
@@ -146,6 +146,11 @@ def _one(framework: Framework, document: Document) -> Reading:
         for key in usual
         if effects.get(key)
     ]
+    strange = [
+        _key(document, key, value, "a value that is not known")
+        for key, value in given.items()
+        if key in framework.keys and not framework.knows(key, value)
+    ]
     others = [_key(document, key, given[key]) for key in given if key not in framework.keys]
     idle = {each.key for each in others if framework.is_without_effect(each.key)}
     return Reading(
@@ -159,7 +164,7 @@ def _one(framework: Framework, document: Document) -> Reading:
             *(_key(document, key, value, "the trainer says it") for key, value in automatic.items()),
         ),
         tuple(unsupported),
-        tuple(each for each in others if each.key not in idle),
+        (*strange, *(each for each in others if each.key not in idle)),
         tuple(asks),
         next((rule.refused for rule in holding if rule.refused), ""),
     )

@@ -181,10 +181,12 @@ class Memory(AtLength, Drawn):
         inferring = self.procedure in INFERENCE
         each = " of each device" if self.over and inferring else ""
         text = f"{self.budget:,} bytes{each} are too few for one sequence"
-        fixed = sum(self.split.get(part, 0) for part in ("weights", "master weights", "gradients", "optimizer state"))
+        static = ("weights", "master weights", "gradients", "optimizer state")
+        parts = [part for part in static if self.split.get(part)]
+        fixed = sum(self.split[part] for part in parts)
         if fixed > (self.budget or 0):
-            parts = "weights" if inferring else "weights, gradients and optimizer state"
-            text += f" of one token: {parts} alone need {fixed:,}"
+            text += f" of one token: the {' and '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))} "
+            text += f"at the peak alone need {fixed:,}"
         elif self.batch_size == 1:
             text += f" of {self.seq_len:,} tokens, which needs {self.peak:,}"
         return f"{text}; learncost fit shows what fits"

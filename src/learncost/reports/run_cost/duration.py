@@ -25,7 +25,7 @@ def step_on(request: Request, measured: bool) -> tuple[Figure | str, str]:
     except InputError as error:
         if measured:
             raise
-        return str(error), ""
+        return error.written, ""
     assert timing is not None  # it is on a device
     seconds = Figure(
         timing.seconds,

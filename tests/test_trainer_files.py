@@ -331,6 +331,7 @@ def test_files_join_by_their_roles(tmp_path: Path) -> None:
     request = lc.request_of(sft, zero3, str(launch))
     assert (request.mesh, request.placement, request.batch_size) == ("dp=4", "fsdp", 8)
     assert request.precision == "bf16-masters"
+    assert lc.request_of(sft, zero3, mesh="dp=2 tp=4").batch_size == 4  # as commas, spaces separate axes
     other = tmp_path / "micro.json"
     other.write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 3}')
     with pytest.raises(lc.InputError, match=r"micro batch size is 1 in .*sft.yaml and 3 in .*micro.json"):

@@ -21,7 +21,6 @@ from learncost.cli.typed import read
 from learncost.interrupt import like_ctrl_c
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.reports.question import FLAGS, Flag, flags_of, in_flags, schema_of
-from learncost.reports.request import DATA_FILES
 from learncost.reports.sheet import FORMATS, SPELLED, Shown
 
 ABOUT = "The cost of training neural networks: exact MACCs, FLOPs, bytes, memory and time, verified by execution."
@@ -262,8 +261,8 @@ def _answer(name: str, words: Sequence[str]) -> Any:
         }
         arguments = _with_modules(command, arguments, flags_of_modules)
     answer = command.question(*arguments, **flags_given)
-    if files := _trainer_files(arguments):
-        answer = _of_files(name, files, answer, flags_given)
+    if arguments and isinstance(arguments[0], tuple):  # trainers' files, which are one model
+        answer = _of_files(name, arguments[0], answer, flags_given)
     if path and hasattr(answer, "files"):
         for each, text in answer.files(Path(path)).items():
             _save(each, text)
@@ -299,15 +298,6 @@ def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mappi
         argument if layer is None else NamedLayer(argument, layer, read_by) if named else layer
         for argument, layer in layers
     ]
-
-
-def _trainer_files(arguments: Sequence[Any]) -> tuple[str, ...]:
-    """Return the files of a trainer that are the model; none if it is another one."""
-    if len(arguments) != 1 or not (isinstance(arguments[0], tuple) or str(arguments[0]).lower().endswith(DATA_FILES)):
-        return ()
-    from learncost.reports.trainer_step import paths_of
-
-    return paths_of(arguments[0])
 
 
 def _of_files(name: str, files: tuple[str, ...], answer: Any, flags_given: Mapping[str, Any]) -> Any:

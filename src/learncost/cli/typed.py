@@ -13,9 +13,9 @@ from learncost.ir.errors import RETIRED, InputError, nearest, printable, shown
 from learncost.models.argument import names_own_sizes
 from learncost.models.configuration import SETTINGS
 from learncost.models.families import FAMILIES
+from learncost.models.files import DATA_FILES
 from learncost.models.sizes import CANONICAL, spelled
 from learncost.reports.question import FLAGS, Flag, question
-from learncost.reports.request import DATA_FILES
 
 if TYPE_CHECKING:
     from learncost.importer.files.reading import How

@@ -21,6 +21,12 @@ NOTATION = ".table"
 """The suffix of files in the notation."""
 
 
+YAML = (".yaml", ".yml")
+
+DATA_FILES = (*YAML, ".json", ".toml")
+"""The suffixes of files that may be those of a trainer."""
+
+
 def user_folder(what: str) -> Path:
     """Return the user's cache folder: $XDG_CACHE_HOME or ~/.cache, under learncost."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "learncost" / what

@@ -18,6 +18,7 @@ from learncost.ir.precision import Precision, either, training_precision
 from learncost.layers.layer import Layer
 from learncost.models.argument import NamedLayer, described_elsewhere, layer_given
 from learncost.models.configuration import Configuration
+from learncost.models.files import DATA_FILES
 from learncost.models.sizes import check_size
 from learncost.models.tables import RUN
 from learncost.procedures.procedure import INFERENCE, PAPER
@@ -46,9 +47,6 @@ CONFIG = "config.json"
 
 CALLED = {"subject": "model"}
 """The fields by other names that they have in a question: its subject may be a layer as well as a model."""
-
-DATA_FILES = (".yaml", ".yml", ".json", ".toml")
-"""The suffixes of files that may be those of a trainer."""
 
 REQUIRED: Any = Parameter.empty
 """The default of a field that a question requires."""

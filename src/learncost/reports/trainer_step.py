@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from learncost.program.autograd.optimizers import CLASSES
 from learncost.reports.question import flags_typed
 from learncost.reports.request import Request
 from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
+from learncost.sharding.mesh import mesh as mesh_of
 from learncost.trainer_files.reading import ENGINE_FILE, KeyRead, Reading, is_trainer_file, read_files
 from learncost.trainer_files.step import FULL, Step
 
@@ -69,7 +71,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     if "vocab_size" in reading.asks and not model and "vocab_size" not in {**given, **given.get("sizes", {})}:
         raise InputError(f"{where} does not say the size of the vocabulary: add --vocab-size N")
     over_mesh = bool(given.get("mesh") or mesh)
-    data = _data_parallel(given.get("mesh") or mesh)
+    data = _data_parallel(given.get("mesh") or mesh, step.devices) if over_mesh else 1
     accumulate = _accumulated(step, data, given)
     described = not model and not step.model and "model_type" in (step.sizes or {})
     keywords: dict[str, Any] = {
@@ -114,12 +116,9 @@ def _mesh(step: Step) -> tuple[str, str]:
     """Return the mesh and the placement of a step; no mesh where the number of devices is unknown, or one."""
     inner = {name: value for name, value in (("pp", step.pp), ("cp", step.cp), ("tp", step.tp)) if value and value > 1}
     replicate, shard, zero = step.replicate or 1, step.shard or 1, step.zero or 0
-    others = 1
-    for value in inner.values():
-        others *= value
     data = {"dp": replicate, "shard": shard} if replicate > 1 and shard > 1 else {"dp": max(replicate, shard)}
     if data == {"dp": 1} and (step.dp or step.devices):
-        data = {"dp": step.dp or max(1, (step.devices or 1) // others)}
+        data = {"dp": step.dp or max(1, (step.devices or 1) // prod(inner.values()))}
     placed = "hsdp" if len(data) > 1 else DATA[zero]
     axes = {name: value for name, value in {**data, **inner}.items() if value > 1}
     if (step.ep or 1) > 1:
@@ -131,14 +130,9 @@ def _mesh(step: Step) -> tuple[str, str]:
     return ",".join(f"{name}={value}" for name, value in axes.items()), ",".join(names)
 
 
-def _data_parallel(mesh: str) -> int:
+def _data_parallel(text: str, devices: int | None) -> int:
     """Return over how many devices of a mesh the sequences are split."""
-    product = 1
-    for part in mesh.split(","):
-        name, _, size = part.partition("=")
-        if name.strip() in ("dp", "shard", "ep") and size.strip().isdecimal():
-            product *= int(size)
-    return product
+    return prod(size for name, size in mesh_of(text, devices).axes if name in ("dp", "shard", "ep"))
 
 
 def _model(step: Step, reading: Reading) -> str:

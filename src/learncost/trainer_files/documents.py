@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from learncost.ir.errors import InputError, printable, shown, to_install
-from learncost.models.files import parse_json, parse_toml
+from learncost.models.files import YAML, parse_json, parse_toml
 
 LARGEST = 2**20  # bytes; the largest of 774 public files has 60 kB
 NODES = 10_000  # values and keys, with those of aliases counted wherever they are used
 DEEPEST = 40  # nested mappings and lists
 
-YAML = (".yaml", ".yml")
-SUFFIXES = (*YAML, ".json", ".toml")
 
 REFERENCE = re.compile(r"\$\{(\.*)([\w-]+(?:\.[\w-]+)*)\}")
 """A reference of OmegaConf to another key, such as ${model.d_model}, or ${.d_model} in the same mapping."""

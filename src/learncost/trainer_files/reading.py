@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from learncost.ir.errors import InputError, printable, shown
-from learncost.trainer_files.documents import SUFFIXES, Document, read_document
+from learncost.models.files import DATA_FILES
+from learncost.trainer_files.documents import Document, read_document
 from learncost.trainer_files.framework import ENGINE, LAUNCH, STEP, Framework, KeyRule, framework_of
 from learncost.trainer_files.step import Step
 
@@ -63,7 +64,7 @@ class Reading:
 
 def is_trainer_file(path: object) -> bool:
     """Return whether a MODEL argument is a file of a trainer by its suffix and, for JSON, by its keys."""
-    if not isinstance(path, str) or not path.lower().endswith(SUFFIXES) or not Path(path).is_file():
+    if not isinstance(path, str) or not path.lower().endswith(DATA_FILES) or not Path(path).is_file():
         return False
     if not path.lower().endswith((".json", ".toml")):
         return True
@@ -109,7 +110,7 @@ def _followed(known: Sequence[tuple[Framework, Document]]) -> Iterator[Document]
         for rule in framework.rules:
             if rule.follows and rule.holds(document.values, {}):
                 path = (folder / str(document.values[rule.follows])).resolve()
-                if path.is_relative_to(folder) and path.is_file() and path.suffix.lower() in SUFFIXES:
+                if path.is_relative_to(folder) and path.is_file() and path.suffix.lower() in DATA_FILES:
                     yield read_document(str(path))
 
 

@@ -341,7 +341,7 @@ def _refuses(step: MemoryStep) -> str:
     if step.run.plan_asked and by_eager(step.unplanned, step.plan) is None:
         return f"does not support --plan {step.run.plan}"
     if CHUNKED in _plans(step) and (step.over or step.module == Itself.name):
-        where = "over a mesh" if step.over else f"with --module {Itself.name}, which has a loss of its own"
+        where = "over a mesh" if step.over else f"with --module {Itself.name}, whose forward pass has the loss"
         return f"does not support --plan {CHUNKED} {where}"
     if _unfused(step) and step.module == Itself.name and usual_plan(step.unplanned):
         return f"runs an imported module as it is, with fused attention, not with --plan {NONE}"

@@ -118,7 +118,7 @@ def test_the_first_line_says_what_is_asked_and_whether_it_fits(capsys):
     first = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
     assert first.startswith("gpt2, memory of one step of decode in fp16 under flash: 99 sequences, 1 new token")
     assert "; does not fit: " in first
-    assert "Fits in 2.00 MB: up to 20 sequences with 100 tokens in the cache" in first
+    assert "2.00 MB hold up to 20 sequences with 100 tokens in the cache" in first
     assert main([*asked, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["context"] == 100
 

@@ -27,6 +27,7 @@ from learncost.reports.sheet import AtLength, Drawn, sizes_of
 if TYPE_CHECKING:
     from learncost.passes.epilogue_update import EpilogueUpdates
     from learncost.program.arena import Arena
+    from learncost.reports.memory.changes import MemoryChange
     from learncost.reports.memory.show import MemoryComparison
     from learncost.reports.mesh_cost import OverMesh
 
@@ -90,6 +91,9 @@ class Memory(AtLength, Drawn):
     fits
         With a budget, the largest batch and the longest sequence that fit, by name: 0 where nothing fits, None where it
         is not known.
+    changes
+        With a budget, the changes that save most memory, each with its `flags` and the `peak` that is left, and all of
+        them together.
     engine
         The engine that executes the step; graph reads the step's table line by line.
     convention
@@ -160,6 +164,7 @@ class Memory(AtLength, Drawn):
     flash: int = field(default=0, metadata=OPTIONAL)  # frozen weights that do not lie in RAM
     budget: int | None = field(default=None, metadata=OPTIONAL)
     fits: Mapping[str, int | None] | None = field(default=None, metadata=OPTIONAL)
+    changes: tuple[MemoryChange, ...] = field(default=(), metadata=OPTIONAL)
     unfit: str = field(default="", metadata=OPTIONAL)
     live_at_peak: tuple[LiveArray, ...] = field(metadata=Key(form=attributes("name axes shape bytes layer")).field)
     curve: tuple[Moment, ...] = field(metadata=Key(form=attributes(f"{_LINE} bytes iterations")).field)
@@ -331,6 +336,14 @@ def memory(request: Request) -> Memory | MemoryComparison:
     """
     question = memory_question(request)
     limit = question.budget
+    names, engines = _names("procedures", request.procedure), _names("engines", question.engine)
+
+    def with_changes(answer: Memory) -> Memory:
+        if limit is None or len(names) > 1 or len(engines) > 1:
+            return answer
+        from learncost.reports.memory.changes import changes_of  # only where it is asked for: start-up
+
+        return replace(answer, changes=changes_of(question, answer))
 
     def of_one(procedure: str, engine: str) -> Memory:
         if procedure in INFERENCE:
@@ -338,7 +351,7 @@ def memory(request: Request) -> Memory | MemoryComparison:
                 raise InputError(f"--procedure {procedure} requires --engine {GRAPH}")
             from learncost.reports.memory.inference import memory_of_inference  # only where it is asked for: start-up
 
-            return memory_of_inference(replace(question.request, procedure=procedure), limit)
+            return with_changes(memory_of_inference(replace(question.request, procedure=procedure), limit))
         if question.regions and (least := question.least(procedure, engine)) > (limit or 0):
             needed, present = sizes_of(least, limit or 0)
             raise InputError(
@@ -351,10 +364,8 @@ def memory(request: Request) -> Memory | MemoryComparison:
             raise InputError(
                 f"no batch fits: a batch of {answer.batch_size} needs {answer.unfit}; learncost fit shows what fits"
             )
-        return answer
+        return with_changes(answer)
 
-    engine = question.engine
-    names, engines = _names("procedures", request.procedure), _names("engines", engine)
     if len(names) > 1 and len(engines) > 1:
         raise InputError(
             "several procedures and several engines cannot be compared at once: give one procedure or one engine"

@@ -65,10 +65,11 @@ def memory_on_device(request: Request) -> DeviceMemory | None:
     if request.on is None or request.on == GPU or calibrated(request.on) or not find_device(request.on).data:
         return None
     question = memory_question(replace(request, budget=None))
-    return replace(_memory_of(question, question.budget or 0), where=request.one_of_several)
+    return replace(memory_of(question, question.budget or 0), where=request.one_of_several)
 
 
-def _memory_of(question: MemoryQuestion, available: int) -> DeviceMemory:
+def memory_of(question: MemoryQuestion, available: int) -> DeviceMemory:
+    """Return the peak of a question's step or pass, with the bytes that there are."""
     request = question.request
     try:
         if request.procedure in INFERENCE:

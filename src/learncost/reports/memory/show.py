@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from learncost.ir.precision import precision_of
@@ -14,7 +14,7 @@ from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.types import misfit, said_bytes
 from learncost.reports.run import left_out_text
-from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of
+from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of, sizes_of
 from learncost.reports.show import batch_of
 
 SHOWN = 8
@@ -34,9 +34,22 @@ def rows(answer: Memory | MemoryComparison) -> Iterator[dict[str, Any]]:
             )
 
 
-def sheets(answer: Memory | MemoryComparison, width: int = WIDTH) -> tuple[Sheet]:
-    """Return the table of one step, or the comparison of several."""
-    return (_alone(answer) if isinstance(answer, Memory) else _compared(answer),)
+def sheets(answer: Memory | MemoryComparison, width: int = WIDTH) -> tuple[Sheet, ...]:
+    """Return the table of one step with the changes that save most, or the comparison of several."""
+    if not isinstance(answer, Memory):
+        return (_compared(answer),)
+    alone = _alone(answer)
+    return (replace(alone, notes=()), replace(_changes(answer), notes=alone.notes)) if answer.changes else (alone,)
+
+
+def _changes(memory: Memory) -> Sheet:
+    """Return the changes that save most, each with the peak that is left and whether it fits."""
+    rows = [
+        SheetRow((each.name, each.flags, size_of(each.peak), "yes" if each.peak <= (memory.budget or 0) else "no"))
+        for each in memory.changes
+    ]
+    title = "Changes that save most memory, each with the peak that it leaves"
+    return Sheet(title, ("", "with", "at the peak", "fits"), tuple(rows), (), frozenset({0, 1}))
 
 
 def _alone(memory: Memory) -> Sheet:
@@ -186,12 +199,16 @@ def _fits(memory: Memory) -> str:
     """Return the batch and the length that fit the budget."""
     if memory.budget is None:
         return ""
+    needed, present = sizes_of(abs(memory.peak - memory.budget), memory.budget)
+    too_much = f"{needed} too much" if memory.peak > memory.budget else ""
     if memory.nothing_fits:
-        return f"{memory.lacking}."
+        return f"{too_much}{': ' if too_much else ''}{memory.lacking}."
     decodes = memory.context is not None
     batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "context" if decodes else "seq_len"))
     most = f"up to {batch:,}" if batch else "no"
-    text = f"Fits in {said_bytes(memory.budget)}: {most} {_samples(memory, batch or 1)} "
+    spare = "" if memory.unfit else f" with {needed} to spare"
+    text = f"{too_much}; {present} hold " if too_much else f"Fits in {said_bytes(memory.budget)}{spare}: "
+    text += f"{most} {_samples(memory, batch or 1)} "
     text += f"with {memory.context:,} tokens in the cache" if decodes else f"of {memory.seq_len:,} tokens"
     if memory.letters:  # a table of a user's: its batch is B, where that is open at all
         text = f"In {said_bytes(memory.budget)} the step {'fits' if batch else 'does not fit'}"

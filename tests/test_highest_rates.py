@@ -50,7 +50,7 @@ def test_the_interval_of_a_step_ends_at_what_was_measured(name):
     """Also with the forward pass run again: what runs again is no part of MFU, and it is work."""
     most = measured(name)
     for procedure, model in (("bp", "gpt3-175b"), ("recompute", "gpt2-xl")):
-        figures = lc.run_cost(model, "1e9", name, procedure=procedure, batch_size=4, dtype="bf16").figures
+        figures = lc.run_cost(model, "1e9", name, procedure=procedure, batch_size=4, dtype="bf16-masters").figures
         for figure in ("step_mfu", "mfu", "hfu"):
             if figure in figures:
                 assert figures[figure].low <= figures[figure].value <= figures[figure].high <= most * 1.001
@@ -69,7 +69,7 @@ def test_over_a_mesh_too(name):
 def test_a_lowest_time_does_every_product_at_the_best_rate_at_most():
     """FLOPs of the products of a step are those of the book matmul, where no block of attention is left out."""
     for name in ("A100-SXM-80GB", "TPU v5p", "H100-SXM"):
-        timing = lc.cost("gpt3-175b", on=name, batch_size=8, dtype="bf16", plan="none").timing
+        timing = lc.cost("gpt3-175b", on=name, batch_size=8, dtype="bf16-masters", plan="none").timing
         products = lc.cost("gpt3-175b", batch_size=8, price_book="matmul").total.flops
         peak = lc.device(name).peak_tflops["bf16"] * 1e12
         assert timing.time.low >= products / (measured(lc.device(name).name) * peak) * 0.999

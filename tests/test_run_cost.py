@@ -362,7 +362,7 @@ def test_nothing_heavy_is_imported():
     "name", [name for row in PRECISIONS.values() if row.is_stored for name in (row.name, *row.also)]
 )
 def test_dtype_is_precision_by_every_name(name):
-    """The type of the values has a peak that counts; where none is published, both are refused alike."""
+    """The type of the values has a peak that counts; without one, or without types of updates, both are refused."""
     sizes = {"n_layer": 1, "seq_len": 64, **({"lora": "all-linear"} if precision_of(name).frozen else {})}
     answers = []
     for flag in ("dtype", "precision"):
@@ -372,7 +372,7 @@ def test_dtype_is_precision_by_every_name(name):
             answers.append(str(error))
     assert answers[0] == answers[1]
     values = lc.device("A100-SXM-80GB").peak_tflops.keys() & {precision_of(name).values}
-    assert isinstance(answers[0], dict) == bool(values)
+    assert isinstance(answers[0], dict) == bool(values and precision_of(name).is_trained)
 
 
 def test_a_precision_is_that_of_a_mesh_too():
@@ -389,7 +389,6 @@ def test_a_precision_is_that_of_a_mesh_too():
 @pytest.mark.parametrize(
     ("name", "called", "peak"),
     [
-        ("bf16", "bf16", "bf16"),
         ("bf16-masters", "bf16-masters", "bf16"),
         ("bf16-true", "bf16-true", "bf16"),
         ("int8-learned", "int8-learned", "fp32"),
@@ -399,6 +398,7 @@ def test_a_precision_is_that_of_a_mesh_too():
 )
 def test_the_title_is_of_the_precision_and_the_peak_of_its_values(name, called, peak):
     run = lc.run_cost("gpt2", "1e9", "A100-SXM-80GB", dtype=name, mfu=0.4)
-    assert str(run).startswith(f"gpt2, 1,000,000,000 tokens by bp in {called}, timed under flash: 1 sequence")
+    timed = "" if called == "tf32" else ", timed under flash"  # of tf32 only the peak is known
+    assert str(run).startswith(f"gpt2, 1,000,000,000 tokens by bp in {called}{timed}: 1 sequence")
     assert run.figures["peak"].source.startswith(f"{peak}, dense")
     assert (run.to_dict()["precision"], run.to_dict()["dtype"]) == (called, peak)

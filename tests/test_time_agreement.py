@@ -55,7 +55,7 @@ def test_one_step_takes_as_long_wherever_it_is_asked(model, capsys):
 
 @pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("more", [{"procedure": "recompute"}, {"procedure": "pepita"}, {"lora": "c_attn"}])
-@pytest.mark.parametrize(("on", "dtype"), [("V100", "fp16"), ("V100", "fp32"), ("RTX 4090", "bf16")])
+@pytest.mark.parametrize(("on", "dtype"), [("V100", "fp16-masters"), ("V100", "fp32"), ("RTX 4090", "bf16-masters")])
 def test_whatever_the_step_is(more, on, dtype):
     settings = {"seq_len": 64, "optimizer": "adamw", "dtype": dtype, **more}
     step = lc.cost("gpt2", on=on, **settings)
@@ -88,7 +88,7 @@ def test_a_measured_machine_makes_the_time_of_the_run(tmp_path: Path, monkeypatc
         lc.cost("gpt2", on="here", **planned).timing.seconds
     )
     with pytest.raises(lc.InputError, match="was measured in fp32, not in 'bf16'"):
-        lc.run_cost("gpt2", 10**6, "here", dtype="bf16", **settings)
+        lc.run_cost("gpt2", 10**6, "here", dtype="bf16-masters", **settings)
     assert main(["run-cost", "gpt2", "--tokens", "1e9", "--on", "here"]) == 0
     assert "Run time uses the modelled steps" in " ".join(capsys.readouterr().out.split())
 

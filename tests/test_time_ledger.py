@@ -30,7 +30,7 @@ def test_rows_add_up_to_the_time_of_the_step(by):
 )
 def test_models_of_every_kind_have_a_time(model):
     length = 197 if model.startswith("vit") else 64
-    ledger = lc.cost(model, seq_len=length, on=lc.rates("H100-SXM", "bf16"), dtype="bf16")
+    ledger = lc.cost(model, seq_len=length, on=lc.rates("H100-SXM", "bf16"), dtype="bf16-masters")
     assert sum(row.seconds or 0 for row in ledger.rows) == pytest.approx(ledger.timing.seconds)
     assert {row.bound for row in ledger.rows if row.seconds} <= {"compute", "memory", "launch"}
     # No faster than its peak and the book of matrix products allow.
@@ -118,8 +118,39 @@ def test_a_line_inside_a_kernel_says_which(capsys):
     assert "in Q.linear" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "width"),
+    [
+        # Rajbhandari et al. 2020 (ZeRO), section 3.1: fp32 master weights, momentum and variance, 16-bit weights and
+        # gradients. Read: gradient 2, masters 4, states 8; written: masters 4, weights 2, states 8.
+        ("bf16-masters", "adamw", 2 + 4 + 8 + 4 + 2 + 8),
+        ("bf16-masters", "sgd", 2 + 4 + 4 + 2),
+        ("bf16-true", "adamw", 2 + 2 + 4 + 2 + 4),
+        ("fp32", "adamw", 4 + 4 + 8 + 4 + 8),
+        ("bf16-masters-fp32-gradients", "adamw", 4 + 4 + 8 + 4 + 2 + 8),
+    ],
+)
+def test_an_optimizer_reads_and_writes_its_masters_and_states(precision, optimizer, width):
+    bandwidth = 1e9
+    ledger = lc.cost(
+        "gpt2", seq_len=8, n_layer=2, precision=precision, optimizer=optimizer, on=flat(bandwidth=bandwidth)
+    )
+    (seconds,) = (row.seconds for row in ledger.rows if row.layer == "optimizer")
+    assert seconds == pytest.approx(width * ledger.parameters / bandwidth, rel=1e-3)
+    drawn = lc.trace(
+        "gpt2", seq_len=8, n_layer=2, precision=precision, optimizer=optimizer, on=flat(bandwidth=bandwidth)
+    )
+    assert drawn.timeline.processes[0].slices[-1].length / 1e9 == pytest.approx(seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("command", ["cost gpt2", "run-cost gpt2 --tokens 1e9", "trace gpt2"])
+def test_the_time_of_a_step_needs_the_types_of_its_update(command, capsys):
+    assert main([*command.split(), "--on", "H100-SXM", "--dtype", "bf16"]) == 2
+    assert "bf16 is ambiguous in training" in capsys.readouterr().err
+
+
 def test_energy_is_time_times_power(capsys):
-    ledger = lc.cost("gpt2", on=lc.rates("H100-SXM", "bf16"), dtype="bf16")
+    ledger = lc.cost("gpt2", on=lc.rates("H100-SXM", "bf16"), dtype="bf16-masters")
     low, usual, high = ledger.timing.joules
     watts = lc.run_cost("gpt2", 10**9, "H100-SXM").figures["power"].value  # the device with its host: one answer
     assert usual == pytest.approx(watts * ledger.timing.seconds)

@@ -8,16 +8,15 @@ from operator import attrgetter
 
 from learncost.autoshard.account import PASSES
 from learncost.autoshard.step import OVERLAPPED_ROLES, PassTime, exposed
-from learncost.backends.precision import rounds_states
 from learncost.cost_models import Book, PricedLine, price
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import Transfer, groups, transfer
 from learncost.ir.loop import round_rings
-from learncost.ir.precision import BYTES, Precision
+from learncost.ir.precision import Precision
 from learncost.ir.serializable import Key, Serializable
 from learncost.reports.mesh_cost import OverMesh
 from learncost.reports.sheet import seconds_of
-from learncost.reports.timing import Timing, timing
+from learncost.reports.timing import Timing, optimizer_widths, timing
 from learncost.sharding.clauses import check_timed
 from learncost.sharding.collective import Collective
 from learncost.timing import Rates
@@ -120,7 +119,8 @@ def over_time(
         rows = price(over.placed.table, {}, book).rows
     sizes = {**over.sizes, **over.placed.sizes}
     check_timed(over.placed.clauses, over.placed.mesh.sizes)
-    lines = timing(rows, sizes, rates, kind.values, book, _updated(over, kind), counted)
+    widths = optimizer_widths(over.placed.table, kind, over.placed.whole, over.placed.holds)
+    lines = timing(rows, sizes, rates, kind.values, book, widths, counted)
     spent = {name: PassTime(shared=cluster.shared) for name in "FBWO"}
     for collective, takes in _transfers(over, cluster):
         mine = spent[PASSES.get(collective.phase, "F")]
@@ -155,24 +155,3 @@ def _transfers(over: OverMesh, cluster: Cluster) -> Iterator[tuple[Collective, T
             collective,
             transfer(collective.op, collective.payload_bytes, mesh_groups[collective.mesh_axis], cluster),
         )
-
-
-def _updated(over: OverMesh, kind: Precision) -> dict[str, int]:
-    """Return the bytes of an element that an optimizer reads and writes, by array; masters replace weights."""
-    placed, widths = over.placed, dict[str, int]()
-    whole = placed.whole
-    states = 1 if rounds_states(whole) else BYTES.get(kind.states, kind.value)  # none in inference
-    for name in {**placed.table.known, **placed.holds, **dict.fromkeys(whole.weights)}:
-        held = placed.holds.get(name, name)
-        value = whole.known.get(held) or placed.table.known.get(name)  # a part of new weights, before it is gathered
-        if held in whole.weights:
-            widths[name] = kind.master or kind.weight
-        elif value is None:
-            continue
-        elif value.role == "state" or (value.role == "new" and whole.known[value.of].role == "state"):
-            widths[name] = states
-        elif value.role == "gradient":
-            widths[name] = kind.gradient
-        elif value.role == "new":
-            widths[name] = kind.master + kind.weight
-    return widths

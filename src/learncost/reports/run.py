@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from learncost.devices.cluster import Cluster
     from learncost.ir.precision import Precision
     from learncost.reports.mesh_cost import OverMesh
+    from learncost.reports.timing import Timing
     from learncost.timing import Rates
 
 LARGEST_TRAINING = 10**18  # tokens
@@ -115,7 +116,7 @@ class PreparedRun:
     axes: Mapping[str, int]
     book: Book
     optimizer: str | None
-    dtype: str
+    precision: Precision
     tokens: int | None
     trained: str = "all"
     plan_asked: str | None = None  # None: none was given
@@ -126,6 +127,11 @@ class PreparedRun:
     def plan(self) -> str:
         """Return the plan that is counted: the one that was given, else empty."""
         return self.plan_asked or ""
+
+    @property
+    def dtype(self) -> str:
+        """Return the type of activations."""
+        return self.precision.values
 
     @property
     def length_note(self) -> str:
@@ -153,6 +159,17 @@ class PreparedRun:
         counted = replace(self, plan_asked="").table(procedure, book)
         return replace(self, plan_asked=executed_plan(counted, self.plan_asked, self.engine, on))
 
+    def timing(self, procedure: str, book: Book, on: Rates, counted: tuple[PricedLine, ...] | None = None) -> Timing:
+        """Return the time of one step of a procedure on a device.
+
+        counted  the rows of the step as counted, if it runs under another plan
+        """
+        from learncost.reports.timing import optimizer_widths, timing  # imported where it is needed: start-up counts
+
+        updated = optimizer_widths(self.table(procedure, book), self.precision)
+        shown = None if counted is None else (counted, self.plan)
+        return timing(self.rows(procedure, book), self.axes, on, self.dtype, book, updated, shown)
+
     def cost(self, procedure: str, book: Book, by: str = "layer", on: Rates | None = None) -> Cost:
         """Return the ledger of one step of a procedure, with its time on a device."""
         rows, chosen = self.rows(procedure, book), find_procedure(procedure)
@@ -163,11 +180,8 @@ class PreparedRun:
             trained = learned_text(model, part)
         timed = None
         if on is not None:
-            from learncost.reports.timing import timing  # imported where it is needed: start-up counts
-
             run = self.executed(procedure, book, on)
-            given = run.rows(procedure, book), self.axes, on, self.dtype, book
-            timed = timing(*given, counted=(rows, run.plan) if run.plan != self.plan else None)
+            timed = run.timing(procedure, book, on, rows if run.plan != self.plan else None)
         optimizer = self.optimizer or default_optimizer(book)
         answer = ledger(model, chosen, Price(book.name, rows, self.axes, self.dtype), by, timed)
         return replace(answer, trained=trained, optimizer=optimizer, **self._asked)
@@ -224,12 +238,12 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
     """
     lengths, sizes = lengths_of(request)
     tokens = None if request.tokens is None else check_tokens("tokens", request.tokens)
-    kind = request.kind(counts_alone=True)
     probability = check_probability("dropout", request.dropout)
     book = find_book(request.price_book)
     if request.optimizer is not None:
         find_optimizer(request.optimizer)
     names = (request.procedure,) if procedures is None else tuple(procedures)
+    kind = request.kind(counts_alone=request.on is None, trains=bool(names))
     for name in names:
         find_procedure(name)
     adapted_by = request.adaptation(kind) if names else None
@@ -264,7 +278,7 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
     if request.plan and book.rule != "formula":
         _check_plan(request, built, names)
     context = None if "seq_len" in lengths else context_beyond(configuration)
-    sizes_of_all = built, axes, book, request.optimizer, kind.values, tokens, learning
+    sizes_of_all = built, axes, book, request.optimizer, kind, tokens, learning
     return PreparedRun(*sizes_of_all, request.plan, context, request.timed_by)
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
+from learncost.backends.precision import rounds_states
 from learncost.cost_models import Book, PricedLine
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
+from learncost.ir.precision import BYTES, Precision
 from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable, attributes
+from learncost.ir.table import Table
 from learncost.passes.rematerialization import first_name
 from learncost.timing import Rates, Time, time
 
@@ -60,6 +64,7 @@ class Timing(Serializable):
     shares: Mapping[int, float] = field(metadata=HIDDEN)  # and what share of the kernel's operations is the row's
     rows: Sequence[PricedLine] = field(metadata=HIDDEN)  # the rows as they run
     places: Mapping[int, int] = field(metadata=HIDDEN)  # of these, the place of the row that each is shown as
+    updated: Mapping[str, int] | None = field(default=None, metadata=HIDDEN)  # see `timing`
     plan: str = field(default="", metadata=OPTIONAL)  # of the rows as they run, where counts are of no plan
 
     @property
@@ -159,7 +164,32 @@ def timing(
             shares[shown[place].place] = flops[place] / several if several else float(place == main)
         shown |= {place: shown[main] for place in part.rows if place not in shown}
     places = {place: row.place for place, row in shown.items()}
-    return Timing(rates, predicted, kernels, shares, rows, places, counted[1] if counted else "")
+    return Timing(rates, predicted, kernels, shares, rows, places, updated, counted[1] if counted else "")
+
+
+def optimizer_widths(
+    table: Table, kind: Precision, whole: Table | None = None, holds: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, int]:
+    """Return the bytes of an element that an optimizer reads and writes, by array; masters replace weights.
+
+    whole, holds  the table before it was placed on a mesh, and the array of it that each part holds
+    """
+    whole, widths = whole or table, dict[str, int]()
+    states = 1 if rounds_states(whole) else BYTES.get(kind.states, kind.value)  # none in inference
+    for name in {**table.known, **holds, **dict.fromkeys(whole.weights)}:
+        held = holds.get(name, name)
+        value = whole.known.get(held) or table.known.get(name)  # a part of new weights, before it is gathered
+        if held in whole.weights:
+            widths[name] = kind.master or kind.weight
+        elif value is None:
+            continue
+        elif value.role == "state" or (value.role == "new" and whole.known[value.of].role == "state"):
+            widths[name] = states
+        elif value.role == "gradient":
+            widths[name] = kind.gradient
+        elif value.role == "new":
+            widths[name] = kind.master + kind.weight
+    return widths
 
 
 def _shown(rows: Sequence[PricedLine], counted: Sequence[PricedLine]) -> dict[int, PricedLine]:

@@ -27,7 +27,6 @@ from learncost.reports.memory.step import MemoryStep
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import executed_plan, prepare
 from learncost.reports.sheet import Sheet, SheetRow, Shown, batch_text, number, seconds_of
-from learncost.reports.timing import timing
 from learncost.viz.perfetto import perfetto
 from learncost.viz.predicted import PricedStep, StepMemory, process
 from learncost.viz.timeline import Slice, Timeline, TimelineProcess
@@ -198,7 +197,7 @@ def trace(request: Request, output: str | None = None) -> Trace:
         check_known(run.model.table.lines, "a trace")
         run = run.executed(procedure, run.book, rates) if rates is not None else run
         table, rows, axes = run.table(procedure, run.book), run.rows(procedure, run.book), run.axes
-        timed = None if rates is None else timing(rows, axes, rates, run.dtype, run.book)
+        timed = None if rates is None else run.timing(procedure, run.book, rates)
         optimizer = request.optimizer or default_optimizer(run.book)
         memory = MemoryStep(run, procedure, precision_of(type_name), optimizer)
     step = PricedStep(f"{run.model.configuration.name}, {procedure}", table, rows, axes, run.dtype, timed, memory)

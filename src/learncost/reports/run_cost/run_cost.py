@@ -182,7 +182,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     grid_place = _place(typed, given.country, given.year)
     group = cluster_of(on)
     over_devices = group is not None or request.mesh is not None or bool(request.place or request.placement)
-    dtype, precision = _type(request.dtype, request.precision, over_devices)
+    dtype, precision = _type(request.dtype, request.precision)
     if group is not None:
         on = group.device
     machine, attained = _machine(on, dtype)
@@ -236,7 +236,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     return RunCost(step, machine, kind, precision or kind, figures, unknown, others, total_by, many, on_device, plan)
 
 
-def _type(dtype: str | None, precision: str | None, trains: bool) -> tuple[str | None, str | None]:
+def _type(dtype: str | None, precision: str | None) -> tuple[str | None, str | None]:
     """Return the type whose peak rate applies, and the precision of that type, if one is named."""
     if dtype in RATES and dtype not in BYTES:
         check_stored(dtype)
@@ -245,7 +245,7 @@ def _type(dtype: str | None, precision: str | None, trains: bool) -> tuple[str |
         return dtype, None
     if dtype is None and precision is None:
         return None, None
-    kind = either(dtype, precision, trains=trains)
+    kind = either(dtype, precision)
     return kind.values, kind.name
 
 

@@ -26,9 +26,8 @@ def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
     shown = {row: place for place, line in enumerate(lines) for row in line.rows}
     places = {place: shown[row] for place, row in step.timing.places.items()}
     monomials = Monomials()
-    works = [
-        _work(work, rows, places, monomials) for work in works_axes(rows, step.priced.dtype, rates.operators, rates.ops)
-    ]
+    several = works_axes(rows, step.priced.dtype, rates.operators, rates.ops, step.timing.updated)
+    works = [_work(work, rows, places, monomials) for work in several]
     return {
         "device": rates.name,
         "low": rates.low,

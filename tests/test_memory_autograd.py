@@ -141,7 +141,12 @@ def test_what_is_asked_on_the_command_line(capsys):
         ("gpt2", {"batch_size": 4, "accumulate": 2, "plan": "fused-update"}, "accumulate"),
         ("gpt2", {"clip": 1.0, "plan": "fused-update"}, "does not support clip with plan='fused-update'"),
         ("gpt2", {"clip": -1.0}, "clip must be a norm above 0"),
-        ("gpt2", {"clip": 1.0, "engine": "numpy"}, "does not support clip: give engine='eager'"),
+        ("gpt2", {"clip": 1.0, "engine": "numpy"}, "does not support clip: give engine='graph'"),
+        (
+            "gpt2",
+            {"clip": 1.0, "engine": "graph", "plan": "fused-update"},
+            "does not support clip with plan='fused-update'",
+        ),
     ],
 )
 def test_what_is_not_known_is_refused(model, given, said):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,9 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "precision": step.precision if given.get("dtype") is None else None,
         "optimizer": step.optimizer,
         "optimizer_implementation": _implementation(step),
-        "clip": None if over_mesh else step.clip or None,  # whose workspace over a mesh is not modelled
+        "clip": step.clip or None,
         "dropout": step.dropout or None,
+        "plan": "chunked-loss" if step.chunked_loss and not over_mesh else None,
         "lora": step.lora,
         "lora_rank": step.lora_rank if step.lora else None,
         "lora_alpha": step.lora_alpha if step.lora else None,
@@ -244,7 +245,7 @@ class TrainerStep(Shown):
     --------
     >>> found = lc.explain("examples/trainer_files/qlora.yaml")
     >>> [key.key for key in found.unsupported], found.step["lora_rank"]
-    (['liger_fused_linear_cross_entropy'], 16)
+    (['liger_rms_norm'], 16)
     """
 
     files: tuple[str, ...]
@@ -290,8 +291,8 @@ class TrainerStep(Shown):
             yield f"Not in the files: {', '.join(self.asks)}."
         if self.command:
             yield f"The same with flags: {self.command}"
-        if self.step.get("clip") and "--mesh" in self.command:
-            yield "Clipping is not counted over a mesh."
+        if self.step.get("chunked_loss") and "--mesh" in self.command:
+            yield "The loss in chunks is not counted over a mesh: the peak is lower by up to the logits."
         if self.left_out:
             yield f"No part of this command: {' '.join(self.left_out)}"
 
@@ -334,14 +335,18 @@ def trainer_step(
         sizes = isinstance(subject, Mapping)
         line = shlex.join(["learncost", command, "-" if sizes else str(subject), *flags_typed(keywords)])
         line = f"echo {shlex.quote(json.dumps(subject))} | {line}" if sizes else line
+    plans = str(given.get("plan") or "").split(",")
+    counted = [each for each in reading.unsupported if each.counted_by and each.counted_by in plans]
+    left = tuple(each for each in reading.unsupported if each not in counted)
+    counted = [replace(each, effect=f"counted by --plan {each.counted_by}") for each in counted]
     said = {name: value for name, value in vars(reading.step).items() if value is not None}
     return TrainerStep(
         reading.files,
         tuple(framework.source for framework in reading.frameworks),
         said,
-        reading.read,
+        (*reading.read, *counted),
         reading.assumed,
-        reading.unsupported,
+        left,
         reading.unknown,
         reading.no_effect,
         reading.asks,

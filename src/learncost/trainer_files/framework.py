@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,10 @@ FOLDER = Path(__file__).with_name("frameworks")
 STEP, LAUNCH, ENGINE, ADAPTER = "step", "launch", "engine", "adapter"
 """The roles of files: the training step, its processes, its sharding engine, and the low-rank adapter."""
 
+START = Step()  # before any file
+
+AUTOMATIC = "auto"  # in a DeepSpeed file, the value of the trainer
+
 ANY = "*"  # in a condition, any value
 
 
@@ -28,9 +32,11 @@ class KeyRule:
     conditions   by key, the values at which the rule holds; `ANY` is any value, and a list has each of its items
     unless       by key, values at which it does not hold
     absent       keys that the file does not have
+    where        by field, the values that the files before give the step; `none` is no value
     fields       what the step has then; a value `$KEY` is the value of a key, and `sizes.NAME` is one of the sizes
     unsupported  what is not counted then, and in which direction the answer errs
     refused      why the step is no training that can be predicted
+    counted_by   the plan of the step that counts what is unsupported
     asks         what the files do not say: devices and others
     follows      a key whose value is the path of another file of the step
     source       file and line in the framework
@@ -39,21 +45,32 @@ class KeyRule:
     conditions: Mapping[str, tuple[Any, ...]]
     unless: Mapping[str, tuple[Any, ...]]
     absent: tuple[str, ...] = ()
+    where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     fields: Mapping[str, Any] | None = None
     unsupported: str = ""
+    counted_by: str = ""
     refused: str = ""
     asks: str = ""
     follows: str = ""
     source: str = ""
 
-    def holds(self, given: Mapping[str, Any], usual: Mapping[str, Any]) -> bool:
-        """Return whether the rule holds for the values of a file and the defaults of its absent keys."""
+    def holds(self, given: Mapping[str, Any], usual: Mapping[str, Any], before: Step = START) -> bool:
+        """Return whether the rule holds for the values of a file and the defaults of its absent keys.
+
+        before  the step that other files give
+        """
         values = {**usual, **given}
         return (
             not any(key in given for key in self.absent)
+            and all(_is_one_of(before.get(name) or "none", wanted) for name, wanted in self.where.items())
             and all(key in values and _is_one_of(values[key], wanted) for key, wanted in self.conditions.items())
             and not any(key in values and _is_one_of(values[key], these) for key, these in self.unless.items())
         )
+
+    @property
+    def remark(self) -> str:
+        """The effect that is not counted, with the plan that counts it."""
+        return self.unsupported + (f"; --plan {self.counted_by} counts it" if self.counted_by else "")
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -103,6 +120,11 @@ class Framework:
     def is_without_effect(self, key: str) -> bool:
         """Return whether a key is known to change neither memory nor time."""
         return any(key == known or (known.endswith(ANY) and key.startswith(known[:-1])) for known in self.no_effect)
+
+    def is_automatic(self, key: str, value: Any) -> bool:
+        """Return whether a value of a sharding engine leaves the key to the trainer, and no rule is for that."""
+        automatic = self.role == ENGINE and value == AUTOMATIC
+        return automatic and not any(AUTOMATIC in rule.conditions.get(key, ()) for rule in self.rules)
 
     def knows(self, key: str, value: Any) -> bool:
         """Return whether a text is one that rules name for a key, if they name some and no rule is for all others."""
@@ -201,9 +223,9 @@ def _rules(data: Mapping[str, Any]) -> Iterator[KeyRule]:
 
 
 def _rule(row: Mapping[str, Any]) -> KeyRule:
-    conditions, unless = (
+    conditions, unless, where = (
         {key: tuple(value) if isinstance(value, list) else (value,) for key, value in row.get(name, {}).items()}
-        for name in ("when", "unless")
+        for name in ("when", "unless", "where")
     )
-    texts = (row.get(name, "") for name in ("unsupported", "refused", "asks", "follows", "source"))
-    return KeyRule(conditions, unless, tuple(row.get("absent", ())), row.get("set"), *texts)
+    texts = (row.get(name, "") for name in ("unsupported", "counted_by", "refused", "asks", "follows", "source"))
+    return KeyRule(conditions, unless, tuple(row.get("absent", ())), where, row.get("set"), *texts)

@@ -20,6 +20,9 @@ ORDER = (LAUNCH, STEP, ENGINE)
 ENGINE_FILE = "the DeepSpeed file"
 """The question of a step whose sharding is in another file."""
 
+BATCHES = ("micro_batch_size", "accumulate", "global_batch_size")
+"""Fields of a step that two files must not have with different values."""
+
 _TYPES = {each.name: str(each.type) for each in fields(Step)}
 
 
@@ -27,7 +30,8 @@ _TYPES = {each.name: str(each.type) for each in fields(Step)}
 class KeyRead:
     """A key of a file and what became of it.
 
-    effect  the fields of the step that it gives, or why it is not counted
+    effect      the fields of the step that it gives, or why it is not counted
+    counted_by  the plan that counts it
     """
 
     file: str
@@ -35,6 +39,7 @@ class KeyRead:
     value: Any
     effect: str = ""
     line: int | None = None
+    counted_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,7 @@ def read_files(paths: Sequence[str], format_of: str = "") -> Reading:
             "behind the file of the training"
         )
     known.sort(key=lambda each: ORDER.index(each[0].role) if each[0].role in ORDER else len(ORDER))
-    parts = [_one(framework, document) for framework, document in known]
-    return _joined(parts)
+    return read_documents(known)
 
 
 def _followed(known: Sequence[tuple[Framework, Document]]) -> Iterator[Document]:
@@ -114,93 +118,110 @@ def _followed(known: Sequence[tuple[Framework, Document]]) -> Iterator[Document]
                     yield read_document(str(path))
 
 
-def _one(framework: Framework, document: Document) -> Reading:
-    """Return the reading of one file."""
-    automatic = {key: value for key, value in document.values.items() if framework.role == ENGINE and value == "auto"}
-    given = {key: value for key, value in document.values.items() if key not in automatic}
-    for key, value in given.items():
-        if key in framework.keys and isinstance(value, str) and "${" in value:
-            raise InputError(f"{document.at(key)} is {shown(value)}: references are read to keys of the file alone")
-    usual = {key: value for key, (value, _) in framework.defaults.items() if key not in given}
-    values = {**usual, **given}
-    holding = [rule for rule in framework.rules if rule.holds(given, usual)]
-    step = Step()
-    decided: dict[str, KeyRule] = {}  # the last rule that gives a field
-    unsupported, asks = list[KeyRead](), list[str]()
-    for rule in holding:
-        for name, value in (rule.fields or {}).items():
-            step = step.having(name, _typed(name, _taken(value, values), rule, document))
-            decided[name] = rule
-        if rule.unsupported:
-            key = [*rule.conditions][-1]
-            unsupported.append(_key(document, key, values.get(key), rule.unsupported))
-        if rule.asks:
-            asks.append(rule.asks)
-    effects: dict[str, list[str]] = {}
-    for name, rule in decided.items():
-        for key in dict.fromkeys((*rule.conditions, *rule.taken)):
-            effects.setdefault(key, []).append(f"{name} = {step.get(name)}")
-    named = {each.key for each in unsupported}
-    read = [_key(document, key, given[key], "; ".join(effects.get(key, ()))) for key in given if key in framework.keys]
-    assumed = [
-        KeyRead(document.name, key, usual[key], f"{'; '.join(effects[key])} ({framework.defaults[key][1]})")
-        for key in usual
-        if effects.get(key)
-    ]
-    strange = [
-        _key(document, key, value, "a value that is not known")
-        for key, value in given.items()
-        if key in framework.keys and not framework.knows(key, value)
-    ]
-    others = [_key(document, key, given[key]) for key in given if key not in framework.keys]
-    idle = {each.key for each in others if framework.is_without_effect(each.key)}
+@dataclass(frozen=True)
+class _Part:
+    """A file with the rules of its framework that hold, and the defaults of its absent keys."""
+
+    framework: Framework
+    document: Document
+    given: Mapping[str, Any]
+    usual: Mapping[str, Any]
+    holding: tuple[KeyRule, ...]
+
+    def keys(self, step: Step, decided: Mapping[str, KeyRule]) -> dict[str, list[KeyRead]]:
+        """Return the keys of the file by what became of them in the step of all files.
+
+        decided  by field, the last rule that gives it
+        """
+        document, framework, values = self.document, self.framework, {**self.usual, **self.given}
+        effects: dict[str, list[str]] = {}
+        for name, rule in decided.items():
+            for key in dict.fromkeys((*rule.conditions, *rule.taken)) if rule in self.holding else ():
+                effects.setdefault(key, []).append(f"{name} = {step.get(name)}")
+        unsupported = [
+            replace(_key(document, key, values.get(key), rule.remark), counted_by=rule.counted_by)
+            for rule in self.holding
+            if rule.unsupported and (not rule.fields or any(decided[name] is rule for name in rule.fields))
+            for key in [*rule.conditions][-1:]
+        ]
+        named = {each.key for each in unsupported}
+        read = [
+            _key(document, key, self.given[key], "; ".join(effects.get(key, ())))
+            for key in self.given
+            if key in framework.keys and (key not in named or key in effects)
+        ]
+        assumed = [
+            KeyRead(document.name, key, self.usual[key], f"{'; '.join(effects[key])} ({framework.defaults[key][1]})")
+            for key in self.usual
+            if effects.get(key)
+        ]
+        strange = [
+            _key(document, key, value, "a value that is not known")
+            for key, value in self.given.items()
+            if key in framework.keys and not framework.knows(key, value)
+        ]
+        others = [_key(document, key, self.given[key]) for key in self.given if key not in framework.keys]
+        idle = [each for each in others if framework.is_without_effect(each.key)]
+        idle += [
+            _key(document, key, value, "the trainer says it")
+            for key, value in document.values.items()
+            if key not in self.given
+        ]
+        unknown = [*strange, *(each for each in others if each not in idle)]
+        return {
+            "read": read, "assumed": assumed, "no_effect": idle, "unsupported": unsupported, "unknown": unknown
+        }  # fmt: skip
+
+
+def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
+    """Return one reading of several files: a later one replaces what an earlier one gives, except different batches."""
+    step, parts = Step(), list[_Part]()
+    decided: dict[str, KeyRule] = {}
+    given_by: dict[str, str] = {}
+    for framework, document in known:
+        given = {key: value for key, value in document.values.items() if not framework.is_automatic(key, value)}
+        for key, value in given.items():
+            if key in framework.keys and isinstance(value, str) and "${" in value:
+                raise InputError(f"{document.at(key)} is {shown(value)}: references are read to keys of the file alone")
+        usual = {key: value for key, (value, _) in framework.defaults.items() if key not in given}
+        holding, before = list[KeyRule](), step
+        for rule in framework.rules:
+            if not rule.holds(given, usual, before):
+                continue
+            holding.append(rule)
+            for name, value in (rule.fields or {}).items():
+                step = step.having(name, _typed(name, _taken(value, {**usual, **given}), rule, document))
+                decided[name] = rule
+        for name in BATCHES:
+            old, new = getattr(before, name), getattr(step, name)
+            if old is not None and old != new:
+                raise InputError(
+                    f"{name.replace('_', ' ')} is {old} in {printable(given_by[name])} and {new} in "
+                    f"{printable(document.name)}: make them equal"
+                )
+            given_by.setdefault(name, document.name)
+        parts.append(_Part(framework, document, given, usual, tuple(holding)))
+    every = [part.keys(step, decided) for part in parts]
     return Reading(
-        (document.name,),
-        (framework,),
-        step,
-        tuple(each for each in read if each.key not in named or each.effect),
-        tuple(assumed),
-        (
-            *(each for each in others if each.key in idle),
-            *(_key(document, key, value, "the trainer says it") for key, value in automatic.items()),
-        ),
-        tuple(unsupported),
-        (*strange, *(each for each in others if each.key not in idle)),
-        tuple(asks),
-        next((rule.refused for rule in holding if rule.refused), ""),
+        files=tuple(part.document.name for part in parts),
+        frameworks=tuple(part.framework for part in parts),
+        step=step,
+        **{name: tuple(key for keys in every for key in keys[name]) for name in every[0]},
+        asks=tuple(sorted(_asked(parts, step))),
+        refused=next((rule.refused for part in parts for rule in part.holding if rule.refused), ""),
     )
 
 
-def _joined(parts: Sequence[Reading]) -> Reading:
-    """Return one reading of several: a later one replaces what an earlier one gives, except different batches."""
-    step, asks = parts[0].step, {ask for part in parts for ask in part.asks}
-    for part in parts[1:]:
-        new = {name: value for name in _TYPES if (value := getattr(part.step, name)) != getattr(Step(), name)}
-        for name in ("micro_batch_size", "accumulate", "global_batch_size"):
-            before = getattr(step, name)
-            if name in new and before is not None and before != new[name]:
-                raise InputError(
-                    f"{name.replace('_', ' ')} is {before} in {printable(parts[0].files[0])} and {new[name]} in "
-                    f"{printable(part.files[0])}: make them equal"
-                )
-        step = replace(step, **new)
+def _asked(parts: Sequence[_Part], step: Step) -> set[str]:
+    """Return what the files do not say."""
+    asks = {rule.asks for part in parts for rule in part.holding if rule.asks}
     if step.devices or step.shard or step.replicate or step.dp:
         asks.discard("devices")
     if step.get("sizes.vocab_size"):
         asks.discard("vocab_size")
-    if step.seq_len is None:
-        asks.add("seq_len")
-    if any(framework.role == ENGINE for part in parts for framework in part.frameworks):
+    if any(part.framework.role == ENGINE for part in parts):
         asks.discard(ENGINE_FILE)
-    keys = ("read", "assumed", "no_effect", "unsupported", "unknown")
-    return Reading(
-        files=tuple(file for part in parts for file in part.files),
-        frameworks=tuple(framework for part in parts for framework in part.frameworks),
-        step=step,
-        **{name: tuple(each for part in parts for each in getattr(part, name)) for name in keys},
-        asks=tuple(sorted(asks)),
-        refused=next((part.refused for part in parts if part.refused), ""),
-    )
+    return asks | ({"seq_len"} if step.seq_len is None else set())
 
 
 def _key(document: Document, key: str, value: Any, effect: str = "") -> KeyRead:

@@ -23,6 +23,7 @@ class Step:
     also_trained              modules that are trained next to LoRA
     checkpointing             full, selective or none
     reentrant                 whether checkpoints are PyTorch's reentrant ones
+    chunked_loss              whether the loss is computed with the head in chunks, and no logits are stored
     packed                    whether sequences are filled to their length
     task                      what is trained for: sft, dpo and others
     zero                      the stage of ZeRO, of which 3 is fully sharded
@@ -48,6 +49,7 @@ class Step:
     also_trained: str | None = None
     checkpointing: str | None = None
     reentrant: bool | None = None
+    chunked_loss: bool | None = None
     packed: bool | None = None
     task: str = "sft"
     zero: int | None = None

@@ -275,7 +275,7 @@ def memory(request: Request) -> Memory | MemoryComparison:
     accumulate
         Number of microbatches for gradient accumulation.
     clip
-        The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager.
+        The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     budget
         Available memory, as 8GB or 256MiB. Shows the largest batch and sequence length that fit.
     on
@@ -437,6 +437,8 @@ def memory_on(chosen: ChosenEngine) -> Memory:
     chosen_engine, step = chosen.chosen_engine, chosen.step
     needs = chosen_engine.takes(step, step.sizes())
     why = f" Engine eager does not support this step (it {chosen.why}); using graph." if chosen.why else ""
+    if step.eager.clip and not chosen_engine.module:
+        why += " Clipping adds one norm for each gradient, which is not counted."
     if step.run.plan and not chosen_engine.module and usual_plan(step.unplanned) not in step.plan:
         why += f" Attention scores are stored: --plan {FUSED_ATTENTION},{step.run.plan} stores none."
     return Memory(

@@ -64,8 +64,13 @@ def _outside(step: MemoryStep, chosen_engine: Engine) -> str:
 
 def _refused(step: MemoryStep, chosen_engine: Engine) -> str:
     """Return why an engine does not support the settings of a step."""
-    if not chosen_engine.module and (step.eager.implementation or step.eager.clip):
-        return f"does not support {'--clip' if step.eager.clip else '--optimizer-implementation'}"
+    if not chosen_engine.module and step.eager.implementation:
+        return "does not support --optimizer-implementation"
+    if step.eager.clip and not chosen_engine.module:
+        if chosen_engine.name != GRAPH:
+            return "does not support --clip"
+        if step.plan == CHOSEN or "update" in step.plan:
+            return f"does not support --clip with --plan {step.plan}, which may step before all gradients are there"
     return chosen_engine.outside(step) or chosen_engine.refuses(step)
 
 

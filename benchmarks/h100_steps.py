@@ -1,4 +1,4 @@
-"""The peak memory of ten training steps that was measured on an H100, and that of their recorded programs.
+"""The peak memory and the time of ten training steps that were measured on an H100, and those of their programs.
 
     python benchmarks/h100_steps.py [--only Qwen3,BERT] [--with DIR]
 
@@ -6,6 +6,8 @@ The rows of h100_steps.json were measured with transformers 5.17: `--with DIR` i
 and records with them; without it the installed version is recorded. Each step is recorded in a new process on tensors
 without values, which needs a C++ compiler and a build of PyTorch without CUDA, and no GPU. On an H100 cuBLAS keeps a
 workspace of 64 MiB, and another of 1 MiB is there with biases or grouped products: the measured bytes contain them.
+Times are predicted from the published record of the H100 (src/learncost/devices/gpus.py). No constant is fitted to
+these rows.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from measure import show
@@ -97,7 +100,7 @@ def record(row: Row) -> Any:
     import transformers
 
     from learncost.importer.recorder.cuda import on_gpu
-    from learncost.importer.recorder.module_step import in_a_run, record_step
+    from learncost.importer.recorder.module_step import attributed, in_a_run, record_step
     from learncost.importer.recorder.recorder import Recorder
     from learncost.program.autograd import Stepping
     from learncost.program.program import ACTIVATIONS, WEIGHTS, StepRequest
@@ -124,7 +127,8 @@ def record(row: Row) -> Any:
             with torch.autocast("cuda", torch.bfloat16, enabled=row.autocast):
                 return module(**inputs).loss
 
-        record_step(recorder, module, request, forward)
+        with attributed(module, recorder):
+            record_step(recorder, module, request, forward)
     return recorder.program()
 
 
@@ -153,16 +157,22 @@ def adapted(module: Any) -> Any:
 
 
 def answer(row: Row) -> Mapping[str, Any]:
-    """Return the peak of a row's recorded step, and what it is the peak of."""
+    """Return the peak of a row's recorded step, what it is the peak of, and its time on an H100."""
+    from learncost.devices.device import device
+    from learncost.devices.gpus import gpu
     from learncost.program.program import peak
+    from learncost.timing.clocks import program_time
 
     began = time.perf_counter()
     program = record(row)
-    most = peak(program)
+    most, took = peak(program), program_time(program, gpu(device("NVIDIA H100 SXM")))
     return {
         "bytes": most.bytes, "line": most.op.label, "roles": most.by_role, "ops": len(program.ops),
         "workspaces": WORKSPACE + MORE * any(op.name in WITH_MORE for op in program.ops),
         "seconds": time.perf_counter() - began,
+        "ms": 1e3 * took.seconds, "low": 1e3 * took.low, "high": 1e3 * took.high,
+        "busy": 1e3 * took.busy, "issue": 1e3 * took.issue, "kernels": took.launches,
+        "kinds": {kind: 1e3 * seconds for kind, (seconds, _) in took.by_kind.items()},
     }  # fmt: skip
 
 
@@ -191,17 +201,25 @@ def main() -> None:
     if chosen.folder and not Path(chosen.folder, "transformers").exists():
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", chosen.folder]
         subprocess.run([*pip, *PACKAGES], check=True)
-    rows = []
+    rows, times, errors = [], [], []
     for number, (row, measured) in enumerate(zip(ROWS, MEASURED, strict=True)):
         if any(part in row.model for part in chosen.only.split(",")):
             found = recorded(number, chosen.folder)
             apart = found["bytes"] + found["workspaces"] - measured["requested_bytes"]
-            rows.append(
-                [row.model, measured["how"], f"{found['bytes']:,}", f"{measured['requested_bytes']:,}", f"{apart:,}"]
-            )
-            print(*rows[-1], f"{found['ops']} ops, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
+            name = [row.model, measured["how"]]
+            rows.append([*name, f"{found['bytes']:,}", f"{measured['requested_bytes']:,}", f"{apart:,}"])
+            errors.append(found["ms"] / measured["ms"] - 1)
+            values = [found[key] for key in ("ms", "low", "high")]
+            took = [f"{value:.1f}" for value in (*values, measured["ms"], found["busy"], found["issue"])]
+            kinds = ", ".join(f"{kind} {ms / found['busy']:.0%}" for kind, ms in [*found["kinds"].items()][:4])
+            times.append([*name, *took, f"{errors[-1]:+.1%}", str(found["kernels"]), kinds])
+            print(*rows[-1], *took, f"{found['ops']} ops, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
     columns = ["module", "training", "recorded", "measured", "recorded + workspaces - measured"]
     show("Peak bytes of steps on an H100", columns, rows)
+    columns = ["module", "training", "predicted", "low", "high", "measured", "GPU busy", "CPU", "error", "kernels", ""]
+    show("Milliseconds of steps on an H100", columns, times)
+    sizes = [abs(error) for error in errors]
+    print(f"Absolute error: median {median(sizes):.1%}, worst {max(sizes):.1%}.")
 
 
 if __name__ == "__main__":

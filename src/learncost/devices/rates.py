@@ -273,6 +273,15 @@ def _best(device: Device, dtype: str, peak: float) -> tuple[float, str]:
     return share * peak, f"products at up to {share:.0%} of the peak, the mean best product of measured devices"
 
 
+def best_product(device: Device, dtype: str) -> float:
+    """Return the FLOP/s of the best product in a type with a published peak; a type of the same peak stands in for one
+    that was not measured."""
+    peak = device.peak_tflops[dtype]
+    measured = next((kind for kind in (dtype, *device.peak_tflops) if kind in device.measured_tflops
+                     and device.peak_tflops[kind] == peak), None)  # fmt: skip
+    return _best(device, measured or dtype, peak * 1e12)[0]
+
+
 def _usual_share() -> float:
     """Return the mean share of the peak of the measured best products."""
     ratios = [

@@ -15,6 +15,9 @@ from typing import Any, TypeAlias
 from learncost.program.allocation_log import AllocationHistory, Logged
 from learncost.program.autograd.optimizers import Stepping
 
+CUDA = "cuda"
+"""A GPU that runs PyTorch's kernels, as PyTorch names it."""
+
 FORWARD, RECOMPUTE, BACKWARD, CLIP, OPTIMIZER = "forward", "recompute", "backward", "clip", "optimizer"
 """The phases of a step."""
 
@@ -113,6 +116,7 @@ class StepRequest:
     optimizer     the optimizer, its implementation, and whether gradients are clipped before
     microbatches  the number of microbatches whose gradients are summed
     in_backward   whether a hook runs a weight's step and frees its gradient as soon as it is complete
+    capability    the compute capability of a GPU, which decides the kernel of attention
     """
 
     values: str
@@ -122,6 +126,7 @@ class StepRequest:
     optimizer: Stepping = field(default_factory=Stepping)
     microbatches: int = 1
     in_backward: bool = False
+    capability: tuple[int, int] = (9, 0)
 
 
 Steps: TypeAlias = "Callable[[Mapping[str, int], StepRequest], Program]"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,10 @@ from learncost.importer.replaced import attributes_replaced
 aten = torch.ops.aten
 NARROW = (torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
-"""The largest head of cuDNN's attention."""
+"""The largest head of cuDNN's attention, and of flash attention."""
+
+HOPPER = (9, 0)
+"""The compute capability from which on cuDNN's attention is preferred."""
 
 KERNELS = ("silu_backward", "mish_backward")
 """Operators with a kernel on a GPU and a decomposition for all other devices (`native_functions.yaml`, 2.13)."""
@@ -29,7 +33,7 @@ def on_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
     for name in KERNELS:
         library.impl(name, _no_values, "CUDA")
     for key in ("AutogradCUDA", "CUDA"):
-        library.impl("scaled_dot_product_attention", attention, key)
+        library.impl("scaled_dot_product_attention", GPUAttention(capability), key)
         library.impl("rms_norm", rms_norm, key)
     answers: dict[tuple[Any, str], Any] = {
         (torch.cuda.amp.common, "amp_definitely_not_available"): lambda: False,
@@ -47,26 +51,40 @@ def _no_values(*_: Any, **__: Any) -> Any:
     raise NotImplementedError("there is no GPU")
 
 
-def attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-    **others: Any,
-) -> Any:  # fmt: skip
-    """Return `scaled_dot_product_attention` by the kernel that PyTorch 2.11 and later choose on a GPU of compute
-    capability 9.0: cuDNN's in bf16 and fp16 (`check_prefer_cudnn_attention`, `sdp_utils.cpp`), else the efficient one.
+@dataclass(frozen=True)
+class GPUAttention:
+    """The function `scaled_dot_product_attention` by the kernel that PyTorch 2.11 and later choose (`sdp_utils.cpp`).
+
+    In bf16 and fp16 it is cuDNN's from compute capability 9.0 on (`check_prefer_cudnn_attention`), and flash attention
+    below where there is no mask; else the efficient one.
     """
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
-    scale, enable_gqa = others.get("scale"), others.get("enable_gqa", False)
-    learns = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
-    if query.dtype in NARROW and query.shape[-1] <= LARGEST_HEAD:
-        return aten._scaled_dot_product_cudnn_attention(
-            query, key, value, attn_mask, learns, dropout_p, is_causal, False, scale=scale
+
+    capability: tuple[int, int]
+
+    def __call__(
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+        **others: Any,
+    ) -> Any:  # fmt: skip
+        """Return the attention."""
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
+                attn_mask.logical_not(), float("-inf")
+            )
+        scale, enable_gqa = others.get("scale"), others.get("enable_gqa", False)
+        learns = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+        if query.dtype in NARROW and query.shape[-1] <= LARGEST_HEAD and self.capability >= HOPPER:
+            return aten._scaled_dot_product_cudnn_attention(
+                query, key, value, attn_mask, learns, dropout_p, is_causal, False, scale=scale
+            )[0]
+        if query.dtype in NARROW and query.shape[-1] <= LARGEST_HEAD and attn_mask is None:
+            return aten._scaled_dot_product_flash_attention(
+                query, key, value, dropout_p, is_causal, False, scale=scale
+            )[0]
+        if enable_gqa and (groups := query.shape[-3] // key.shape[-3]) > 1:
+            key, value = (each.repeat_interleave(groups, -3) for each in (key, value))
+        return aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, learns, dropout_p, is_causal, scale=scale
         )[0]
-    if enable_gqa and (groups := query.shape[-3] // key.shape[-3]) > 1:
-        key, value = (each.repeat_interleave(groups, -3) for each in (key, value))
-    return aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, learns, dropout_p, is_causal, scale=scale
-    )[0]
 
 
 class _RMSNorm(torch.autograd.Function):

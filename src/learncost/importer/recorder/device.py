@@ -16,6 +16,8 @@ from learncost.models.files import user_folder
 
 SOURCE = Path(__file__).with_name("device_guard.cpp")
 
+_loaded: list[ctypes.CDLL] = []
+
 
 def load_guard() -> None:
     """Make tensors without values of device "cuda" run under autograd and autocast in this process, without a GPU.
@@ -24,16 +26,30 @@ def load_guard() -> None:
     """
     if "torch" in sys.modules:
         raise InputError("the guard of device cuda is loaded before torch: record in a new process")
-    ctypes.CDLL(str(compiled()), mode=ctypes.RTLD_GLOBAL)
+    _loaded.append(ctypes.CDLL(str(compiled()), mode=ctypes.RTLD_GLOBAL))
+
+
+def is_guarded() -> bool:
+    """Return whether this process has the guard, so that tensors of device "cuda" run without a GPU."""
+    return bool(_loaded)
+
+
+def _torch() -> Path:
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise InputError("recording a module requires torch")
+    return Path(spec.origin).parent
+
+
+def is_with_cuda() -> bool:
+    """Return whether the installed PyTorch is a build with CUDA."""
+    return (_torch() / "lib" / "libc10_cuda.so").exists()
 
 
 def compiled() -> Path:
     """Return the shared library of the guard, compiled on first use for this version of PyTorch."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise InputError("recording a module requires torch")
-    torch = Path(spec.origin).parent
-    if (torch / "lib" / "libc10_cuda.so").exists():
+    torch = _torch()
+    if is_with_cuda():
         raise InputError("recording for a GPU without one requires a build of torch without CUDA")
     library = user_folder("recorder") / f"device_guard-{version('torch')}.so"
     if library.exists():

@@ -6,10 +6,11 @@ import copy
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from learncost.importer.recorder.device import is_guarded
 from learncost.importer.refusals import one_line, silenced
 from learncost.importer.replaced import attributes_replaced, unchecked
 from learncost.importer.wrappers import plain
@@ -18,6 +19,7 @@ from learncost.program.autograd.step import DIFFERENT
 from learncost.program.program import (
     ACTIVATIONS,
     BACKWARD,
+    CUDA,
     FORWARD,
     GRADIENTS,
     OPTIMIZER,
@@ -53,20 +55,28 @@ class ModuleStep:
         from learncost.importer.examples import as_called
         from learncost.importer.recorder.recorder import Recorder
 
-        if request.device == "cuda" and not torch.cuda.is_available():
+        guarded = request.device == CUDA and is_guarded()
+        if request.device == CUDA and not (guarded or torch.cuda.is_available()):
             raise InputError("PyTorch chooses kernels for a GPU where there is one")
         recorder = Recorder(request.device)
         module, given = self.module(), self.inputs(sizes)
-        with in_a_run(), recorder:
+        kernels = _kernels_of(request.capability) if guarded else nullcontext()
+        with in_a_run(), kernels, recorder:
             empty = _Empty(getattr(torch, TYPES[request.values]), recorder)
             module = empty.module(module)
             if request.weights:
                 learn_only(module, request.weights[1], request.weights[0])
             row, by_name = as_called(module, empty.inputs(given))
             del given
-            with _attributed(module, recorder):
+            with attributed(module, recorder):
                 record_step(recorder, module, request, lambda: module(*row, **by_name))
         return recorder.program()
+
+
+def _kernels_of(capability: tuple[int, int]) -> AbstractContextManager[None]:
+    from learncost.importer.recorder.cuda import on_gpu
+
+    return on_gpu(capability)
 
 
 def record_step(recorder: Any, module: Any, request: StepRequest, forward: Callable[[], Any]) -> None:
@@ -176,7 +186,7 @@ class _Empty:
 
 
 @contextmanager
-def _attributed(module: Any, recorder: Any) -> Iterator[None]:
+def attributed(module: Any, recorder: Any) -> Iterator[None]:
     """Attribute every operator to the module that runs it."""
     above: list[str] = []
     hooks = []

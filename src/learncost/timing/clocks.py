@@ -1,0 +1,140 @@
+"""The time of a program on a GPU by two clocks: the CPU issues operators in order, and the GPU runs their kernels."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from learncost.program.program import BACKWARD, FORWARD, OPTIMIZER, Program, ProgramOp
+from learncost.timing.gpu import GPU, HostCPU
+from learncost.timing.kernels import Kernel, KernelModel, is_view
+
+
+@dataclass(frozen=True)
+class Issued:
+    """An operator with the seconds that the CPU takes to issue it, and its kernels."""
+
+    op: ProgramOp
+    issue: float
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True)
+class ProgramTime:
+    """The time of a program on a GPU.
+
+    seconds    of the step, and its ends by the uncertainty of the constants
+    busy       of the GPU
+    issue      of the CPU, without its waits
+    waiting    of the GPU for the CPU
+    issued     the operators, in order
+    """
+
+    seconds: float
+    low: float
+    high: float
+    busy: float
+    issue: float
+    issued: tuple[Issued, ...]
+    gpu: GPU
+
+    @property
+    def waiting(self) -> float:
+        """The seconds in which the GPU waits for the CPU."""
+        return max(self.seconds - self.busy, 0.0)
+
+    @property
+    def launches(self) -> int:
+        """The number of kernels."""
+        return sum(len(each.kernels) for each in self.issued)
+
+    @property
+    def flops(self) -> float:
+        """The FLOPs of products, convolutions and attention."""
+        return sum(kernel.flops for each in self.issued for kernel in each.kernels)
+
+    @property
+    def by_kind(self) -> dict[str, tuple[float, int]]:
+        """The seconds of the kernels and their number by kind, the longest first."""
+        seconds, numbers = defaultdict[str, float](float), Counter[str]()
+        for each in self.issued:
+            for kernel in each.kernels:
+                seconds[kernel.kind] += kernel.seconds
+                numbers[kernel.kind] += 1
+        longest = sorted(seconds, key=lambda kind: -seconds[kind])
+        return {kind: (seconds[kind], numbers[kind]) for kind in longest}
+
+    @property
+    def by_phase(self) -> dict[str, tuple[float, float]]:
+        """The seconds of the kernels and those of the CPU by phase."""
+        kernels, issue = defaultdict[str, float](float), defaultdict[str, float](float)
+        for each in self.issued:
+            kernels[each.op.phase] += sum(kernel.seconds for kernel in each.kernels)
+            issue[each.op.phase] += each.issue
+        return {phase: (kernels[phase], issue[phase]) for phase in issue}
+
+
+def program_time(program: Program, gpu: GPU) -> ProgramTime:
+    """Return the time of a program on a GPU. Raises `InputError` for products in a type without a rate."""
+    model = KernelModel(gpu, program)
+    costs = _issue_costs(program.ops, gpu.host)
+    issued = tuple(Issued(op, cost, tuple(model.kernels(op))) for op, cost in zip(program.ops, costs, strict=True))
+    kinds = defaultdict[str, float](float)
+    for each in issued:
+        for kernel in each.kernels:
+            kinds[kernel.kind] += kernel.seconds
+    busy, issue = sum(kinds.values()), sum(costs)
+    apart = sqrt(sum((gpu.assumed.get(kind, 0.0) * seconds) ** 2 for kind, seconds in kinds.items())) / (busy or 1.0)
+    of_cpu = gpu.assumed.get("CPU", 0.0)
+    middle = _step(issued, gpu.host)
+    down = [middle - _step(issued, gpu.host, 1 - apart, 1.0), middle - _step(issued, gpu.host, 1.0, 1 - of_cpu)]
+    up = [_step(issued, gpu.host, 1 + apart, 1.0) - middle, _step(issued, gpu.host, 1.0, 1 + of_cpu) - middle]
+    low, high = middle - sqrt(sum(each**2 for each in down)), middle + sqrt(sum(each**2 for each in up))
+    return ProgramTime(middle, low, high, busy, issue, issued, gpu)
+
+
+def _step(issued: Sequence[Issued], host: HostCPU, kernels: float = 1.0, issue: float = 1.0) -> float:
+    """Return the seconds until both clocks have ended, with the times of kernels and of the CPU times factors."""
+    cpu = gpu = 0.0
+    for each in issued:
+        cpu += each.issue * issue
+        for kernel in each.kernels:
+            gpu = max(gpu, cpu + host.latency * issue) + kernel.seconds * kernels
+        if each.op.synchronizes:
+            cpu = max(cpu, gpu) + host.wait
+    return max(cpu, gpu)
+
+
+def _issue_costs(ops: Sequence[ProgramOp], host: HostCPU) -> list[float]:
+    """Return the seconds that the CPU takes for every operator, with the calls of modules and the optimizer's loop."""
+    weights = len({each.buffer for op in ops if op.phase == OPTIMIZER for each in op.inputs if each.shape}) / 4
+    costs = []
+    before, path = "", ""
+    for op in ops:
+        view = is_view(op)
+        if op.phase == BACKWARD:
+            cost = host.its_view if view else host.backward
+        else:
+            cost = host.view if view else host.operator
+            cost += host.module * entered(path, op.path)
+            path = op.path
+        if op.phase != before and op.phase == OPTIMIZER:
+            cost += host.optimizer + host.weight * weights
+        if op.phase != before and op.phase == FORWARD:  # gradients are set to None
+            cost += host.weight * weights / 2
+        before = op.phase
+        costs.append(cost)
+    return costs
+
+
+def entered(before: str, path: str) -> int:
+    """Return the number of modules that are called between two operators: those of the path that are
+    not above both. A list of modules is not called."""
+    if before == path or not path:
+        return 0
+    above, inside = before.split("."), path.split(".")
+    common = next((at for at, (one, two) in enumerate(zip(above, inside, strict=False)) if one != two), len(above))
+    lists = [after.isdigit() for after in (*inside[1:], "")]
+    return sum(not is_list for is_list in lists[common:])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from learncost.importer.pointwise import POINTWISE, reduced
 from learncost.importer.rule import with_settings
 from learncost.importer.rules.attention import AttentionSettings
 from learncost.importer.rules.bags import BagSettings
@@ -57,7 +59,7 @@ def several_labels_with_a_margin(x: Any, target: Any, reduction: int = 1) -> Any
     apart = 1 - x.gather(-1, places_of_labels).unsqueeze(-1) + x.unsqueeze(-2)
     counts = label.unsqueeze(-1) & is_label.logical_not()
     each = torch.where(counts, apart.clamp_min(0), 0.0).sum((-2, -1)) / x.shape[-1]
-    return (each, each.mean(), each.sum())[reduction]
+    return reduced(each, reduction)
 
 
 class GroupNormSettings(NamedTuple):
@@ -138,9 +140,7 @@ def cross_entropy(
     by_class = weight.reshape([-1] + [1] * (x.dim() - classes - 1))
     of_all = torch.where(counts, (logarithms * by_class).sum(classes), 0.0)
     each = -(1 - label_smoothing) * of_label - label_smoothing / x.shape[classes] * of_all
-    if reduction == 1:
-        return each.sum() / shares.sum()
-    return each.sum() if reduction else each
+    return each.sum() / shares.sum() if reduction == 1 else reduced(each, reduction)
 
 
 def onto_a_diagonal(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
@@ -234,6 +234,55 @@ def _along_a_side(place: Any, side: int, padding: int, align_corners: bool) -> A
     return place.clamp(0, side - 1) if padding else place
 
 
+def product_along(x: Any, dim: int | None = None, keepdim: bool = False, **_: Any) -> Any:
+    """Return `prod` as a product of parts, whose gradient exists where a part is 0."""
+    import torch
+
+    result = functools.reduce(torch.mul, (x.reshape(-1) if dim is None else x).unbind(dim or 0))
+    return result.unsqueeze(dim) if keepdim and dim is not None else result
+
+
+def products_so_far(x: Any, dim: int, **_: Any) -> Any:
+    """Return `cumprod` as products of parts."""
+    import torch
+
+    return torch.stack(list(itertools.accumulate(x.unbind(dim), torch.mul)), dim)
+
+
+def extremes_so_far(x: Any, dim: int, largest: bool = True) -> Any:
+    """Return `cummax` or `cummin`; among equal ones the last has the gradient."""
+    import torch
+
+    first, *others = x.unbind(dim)
+    values, places = [first], [torch.zeros_like(first, dtype=torch.long)]
+    for place, part in enumerate(others, 1):
+        kept = part < values[-1] if largest else values[-1] < part
+        values.append(torch.where(kept, values[-1], part))
+        places.append(torch.where(kept, places[-1], place))
+    return torch.stack(values, dim), torch.stack(places, dim)
+
+
+def logarithm_of_sums_so_far(x: Any, dim: int) -> Any:
+    """Return `logcumsumexp`."""
+    import torch
+
+    high = torch.ops.aten.detach.default(x).amax(dim, keepdim=True)
+    return (x - high).exp().cumsum(dim).log() + high
+
+
+def in_order(x: Any, place: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """Return `kthvalue`, the value at a place of the ascending order, and its position."""
+    parts = [each.narrow(dim, place - 1, 1) for each in x.sort(dim)]
+    return tuple(each if keepdim else each.squeeze(dim) for each in parts)
+
+
+def middle(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return `median`, the lower one of an even number."""
+    rows, along = (x.reshape(-1), 0) if dim is None else (x, dim)
+    found = in_order(rows, (rows.shape[along] + 1) // 2, along, keepdim)
+    return found[0] if dim is None else found
+
+
 def _argument(node: Any, name: str) -> Any:
     """Return an argument of a call, or its default."""
     of_schema = node.target._schema.arguments
@@ -281,11 +330,29 @@ def _of_pytorch(name: str) -> Callable[..., Any]:
     return parts
 
 
+def _is_scaled(node: Any) -> bool:
+    """Return whether an ELU or a softplus has other settings than the op of the vocabulary."""
+    return any(setting not in (1, 20) for setting in node.args[2 if "elu" in str(node.target) else 1 :])
+
+
+def _is_in_evaluation(node: Any) -> bool:
+    return not _argument(node, "training")
+
+
+def _is_listed(node: Any) -> bool:
+    """Return whether an operator is along a dimension of fixed size."""
+    shape = node.args[0].meta["val"].shape
+    names = [each.name for each in node.target._schema.arguments]
+    sizes = [shape[_argument(node, "dim")]] if "dim" in names and shape else shape
+    return bool(shape) and all(isinstance(size, int) for size in sizes)
+
+
 def _always(_: Any) -> bool:
     return True
 
 
 WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
+    **{name: (function, _always) for name, function in POINTWISE.items()},
     "scaled_dot_product_attention": (with_settings(AttentionSettings, attention_with_dropout), _drops),
     "cross_entropy_loss": (cross_entropy, _smooths_with_weights),
     "_embedding_bag": (with_settings(BagSettings, bags_at_offsets), _lie_at_offsets),
@@ -302,6 +369,17 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "logdet": (logarithm_of_a_determinant, _always),
     "grid_sampler_3d": (sampled_in_space, _always),
     "linalg_pinv.atol_rtol_tensor": (pseudo_inverse, _always),
+    "prod": (product_along, _is_listed),
+    "cumprod": (products_so_far, _is_listed),
+    "cummax": (extremes_so_far, _is_listed),
+    "cummin": (functools.partial(extremes_so_far, largest=False), _is_listed),
+    "logcumsumexp": (logarithm_of_sums_so_far, _always),
+    "kthvalue": (in_order, _is_listed),
+    "median": (middle, _is_listed),
+    "nanmedian": (middle, _is_listed),
+    "elu": (POINTWISE["elu"], _is_scaled),
+    "softplus": (POINTWISE["softplus"], _is_scaled),
+    "rrelu_with_noise_functional": (POINTWISE["rrelu_with_noise_functional"], _is_in_evaluation),
     "native_layer_norm": (_of_pytorch("native_layer_norm"), _with_what_it_divides_by),
     "native_group_norm": (with_settings(GroupNormSettings, normalized_in_groups), _with_what_it_divides_by),
 }

@@ -59,14 +59,6 @@ def temporal_classification(
     return each.sum() if reduction else each[0] if alone else each
 
 
-def hinge_embedding(x: Any, target: Any, margin: float = 1.0, reduction: int = 1) -> Any:
-    """Return `hinge_embedding_loss` as its kernel computes it."""
-    import torch
-
-    each = torch.where(target != 1, (margin - x).clamp_min(0), 0.0) + torch.where(target != -1, x, 0.0)
-    return (each, each.mean(), each.sum())[reduction]
-
-
 def gaussian(input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Any:
     """Return `gaussian_nll_loss` without its check for negative variances; its gradient passes at the bound."""
     import torch
@@ -207,7 +199,6 @@ def written_out() -> AbstractContextManager[None]:
     functional = torch.nn.functional
     put_in: dict[tuple[Any, str], Any] = {
         (torch, "ctc_loss"): temporal_classification,
-        (torch, "hinge_embedding_loss"): hinge_embedding,
         (functional, "gaussian_nll_loss"): gaussian,
         **{(of, "cov"): covariance for of in (torch, torch.Tensor)},
         **{(of, "corrcoef"): correlation for of in (torch, torch.Tensor)},

@@ -241,8 +241,9 @@ def _decompositions(program: Any) -> dict[Any, Any]:
         if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
             continue
         name = operator_name(node.target)
-        if name in WRITTEN_OUT and WRITTEN_OUT[name][1](node):
-            parts[node.target] = WRITTEN_OUT[name][0]
+        written_out = WRITTEN_OUT.get(name) or WRITTEN_OUT.get(name.partition(".")[0])
+        if written_out is not None and written_out[1](node):
+            parts[node.target] = written_out[0]
             continue
         if name in RULES or name.partition(".")[0] in RULES or node.target._can_decompose():
             continue

@@ -12,8 +12,6 @@ from learncost.importer.rules import (  # noqa: F401 - they register themselves
     normalization,
     products,
     reductions,
-    rounding,
-    special,
     views,
     windows,
 )

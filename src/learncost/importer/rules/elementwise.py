@@ -1,8 +1,8 @@
-"""Elementwise operators: sums, products, ops, and compositions of them."""
+"""Elementwise operators: sums, products, ops and conditions, and tensors that are made with the shape of another."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from learncost.importer.equations import NumberOperand
@@ -92,56 +92,74 @@ def rsqrt(reader: GraphReader, x: View) -> View:
 
 
 WORDS = {
-    "exp": "exp",
-    "log": "log",
-    "tanh": "tanh",
-    "sqrt": "sqrt",
-    "erf": "erf",
-    "sin": "sin",
-    "cos": "cos",
-    "atan": "atan",
-    "log1p": "log1p",
-    "expm1": "expm1",
-    "abs": "abs",
-    "sign": "sign",
+    **{name: name for name in ("exp", "log", "tanh", "sqrt", "erf", "sin", "cos", "atan", "log1p", "expm1", "abs")},
+    **{name: name for name in ("sign", "floor", "relu", "sigmoid", "silu", "log_sigmoid", "softplus", "atan2")},
+    **{name: name for name in ("maximum", "minimum")},
     "sgn": "sign",
-    "floor": "floor",
-    "relu": "relu",
-    "sigmoid": "sigmoid",
-    "silu": "silu",
-    "log_sigmoid": "log_sigmoid",
+    "detach": "stop_gradient",
+    "fmax": "maximum",
+    "max.other": "maximum",
+    "fmin": "minimum",
+    "min.other": "minimum",
 }
-"""Unary operators that are an op of the vocabulary."""
+"""Operators that are an op of the vocabulary."""
+
+CONDITIONS: Mapping[str, Callable[..., View]] = {
+    "lt": lambda reader, x, z: reader.op("less", x, z),
+    "gt": lambda reader, x, z: reader.op("less", z, x),
+    "ge": lambda reader, x, z: _opposite(reader, reader.op("less", x, z)),
+    "le": lambda reader, x, z: _opposite(reader, reader.op("less", z, x)),
+    "eq": lambda reader, x, z: reader.op("equal", x, z),
+    "ne": lambda reader, x, z: _opposite(reader, reader.op("equal", x, z)),
+    "signbit": lambda reader, x: reader.op("less", x, 0.0),
+    "logical_not": lambda reader, x: _opposite(reader, x),
+    "bitwise_not": lambda reader, x: _opposite(reader, x),
+    "logical_and": lambda reader, x, z: reader.multiply(x, z),
+    "bitwise_and.Tensor": lambda reader, x, z: reader.multiply(x, z),
+    "logical_or": lambda reader, x, z: reader.op("maximum", x, z),
+    "bitwise_or.Tensor": lambda reader, x, z: reader.op("maximum", x, z),
+    "logical_xor": lambda reader, x, z: _opposite(reader, reader.op("equal", x, z)),
+    "bitwise_xor.Tensor": lambda reader, x, z: _opposite(reader, reader.op("equal", x, z)),
+}
+"""Operators with a boolean result, 1 or 0."""
+
+OPERANDS = {"atan2": 2, "maximum": 2, "minimum": 2}
+"""The number of operands of an op, where it is not one; the arguments behind them are left out."""
 
 
-def _registered(name: str, op: str) -> None:
+def _opposite(reader: GraphReader, truth: Any) -> View:
+    return reader.add(1.0, truth, signs=[1, -1])
+
+
+def _is_op(name: str, op: str) -> None:
     @rule(name)
-    def apply(reader: GraphReader, x: View, *_: Any, **__: Any) -> View:
-        return reader.op(op, x)
+    def apply(reader: GraphReader, *operands: Any, **_: Any) -> View:
+        return reader.op(op, *operands[: OPERANDS.get(op, 1)])
+
+
+def _is_condition(name: str) -> None:
+    @rule(name)
+    def apply(reader: GraphReader, *operands: Any) -> View:
+        """Return a boolean value, which remains boolean after type conversions."""
+        view = CONDITIONS[name](reader, *operands)
+        view.stored.kind = "truth"
+        return view
 
 
 for _name, _word in WORDS.items():
-    _registered(_name, _word)
+    _is_op(_name, _word)
+for _name in CONDITIONS:
+    _is_condition(_name)
 
 
-@rule("detach")
-def detach(reader: GraphReader, x: View) -> View:
-    return reader.op("stop_gradient", x)
+@rule("elu")
+def elu(reader: GraphReader, x: View, alpha: float = 1.0, *_: Any) -> View:
+    return reader.op("elu", x, alpha)
 
 
 @rule("gelu")
 def gelu(reader: GraphReader, x: View, *, approximate: str = "none") -> View:
     return reader.op("gelu" if approximate == "none" else "gelu_tanh", x)
-
-
-@rule("maximum", "fmax", "max.other")
-def maximum(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.op("maximum", x, z)
-
-
-@rule("minimum", "fmin", "min.other")
-def minimum(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.op("minimum", x, z)
 
 
 def clamped(reader: GraphReader, x: Any, low: Any, high: Any) -> View:
@@ -164,196 +182,6 @@ def clamp(reader: GraphReader, x: View, low: Any = None, high: Any = None, **nam
     return clamped(reader, x, low, high)
 
 
-@rule("hardtanh")
-def hardtanh(reader: GraphReader, x: View, low: float = -1.0, high: float = 1.0) -> View:
-    if low == 0:
-        return reader.op("at_most", reader.op("relu", x), high)
-    return clamped(reader, x, low, high)
-
-
-@rule("hardsigmoid")
-def hardsigmoid(reader: GraphReader, x: View) -> View:
-    """Record relu6(x + 3) / 6."""
-    bounded = reader.op("at_most", reader.op("relu", reader.add(x, 3.0)), 6.0)
-    return reader.multiply(bounded, 1 / 6)
-
-
-@rule("hardswish")
-def hardswish(reader: GraphReader, x: View) -> View:
-    return reader.multiply(x, hardsigmoid(reader, x))
-
-
-@rule("leaky_relu")
-def leaky_relu(reader: GraphReader, x: View, slope: float = 0.01) -> View:
-    """Record max(x, 0) + slope min(x, 0), with min(x, 0) as x - max(x, 0)."""
-    above = reader.op("relu", x)
-    below = reader.add(x, above, signs=[1, -1])
-    return reader.add(above, reader.multiply(below, slope))
-
-
-@rule("rrelu_with_noise_functional")
-def rrelu(
-    reader: GraphReader,
-    x: View,
-    noise: Any,
-    lower: float = 1 / 8,
-    upper: float = 1 / 3,
-    training: bool = False,
-    *_: Any,
-) -> list[View | None]:
-    """Record rrelu in evaluation mode, with the mean of the slopes that training draws."""
-    if training:
-        raise reader.refusal("a leaky ReLU with random slopes")
-    return [leaky_relu(reader, x, (lower + upper) / 2), None]
-
-
-@rule("_prelu_kernel")
-def prelu(reader: GraphReader, x: Any, slope: Any) -> View:
-    x, slope = reader.view(x), reader.view(slope)
-    above = reader.op("relu", x)
-    below = reader.add(x, above, signs=[1, -1])
-    return reader.add(above, reader.multiply(below, slope))
-
-
-@rule("elu")
-def elu(reader: GraphReader, x: View, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> View:
-    """Record scale (max(x, 0) + alpha (exp(min(x, 0) input_scale) - 1))."""
-    if scale == input_scale == 1:
-        return reader.op("elu", x, alpha)
-    above = reader.op("relu", x)
-    below = reader.add(x, above, signs=[1, -1])
-    if input_scale != 1:
-        below = reader.multiply(below, input_scale)
-    bent = reader.op("expm1", below)
-    if alpha != 1:
-        bent = reader.multiply(bent, alpha)
-    result = reader.add(above, bent)
-    return result if scale == 1 else reader.multiply(result, scale)
-
-
-@rule("celu")
-def celu(reader: GraphReader, x: View, alpha: float = 1.0) -> View:
-    return elu(reader, x, alpha, 1.0, 1.0 / alpha)
-
-
-@rule("softplus")
-def softplus(reader: GraphReader, x: View, beta: float = 1.0, threshold: float = 20.0) -> View:
-    """Record log(1 + exp(beta x)) / beta. Beyond its threshold PyTorch returns x, which differs by 2e-9 from 20 on."""
-    bent = reader.op("softplus", x if beta == 1 else reader.multiply(x, beta))
-    value = bent if beta == 1 else reader.multiply(bent, 1.0 / beta)
-    if threshold >= 20:
-        return value
-    return reader.op("select", reader.op("less", float(threshold) / beta, x), x, value)
-
-
-@rule("tan")
-def tan(reader: GraphReader, x: View) -> View:
-    return reader.op("divide", reader.op("sin", x), reader.op("cos", x))
-
-
-@rule("sinh")
-def sinh(reader: GraphReader, x: View) -> View:
-    above, below = reader.op("exp", x), reader.op("exp", reader.multiply(x, -1.0))
-    return reader.multiply(reader.add(above, below, signs=[1, -1]), 0.5)
-
-
-@rule("cosh")
-def cosh(reader: GraphReader, x: View) -> View:
-    above, below = reader.op("exp", x), reader.op("exp", reader.multiply(x, -1.0))
-    return reader.multiply(reader.add(above, below), 0.5)
-
-
-@rule("log2", "log10")
-def log_of_base(reader: GraphReader, x: View) -> View:
-    base = 2 if reader.recorder.operator == "log2" else 10
-    return reader.multiply(reader.op("log", x), 1 / math.log(base))
-
-
-@rule("exp2")
-def exp2(reader: GraphReader, x: View) -> View:
-    return reader.op("exp", reader.multiply(x, math.log(2)))
-
-
-@rule("erfc")
-def erfc(reader: GraphReader, x: View) -> View:
-    return reader.add(1.0, reader.op("erf", x), signs=[1, -1])
-
-
-@rule("logaddexp")
-def logaddexp(reader: GraphReader, x: View, z: View) -> View:
-    high = reader.op("maximum", x, z)
-    apart = reader.op("abs", reader.add(x, z, signs=[1, -1]))
-    return reader.add(high, reader.op("log1p", reader.op("exp", reader.multiply(apart, -1.0))))
-
-
-@rule("lerp")
-def lerp(reader: GraphReader, x: Any, end: Any, weight: Any) -> View:
-    return reader.add(x, reader.multiply(reader.add(end, x, signs=[1, -1]), weight))
-
-
-@rule("hypot")
-def hypot(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.op("sqrt", reader.add(reader.multiply(x, x), reader.multiply(z, z)))
-
-
-# Conditions
-
-
-def _less(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.op("less", x, z)
-
-
-@rule("gt")
-def gt(reader: GraphReader, x: Any, z: Any) -> View:
-    return _truth(_less(reader, z, x))
-
-
-@rule("lt")
-def lt(reader: GraphReader, x: Any, z: Any) -> View:
-    return _truth(_less(reader, x, z))
-
-
-@rule("ge")
-def ge(reader: GraphReader, x: Any, z: Any) -> View:
-    return _truth(reader.add(1.0, _less(reader, x, z), signs=[1, -1]))
-
-
-@rule("le")
-def le(reader: GraphReader, x: Any, z: Any) -> View:
-    return _truth(reader.add(1.0, _less(reader, z, x), signs=[1, -1]))
-
-
-@rule("eq")
-def eq(reader: GraphReader, x: Any, z: Any) -> View:
-    return _truth(reader.op("equal", x, z))
-
-
-@rule("ne")
-def ne(reader: GraphReader, x: Any, z: Any) -> View:
-    return _truth(reader.add(1.0, reader.op("equal", x, z), signs=[1, -1]))
-
-
-@rule("logical_not", "bitwise_not")
-def logical_not(reader: GraphReader, x: Any) -> View:
-    return _truth(reader.add(1.0, x, signs=[1, -1]))
-
-
-@rule("logical_and", "bitwise_and.Tensor")
-def logical_and(reader: GraphReader, x: Any, z: Any) -> View:
-    return _truth(reader.multiply(x, z))
-
-
-@rule("logical_or", "bitwise_or.Tensor")
-def logical_or(reader: GraphReader, x: Any, z: Any) -> View:
-    return _truth(reader.op("maximum", x, z))
-
-
-def _truth(view: View) -> View:
-    """Return a boolean value, 1 or 0, which remains boolean after type conversions."""
-    view.stored.kind = "truth"
-    return view
-
-
 @rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def where(reader: GraphReader, condition: Any, x: Any, z: Any) -> Any:
     number = reader.number(z)
@@ -370,3 +198,26 @@ def masked_fill(reader: GraphReader, x: Any, mask: Any, value: Any) -> Any:
     if hides and number is not None and (masked := reader.hidden(x, mask, number.value, hides=True)) is not None:
         return masked
     return reader.op("select", mask, value, x)
+
+
+@rule("trunc")
+def trunc(reader: GraphReader, x: View) -> View:
+    return reader.multiply(reader.op("sign", x), reader.op("floor", reader.op("abs", x)))
+
+
+@rule("div.Tensor_mode")
+def div_mode(reader: GraphReader, x: Any, z: Any, *, rounding_mode: str | None = None) -> Any:
+    """Record a rounded quotient, which is not a product with 1/z: 49 (1/49) is less than 1."""
+    if rounding_mode is None:
+        return div(reader, x, z)
+    ratio = reader.op("divide", x, float(z) if isinstance(z, int | float) else z)
+    return reader.op("floor", ratio) if rounding_mode == "floor" else trunc(reader, ratio)
+
+
+@rule(
+    *("full_like", "zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "randint_like"),
+    *("new_zeros", "new_ones", "new_full", "new_empty", "bernoulli", "bernoulli.p"),
+)
+def made_like(reader: GraphReader, *_: Any, **__: Any) -> Any:
+    """Return a tensor with the shape of a value and other numbers."""
+    return GivenTensor(reader.node)

@@ -11,20 +11,10 @@ from learncost.importer.reader import GraphReader
 from learncost.importer.replaced import MOST_WITHOUT_A_PRODUCT
 from learncost.importer.rule import rule
 from learncost.importer.rules.indexing import at_index, read_at
-from learncost.importer.rules.reductions import guarded_power, share, summed, vector_norm
+from learncost.importer.rules.reductions import guarded_power, summed, vector_norm
 from learncost.importer.views import View
 
-_LEAST_SPREAD = 9.999999960041972e-13
-"""1e-12 in fp32, which it is in PyTorch's kernel for processors, whatever the type (EPSILON, ATen/native/Loss.cpp)."""
-
 REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
-
-
-def reduced(reader: GraphReader, values: View, reduction: int) -> View:
-    dims = range(len(values.dims))
-    if reduction == 0:
-        return values
-    return summed(reader, values, dims, share(values, dims) if reduction == 1 else None, hint="loss")
 
 
 @rule("cross_entropy_loss")
@@ -133,93 +123,6 @@ def nll_loss(
 ) -> Any:
     result = nll(reader, x, 1 if len(x.dims) > 1 else 0, targets, reduction, ignore, weight)
     return [result, None] if isinstance(reader.node.meta["val"], tuple | list) else result
-
-
-@rule("mse_loss")
-def mse_loss(reader: GraphReader, x: Any, z: Any, reduction: int = 1) -> View:
-    apart = reader.add(x, z, signs=[1, -1])
-    return reduced(reader, reader.multiply(apart, apart), reduction)
-
-
-@rule("l1_loss")
-def l1_loss(reader: GraphReader, x: Any, z: Any, reduction: int = 1) -> View:
-    return reduced(reader, reader.op("abs", reader.add(x, z, signs=[1, -1])), reduction)
-
-
-@rule("smooth_l1_loss", "huber_loss")
-def smooth_l1_loss(reader: GraphReader, x: Any, z: Any, reduction: int = 1, beta: float = 1.0) -> View:
-    """Record q^2 / (2 beta) + |a| - q of the difference a, with q = min(|a|, beta); the Huber loss is that times
-    beta.
-    """
-    apart = reader.op("abs", reader.add(x, z, signs=[1, -1]))
-    if beta == 0:
-        return reduced(reader, apart, reduction)
-    inner = reader.op("at_most", apart, float(beta))
-    bent = reader.multiply(reader.multiply(inner, inner), 0.5 / beta)
-    value = reader.add(bent, apart, inner, signs=[1, 1, -1])
-    if reader.recorder.operator == "huber_loss" and beta != 1:
-        value = reader.multiply(value, float(beta))
-    return reduced(reader, value, reduction)
-
-
-@rule("binary_cross_entropy_with_logits")
-def binary_with_logits(
-    reader: GraphReader, x: View, targets: Any, weight: Any = None, positive: Any = None, reduction: int = 1
-) -> View:
-    """Record -(z log s(x) + (1 - z) log s(-x)) = -(log s(-x) + z x), with log s(x) = x + log s(-x).
-
-    With weights p of positives, p z replaces z: -((p z + 1 - z) log s(-x) + p z x).
-    """
-    below = reader.op("log_sigmoid", reader.multiply(-1.0, x))
-    holds = targets if positive is None else reader.multiply(positive, targets)
-    if positive is not None:
-        below = reader.multiply(reader.add(holds, 1.0, targets, signs=[1, 1, -1]), below)
-    value = reader.multiply(-1.0, reader.add(below, reader.multiply(holds, x)))
-    if weight is not None:
-        value = reader.multiply(value, weight)
-    return reduced(reader, value, reduction)
-
-
-@rule("binary_cross_entropy")
-def binary(reader: GraphReader, x: View, targets: Any, weight: Any = None, reduction: int = 1) -> View:
-    """Record -(z log x + (1 - z) log(1 - x)) with logarithms >= -100, and the gradient (x - z) / max(x (1 - x), 1e-12).
-
-    Both bounds are PyTorch's (torch.nn.BCELoss, and binary_cross_entropy_backward in ATen/native/Loss.cpp). The second
-    bounds only the gradient, so a separate term provides it: slope x minus its detached value is 0 and has this
-    gradient.
-    """
-    other = reader.add(1.0, x, signs=[1, -1])
-    yes = reader.multiply(targets, _logarithm(reader, x))
-    no = reader.multiply(reader.add(1.0, targets, signs=[1, -1]), _logarithm(reader, other))
-    spread = reader.op("maximum", reader.multiply(x, other), _LEAST_SPREAD)
-    slope = reader.op("divide", reader.add(x, targets, signs=[1, -1]), spread)
-    along = reader.multiply(reader.op("stop_gradient", slope), x)
-    nothing = reader.add(along, reader.op("stop_gradient", along), signs=[1, -1])
-    value = reader.add(nothing, reader.add(yes, no), signs=[1, -1])
-    if weight is not None:
-        value = reader.multiply(value, weight)
-    return reduced(reader, value, reduction)
-
-
-def _logarithm(reader: GraphReader, x: View) -> View:
-    bounded = reader.op("maximum", reader.op("log", x), -100.0)
-    return reader.op("stop_gradient", bounded)
-
-
-@rule("kl_div")
-def kl_div(reader: GraphReader, x: Any, targets: Any, reduction: int = 1, *, log_target: bool = False) -> View:
-    if log_target:
-        shares, logarithms = reader.op("exp", targets), targets
-    else:  # where a weight is 0 nothing is added: the logarithm of 1 is taken there
-        shares = reader.view(targets)
-        logarithms = reader.op("log", reader.add(shares, reader.op("equal", shares, 0.0)))
-    value = reader.multiply(shares, reader.add(logarithms, x, signs=[1, -1]))
-    return reduced(reader, value, reduction)
-
-
-@rule("soft_margin_loss")
-def soft_margin_loss(reader: GraphReader, x: View, targets: Any, reduction: int = 1) -> View:
-    return reduced(reader, reader.multiply(-1.0, reader.op("log_sigmoid", reader.multiply(x, targets))), reduction)
 
 
 def _by_products(reader: GraphReader, x: View, z: View) -> View:

@@ -9,7 +9,6 @@ from learncost.importer.equations import NumberOperand
 from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.rules.reductions import summed, vector_norm
 from learncost.importer.rules.views import reshaped
 from learncost.importer.views import View
 
@@ -145,16 +144,3 @@ def batch_norm(reader: GraphReader, x: View, gain: Any, shift: Any, mean: Any, v
         if user.args[1] > 0:
             rest[user.args[1] - 1] = GivenTensor(user)  # type: ignore[call-overload]
     return [result, *rest]
-
-
-@rule("cosine_similarity")
-def cosine_similarity(reader: GraphReader, x: Any, z: Any, dim: int = 1, epsilon: float = 1e-8) -> View:
-    """Record the sum of the products of x and z over their norms, which are at least epsilon."""
-
-    def unit(view: View) -> View:
-        length = vector_norm(reader, view, 2, [dim], True)
-        return reader.op("divide", view, reader.op("maximum", length, epsilon))
-
-    x, z = reader.view(x), reader.view(z)
-    count = max(len(x.dims), len(z.dims))
-    return summed(reader, reader.multiply(unit(x), unit(z)), [dim % count])

@@ -66,11 +66,6 @@ def addbmm(reader: GraphReader, shift: Any, x: Any, z: Any, *, beta: Any = 1, al
     return reader.add(shift if beta == 1 else reader.multiply(shift, beta), result)
 
 
-@rule("outer", "ger")
-def outer(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.recorder.line([(reader.view(x), "m"), (reader.view(z), "n")], "mn")
-
-
 @rule("einsum")
 def einsum(
     reader: GraphReader, equation: str, operands: Sequence[Any], *, path: Sequence[int] | None = None, **__: Any

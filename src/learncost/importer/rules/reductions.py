@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from learncost.importer.axes import AxisClass, Size, equal, product
@@ -12,8 +12,7 @@ from learncost.importer.operands import ChosenPlaces, GivenTensor, Masked
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.indexing import read_at
-from learncost.importer.rules.movement import joined
-from learncost.importer.rules.views import merged, narrowed, reshaped
+from learncost.importer.rules.views import merged, reshaped
 from learncost.importer.views import StoredValue, View, ViewAxis
 
 
@@ -76,24 +75,10 @@ def extreme(reader: GraphReader, op: str, x: View, dims: Sequence[int], keepdim:
     return kept(reader.along(op, x, dims, keep=False), len(x.dims), dims, keepdim)
 
 
-@rule("amax")
-def amax(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False) -> View:
-    return extreme(reader, "max", x, axes_along(x, dims), keepdim)
-
-
-@rule("amin")
-def amin(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False) -> View:
-    return extreme(reader, "min", x, axes_along(x, dims), keepdim)
-
-
-@rule("max")
-def max_all(reader: GraphReader, x: View) -> View:
-    return extreme(reader, "max", x, axes_along(x, None), False)
-
-
-@rule("min")
-def min_all(reader: GraphReader, x: View) -> View:
-    return extreme(reader, "min", x, axes_along(x, None), False)
+@rule("amax", "amin", "max", "min")
+def largest(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False) -> View:
+    op = "max" if "max" in reader.recorder.operator else "min"
+    return extreme(reader, op, x, axes_along(x, dims), keepdim)
 
 
 @rule("max.dim", "min.dim")
@@ -222,91 +207,6 @@ def _normalized(reader: GraphReader, op: str, x: View, dim: int) -> View:
         nothing = reader.multiply(0.0, x)
         return nothing if op == "log_softmax" else reader.add(nothing, 1.0)
     return reader.along(op, x, [dim])
-
-
-@rule("prod")
-def prod(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool = False, **_: Any) -> View:
-    along = axes_along(x, dim)
-    if len(along) > 1:
-        x = reshaped(reader, x, [product(x.shape)])
-        along, keepdim = [0], False
-    if not along:
-        return x
-    result = _cumulative(reader, x, along[0], reader.multiply)[-1]
-    return result if keepdim else result.with_dims([row for d, row in enumerate(result.dims) if d not in along])
-
-
-def _cumulative(reader: GraphReader, x: View, dim: int, combine: Callable[[View, View], View]) -> list[View]:
-    """Return each position of a dimension combined with those before it."""
-    if not isinstance(x.shape[dim], int):
-        raise reader.refusal(f"{reader.recorder.operator} along an axis of symbolic size")
-    parts: list[View] = []
-    for place in range(x.shape[dim]):
-        part = narrowed(reader, x, dim, place, 1)
-        parts.append(combine(parts[-1], part) if parts else part)
-    return parts
-
-
-@rule("cumprod")
-def cumprod(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
-    dim %= max(1, len(x.dims))
-    if not x.dims or not x.dims[dim]:
-        return x
-    return joined(reader, _cumulative(reader, x, dim, reader.multiply), dim, x.shape)
-
-
-@rule("cummax", "cummin")
-def running_extreme(reader: GraphReader, x: View, dim: int) -> list[Any]:
-    """Record the cumulative maximum or minimum; among equal ones the last has the gradient."""
-    dim %= max(1, len(x.dims))
-    if not x.dims or not x.dims[dim]:
-        return [x, _outside_part(reader, 1)]
-    largest = reader.recorder.operator == "cummax"
-
-    def further(before: View, part: View) -> View:
-        below, above = (part, before) if largest else (before, part)
-        return reader.op("select", reader.op("less", below, above), before, part)
-
-    return [joined(reader, _cumulative(reader, x, dim, further), dim, x.shape), _outside_part(reader, 1)]
-
-
-@rule("logcumsumexp")
-def logcumsumexp(reader: GraphReader, x: View, dim: int) -> View:
-    if not x.dims or not x.dims[dim]:
-        return x
-    high = extreme(reader, "max", reader.op("stop_gradient", x), [dim % len(x.dims)], True)
-    raised = reader.op("exp", reader.add(x, high, signs=[1, -1]))
-    return reader.add(reader.op("log", cumsum(reader, raised, dim)), high)
-
-
-@rule("kthvalue", "median.dim", "nanmedian.dim")
-def kthvalue(reader: GraphReader, x: View, *more: Any, keepdim: bool = False) -> list[Any]:
-    """Return the k-th smallest value, for the median the lower one of an even number."""
-    place = None
-    if reader.recorder.operator == "kthvalue":
-        place, more = more[0] - 1, more[1:] or (-1,)
-    dim = more[0] % len(x.dims)
-    keepdim = more[1] if len(more) > 1 else keepdim
-    only = _in_order(reader, x, dim, place)
-    if not keepdim:
-        only = only.with_dims([row for number, row in enumerate(only.dims) if number != dim])
-    return [only, _outside_part(reader, 1)]
-
-
-def _in_order(reader: GraphReader, x: View, dim: int, place: int | None) -> View:
-    """Return the value at a place of the ascending order along a dimension; by default the lower one in the middle."""
-    size = x.shape[dim]
-    if not x.dims[dim]:
-        return x
-    if not isinstance(size, int):
-        raise reader.refusal(f"{reader.recorder.operator} along an axis of symbolic size")
-    ordered = read_at(reader, x, dim, chosen(reader, "argsort", x, dim, None))
-    return narrowed(reader, ordered, dim, (size - 1) // 2 if place is None else place, 1)
-
-
-@rule("median")
-def median(reader: GraphReader, x: View) -> View:
-    return _in_order(reader, reshaped(reader, x, [product(x.shape)]), 0, None).with_dims([])
 
 
 # Norms, variances and standard deviations: roots of sums, whose gradient is 0 where the sum is 0

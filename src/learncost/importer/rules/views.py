@@ -10,9 +10,8 @@ from learncost.importer.axes import ApartError, AxisClass, Size, equal, product,
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.operands import GivenTensor, IntegerValue, Masked
 from learncost.importer.reader import GraphReader
-from learncost.importer.rule import view_rule
-from learncost.importer.rules.elementwise import ne
-from learncost.importer.rules.rounding import trunc
+from learncost.importer.rule import RULES, view_rule
+from learncost.importer.rules.elementwise import trunc
 from learncost.importer.views import AxisIndex, View, ViewAxis
 
 
@@ -97,7 +96,7 @@ def _whole(reader: GraphReader, x: View) -> Any:
     import torch
 
     if reader.node.meta["val"].dtype == torch.bool:
-        return ne(reader, x, 0.0)
+        return RULES["ne"](reader, x, 0.0)
     return IntegerValue(trunc(reader, x), reader.node)
 
 

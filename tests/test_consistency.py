@@ -163,3 +163,36 @@ def test_a_plan_that_is_the_default_has_the_same_time_and_memory_when_given(mode
         assert run.figures["step"].value == pytest.approx(one.over_time.seconds, rel=1e-5)
         graph = lc.cost(model, plan="flash", on="A100-SXM4-80GB", engine="graph")
         assert graph.timing.seconds > 1.05 * answers()[0]  # norms are no operators of their own there
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_checkpoints_of_blocks_are_the_procedure_recompute_and_cost_time(model):
+    """`torch.utils.checkpoint` of every block: a plan and a procedure, whose operations again are no part of MFU."""
+
+    def answers(**asked):
+        more, on = {**KINDS[model], **asked}, {"on": "A100-SXM4-80GB"}
+        run = lc.run_cost(model, "1e9", **more, **on)
+        figures = [run.figures[name].value for name in ("flops", "step", "steps", "time")]
+        return [lc.memory(model, **more).peak, lc.cost(model, **more, **on).timing.seconds, *figures]
+
+    usual, plan, procedure = (
+        answers(**asked) for asked in ({}, {"plan": "recompute=block"}, {"procedure": "recompute"})
+    )
+    assert plan == pytest.approx(procedure, rel=1e-12)
+    assert plan[1] > usual[1]
+    assert plan[2] == usual[2]
+    assert plan[3] * plan[4] / 86400 == pytest.approx(plan[5])
+
+
+@pytest.mark.parametrize(("mesh", "placement"), [("dp=4", "fsdp"), ("dp=2,tp=2", "zero-1,megatron-sp")])
+@pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita"])
+def test_a_mesh_has_one_default_plan_and_one_account_of_a_procedure(procedure, mesh, placement):
+    asked = {"num_hidden_layers": 4, "batch_size": 8, "seq_len": 256, "on": "DGX-H100", "procedure": procedure}
+    asked |= {"mesh": mesh, "placement": placement}
+    cost, run = (
+        lc.cost("llama-3.2-1b", **asked),
+        lc.run_cost("llama-3.2-1b", "1e9", **asked, microbatch=8 // int(mesh[3])),
+    )
+    assert run.figures["step"].value == pytest.approx(cost.over_time.seconds, rel=1e-5)
+    assert run.spread.step.peak == lc.memory("llama-3.2-1b", **asked).peak
+    assert run.plan == "flash"

@@ -177,7 +177,6 @@ def test_views_have_their_fields_and_open_no_file(client, tmp_path, monkeypatch)
         "lora=c_attn",
         "optimizer=sgd",
         "plan=fused",
-        "procedure=pepita",
         "cluster=mine.toml",
         "cluster=./mine.toml",
         "mesh=xx",

@@ -38,6 +38,7 @@ from learncost.ir.polynomial import base
 from learncost.ir.precision import Precision
 from learncost.ir.term import Read, Term
 from learncost.models.model import Model
+from learncost.passes.plan import CHECKPOINTS, FUSED_ATTENTION
 from learncost.program import pipeline
 from learncost.program.pipeline import StageTimes, peak
 from learncost.sharding.clauses import Clause, check_timed, clauses
@@ -73,9 +74,9 @@ ZERO_AXES = ("dp", "ep", "cp")
 """The roles that are sharded over data parallel devices."""
 
 PLANS = {
-    "flash,fused": "",
-    "flash,fused,recompute=gelu+norm+relu+silu": "recomputes activations, norms",
-    "flash,fused,recompute=block": "recomputes blocks",
+    FUSED_ATTENTION: "",
+    f"{FUSED_ATTENTION},recompute=gelu+norm+relu+silu": "recomputes activations, norms",
+    f"{FUSED_ATTENTION},{CHECKPOINTS}": "recomputes blocks",
 }
 """The recompute plans with their text for screens; each saves less than the one before and is never faster: save all
 needed activations, recompute those without a product, or save only each block's input."""

@@ -74,6 +74,9 @@ NONE = "none"
 FUSED_ATTENTION = "flash"
 """The plan of what runs where none is given: PyTorch and the libraries of large trainings have fused attention."""
 
+CHECKPOINTS = "recompute=block"
+"""The plan that equals the procedure recompute: `torch.utils.checkpoint` of every block."""
+
 # Plans are applied in this order, however they are written: first rewrites of single parts, then recomputation and
 # fused updates, and last the fusion of adjacent lines.
 PLANS: Mapping[str, Plan] = {
@@ -183,11 +186,17 @@ def by_eager(table: Table, asked: str | None) -> str | None:
     """
     if asked == "":
         return ""
-    usual, plans = usual_plan(table), [plan for plan, _ in plan_of(asked or "")]
-    names = [plan.name for plan in plans]
-    if not all(plan.eager for plan in plans) or (FUSED_ATTENTION in names and not usual):
+    usual, several = usual_plan(table), plan_of(asked or "")
+    texts = {plan.name: f"{plan.name}={'+'.join(parts)}" if parts else plan.name for plan, parts in several}
+    supported = all(PLANS[name].eager or text == CHECKPOINTS for name, text in texts.items())
+    if not supported or (FUSED_ATTENTION in texts and not usual):
         return None
-    return ",".join(name for name in PLANS if name == usual or name in names)
+    return ",".join(texts.get(name, name) for name in PLANS if name == usual or name in texts)
+
+
+def recomputes_blocks(text: str) -> bool:
+    """Return whether a plan saves the input of each block alone, as the procedure recompute does."""
+    return CHECKPOINTS in map(str.strip, text.split(","))
 
 
 def check_plan(table: Table, asked: str, name: str, is_sharded: bool = False) -> None:

@@ -30,9 +30,8 @@ ASSUMED_OF_RINGS = "ring steps overlap with the compute of their iteration, and 
 
 
 SEVERAL = (
-    "This is one batch without microbatches, with --plan flash by default. `learncost run-cost --mesh` defaults to "
-    "microbatches of one sequence (--microbatch) and to --plan flash,fused; with equal settings their times differ by "
-    "less than a part in 100,000 where compared."
+    "This is one batch without microbatches. `learncost run-cost --mesh` defaults to microbatches of one sequence "
+    "(--microbatch); with equal settings their times differ by less than a part in 100,000 where compared."
 )
 """The note on why the times of two commands differ."""
 

@@ -21,7 +21,7 @@ from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.mesh_cost import OverMesh, padded_step
 from learncost.reports.request import Request
-from learncost.reports.search.spread import schedule_asked
+from learncost.reports.search.spread import check_staged, schedule_asked
 from learncost.sharding.clauses import clauses, parts_of
 from learncost.sharding.collective import collectives, widths_of
 from learncost.sharding.mesh import Mesh
@@ -107,8 +107,8 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
     pipeline = pipeline_of(step.model.table, grid, several)
     if pipeline and engine.name != GRAPH:
         raise InputError(f"--engine {engine.name} does not support pipeline stages ({pipeline.clause}): use graph")
-    if pipeline and step.procedure not in ("bp", "recompute"):
-        raise InputError(f"pipeline stages require --procedure bp, not {step.procedure}")
+    if pipeline:
+        check_staged(step.procedure)
     inner = grid if pipeline is None else pipeline.mesh if pipeline.mesh.axes else Mesh((("dp", 1),))
     cut = several if pipeline is None else pipeline.clauses
     config = StepConfig(cut, step.kind, step.plan, step.procedure, step.optimizer.name, step.mode or PAPER)

@@ -19,7 +19,7 @@ from learncost.liveness import Live, Liveness, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.passes.plan import CHOSEN, planned
+from learncost.passes.plan import CHOSEN, planned, recomputes_blocks
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
 from learncost.procedures.optimizer import state_of, without_gradients
 from learncost.procedures.procedure import PAPER
@@ -128,8 +128,8 @@ class MemoryStep:
         mode: str = PAPER,
         eager: EagerOptions = EagerOptions(),
     ) -> None:
-        recomputes = "forward again" in find_procedure(procedure).moves
-        self.module = module_named(eager.module or usual_module(run.model, recomputes)).name
+        self.recomputes = "forward again" in find_procedure(procedure).moves or recomputes_blocks(run.plan)
+        self.module = module_named(eager.module or usual_module(run.model, self.recomputes)).name
         self.eager, self.module_asked, self.instead = eager, bool(eager.module), ""
         self.run, self.procedure, self.kind, self.in_flash = run, procedure, kind, in_flash
         self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode, eager

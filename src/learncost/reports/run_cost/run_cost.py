@@ -95,8 +95,8 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     microbatch
         Sequences in a microbatch, per data-parallel rank. The default is 1.
     plan
-        Memory optimizations, such as flash,fused,recompute=block (`learncost list plans`). The default is flash on
-        one device, for the time alone, and flash,fused over a mesh.
+        Memory optimizations, such as flash,fused,recompute=block (`learncost list plans`). The default is flash, for
+        time and memory alone.
     price_book
         The price book, which defines what counts as an operation: matmul, the convention of utilization, or another
         (`learncost list price-books`).
@@ -192,12 +192,12 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     if step.built is not None:
         check_batch(step.built.table, step.model)
         check_known(step.built.table.lines, "a run's cost")
-    useful = step
     again = "forward again" in find_procedure(procedure, INFERENCE).moves
-    if again and "hfu" not in typed:  # what is run again is no part of MFU
-        useful = cost(replace(one, procedure="bp"), by="macro-operation")
+    model_flops = replace(one, procedure="bp" if again else procedure, plan=None)
+    # what is run again is no part of MFU
+    useful = step if model_flops == one or "hfu" in typed else cost(model_flops, by="macro-operation")
     figures = {"tokens": Figure(count, "", "given", "--tokens"), "flops": _flops(useful, count)}
-    if useful is not step:
+    if useful.total != step.total:
         figures["hardware_flops"] = _flops(step, count)
     figures["petaflop_s_days"] = published.petaflop_days(figures["flops"])
     figures["devices"] = number
@@ -211,8 +211,6 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     if over_devices:
         if request.engine not in ("", GRAPH):
             raise InputError(f"--mesh requires --engine {GRAPH}, not {request.engine}")
-        if procedure != "bp":
-            raise InputError(f"--mesh requires --procedure bp, not {procedure}")
         asked = replace(request, dtype=None, precision=precision, devices=int(number.value))
         many = step_over(asked, group or cluster_with(machine))
         on_device = DeviceMemory(int(many.memory), many.step.peak, GRAPH)
@@ -232,7 +230,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     figures["device_hours"] = published.device_hours(figures["time"], number)
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
-    others = _flops_by_book(one, step, count)
+    others = _flops_by_book(replace(one, plan=None), step, count)
     return RunCost(step, machine, kind, precision or kind, figures, unknown, others, total_by, many, on_device, plan)
 
 

@@ -313,6 +313,8 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
         raise InputError("search requires a cluster: --on NAME (see `learncost list clusters`)")
     if devices is None:
         raise InputError("search requires the number of devices, for example --devices 64")
+    if request.procedure != "bp":
+        raise InputError(f"search supports bp only, not {request.procedure}: it recomputes where memory requires it")
     cluster = find_cluster(on)
     number_of = _whole("devices", devices)
     few = _whole("top", top)

@@ -8,13 +8,14 @@ from math import prod
 
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.candidates import CHUNKS
-from learncost.autoshard.placed_step import StepConfig, blocks_of
+from learncost.autoshard.placed_step import StepConfig, blocks_of, stepped
 from learncost.autoshard.stage_memory import split_of
 from learncost.autoshard.step import PIPELINE, ParallelConfig, StepUsage, step_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown
 from learncost.models.model import Model
+from learncost.passes.plan import usual_plan
 from learncost.procedures.optimizer import default_optimizer
 from learncost.program.pipeline import KINDS
 from learncost.reports.request import Request
@@ -26,9 +27,6 @@ from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import BLOCKS
 
-PLAN = "flash,fused"
-"""Attention without stored scores, and pointwise lines in kernels, as the libraries of large trainings have them."""
-
 SIZES = ("batch_size", "seq_len")
 
 
@@ -38,18 +36,16 @@ class SpreadRequest:
 
     schedule    of the pipeline, and chunks: stages on a device, of schedules that have several; 0: the fewest
     microbatch  sequences of a microbatch on each part of the batch
-    plan        what is kept for the backward pass, and what runs in one kernel
     """
 
     schedule: str = "1f1b"
     microbatch: int = 1
     chunks: int = 0
-    plan: str = PLAN
 
 
 def schedule_asked(request: Request) -> SpreadRequest:
     """Return the checked options of the pipeline. Raises `InputError`."""
-    schedule, plan = request.schedule, request.plan
+    schedule = request.schedule
     if schedule not in KINDS:
         raise InputError(f"schedule must be one of {', '.join(KINDS)}, not {shown(schedule)}")
     said = {"microbatch": request.microbatch, "chunks": request.chunks}
@@ -59,16 +55,15 @@ def schedule_asked(request: Request) -> SpreadRequest:
     if whole["chunks"] > 1 and not KINDS[schedule].several:
         several = " or ".join(name for name, kind in KINDS.items() if kind.several)
         raise InputError(f"{schedule} has one stage per device: use --schedule {several} for {whole['chunks']} chunks")
-    return SpreadRequest(
-        schedule, whole["microbatch"], 0 if request.chunks is None else whole["chunks"], PLAN if plan is None else plan
-    )
+    return SpreadRequest(schedule, whole["microbatch"], 0 if request.chunks is None else whole["chunks"])
 
 
 def pipeline_asked(request: Request) -> SpreadRequest:
     """Return the checked options of the pipeline. Raises `InputError`, also for options that require a mesh."""
-    said = {"microbatch": request.microbatch, "chunks": request.chunks, "plan": request.plan}
-    if request.mesh is None and (names := [name for name, value in said.items() if value is not None]):
-        raise InputError(f"--{names[0].replace('_', '-')} requires --mesh; without --mesh the fastest mesh is used")
+    given = [name for name in ("microbatch", "chunks", "plan") if getattr(request, name) is not None]
+    given += [] if request.procedure == "bp" else [f"procedure {request.procedure}"]
+    if request.mesh is None and given:
+        raise InputError(f"--{given[0]} requires --mesh; without --mesh the fastest mesh is used")
     return schedule_asked(request)
 
 
@@ -102,11 +97,12 @@ def spread(request: Request, cluster: Cluster) -> Spread:
             raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
         best = search(replace(request, on=cluster), devices, top=1).best
         text = f"{best.zero}, the fastest mesh that learncost search finds"
-        text += f"; plan {best.plan}" if best.plan != PLAN else ""
         return Spread(best.step, text, memory, False, best.split, best.plan)
     grid = parse_mesh(mesh)
     if devices not in (1, grid.devices):
         raise InputError(f"the mesh {grid} has {grid.devices:,} devices, not {devices:,}")
+    if grid.sizes.get(PIPELINE, 1) > 1:
+        check_staged(request.procedure)
     run, kind = prepare(of_one(request)), request.kind()
     length = run.axes["M"]
     batch = batch_of(request.batch_size, length, grid.devices)
@@ -114,7 +110,9 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     cut = _within_stages(chosen(place, placement), run.model) if place or placement else clauses(usual(inner.names))
     number = asked.microbatch * prod(inner.sizes.values())
     optimizer = request.optimizer or default_optimizer()
-    config = StepConfig(cut, kind, asked.plan, optimizer=optimizer)
+    config = StepConfig(cut, kind, "", request.procedure, optimizer)
+    plan = usual_plan(stepped(run.model, config)) if request.plan is None else request.plan
+    config = replace(config, plan=plan)
     account = MeshAccount(run.model, {**run.axes, "B": number}, inner, config)
     shares = prod(inner.sizes.get(axis, 1) for axis in account.sizes.batch_axes)
     if batch % shares:
@@ -134,8 +132,13 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     way = ParallelConfig(grid.sizes, asked.microbatch, each // asked.microbatch, asked.schedule, chunks)
     step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
     text = ", ".join(filter(None, (place, placement))) or usual(inner.names)
-    text += f"; plan {asked.plan}" if asked.plan != PLAN else ""
-    return Spread(step, text, memory, True, split_of(account, step, run.axes), asked.plan)
+    return Spread(step, text, memory, True, split_of(account, step, run.axes), plan)
+
+
+def check_staged(procedure: str) -> None:
+    """Raise `InputError` for a procedure without a pipeline, whose microbatches do not pass once forward and back."""
+    if procedure not in ("bp", "recompute"):
+        raise InputError(f"pipeline stages require --procedure bp or recompute, not {procedure}")
 
 
 def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...]:

@@ -69,8 +69,6 @@ def over_devices(request: Request, cluster: str | None = None) -> Picture:
     others = ("target_len", "optimizer", "dropout", "plan", "train", "train_layers", "lora")
     if named := [name for name in others if getattr(request, name) is not None]:
         raise InputError(f"{named[0]} is not supported over a mesh: remove it")
-    if request.procedure != "bp":
-        raise InputError(f"--mesh requires --procedure bp, not {request.procedure}")
     group = _cluster(cluster, str(request.on) if request.on else None)
     several = counted(request.devices) if request.devices else DEVICES
     if not several:

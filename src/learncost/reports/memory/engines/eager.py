@@ -121,15 +121,14 @@ def _unfused(step: MemoryStep) -> bool:
 
 def _run(step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None) -> tuple[Tape, Module]:
     model, kind = _plain(step.model), step.kind
-    recompute = "forward again" in procedure(step.procedure).moves
-    module = module_of(model, step.module, recompute, kind.weight, _unfused(step))
+    module = module_of(model, step.module, step.recomputes, kind.weight, _unfused(step))
     settings = StepOptions(
         module,
         step.states_and_masters | _sums(step, sizes),
         kind.weight,
         frozenset(model.learning),
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
-        module.checkpoint if recompute else "",
+        module.checkpoint if step.recomputes else "",
         0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
         _stepping(step),
         step.accumulate,
@@ -369,7 +368,7 @@ def _refuses(step: MemoryStep) -> str:
 
 def _otherwise(step: MemoryStep) -> str:
     """Return why an imported module cannot execute the step, as a verb phrase; "" if it can."""
-    if "forward again" in procedure(step.procedure).moves:
+    if step.recomputes:
         return "runs an imported module by bp only: use --module plain for checkpoints of its blocks"
     why = runs_otherwise(step.model)
     return f"with --module itself {why}" if why else ""

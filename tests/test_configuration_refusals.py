@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import learncost as lc
 from fuzz_configuration import ODD, keys_of, made, target
 from learncost.ir.errors import InputError
+from learncost.models.argument import presets
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL
@@ -194,3 +196,54 @@ def test_any_text_gives_one_line(text: str) -> None:
     with pytest.raises(InputError) as info:
         configure("-", stdin=io.StringIO(text))
     assert str(info.value).isprintable()
+
+
+LLAMA = {**ENCODER, "model_type": "llama", "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 9},
+            "num_experts_per_tok 9 is more than num_e",
+        ),
+        (
+            {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 1},
+            "per_tok 2 is more than num_local_e",
+        ),
+        ({"model_type": "deepseek_v3", "n_group": 8, "topk_group": 9}, "topk_group 9 is more than n_group 8"),
+        (
+            {"rope_scaling": {"rope_type": "mystery", "factor": 2.0}},
+            "no frequency of the kind 'mystery'; there are default",
+        ),
+        ({"rope_parameters": {"rope_type": "mystery"}}, "no frequency of the kind 'mystery'"),
+    ],
+)
+def test_values_that_contradict_each_other_or_are_unknown_are_refused(keys: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        lc.cost({**LLAMA, **keys})
+
+
+def test_keys_that_nothing_reads_are_named_and_metadata_is_not() -> None:
+    """Of transformers' configurations of all families, one key is no metadata and changes a training: DeepSeek's layers
+    that predict more tokens."""
+    keys = {"mystery_gate": 3, "rope_scaling": {"rope_type": "default", "mystery": 1}, "initializer_range": 0.02}
+    ignored = "ignored keys: mystery_gate, rope_scaling.mystery"
+    assert lc.cost({**LLAMA, **keys}).counted.endswith(f"; {ignored}")
+    for procedure in ("bp", "prefill"):
+        assert f"The configuration has {ignored}." in lc.memory({**LLAMA, **keys}, procedure).convention
+    transformers = pytest.importorskip("transformers")
+    ignored = dict[str, str]()
+    for family in FAMILIES:
+        try:
+            config = transformers.AutoConfig.for_model(family).to_dict()
+            ignored[family] = configure(
+                {**config, "num_experts_per_tok": 2} if "moe" in str(config) else config
+            ).not_read
+        except (ValueError, InputError):  # families that transformers does not have
+            continue
+    assert {family for family, keys in ignored.items() if keys} == {"deepseek_v3"}
+    assert ignored["deepseek_v3"] == "ignored keys: num_nextn_predict_layers"
+    assert len(ignored) > 40
+    assert not any(configure(each.name).not_read for each in presets())

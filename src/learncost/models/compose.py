@@ -66,6 +66,8 @@ def plan(configuration: Configuration) -> CompositionPlan:
     head = family.heads[configuration.head]
     composition = _Composition(family, values, head.get("lines", ""))
     lines = composition.lines()
+    for text in family.made.values():
+        composition.filled(text)  # refuses unknown kinds of what makes inputs, such as rotary positions
     every = dict.fromkeys((*family.inputs, *head.get("inputs", "").split()))
     inputs = [name for stack in every for name in composition.stacks.get(stack, [stack])]
     read = {name for line in lines for name in names_of(line)}

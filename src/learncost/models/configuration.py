@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, TextIO
 
 from learncost.ir.displayed import Displayed
@@ -52,6 +54,7 @@ class Configuration(Displayed):
     derived     the sizes that were computed from others, each with its expression
     learned     the trainable weights of a live module (`Learned`)
     layer       the full table, if a layer in the notation is the model
+    not_read    the text on keys of a file that are neither known metadata nor settings of the family
     """
 
     name: str
@@ -71,6 +74,7 @@ class Configuration(Displayed):
     derived: Mapping[str, str] = field(default_factory=dict, compare=False)
     learned: Any = None
     layer: Layer | None = None
+    not_read: str = field(default="", compare=False)
 
     @property
     def activation(self) -> str:
@@ -144,6 +148,8 @@ def configure(
     values = {**dict.fromkeys(family.optional, 0), **settings, **sizes, "labelled": "num_labels" in collected}
     _refuse_unsupported(family, collected, values)
     architecture = architecture_named or _usual_architecture(family, values)
+    keys = ", ".join(map(printable, _unread_keys(family, in_file)))
+    not_read = f"ignored keys: {keys}" if keys else ""
     tied = bool(settings.get("tie_word_embeddings")) and " head(" in family.heads[architecture.head].get("lines", "")
     positions = str(evaluate(family.positions, values)) if family.positions else "none"
     configuration = Configuration(
@@ -156,11 +162,12 @@ def configure(
         architecture=architecture.name,
         head=architecture.head,
         pooler=architecture.pooler,
-        counted="; ".join(filter(None, (architecture.counted, argument.part, TIED if tied else ""))),
+        counted="; ".join(filter(None, (architecture.counted, argument.part, TIED if tied else "", not_read))),
         dropout={key: collected[key].probability() if key in collected else p for key, p in family.dropout.items()},
         source=argument.source,
         two_sided=family.two_sided,
         derived={name: rule for name, rule in family.derived.items() if not _says(collected.get(name))},
+        not_read=not_read,
     )
     return _with_unread(configuration, evaluate(family.unread, configuration.values) if family.unread else 0)
 
@@ -262,6 +269,26 @@ def _collect(family: Family, values: Mapping[str, GivenValue], strict: bool) -> 
                 continue
         collected[canonical] = entry
     return collected
+
+
+@cache
+def _metadata() -> frozenset[str]:
+    """Return the keys of a config.json that change no count."""
+    lines = Path(__file__).with_name("families").joinpath("metadata.txt").read_text(encoding="utf-8").splitlines()
+    return frozenset(key for line in lines if not line.startswith("#") for key in line.split())
+
+
+def _unread_keys(family: Family, values: Mapping[str, GivenValue]) -> Iterator[str]:
+    """Yield the keys of a file that are neither read nor known to change no count; 0 and null are no settings."""
+    known = {*family.spellings, *family.refused, *family.pairs}
+    nested = {spelling.partition(".")[0] for spelling in known}
+    for spelling, entry in values.items():
+        inner = entry.value if spelling in nested and isinstance(entry.value, dict) else {}
+        given = {f"{spelling}.{key}": value for key, value in inner.items()} or {spelling: entry.value}
+        for name, value in given.items():
+            is_read = name in known or _canonical(family, name) or any(key.startswith(f"{name}.") for key in known)
+            if value and not (is_read or name.rpartition(".")[2] in _metadata() or spelling.startswith("_")):
+                yield name
 
 
 def _flat(family: Family, values: Mapping[str, GivenValue]) -> Iterator[tuple[str, GivenValue]]:
@@ -412,5 +439,12 @@ def _refuse_unsupported(family: Family, entries: Mapping[str, GivenValue], value
             raise InputError(
                 f"{entries[key].label} = {shown(entries[key].value)} is not supported, only {shown(supported)} is"
             )
+    for axis, of in (("t", "e"), ("q", "i")):  # experts of a token, and groups of them
+        if "expert" in family.axes.get("t", "") and axis in family.axes:
+            few, several = family.axes[axis], family.axes[of]
+            if evaluate(few, values) > evaluate(several, values):
+                raise InputError(
+                    f"{few} {evaluate(few, values):,} is more than {several} {evaluate(several, values):,}"
+                )
     if "pruned_heads" in entries and entries["pruned_heads"].value:
         raise InputError(f"{entries['pruned_heads'].label} is not supported: every block has all its heads")

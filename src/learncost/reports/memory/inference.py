@@ -249,6 +249,8 @@ class Serving:
         windows = {int(size_of(array.window, self.sizes)) for array in cache if array.window}
         for window in sorted(window for window in windows if window <= self.sizes["M"]):
             yield f"Layers with a window of {window:,} tokens cache the last {window - 1:,}, as transformers does."
+        if self.model.configuration.not_read:
+            yield f"The configuration has {self.model.configuration.not_read}."
 
     @property
     def unit(self) -> int:

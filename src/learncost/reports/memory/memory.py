@@ -441,6 +441,8 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         why += " Clipping adds one norm for each gradient, which is not counted."
     if step.run.plan and not chosen_engine.module and usual_plan(step.unplanned) not in step.plan:
         why += f" Attention scores are stored: --plan {FUSED_ATTENTION},{step.run.plan} stores none."
+    if step.model.configuration.not_read:
+        why += f" The configuration has {step.model.configuration.not_read}."
     return Memory(
         **_described(step),
         peak=needs.bytes,

@@ -196,3 +196,14 @@ def test_a_mesh_has_one_default_plan_and_one_account_of_a_procedure(procedure, m
     assert run.figures["step"].value == pytest.approx(cost.over_time.seconds, rel=1e-5)
     assert run.spread.step.peak == lc.memory("llama-3.2-1b", **asked).peak
     assert run.plan == "flash"
+
+
+@pytest.mark.parametrize("plan", [None, "none", "fused-update", "recompute=block"])
+@pytest.mark.parametrize("model", KINDS)
+def test_the_plan_of_an_answer_gives_the_same_answer(model, plan):
+    """The plan is the one that ran: that of the modules of PyTorch has fused attention unless it is asked not to."""
+    asked = {"batch_size": 8, **KINDS[model]}
+    found = lc.memory(model, plan=plan, **asked)
+    again = lc.memory(model, plan=found.plan, engine=found.engine, **asked)
+    assert (again.peak, again.split, again.plan) == (found.peak, found.split, found.plan)
+    assert ("flash" in found.plan) == (plan != "none")

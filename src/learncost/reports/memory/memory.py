@@ -444,7 +444,7 @@ def memory_on(chosen: ChosenEngine) -> Memory:
     if step.model.configuration.not_read:
         why += f" The configuration has {step.model.configuration.not_read}."
     return Memory(
-        **_described(step),
+        **_described(step) | ({"plan": step.plan_of_module} if chosen_engine.module else {}),
         peak=needs.bytes,
         moment=needs.moment,
         split=needs.split,

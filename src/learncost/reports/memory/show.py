@@ -8,6 +8,7 @@ from typing import Any
 
 from learncost.ir.precision import precision_of
 from learncost.ir.serializable import HIDDEN, Key
+from learncost.passes.plan import FUSED_ATTENTION
 from learncost.procedures.optimizer import state_of
 from learncost.procedures.procedure import INFERENCE
 from learncost.reports.memory.engines import GRAPH
@@ -131,7 +132,9 @@ def _why(memory: Memory, other: Memory) -> str:
 def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True) -> str:
     """Return the title: the step, or what several procedures or engines have in common."""
     name = "standard input" if memory.model == "-" else memory.model
-    plan = f" under {memory.plan}" if memory.plan and with_engine == with_procedure else ""
+    usual = FUSED_ATTENTION if memory.module else ""
+    named = memory.plan != usual and with_engine == with_procedure
+    plan = f" under {memory.plan}" if memory.plan and named else ""
     plan += f" by {run_by(memory)}" if _executed(memory) and with_engine and with_procedure else ""
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"

@@ -19,7 +19,7 @@ from learncost.liveness import Live, Liveness, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.passes.plan import CHOSEN, planned, recomputes_blocks
+from learncost.passes.plan import CHOSEN, by_eager, planned, recomputes_blocks
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
 from learncost.procedures.optimizer import state_of, without_gradients
 from learncost.procedures.procedure import PAPER
@@ -209,6 +209,11 @@ class MemoryStep:
     def unplanned(self) -> Table:
         """The table of the step without a plan."""
         return _step(Structure(self.model), self.procedure, self.mode or PAPER)
+
+    @property
+    def plan_of_module(self) -> str:
+        """Return the plan that the module runs, whose attention is fused unless it is asked not to be."""
+        return by_eager(self.unplanned, self.run.plan_asked) or ""
 
     def under(self, default: Callable[[Table], str] | None) -> MemoryStep:
         """Return the step under the default plan of an engine for its table, if none was given."""

@@ -112,7 +112,11 @@ def test_an_axis_that_cannot_be_cut_is_left_out_and_told():
         ("search gpt2 --on DGX-H10 --devices 8", "no device or cluster is called"),
         ("search gpt2 --on DGX-H100 --devices none", "devices must be a whole number"),
         ("search gpt2 --on DGX-H100 --devices 64 --batch-size 3 --seq-len 8", "cannot be split over 64 devices"),
-        ("search t5-small --on DGX-H100 --devices 8", "one sequence and a loss"),
+        ("search t5-small --on DGX-H100 --devices 8", "one stack of blocks, not the encoder and decoder of t5-small"),
+        (
+            "search distilbert-base --on DGX-H100 --devices 8",
+            "requires a model with a loss, and distilbert-base has none",
+        ),
         ("search gpt2 --on DGX-H100 --devices 8 --precision fp7", "no precision is called"),
     ],
 )

@@ -412,7 +412,7 @@ def _columns(numbers: int, widths: tuple[int, ...]) -> Grid:
 def _wrapped(text: str, width: int, depth: int) -> Iterator[str]:
     """Return the line broken to the width between terms; between axes only if one term is longer."""
     text = re.sub(r"where (\S+) (<=?) (\S+)", "where\xa0\\1\xa0\\2\xa0\\3", text)
-    text = re.sub(r"\(× (\d+)\)", "(×\xa0\\1)", text)
+    text = re.sub(r"\((\d+) equal lines\)", "(\\1\xa0equal\xa0lines)", text)
     pieces, inside = [""], 0
     for character in "  " * depth + text:
         inside += (character == "[") - (character == "]")

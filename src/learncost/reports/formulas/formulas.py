@@ -57,7 +57,7 @@ class PhaseFormula:
     @property
     def title(self) -> str:
         ops = self.macro_operation.replace("_", " ")
-        return ops if self.passes == 1 else f"{ops} (× {self.passes})"
+        return ops if self.passes == 1 else f"{ops} ({self.passes} passes)"
 
     @property
     def subtitle(self) -> str:

@@ -223,7 +223,7 @@ def _steps(run: PreparedRun, rows: list[PricedLine]) -> Iterator[ExplainedLine]:
             equation = write.equation(line)
         else:
             text, latex, mathml, equation = str(line), "", "", first.equation or first.line
-        times = f" (× {len(group)})" if len(group) > 1 else ""
+        times = f" ({len(group)} equal lines)" if len(group) > 1 else ""
         outside = any(row.outside_paper for row in group)
         yield ExplainedLine(equation, text + times, latex, mathml, maccs, flops, 0, outside)
 

@@ -321,8 +321,15 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
     total = None if tokens is None else check_tokens("tokens", tokens)
     kinds = [stored(name.strip()) for name in (request.precision or request.usual_precision(trains=True)).split(",")]
     run = prepare(of_one(request.in_precision(kinds[0].name)))
-    if run.model.two_sided or not run.model.learns:
-        raise InputError(f"search requires a model with one sequence and a loss; {shown(str(request.model))} has none")
+    name = run.model.configuration.name
+    if not run.model.learns:
+        raise InputError(
+            f"search requires a model with a loss, and {name} has none: give --architecture, or another model"
+        )
+    if run.model.two_sided:
+        raise InputError(
+            f"search supports one stack of blocks, not the encoder and decoder of {name}: give run-cost a mesh"
+        )
     length = run.axes["M"]
     batch = batch_of(request.batch_size, length, number_of)
     memory = float(bytes_of("budget", budget)) if budget is not None else float(cluster.device.ram)

@@ -132,3 +132,14 @@ def test_the_memory_of_a_program_that_emit_refuses_says_so():
     with pytest.raises(lc.InputError, match="no output to learn from"):
         lc.emit(net, backend="c99", optimizer="sgd", **sizes)
     assert "emit refuses this model" in lc.memory(net, engine="c99", optimizer="sgd", **sizes).convention
+
+
+def test_what_no_plan_can_make_fit_a_board_is_tried_once_with_the_bytes_of_weights_and_states():
+    """AdamW has two moments beside a weight, of 4 bytes each: 12 bytes a parameter lie in RAM before any plan."""
+    found = lc.fit("resnet-18", on="nrf52840", procedures="bp,recompute")
+    assert [(row.procedure, row.plan, row.fits) for row in found.rows] == [("bp", "", False), ("recompute", "", False)]
+    assert found.rows[0].ram == lc.memory("resnet-18", engine="c99", plan="none").peak
+    alone = 12 * lc.cost("resnet-18").parameters
+    assert f"Under any plan weights and optimizer states alone need {alone:,} bytes" in " ".join(
+        found.sheets()[0].notes
+    )

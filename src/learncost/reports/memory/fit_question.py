@@ -138,6 +138,8 @@ class FitQuestion:
                 return [], [str(error)]  # the plan changes nothing; or nothing is frozen, but in inference
             raise
         for plan in self.plans(procedure):
+            if different and self.never(unplanned, procedure):
+                break
             run = replace(unplanned, plan_asked=plan)
             try:
                 way = self._serving(run, different) if procedure == NAME else self._learning(run, procedure, different)
@@ -146,6 +148,14 @@ class FitQuestion:
                 continue
             different += [way] if way else []
         return different, list(refused)
+
+    def never(self, unplanned: PreparedRun, procedure: str) -> int:
+        """Return the bytes of weights and states if these alone do not fit a board, under any plan; 0 for others.
+
+        The arena of a board is exact and takes seconds to pack.
+        """
+        least = self.step(unplanned, procedure).least if self.regions and procedure != NAME else 0
+        return least if least > self.budget else 0
 
     def plans(self, procedure: str) -> tuple[str | None, ...]:
         if self.request.plan is not None:
@@ -342,8 +352,11 @@ def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -
             "flash: use a smaller model or a narrower --dtype."
         )
     if least.ram > question.budget:
-        much = f"{least.ram / question.budget:,.2f}x the available memory"
-        sentences.append(f"The closest option{under} needs {least.ram:,} bytes ({size_of(least.ram)}), {much}.")
+        alone = question.never(question.run(procedure), procedure)
+        size = alone or least.ram
+        who = "Under any plan weights and optimizer states alone need" if alone else f"The closest option{under} needs"
+        much = f"{size / question.budget:,.2f}x the available memory"
+        sentences.append(f"{who} {size:,} bytes ({size_of(size)}), {much}.")
         advice = SERVED_ADVICE if procedure == NAME else ADVICE
         if least.most in advice:
             sentences.append(f"The largest part is {least.most}: {advice[least.most]}.")

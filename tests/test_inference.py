@@ -158,7 +158,7 @@ def test_the_context_is_by_default_as_long_as_the_model_allows():
         ),
         ({"model": "bert-base", "procedure": "prefill"}, "bert-base has no decoder to sample from"),
         *(
-            ({"model": model, "procedure": procedure}, "a recurrence keeps a state of constant size instead")
+            ({"model": model, "procedure": procedure}, "has a recurrence, whose state of constant size takes the place")
             for model in ("mamba-130m", "mamba2-130m", "rwkv-4-169m")
             for procedure in ("prefill", "decode")
         ),

@@ -19,11 +19,6 @@ from learncost.procedures.needed import needed
 
 TOKENS = "M"  # the axis of the tokens that a model reads and predicts, on the decoder's side of an encoder-decoder
 
-RECURRENT = (
-    "a recurrence keeps a state of constant size instead of a KV cache, and decoding from a state is not supported; "
-    "--procedure inference is the forward pass of a whole sequence"
-)
-
 
 def refusal(name: str, why: str) -> InputError:
     """Return the error for a model that cannot decode."""
@@ -193,7 +188,10 @@ class Decoding:
         every = (CachedValue(name, values[name].axes, grows, window) for name, grows, window in self.cached)
         caches = tuple(array for array in every if array.name in read)
         if not caches and any(base(repeat.count) == TOKENS and repeat.carry for repeat in repeats(table.lines)):
-            raise refusal(self.name, RECURRENT)
+            raise InputError(
+                f"{self.name} has a recurrence, whose state of constant size takes the place of a KV cache: prefill "
+                "and decode with it are not supported; --procedure inference is the forward pass of a whole sequence"
+            )
         if not caches:
             raise refusal(self.name, "none of its layers caches keys of earlier tokens")
         self.check(decode)

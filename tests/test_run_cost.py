@@ -402,3 +402,48 @@ def test_the_title_is_of_the_precision_and_the_peak_of_its_values(name, called, 
     assert str(run).startswith(f"gpt2, 1,000,000,000 tokens by bp in {called}{timed}: 1 sequence")
     assert run.figures["peak"].source.startswith(f"{peak}, dense")
     assert (run.to_dict()["precision"], run.to_dict()["dtype"]) == (called, peak)
+
+
+def test_a_measured_rate_gives_the_utilization_under_every_convention():
+    """By hand: nanoGPT's estimate_mfu (6 N + 12 L H Q T, N without positions), PaLM's (all parameters), Kaplan's 6 N.
+
+    A run of 8 A100s at 1.2 million tokens a second, whose peak is 312 teraFLOP/s each; without tokens it has an hour.
+    """
+    layers, heads, head, length, width, positions, words = 12, 12, 64, 1024, 768, 1024, 50257
+    parameters = words * width + positions * width + layers * (12 * width**2 + 13 * width) + 2 * width
+    attention = 12 * layers * heads * head * length
+    blocks = 12 * layers * width**2 + words * width
+    by_hand = {
+        "nanogpt-mfu": 6 * (parameters - positions * width) + attention,
+        "palm": 6 * parameters + attention,
+        "matmul": 6 * blocks + attention,
+        "megatron": 6 * blocks + attention,
+        "kaplan": 6 * 12 * layers * width**2,
+        "causal-half": 6 * blocks + attention // 2,
+    }
+    asked = {"on": "A100-SXM-40GB", "devices": 8, "tokens_per_second": 1.2e6}
+    run = lc.run_cost("gpt2", **asked)
+    rows = {each.convention: each for each in run.utilizations}
+    for name, flops in by_hand.items():
+        assert rows[name].flops_per_token == flops, name
+        assert rows[name].value == pytest.approx(1.2e6 * flops / (8 * 312e12)), name
+    # A second forward pass of the blocks, for Chen et al. 2016; the head is no block.
+    again = by_hand["matmul"] + 2 * 12 * layers * width**2 + attention // 3
+    assert rows["with gradient checkpointing"].kind == "HFU"
+    assert rows["with gradient checkpointing"].flops_per_token == again
+    assert run.figures["tokens"].value == 1.2e6 * 3600
+    assert run.days == pytest.approx(1 / 24)
+    assert lc.run_cost("gpt2", tokens=1e9, **asked).days == pytest.approx(1e9 / 1.2e6 / 86_400)
+    with pytest.raises(lc.InputError, match="requires the tokens of the run"):
+        lc.run_cost("gpt2", on="A100-SXM-40GB", mfu=0.4)
+
+
+def test_a_measured_rate_of_a_module_leaves_out_the_formulas_of_language_models(capsys):
+    asked = ["run-cost", "--on", "A100-SXM-40GB", "--tokens-per-second", "1e5"]
+    assert main([*asked, str(DOCS.parent / "examples/microcontroller/net.table"), "--B", "32"]) == 0
+    text = capsys.readouterr().out
+    assert "Without a count of this model: kaplan," in text
+    assert "MFU  matmul" in text
+    first = text.partition("\n\n")[0].replace("\n", " ")
+    assert "100,000 tokens per second, 100,000 per device, MFU" in first
+    assert first.endswith("no price without --price-per-hour.")

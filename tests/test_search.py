@@ -51,6 +51,18 @@ def test_what_is_found_fits_and_the_fastest_stands_first(found):
     )
 
 
+def test_the_fastest_has_the_cost_of_its_run(found):
+    """Tokens per second by hand, 64 x 64 tokens over the seconds of a step; the days of 1e9 tokens, their price."""
+    best = found.best.step
+    assert found.run.figures["tokens_per_second"].value == pytest.approx(64 * 64 / best.seconds, rel=1e-5)
+    steps = -(-(10**9) // 4096)  # the last one is partly filled
+    assert found.run.days == pytest.approx(steps * best.seconds / 86_400)
+    assert f"It reaches {64 * 64 / best.seconds:,.0f}"[:16] in found.text(10_000)
+    priced = replace(found, price_per_hour=2)
+    assert priced.run.price_usd == pytest.approx(found.run.days * 24 * 16 * 2)
+    assert priced.to_dict()["run_cost"]["price"]["value"] == pytest.approx(priced.run.price_usd)
+
+
 def test_what_needs_no_product_is_made_again_before_whole_blocks(found):
     """Of ways that do not fit, those are tried that keep less, and the screen says what they make again."""
     room = min(each.step.peak for each in found.found)

@@ -13,6 +13,7 @@ from learncost.ir.errors import InputError
 from learncost.reports.cost import cost
 from learncost.reports.request import ADAPTING, Request
 from learncost.reports.run_cost import published
+from learncost.reports.run_cost.record import Utilization
 
 if TYPE_CHECKING:
     from learncost.reports.search.spread import Spread
@@ -110,6 +111,33 @@ def show_attained(figures: dict[str, Figure], usual: Figure, most: float) -> Non
         figures["published_mfu"] = up_to(most, usual)
         at_it = [figures[name] for name in ("flops", "devices", "peak", "published_mfu")]
         figures["time_at_published_mfu"] = published.days(*at_it)
+
+
+def show_rate(figures: dict[str, Figure]) -> None:
+    """Add the tokens per second of all devices, and of one."""
+    if "tokens_per_second" not in figures:
+        figures["tokens_per_second"] = computed(
+            "1/s", "tokens / time", [figures["tokens"]], [figures["time"]], 1 / published.SECONDS_A_DAY
+        )
+    of_all, devices = figures["tokens_per_second"], figures["devices"]
+    figures["tokens_per_second_per_device"] = computed("1/s", "tokens per second / devices", [of_all], [devices])
+
+
+def utilizations(
+    figures: Mapping[str, Figure], book: str, by_book: Mapping[str, int], executed: Mapping[str, Figure]
+) -> tuple[Utilization, ...]:
+    """Return the utilization under every convention, at the measured rate: MFU by price books, HFU of what runs.
+
+    executed  FLOPs of the run with what is recomputed, by a description
+    """
+    of_all = [figures[name] for name in ("time", "devices", "peak")]
+    others = {name: Figure(count, "FLOP", "counted", name) for name, count in by_book.items()}
+    rows = [("MFU", name, flops) for name, flops in {book: figures["flops"], **others}.items()]
+    rows += [("HFU", name, flops) for name, flops in executed.items()]
+    return tuple(
+        Utilization(kind, name, flops.value / figures["tokens"].value, published.utilization(flops, *of_all).value)
+        for kind, name, flops in rows
+    )
 
 
 def days_on(

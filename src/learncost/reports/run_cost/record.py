@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure
 from learncost.ir.errors import InputError, shown
-from learncost.ir.serializable import Key, attributes
+from learncost.ir.serializable import OPTIONAL, Key, Serializable, attributes
 from learncost.reports.record import Cost
 from learncost.reports.run import check_tokens
 from learncost.reports.sheet import Shown
@@ -46,6 +46,20 @@ _MESH = attributes(
 )
 
 
+@dataclass(frozen=True)
+class Utilization(Serializable):
+    """The share of the peak under a convention.
+
+    kind        MFU, of the model's FLOPs, or HFU, of the executed ones
+    convention  the price book, or what runs
+    """
+
+    kind: str
+    convention: str
+    flops_per_token: float
+    value: float
+
+
 @dataclass(frozen=True, repr=False)
 class RunCost(Shown):
     """The cost of a whole training run, figure by figure.
@@ -74,6 +88,10 @@ class RunCost(Shown):
         The peak memory of a step on a device, and the memory of the device; None where that is not known.
     plan
         The plan of the step whose time is predicted, if it is not that of the counts.
+    utilizations
+        At a measured rate the MFU under every price book, and the HFU; else empty.
+    refused
+        The price books that do not apply to the model, each with the reason, if utilizations are shown.
 
     Examples
     --------
@@ -98,6 +116,8 @@ class RunCost(Shown):
     spread: Spread | None = field(default=None, metadata=Key("mesh", form=_MESH, optional=True).field)
     memory: DeviceMemory | None = field(default=None, metadata=Key(optional=True, after="total_by").field)
     plan: str = field(default="", metadata=Key(optional=True, after="precision").field)
+    utilizations: tuple[Utilization, ...] = field(default=(), metadata=OPTIONAL)
+    refused: Mapping[str, str] = field(default_factory=dict, metadata=OPTIONAL)
 
     @property
     def flops(self) -> int:
@@ -123,6 +143,12 @@ class RunCost(Shown):
     def price_usd(self) -> float | None:
         """The price in US dollars; None without a price per hour."""
         return self._value("price")
+
+    def answer(self, total: bool = True) -> str:
+        """Return the rate and the utilization in one sentence, with `total` also the time, the energy and the price."""
+        from learncost.reports.run_cost.show import answer  # is built on this module
+
+        return answer(self, total)
 
     def _value(self, name: str) -> float | None:
         return self.figures[name].value if name in self.figures else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from learncost.cost_models.books import every
 from learncost.devices import assumptions
 from learncost.devices.cluster import cluster_of, cluster_with
 from learncost.devices.device import RATES, Device
@@ -29,10 +31,12 @@ from learncost.reports.run_cost.duration import (
     days_on,
     days_over,
     show_attained,
+    show_rate,
     show_step,
     show_step_over,
     step_on,
     step_over,
+    utilizations,
 )
 from learncost.reports.run_cost.record import RunCost
 from learncost.timing import Rates
@@ -43,6 +47,9 @@ if TYPE_CHECKING:
 
 # The books that are compared with the chosen one: exact published, and the formulas of the field.
 OTHER_BOOKS = ("matmul", "causal-exact", "gpt3", "kaplan")
+
+HOUR = 3600
+"""Seconds of the run whose tokens are not given."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,9 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     Parameters
     ----------
     tokens
-        Tokens in the run, such as 3e11; the decoder's tokens for an encoder-decoder. Required. learncost cost has the
-        same flag, for the number of operations only.
+        Tokens in the run, such as 3e11; the decoder's tokens for an encoder-decoder. Required, except with
+        `tokens_per_second`: the figures are then those of an hour. learncost cost has the same flag, for the number of
+        operations only.
     on
         A device (`learncost list devices`), a file in TOML or JSON that describes one, here (after learncost
         calibrate), or a file of learncost calibrate `out`.
@@ -112,7 +120,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     hfu
         Hardware FLOPs utilization: recomputed operations (`procedure` recompute) count as work too.
     tokens_per_second
-        The measured rate of all devices together, instead of a utilization.
+        The measured rate of all devices together, instead of a utilization. Shows the MFU under every convention.
     peak_tflops
         The peak rate of one device in TFLOP/s, if none is published.
     power
@@ -155,6 +163,8 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         Time, energy, CO2 and price of a whole training run.
     learncost run-cost gpt2 --tokens 1e10 --on A100-SXM-40GB --country France
         The CO2 of a training run in France.
+    learncost run-cost gpt2 --on A100-SXM-40GB --devices 8 --tokens-per-second 1.2e6
+        The MFU of a measured rate, under every convention.
     learncost run-cost llama-3-8b --tokens 15e12 --on DGX-H100 --devices 64 --mesh dp=32,tp=2
         The same over a mesh, with its links; without --mesh the fastest mesh that fits is used.
 
@@ -172,13 +182,16 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     procedure = request.procedure
     if procedure in INFERENCE:
         raise InputError(f"run-cost supports training only: use `learncost cost` for {procedure}")
-    if request.tokens is None:
-        raise InputError("run-cost requires the tokens of the run, for example --tokens 3e11")
+    if request.tokens is None and given.tokens_per_second is None:
+        raise InputError(
+            "run-cost requires the tokens of the run, for example --tokens 3e11, or --tokens-per-second as measured"
+        )
     if (on := request.on) is None:
         raise InputError("run-cost requires a device: --on NAME (see `learncost list devices`)")
-    count = check_tokens("tokens", request.tokens)
     number = record.devices(request.devices)
     typed = given.typed
+    tokens = _tokens(request.tokens, typed)
+    count = int(tokens.value)
     grid_place = _place(typed, given.country, given.year)
     group = cluster_of(on)
     over_devices = group is not None or request.mesh is not None or bool(request.place or request.placement)
@@ -196,7 +209,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     model_flops = replace(one, procedure="bp" if again else procedure, plan=None)
     # what is run again is no part of MFU
     useful = step if model_flops == one or "hfu" in typed else cost(model_flops, by="macro-operation")
-    figures = {"tokens": Figure(count, "", "given", "--tokens"), "flops": _flops(useful, count)}
+    figures = {"tokens": tokens, "flops": _flops(useful, count)}
     if useful.total != step.total:
         figures["hardware_flops"] = _flops(step, count)
     figures["petaflop_s_days"] = published.petaflop_days(figures["flops"])
@@ -227,11 +240,30 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         if isinstance(seconds, Figure):
             show_step(figures, seconds, step.tokens_per_step, most)
         total_by = days_on(figures, typed, machine, kind, usual, most)
+    show_rate(figures)
     figures["device_hours"] = published.device_hours(figures["time"], number)
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
-    others = _flops_by_book(replace(one, plan=None), step, count)
-    return RunCost(step, machine, kind, precision or kind, figures, unknown, others, total_by, many, on_device, plan)
+    measured = total_by == "tokens_per_second"
+    counted_step, books = (useful, [*every()]) if measured else (step, OTHER_BOOKS)
+    others, refused = _flops_by_book(replace(one, plan=None), counted_step, count, books)
+    run = RunCost(step, machine, kind, precision or kind, figures, unknown, others, total_by, many, on_device, plan)
+    if not measured or "peak" not in figures:
+        return run
+    executed = {"as it runs": figures["hardware_flops"]} if "hardware_flops" in figures else {}
+    if not executed and find_procedure(procedure).differentiates:
+        with suppress(InputError):
+            recomputing = cost(replace(one, plan=None, procedure="recompute"), by="macro-operation")
+            executed = {"with gradient checkpointing": _flops(recomputing, count)}
+    return replace(run, utilizations=utilizations(figures, step.price_book, others, executed), refused=refused)
+
+
+def _tokens(tokens: int | str | None, typed: Mapping[str, Figure]) -> Figure:
+    """Return the tokens of the run: as given, else those of an hour at the measured rate."""
+    if tokens is not None:
+        return Figure(check_tokens("tokens", tokens), "", "given", "--tokens")
+    of_an_hour = computed("", "tokens per second x 3,600, an hour", [typed["tokens_per_second"]], (), HOUR)
+    return replace(of_an_hour, value=max(1, round(of_an_hour.value)))
 
 
 def _type(dtype: str | None, precision: str | None) -> tuple[str | None, str | None]:
@@ -315,14 +347,17 @@ def _place(typed: Mapping[str, Figure], country: str | None, year: int | str | N
     return published.of_the_world(when) if country is None else published.intensity(country, when)
 
 
-def _flops_by_book(request: Request, step: Cost, tokens: int) -> dict[str, int]:
-    """Return the FLOPs of the run by other books, without those whose formula does not apply to the model."""
-    by_book = {}
-    for name in OTHER_BOOKS:
+def _flops_by_book(
+    request: Request, step: Cost, tokens: int, books: Sequence[str]
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the FLOPs of the run by other books, and the books that do not apply to the model with their reasons."""
+    by_book, refused = dict[str, int](), dict[str, str]()
+    request = replace(request, procedure=step.procedure)
+    for name in books:
         if name == step.price_book:
             continue
         try:
             by_book[name] = int(_flops(cost(replace(request, price_book=name), by="macro-operation"), tokens).value)
-        except InputError:
-            continue
-    return by_book
+        except InputError as error:
+            refused[name] = str(error)
+    return by_book, refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from learncost.devices.figure import Figure
@@ -15,6 +16,7 @@ from learncost.reports.sheet import (
     TableColumn,
     batch_text,
     joules_of,
+    number,
     plan_text,
     seconds_of,
     significant,
@@ -33,6 +35,7 @@ _NAMES = {
     "petaflop_s_days": "petaflop/s-days",
     "best_product": "best product",
     "tokens_per_second": "tokens per second",
+    "tokens_per_second_per_device": "tokens per second, device",
     "step": "a step",
     "step_mfu": "MFU of that step",
     "memory": "memory per device",
@@ -51,6 +54,7 @@ _NAMES = {
     "price_per_hour": "price per hour",
 }
 _COUNTS = ("", "FLOP", "h", "PF/s-days", "1/s")
+_REQUIRED = {"energy": "no energy without --power", "price": "no price without --price-per-hour"}
 _ANSWERS = ("time", "energy", "co2", "price")
 
 
@@ -64,8 +68,38 @@ def sheets(run: RunCost, width: int = WIDTH) -> tuple[Sheet, ...]:
         rows.append(SheetRow((_named(name), write(figure.value), between, figure.label), style))
     rows += [SheetRow((_named(name), "-", "", "")) for name in run.unknown]
     columns = ("", "value", "interval", "label")
-    sheet = Sheet(_title(run), columns, tuple(rows), _notes(run), frozenset({0, 3}))
-    return (sheet, _stages(run.spread)) if run.spread is not None and run.spread.step.way.stages > 1 else (sheet,)
+    sheets = [Sheet(_title(run), columns, tuple(rows), (), frozenset({0, 3}), answer(run))]
+    if run.spread is not None and run.spread.step.way.stages > 1:
+        sheets.append(_stages(run.spread))
+    if run.utilizations:
+        sheets.append(_utilizations(run))
+    return (*sheets[:-1], replace(sheets[-1], notes=(*sheets[-1].notes, *_notes(run))))
+
+
+def answer(run: RunCost, total: bool = True) -> str:
+    """Return the rate and the utilization in one sentence, with `total` also the time, the energy and the price."""
+    figures = run.figures
+    rate, each = (plain(round(figures[f"tokens_per_second{of}"].value)) for of in ("", "_per_device"))
+    share = next((f", MFU {_share(figures[name].value)}" for name in ("mfu", "step_mfu") if name in figures), "")
+    rate_text = f"{rate} tokens per second, {each} per device{share}"
+    if not total:
+        return f"{rate_text}."
+    used = [_written(figures[name].unit)(figures[name].value) for name in ("energy", "price") if name in figures]
+    totals = [time(figures["time"].value), *used, *(_REQUIRED[name] for name in run.unknown if name in _REQUIRED)]
+    return f"{rate_text}: {', '.join(totals)}."
+
+
+def _utilizations(run: RunCost) -> Sheet:
+    """Return the MFU under every convention, and the HFU."""
+    columns = (
+        TableColumn("", lambda each: each.kind, words=True),
+        TableColumn("convention", lambda each: each.convention, words=True),
+        TableColumn("FLOPs per token", lambda each: number(round(each.flops_per_token))),
+        TableColumn("share of the peak", lambda each: f"{significant(100 * each.value)} %"),
+    )
+    notes = ["A price book that prices the optimizer step counts it."]
+    notes += [f"Without a count of this model: {', '.join(run.refused)}."] if run.refused else []
+    return table("The utilization under every convention", columns, run.utilizations, tuple(notes))
 
 
 MOST_STAGES = 16
@@ -114,7 +148,7 @@ def _notes(run: RunCost) -> tuple[str, ...]:
     notes = [f"{convention(run.step.price_book)}. {run.step.parameters:,} parameters. Counted: {run.step.counted}."]
     if run.step.target_len is not None:
         notes.append("Tokens are the decoder's; the encoder's are additional.")
-    if run.flops_by_book:
+    if run.flops_by_book and not run.utilizations:
         others = ", ".join(f"{name} {f'{flops:.4g}'.replace('e+', 'e')}" for name, flops in run.flops_by_book.items())
         notes.append(f"FLOPs of the run under other price books: {others}.")
     derived = {name: figure for name, figure in run.figures.items() if figure.computed}

@@ -6,7 +6,8 @@ import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from learncost.autoshard.candidates import (
     CONTEXTS,
@@ -20,10 +21,11 @@ from learncost.autoshard.stage_memory import split_of
 from learncost.autoshard.step import ASSUMED, ParallelConfig, StepUsage, step_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.cluster import cluster as find_cluster
+from learncost.devices.figure import Figure
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.precision import stored
-from learncost.ir.serializable import Key, Serializable, attributes
+from learncost.ir.serializable import HIDDEN, Key, Serializable, attributes
 from learncost.reports.memory.types import bytes_of, misfit
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_tokens, prepare
@@ -34,11 +36,16 @@ from learncost.reports.sheet import (
     Sheet,
     TableColumn,
     batch_text,
+    number,
     seconds_of,
+    significant,
     size_of,
     sizes_of,
     table,
 )
+
+if TYPE_CHECKING:
+    from learncost.reports.run_cost.record import RunCost
 
 SHOWN = 8
 """Ways that are shown, if nothing is said."""
@@ -122,6 +129,10 @@ class Search(AtLength):
         The reasons why the model is not sharded over some axes.
     source
         The source of the rates of matrix products.
+    fastest
+        The request of the fastest configuration, which `lc.run_cost` answers; None if none fits.
+    price_per_hour
+        The price of one device per hour; None where it was not given.
 
     Examples
     --------
@@ -145,6 +156,29 @@ class Search(AtLength):
     source: str = field(metadata=Key("assumed", form=lambda source: [*ASSUMED.values(), source], after="found").field)
     nearest: tuple[int, str] | None = field(default=None, metadata=Key(form=_nearest).field)
     refused: tuple[str, ...] = ()
+    fastest: Request | None = field(default=None, metadata=HIDDEN)  # the question of the fastest configuration alone
+    price_per_hour: float | str | None = field(default=None, metadata=HIDDEN)
+
+    @cached_property
+    def run(self) -> RunCost:
+        """The cost of the training with the fastest configuration, as `run_cost`; without tokens, of one step.
+
+        Raises `InputError` if none fits.
+        """
+        if self.fastest is None:
+            raise InputError(self._none())
+        from learncost.reports.run_cost.run_cost import RunAssumptions, run_cost  # is built on this module
+
+        cost: RunCost = run_cost(
+            replace(self.fastest, devices=self.devices), RunAssumptions(price_per_hour=self.price_per_hour)
+        )
+        return cost
+
+    @property
+    @Key("run_cost", optional=True, after="schema")
+    def figures(self) -> Mapping[str, Figure]:
+        """The figures of that cost, by name; empty if none fits."""
+        return self.run.figures if self.fastest else {}
 
     @property
     def best(self) -> Found:
@@ -181,12 +215,14 @@ class Search(AtLength):
             TableColumn("microbatches", lambda each: f"{each.step.way.microbatch} x {each.step.way.microbatches}"),
             TableColumn("memory", lambda each: size_of(each.step.peak)),
             TableColumn("a step", lambda each: seconds_of(each.step.seconds)),
+            TableColumn("tokens/s", lambda each: number(round(each.step.tokens / each.step.seconds))),
             TableColumn("training", lambda each: _days(each.days), shown=self.tokens is not None),
         )
         answer = (
             f"{with_zero(best.step.way, best.zero, ' with ')} is the fastest of {self.fit:,} configurations that fit; "
             f"{self.too_large:,} need more than {size_of(int(self.memory))} per device."
         )
+        answer += f" It reaches {self.run.answer(total=self.tokens is not None)}"
         notes = self._notes()
         return (table(title, columns, self.found, notes, answer, lambda each: "bold" if each is best else ""),)
 
@@ -223,7 +259,7 @@ def with_zero(way: ParallelConfig, zero: str, between: str = " ") -> str:
 def _days(days: float | None) -> str:
     if days is None:
         return ""
-    return f"{days:,.3g} days" if days >= 1 else seconds_of(days * DAY)
+    return f"{significant(days)} days" if days >= 1 else seconds_of(days * DAY)
 
 
 def _schedule(each: Found) -> str:
@@ -267,7 +303,12 @@ def _without_collections() -> Iterator[None]:
 
 
 @takes_request("model on devices * tokens batch_size seq_len precision budget")
-def search(request: Request, devices: int | str | None = None, top: int | str = SHOWN) -> Search:
+def search(
+    request: Request,
+    devices: int | str | None = None,
+    top: int | str = SHOWN,
+    price_per_hour: float | str | None = None,
+) -> Search:
     """Find the fastest parallel configurations of a training step on a cluster: meshes, schedules and plans that fit.
 
     Parameters
@@ -286,6 +327,8 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
         Available memory of a device, as 80GB or 75GiB. The default is the device's memory.
     top
         The number of configurations to show.
+    price_per_hour
+        The price of one device per hour, in US dollars.
 
     Returns
     -------
@@ -376,6 +419,8 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
         rates[kinds[0].values].source,
         None if nearest is None else (nearest.memory, with_zero(nearest.way, nearest.structure.zero, " with ")),
         refused,
+        None if best is None else _alone(asked, shown_ways[0][0], cluster),
+        price_per_hour,
         length_note=run.length_note,
     )
 

@@ -11,10 +11,11 @@ import pytest
 
 import learncost
 import learncost as lc
-from learncost.cli.command import COMMANDS, main
+from learncost.cli.command import COMMAND_GROUPS, COMMANDS, main
 from learncost.cli.help import page
 from learncost.cli.typed import read
 from learncost.cost_models.errata import errata
+from learncost.reports.question import FLAGS
 
 COMMAND = [sys.executable, "-m", "learncost.cli.command"]
 ENCODER = "--num-hidden-layers 1 --hidden-size 8 --num-attention-heads 2 --intermediate-size 16 --vocab-size 10"
@@ -209,8 +210,42 @@ def test_help_fits_the_width(line, columns, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_the_short_help_has_forty_lines_and_twelve_flags(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([name, "--help"]) == 0
+    short = capsys.readouterr().out
+    assert main([name, "--help", "all"]) == 0
+    everything = capsys.readouterr().out
+    assert main(["help", name, "all"]) == 0
+    assert capsys.readouterr().out == everything
+    assert len(short.splitlines()) <= 40
+    flags = {flag.names[0] for flag in COMMANDS[name].flags if flag.how == "flag"}
+    of_short, of_all = (
+        re.findall(r"^  (?:-\w, )?(--[a-z][a-z0-9-]*)", text, re.MULTILINE) for text in (short, everything)
+    )
+    assert {*of_all} == flags
+    assert {*of_short} <= flags
+    assert len(of_short) <= 12
+    assert len(of_short) == min(12, len(flags)) or "--SIZE VALUE" in short
+    assert len(page(name, COMMANDS[name]).examples) <= 2
+    assert (f"learncost {name} --help all" in short) == (len(of_short) < len(flags))
+
+
+def test_the_help_of_all_commands_has_each_in_one_group():
+    grouped = [name for names in COMMAND_GROUPS.values() for name in names.split()]
+    assert sorted(grouped) == sorted(COMMANDS)
+
+
+def test_common_flags_are_flags_of_their_commands():
+    for name, row in FLAGS.items():
+        assert bool(row.brief) <= bool(row.common) or name == "model", f"{name} has a brief meaning that nothing shows"
+        for command in row.common.split():
+            assert name in {flag.name for flag in COMMANDS[command].flags}, (name, command)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_in_sentences_and_groups(name):
-    help_page = page(name, COMMANDS[name])
+    help_page = page(name, COMMANDS[name], everything=True)
     assert help_page.about.endswith(".")
     assert help_page.examples, "every command has examples"
     for flag in (flag for flags in help_page.groups.values() for flag in flags):

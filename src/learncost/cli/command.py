@@ -170,6 +170,16 @@ _SOURCES = Path(__file__).parents[1]
 COMMANDS = {name: command for name, command in _COMMANDS.items() if (_SOURCES / command.file_name).exists()}
 """Every command that is installed."""
 
+COMMAND_GROUPS = {
+    "A step": "cost memory fit compare sweep complexity",
+    "A run on devices": "run-cost search place calibrate",
+    "Why counts differ": "conventions rules errata explain formulas",
+    "Pictures": "report figure serve trace",
+    "Training and programs": "train sample contest verify emit import",
+    "What there is": "list",
+}
+"""The commands by what they are about, as the help shows them."""
+
 RETIRED = {"bench": "run python benchmarks/against_torch_and_jax in a clone of the source"}
 """Words that were commands, and what to do now."""
 
@@ -221,7 +231,10 @@ def _help(words: Sequence[str]) -> Any:
     first_word = next(iter(words), "")
     if not (first_word == "help" or {"--help", "-h"} & set(flags) or not words):
         return None
-    names = [word for word in words if not word.startswith("-")][first_word == "help" :][:1]
+    from learncost.cli.help import ALL, overview, page
+
+    everything = len(words) > 1 and words[-1] == ALL and (words[-2] in ("--help", "-h") or first_word == "help")
+    names = [word for word in words[: len(words) - everything] if not word.startswith("-")][first_word == "help" :][:1]
     if names and names[0] not in COMMANDS:
         raise InputError(_no_command(names[0]))
     if "--json" in flags:
@@ -229,11 +242,15 @@ def _help(words: Sequence[str]) -> Any:
             schema_of(name, command.question) for name, command in COMMANDS.items() if name in (names or COMMANDS)
         ]
         return json.dumps(schemas[0] if names else schemas, indent=2)
-    from learncost.cli.help import overview, page
-
     if names:
-        return page(names[0], COMMANDS[names[0]])
-    return overview({name: command.about for name, command in COMMANDS.items()}, ABOUT)
+        return page(names[0], COMMANDS[names[0]], everything)
+    return overview(
+        {
+            group: {name: COMMANDS[name].about for name in names_of_group.split() if name in COMMANDS}
+            for group, names_of_group in COMMAND_GROUPS.items()
+        },
+        ABOUT,
+    )
 
 
 def _answer(name: str, words: Sequence[str]) -> Any:

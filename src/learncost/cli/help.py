@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import Parameter
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 WIDEST = 100
 """Columns that a page takes at most: longer lines are hard to read."""
+
+MOST_FLAGS, MOST_EXAMPLES = 12, 2
+"""The flags and examples of the short help; --help all has every one."""
+
+ALL = "all"
+"""The word behind --help that asks for every flag."""
 
 
 @dataclass(frozen=True)
@@ -79,36 +85,62 @@ def _wrapped(text: str, width: int, later: str = "", first: str = "", style: str
         yield line, style
 
 
-def page(name: str, command: Command) -> Page:
-    """Return the help of one command."""
-    flags, parts = command.flags, docstring_parts(command.question)
-    arguments = [_argument(flag) for flag in flags if flag.how.startswith("argument")]
-    groups = (
-        {"Arguments": tuple(replace(argument, typed=argument.typed.strip("[]")) for argument in arguments)}
-        if arguments
-        else {}
-    )
-    for group in GROUPS:
-        if of_group := [flag for flag in flags if flag.about.group == group and flag.how.startswith("flag")]:
-            groups[group] = tuple(map(_flag, of_group))
-    usage = " ".join((f"learncost {name}", *(argument.typed for argument in arguments), "[FLAGS]"))
-    return Page(usage, typed(parts.about), parts.commands, groups)
+def page(name: str, command: Command, everything: bool = False) -> Page:
+    """Return the help of one command: two examples and the flags that people use most, or everything."""
+    flags, parts = [*{flag.name: flag for flag in command.flags}.values()], docstring_parts(command.question)
+    arguments = [flag for flag in flags if flag.how.startswith("argument")]
+    others = [flag for flag in flags if flag.how.startswith("flag")]
+    usage = " ".join((f"learncost {name}", *(_argument(argument).typed for argument in arguments), "[FLAGS]"))
+    groups: dict[str, tuple[HelpEntry, ...]] = {}
+    if arguments:
+        entries = [(argument, _argument(argument)) for argument in arguments]
+        groups["Arguments"] = tuple(
+            HelpEntry(entry.typed.strip("[]"), entry.meaning if everything else _brief(argument, name))
+            for argument, entry in entries
+        )
+    if everything:
+        for group in GROUPS:
+            if of_group := [flag for flag in others if flag.about.group == group]:
+                groups[group] = tuple(map(_flag, of_group))
+        return Page(usage, typed(parts.about), parts.commands, groups)
+    common = [flag for flag in others if name in flag.about.common.split()] if len(others) > MOST_FLAGS else others
+    groups["Flags"] = tuple(_short_flag(flag, name) for flag in common)
+    about = typed(parts.about).partition("\n\n")[0]
+    if len(common) < len(others):
+        more = f"learncost {name} --help {ALL}"
+        groups["More"] = (HelpEntry(more, f"All {len(others)} flags, and more examples."),)
+    return Page(usage, about, parts.commands[:MOST_EXAMPLES], groups)
 
 
-def overview(commands: Mapping[str, str], about: str) -> Page:
+def overview(groups_of_commands: Mapping[str, Mapping[str, str]], about: str) -> Page:
     """Return the help of all commands."""
-    groups = {"Commands": tuple(HelpEntry(name, text) for name, text in commands.items())}
+    groups = {
+        group: tuple(HelpEntry(name, text) for name, text in commands.items())
+        for group, commands in groups_of_commands.items()
+    }
     more = {
         "--help": "Show this page; learncost COMMAND --help shows the flags of a command.",
         "--version": "Show the version.",
     }
     groups["Flags"] = tuple(HelpEntry(name, text) for name, text in more.items())
     examples = (
-        ("learncost cost gpt2", "The cost of one training step of GPT-2."),
+        ("learncost memory gpt2 --on RTX-4090", "Whether a training step fits, and what saves memory."),
         ("learncost list models", "All known models."),
-        ("learncost cost --help", "The flags of one command."),
     )
     return Page("learncost COMMAND [FLAGS]", about, examples, groups)
+
+
+def _short_flag(flag: Flag, command: str) -> HelpEntry:
+    """Return a flag with its meaning in a line."""
+    if flag.how == "flags":
+        return HelpEntry("--SIZE VALUE", "Any size of the model (learncost list sizes).")
+    return HelpEntry(f"{flag.names[0]} {flag.value}".strip(), _brief(flag, command))
+
+
+def _brief(flag: Flag, command: str) -> str:
+    """Return the meaning of a flag in a line: that of flags.toml for its common commands, else its first sentence."""
+    shared = flag.about.brief and (flag.how != "flag" or command in flag.about.common.split())
+    return flag.about.brief if shared else f"{typed(flag.meaning).partition('. ')[0].rstrip('.')}."
 
 
 def _argument(flag: Flag) -> HelpEntry:

@@ -49,8 +49,8 @@ def verify(request: Request, *, every: bool = False) -> VerificationReport:
     every
         Print one line for each comparison, even if there are hundreds.
     engine
-        Check what an engine executes: torch or jax; or c99, the program of learncost emit, against NumPy, its price,
-        its memory layout and the C99 standard.
+        Check what an engine executes: torch, jax or c99. c99 is the program of learncost emit, against NumPy, its
+        price, its memory layout and the C99 standard.
     plan
         With `engine` torch: the plan of the step, as flash,fused. The default is the planner's choice.
     procedure

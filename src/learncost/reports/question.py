@@ -39,6 +39,8 @@ class Shared:
     known: str = ""
     several: bool = False
     repeats: bool = False
+    brief: str = ""
+    common: str = ""
 
     @property
     def choices(self) -> tuple[str, ...]:

@@ -310,6 +310,8 @@ def memory(request: Request) -> Memory | MemoryComparison:
 
     Commands
     --------
+    learncost memory gpt2 --on RTX-4090
+        Whether a step fits the device, what uses the memory, and the changes that save most.
     learncost memory gpt2 --batch-size 4
         The peak of a training step of four sequences, and the arrays behind it.
     learncost memory gpt2 --engine graph,eager,numpy

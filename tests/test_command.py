@@ -11,7 +11,7 @@ import pytest
 
 import learncost
 import learncost as lc
-from learncost.cli.command import COMMAND_GROUPS, COMMANDS, main
+from learncost.cli.command import COMMAND_GROUPS, COMMANDS, MERGED, main
 from learncost.cli.help import page
 from learncost.cli.typed import read
 from learncost.cost_models.errata import errata
@@ -49,7 +49,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("formulas gpt2 attention x", "formulas takes SUBJECT and LAYER; unexpected argument 'x'"),
         ("explain attention norm", "'attention' has no layers; remove the second argument 'norm'"),
         ("cots gpt2", "no command is called 'cots'; did you mean 'cost'"),
-        ("gpt2", "there are cost, compare"),
+        ("gpt2", "there are cost, memory"),
         ("--verison", "'--verison'; did you mean '--version'"),
         ("cost gpt2 --seq-len", "--seq-len needs a value"),
         ("cost gpt2 --seq-len --json", "--seq-len needs a value"),
@@ -219,7 +219,11 @@ def test_the_short_help_has_forty_lines_and_twelve_flags(name, capsys, monkeypat
     assert main(["help", name, "all"]) == 0
     assert capsys.readouterr().out == everything
     assert len(short.splitlines()) <= 40
+    whole = short
     flags = {flag.names[0] for flag in COMMANDS[name].flags if flag.how == "flag"}
+    short, everything = (
+        text.partition("\nMore\n")[0].partition("\nOther questions\n")[0] for text in (short, everything)
+    )
     of_short, of_all = (
         re.findall(r"^  (?:-\w, )?(--[a-z][a-z0-9-]*)", text, re.MULTILINE) for text in (short, everything)
     )
@@ -228,12 +232,46 @@ def test_the_short_help_has_forty_lines_and_twelve_flags(name, capsys, monkeypat
     assert len(of_short) <= 12
     assert len(of_short) == min(12, len(flags)) or "--SIZE VALUE" in short
     assert len(page(name, COMMANDS[name]).examples) <= 2
-    assert (f"learncost {name} --help all" in short) == (len(of_short) < len(flags))
+    assert ("--help all" in whole) == (len(of_short) < len(flags))
 
 
-def test_the_help_of_all_commands_has_each_in_one_group():
+def test_the_help_of_all_commands_has_the_twelve_in_groups_and_the_others_under_more():
     grouped = [name for names in COMMAND_GROUPS.values() for name in names.split()]
-    assert sorted(grouped) == sorted(COMMANDS)
+    assert len(grouped) == 12
+    assert sorted([*grouped, *MERGED]) == sorted(COMMANDS)
+    assert {*MERGED.values()} <= {*grouped}
+    for name, main_command in MERGED.items():
+        assert f"--{name}" not in {each for flag in COMMANDS[main_command].flags for each in flag.names}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fit", "gpt2 --budget 2GB --procedures bp"),
+        ("rules", "gpt2"),
+        ("errata", "E2"),
+        ("complexity", ""),
+        ("formulas", "attention"),
+        ("sweep", "gpt2 --seq-len 8,16"),
+        ("place", "gpt2 --mesh dp=2 --placement ddp --batch-size 2"),
+    ],
+)
+def test_a_merged_command_is_a_flag_of_one_of_the_twelve(name, words, capsys):
+    lines = [f"{name} {words}", f"more {name} {words}", f"{MERGED[name]} {words} --{name}"]
+    answers = [main(shlex.split(line)) or capsys.readouterr().out for line in lines]
+    assert len({*answers}) == 1
+
+
+def test_the_list_of_other_commands(capsys):
+    assert main(["more"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"{main_command} --{name}" in listed for name, main_command in MERGED.items())
+    for name, main_command in MERGED.items():
+        assert main([name, "--help"]) == 0
+        own = capsys.readouterr().out
+        assert main([main_command, f"--{name}", "--help"]) == 0
+        assert capsys.readouterr().out == own
+    assert main(["more", "nothing"]) == 2
 
 
 def test_common_flags_are_flags_of_their_commands():

@@ -171,14 +171,35 @@ COMMANDS = {name: command for name, command in _COMMANDS.items() if (_SOURCES / 
 """Every command that is installed."""
 
 COMMAND_GROUPS = {
-    "A step": "cost memory fit compare sweep complexity",
-    "A run on devices": "run-cost search place calibrate",
-    "Why counts differ": "conventions rules errata explain formulas",
-    "Pictures": "report figure serve trace",
-    "Training and programs": "train sample contest verify emit import",
+    "A step": "cost memory compare",
+    "A run on devices": "run-cost search",
+    "Why counts differ": "conventions explain",
+    "Pictures": "report figure",
+    "Training": "train verify",
     "What there is": "list",
 }
-"""The commands by what they are about, as the help shows them."""
+"""The twelve commands by what they are about, as the help shows them."""
+
+MERGED = {
+    "calibrate": "cost",
+    "fit": "memory",
+    "sweep": "compare",
+    "complexity": "compare",
+    "place": "search",
+    "rules": "conventions",
+    "errata": "conventions",
+    "formulas": "explain",
+    "import": "explain",
+    "serve": "report",
+    "trace": "report",
+    "sample": "train",
+    "contest": "train",
+    "emit": "train",
+}
+"""The other commands, each the flag of its name of one of the twelve: learncost memory --fit is learncost fit."""
+
+MORE = "more"
+"""The word that lists the other commands, and goes before them."""
 
 RETIRED = {"bench": "run python benchmarks/against_torch_and_jax in a clone of the source"}
 """Words that were commands, and what to do now."""
@@ -205,6 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _ended(words: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
+    words = _unmerged(words)
     try:
         if words[:1] == ["--version"]:
             answer: Any = __version__
@@ -225,16 +247,28 @@ def _ended(words: Sequence[str]) -> int:
         return FAILED
 
 
+def _unmerged(words: Sequence[str]) -> Sequence[str]:
+    """Return a command line under the name of the command that answers it: a flag of one of the twelve, or `more`."""
+    if words[:1] == [MORE] and words[1:2] and (words[1] in COMMANDS or not words[1].startswith("-")):
+        return words[1:]
+    for name, main_command in MERGED.items():
+        if words[:1] == [main_command] and (flag := f"--{name}") in words:
+            place = words.index(flag)
+            return [name, *words[1:place], *words[place + 1 :]]
+    return words
+
+
 def _help(words: Sequence[str]) -> Any:
     """Return the requested page of help, or with --json the JSON schema; None if no help is requested."""
     flags = words[: words.index("--")] if "--" in words else words
     first_word = next(iter(words), "")
-    if not (first_word == "help" or {"--help", "-h"} & set(flags) or not words):
+    if not (first_word in ("help", MORE) or {"--help", "-h"} & set(flags) or not words):
         return None
-    from learncost.cli.help import ALL, overview, page
+    from learncost.cli.help import ALL, more, overview, page
 
     everything = len(words) > 1 and words[-1] == ALL and (words[-2] in ("--help", "-h") or first_word == "help")
-    names = [word for word in words[: len(words) - everything] if not word.startswith("-")][first_word == "help" :][:1]
+    typed_names = [word for word in words[: len(words) - everything] if not word.startswith("-")]
+    names = typed_names[first_word in ("help", MORE) :][:1]
     if names and names[0] not in COMMANDS:
         raise InputError(_no_command(names[0]))
     if "--json" in flags:
@@ -243,14 +277,15 @@ def _help(words: Sequence[str]) -> Any:
         ]
         return json.dumps(schemas[0] if names else schemas, indent=2)
     if names:
-        return page(names[0], COMMANDS[names[0]], everything)
-    return overview(
-        {
-            group: {name: COMMANDS[name].about for name in names_of_group.split() if name in COMMANDS}
-            for group, names_of_group in COMMAND_GROUPS.items()
-        },
-        ABOUT,
-    )
+        merged = {f"--{name}": COMMANDS[name].about for name, of in MERGED.items() if of == names[0]}
+        return page(names[0], COMMANDS[names[0]], merged, everything)
+    if first_word == MORE:
+        return more({f"{of} --{name}": COMMANDS[name].about for name, of in MERGED.items()})
+    groups = {
+        group: {name: COMMANDS[name].about for name in names_of_group.split()}
+        for group, names_of_group in COMMAND_GROUPS.items()
+    }
+    return overview(groups, [*MERGED], ABOUT)
 
 
 def _answer(name: str, words: Sequence[str]) -> Any:
@@ -389,7 +424,7 @@ def _no_command(name: str) -> str:
         return f"unknown flag {shown(name)}{nearest(name, ('--help', '--version'))}"
     if name in RETIRED:
         return f"{name} is no longer a command: {RETIRED[name]}"
-    hint = nearest(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+    hint = nearest(name, COMMANDS) or f"; there are {', '.join(' '.join(COMMAND_GROUPS.values()).split())} and {MORE}"
     return f"no command is called {shown(name)}{hint}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import TYPE_CHECKING
@@ -85,8 +85,11 @@ def _wrapped(text: str, width: int, later: str = "", first: str = "", style: str
         yield line, style
 
 
-def page(name: str, command: Command, everything: bool = False) -> Page:
-    """Return the help of one command: two examples and the flags that people use most, or everything."""
+def page(name: str, command: Command, merged: Mapping[str, str] = {}, everything: bool = False) -> Page:
+    """Return the help of one command: two examples and the flags that people use most, or everything.
+
+    merged  the flags that are other questions, with their purpose
+    """
     flags, parts = [*{flag.name: flag for flag in command.flags}.values()], docstring_parts(command.question)
     arguments = [flag for flag in flags if flag.how.startswith("argument")]
     others = [flag for flag in flags if flag.how.startswith("flag")]
@@ -102,27 +105,38 @@ def page(name: str, command: Command, everything: bool = False) -> Page:
         for group in GROUPS:
             if of_group := [flag for flag in others if flag.about.group == group]:
                 groups[group] = tuple(map(_flag, of_group))
+        if merged:
+            groups["Other questions"] = tuple(HelpEntry(flag, text) for flag, text in merged.items())
         return Page(usage, typed(parts.about), parts.commands, groups)
     common = [flag for flag in others if name in flag.about.common.split()] if len(others) > MOST_FLAGS else others
     groups["Flags"] = tuple(_short_flag(flag, name) for flag in common)
     about = typed(parts.about).partition("\n\n")[0]
-    if len(common) < len(others):
-        more = f"learncost {name} --help {ALL}"
-        groups["More"] = (HelpEntry(more, f"All {len(others)} flags, and more examples."),)
+    rest = [HelpEntry(f"--help {ALL}", f"All {len(others)} flags, and more examples.")] * (len(common) < len(others))
+    rest += [HelpEntry(", ".join(merged), "Other questions, each with its --help.")] * bool(merged)
+    if rest:
+        groups["More"] = tuple(rest)
     return Page(usage, about, parts.commands[:MOST_EXAMPLES], groups)
 
 
-def overview(groups_of_commands: Mapping[str, Mapping[str, str]], about: str) -> Page:
+def more(merged: Mapping[str, str]) -> Page:
+    """Return the list of the other commands."""
+    about = "The other commands. learncost more NAME, learncost NAME and the flag are the same."
+    entries = tuple(HelpEntry(name, text) for name, text in merged.items())
+    return Page("learncost more NAME [FLAGS]", about, (), {"Commands": entries})
+
+
+def overview(groups_of_commands: Mapping[str, Mapping[str, str]], merged: Sequence[str], about: str) -> Page:
     """Return the help of all commands."""
     groups = {
         group: tuple(HelpEntry(name, text) for name, text in commands.items())
         for group, commands in groups_of_commands.items()
     }
-    more = {
+    groups["More"] = (HelpEntry("more", f"{', '.join(merged)}."),)
+    flags = {
         "--help": "Show this page; learncost COMMAND --help shows the flags of a command.",
         "--version": "Show the version.",
     }
-    groups["Flags"] = tuple(HelpEntry(name, text) for name, text in more.items())
+    groups["Flags"] = tuple(HelpEntry(name, text) for name, text in flags.items())
     examples = (
         ("learncost memory gpt2 --on RTX-4090", "Whether a training step fits, and what saves memory."),
         ("learncost list models", "All known models."),

@@ -15,7 +15,7 @@ from learncost.models.configuration import SETTINGS
 from learncost.models.families import FAMILIES
 from learncost.models.files import DATA_FILES
 from learncost.models.sizes import CANONICAL, spelled
-from learncost.reports.question import FLAGS, Flag, question
+from learncost.reports.question import FLAGS, SWITCHES, Flag, question
 
 if TYPE_CHECKING:
     from learncost.importer.files.reading import How
@@ -27,6 +27,7 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
     Raises `InputError` for an unknown or repeated flag, a flag without a value, and a wrong number of arguments.
     """
     by_spelling = {name: flag for flag in flags if flag.how == "flag" for name in flag.names}
+    named = {flag.name for flag in by_spelling.values()}
     others = any(flag.how == "flags" for flag in flags)
     left, arguments, typed_values = list(words), list[str](), dict[str, Any]()
     letters = others and any(map(names_own_sizes, left))  # a table's sizes, which are checked where it is read
@@ -40,6 +41,14 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
             continue
         name, joined, text = word.partition("=")
         spelling = name.replace("_", "-").lower()
+        if spelling in SWITCHES and spelling not in by_spelling and SWITCHES[spelling][0] in named:
+            key, value = SWITCHES[spelling]
+            if key in typed_values or joined:
+                raise InputError(
+                    f"{name} is --{key} {value}: give --{key} once" if not joined else f"{name} takes no value"
+                )
+            typed_values[key] = value
+            continue
         flag = by_spelling.get(spelling) or by_spelling.get(spelling.replace("--no-", "--", 1))
         if flag is None and not (letters and name.startswith("--")):
             _check_size(command, name, (*by_spelling, "--help"), others)
@@ -86,6 +95,10 @@ def _check_size(command: str, name: str, spellings: Sequence[str], others: bool)
     """Refuse a flag that is neither the command's nor a size or a setting of models."""
     if RETIRED["flag"].get(name) in spellings:
         raise InputError(f"the flag {name!r} is called {RETIRED['flag'][name]!r} now")
+    spelling = name.removeprefix("--").replace("_", "-").lower()
+    for row in FLAGS.values():
+        if (meant := row.others.get(spelling)) and meant.split()[0] in spellings:
+            raise InputError(f"unknown flag {shown(name)}: type {meant}")
     sizes = {*CANONICAL, *SETTINGS} if others else set()
     if others and name.startswith("--") and spelled(name[2:]) in sizes:
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
 from inspect import Parameter, Signature, cleandoc, signature
@@ -41,6 +41,9 @@ class Shared:
     repeats: bool = False
     brief: str = ""
     common: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -62,6 +65,11 @@ _ROWS = tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding=
 FLAGS: Mapping[str, Shared] = {
     name: Shared(group, **row) for group, rows in _ROWS.items() for name, row in rows.items()
 }
+
+SWITCHES: Mapping[str, tuple[str, str]] = {
+    f"--{switch}": (name, value) for name, row in FLAGS.items() for switch, value in row.switches.items()
+}
+"""Switches of other tools, each with the flag and the value that it stands for."""
 
 GROUPS = tuple(_ROWS)
 """The groups of the help in their order."""
@@ -173,10 +181,7 @@ def asked(
         for name in arguments:
             if (today := RETIRED["flag"].get(f"--{name}", "")[2:].replace("-", "_")) in parameters:
                 raise InputError(f"the keyword {name!r} is called {today!r} now")
-        canonical = {_renamed(name, parameters): _usual(name, value) for name, value in arguments.items()}
-        if len(canonical) < len(arguments):
-            raise InputError(f"{' and '.join(_twice(arguments, parameters))} are the same option: give one of them")
-        canonical = _with_lengths(canonical, [*parameters][: len(args)], parameters)
+        canonical = canonical_arguments(arguments, parameters, [*parameters][: len(args)])
         places = (*parameters, *[""] * len(args))
         try:
             return call(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **canonical)
@@ -188,9 +193,41 @@ def asked(
     return ask
 
 
+def canonical_arguments(
+    arguments: Mapping[str, Any], parameters: Mapping[str, Any], given: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return arguments under the names of their parameters, with values in the usual spelling. Raises `InputError`.
+
+    given  the parameters that have a value by their place
+    """
+    arguments = _without_switches(arguments, parameters)
+    renamed = [_renamed(name, parameters) for name in arguments]
+    if len({*renamed}) < len(arguments):
+        raise InputError(f"{' and '.join(_twice(arguments, parameters))} are the same option: give one of them")
+    usual = {name: _usual(name, value) for name, value in zip(renamed, arguments.values(), strict=True)}
+    return _with_lengths(usual, given, parameters)
+
+
+def _without_switches(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with gradient_checkpointing=True as procedure="recompute", where the function has that."""
+    result = dict[str, Any]()
+    for name, value in arguments.items():
+        target, meant = SWITCHES.get(f"--{name.replace('_', '-')}", ("", ""))
+        if not target or target not in parameters or name in parameters:
+            result[name] = value
+        elif value:
+            if target in {**arguments, **result}:
+                raise InputError(f"{name} and {target} are the same option: give one of them")
+            result[target] = meant
+    return result
+
+
 def _renamed(name: str, parameters: Mapping[str, Any]) -> str:
     """Return the function's parameter for the name of an argument."""
-    others = (*FLAGS[name].also, FLAGS[name].typed) if name in FLAGS and name not in parameters else ()
+    if name in parameters:
+        return name
+    row = FLAGS.get(name, Shared(""))
+    others = (*row.also, row.typed, *(known for known, each in FLAGS.items() if name in each.also))
     return next((other for other in others if other in parameters), name)
 
 
@@ -214,15 +251,23 @@ def _twice(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[
 
 
 def _usual(name: str, value: Any) -> Any:
-    """Return names as in their registry, such as adamw for AdamW, and NumPy's numbers as Python's."""
+    """Return names as in their registry, such as adamw for AdamW or adamw_torch, and NumPy's numbers as Python's."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     elif isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(_usual(name, member) for member in value)
-    if type(value) is not str or name not in FLAGS or value == value.lower():
+    if type(value) is not str or name not in FLAGS:
         return value
-    choices = {choice.lower(): choice for choice in FLAGS[name].choices}
-    return _ITEM.sub(lambda part: choices.get(part[0].strip().lower(), part[0]), value)
+    others = FLAGS[name].values
+    choices = {} if value == value.lower() else {choice.lower(): choice for choice in FLAGS[name].choices}
+    if not (others or choices):
+        return value
+
+    def usual(part: re.Match[str]) -> str:
+        word = part[0].strip().lower()
+        return choices.get(word) or others.get(word.replace("_", "-"), part[0])
+
+    return _ITEM.sub(usual, value)
 
 
 @dataclass(frozen=True)

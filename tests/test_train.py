@@ -574,12 +574,25 @@ def with_several_models(path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model": [math.nan, math.nan]}))
 
 
+def with_a_number(option):
+    def change(path):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {option: 1e-320}))
+
+    change.__name__ = f"with_a_number_as_{option}"
+    return change
+
+
+TEXTS = ("model", "start", "tokenizer", "engine", "procedure", "mode", "optimizer", "dtype", "plan", "device", "budget")
+TEXTS += ("prompt", "train", "lora", "mesh", "placement")
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
         *(spoiled("model.safetensors", c) for c in (cut, emptied, flipped, foreign, removed, no_numbers)),
         *(spoiled("optimizer-2.safetensors", c) for c in SPOILED),
         *(spoiled("training.json", change) for change in (cut, emptied, without_a_length, with_several_models)),
+        *(spoiled("training.json", with_a_number(option)) for option in TEXTS),
         *(spoiled("data.json", change) for change in (cut, emptied)),
         *(spoiled("config.json", change) for change in (cut, emptied, removed)),
         *(spoiled("training.tokens", change) for change in (cut, flipped, removed)),

@@ -205,12 +205,14 @@ class Options(Serializable):
 
 def from_dict(values: Mapping[str, Any], where: str) -> Options:
     """Return the options of a training.json; `where` names it in the InputError."""
-    names = {option.name for option in fields(Options)}
-    if unknown := values.keys() - names:
+    types = {option.name: option.type for option in fields(Options)}
+    if unknown := values.keys() - types:
         raise InputError(f"{where} has the unknown option {min(unknown)!r}")
     damaged = InputError(f"{where} is damaged: an option has a value of the wrong type")
-    if any(isinstance(value, list | dict) for name, value in values.items() if name not in ("paths", "sizes")):
-        raise damaged
+    for name, value in values.items():
+        text = types[name] == "str" or (types[name] == "str | None" and value is not None)
+        if (isinstance(value, list | dict) and name not in ("paths", "sizes")) or (text and not isinstance(value, str)):
+            raise damaged
     try:
         return Options(**{**values, "paths": tuple(values.get("paths", ()))})
     except TypeError:

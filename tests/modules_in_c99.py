@@ -144,3 +144,37 @@ CASES = {
 def values(arrays: dict[str, Any]) -> dict[str, Tensor]:
     """Arrays as a state_dict has them."""
     return {name: torch.as_tensor(array) for name, array in arrays.items()}
+
+
+class Sequence(nn.Module):
+    """A recurrent network whose state at the beginning is an input, for a batch of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, h0: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(self.head(self.gru(x, h0)[0][:, -1]), targets)
+
+
+class Stream(Sequence):
+    """Such a network that returns its state."""
+
+    def forward(self, x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        y, h = self.gru(x, h0)
+        return self.head(y[:, -1]), h
+
+
+class Average(nn.Module):
+    """A module that keeps a moving average in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("average", torch.zeros(3))
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        y = self.linear(x)
+        self.average.mul_(0.9).add_(0.1 * y.detach().mean(0))
+        y = y - self.average
+        return y if targets is None else functional.cross_entropy(y, targets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from learncost.cli.command import main
 from learncost.cli.emit_c99 import FirmwareOptions, FirmwareSource, program_of
 from learncost.cli.verified_c99 import NEAR, parity
 from learncost.engines import freestanding as alone
+from learncost.engines.compiler import compiler
 from learncost.engines.state import to_state
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
@@ -270,3 +272,44 @@ def test_a_prediction_that_normalizes_over_its_batch_is_said_so(entry: str, said
     assert (says in re.sub(r"\s+\* ", " ", lc.emit(lc.layer(text), "c99", batch_size=4, entry=entry).header)) is said
     kept = layer_of("twice", 2)
     assert "has no running statistics" not in lc.emit(kept, "c99", batch_size=4, entry=entry).header
+
+
+def test_a_state_that_is_an_input_and_a_batch_of_one() -> None:
+    torch.manual_seed(6)
+    module, batches = modules.Sequence(), []
+    for answer in range(STEPS):
+        given = {"x": torch.randn(1, 8, 4).double(), "h0": torch.randn(1, 1, 6).double()}
+        batches.append({**given, "targets": torch.tensor([answer])})
+    read = lc.from_module(module, {"x": "float 1 8 4", "h0": "float 1 1 6", "targets": "int 1"})
+    source = lc.emit(read, "c99", optimizer="sgd", dtype="fp64", learning_rate=RATE)
+    assert ran(source, batches).losses == pytest.approx(trained(module.double(), batches), rel=1e-6)
+
+
+def test_every_result_of_a_prediction_can_be_read(tmp_path: Path) -> None:
+    torch.manual_seed(6)
+    module = modules.Stream()
+    read = lc.from_module(module, {"x": "float 1 8 4", "h0": "float 1 1 6"})
+    source = lc.emit(read, "c99", entry="predict", prefix="net")
+    given = {"x": torch.randn(1, 8, 4), "h0": torch.randn(1, 1, 6)}
+    scores, state = module(**given)
+    lines = ["#include <stdio.h>", '#include "net.h"', "int main(void) {"]
+    for name, tensor in given.items():
+        lines += [f"net_{name}[{place}] = (float){value};" for place, value in enumerate(tensor.flatten().tolist())]
+    lines += ["const net_real *scores = net_predict(), *state = net_output_2();"]
+    lines += [f'printf("%.9g ", (double)scores[{place}]);' for place in range(scores.numel())]
+    lines += [f'printf("%.9g ", (double)state[{place}]);' for place in range(state.numel())]
+    (tmp_path / "main.c").write_text("\n".join((*lines, "return 0;", "}", "")))
+    (tmp_path / "net.c").write_text(source.program.firmware.source)
+    (tmp_path / "net.h").write_text(source.program.firmware.header)
+    subprocess.run([*(compiler() or ()), *alone.STRICT, "net.c", "main.c", "-o", "both"], cwd=tmp_path, check=True)
+    found = subprocess.run(["./both"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    expected = [*scores.flatten().tolist(), *state.flatten().tolist()]
+    assert [float(each) for each in found.split()] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_buffers_that_a_forward_pass_changes_are_named() -> None:
+    read = lc.from_module(modules.Average(), {"x": "float 4 4", "targets": "int 4"})
+    with pytest.raises(InputError, match="changes average in its forward pass, and trains only without"):
+        lc.emit(read, "c99", optimizer="sgd")
+    with pytest.raises(InputError, match="changes average in its forward pass, which constants of a prediction"):
+        lc.emit(lc.from_module(modules.Average(), {"x": "float 4 4"}), "c99", entry="predict")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import random
 
 import numpy as np
@@ -157,6 +158,14 @@ def test_refused_in_one_line(given, message):
     with pytest.raises(lc.InputError, match=message) as error:
         sweep("gpt2", **given)
     assert "\n" not in str(error.value)
+
+
+def test_a_quotient_by_what_a_model_does_not_have(tmp_path):
+    """Experts that are chosen without groups: a configuration without n_group."""
+    values = {"model_type": "deepseek_v2", "num_hidden_layers": 2, "num_experts_per_tok": 2, "topk_method": "greedy"}
+    small = {"hidden_size": 8, "vocab_size": 11, "n_routed_experts": 4, "moe_intermediate_size": 6}
+    (tmp_path / "config.json").write_text(json.dumps({**values, **small}))
+    check(sweep(str(tmp_path), seq_len=[4, 8]), str(tmp_path), 2)
 
 
 def test_missing_sizes_are_named():

@@ -67,7 +67,7 @@ void net_step(void);
 /* The loss of the last step, before it, in nats. */
 net_real net_loss(void);
 
-/* P[B v] of the inputs; it lies there until the next call. */
+/* P[B v] of the inputs; it is overwritten by the next call. */
 const net_real *net_predict(void);
 
 #ifdef __cplusplus

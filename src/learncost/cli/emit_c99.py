@@ -33,7 +33,6 @@ from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
-from learncost.models.families import instead
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.storage import check_finite, path_of, read_arrays, write_arrays
 from learncost.models.tables import letters
@@ -192,9 +191,8 @@ def program_of(
             f"supports one table: use a file with held = 1"
         )
     if not training.model.learns and settings.entry != "predict":
-        name = configuration.name
-        hint = instead(training.model.configuration.family)
-        raise InputError(f"{name} has no output to learn from: use a model with a head, or --entry predict{hint}")
+        hint = "" if training.model.changed else "; --entry predict needs no loss"
+        raise InputError(f"{configuration.name} {training.model.without_loss}{hint}")
     if begin.arrays:
         training.load(begin.arrays, training.state, 0)
         training.hold(begin.arrays)
@@ -257,6 +255,11 @@ def _tables(
     tables = {entry: planned(table, _fitting(plan, entry), sizes) for entry, table in tables.items()}
     if settings.entry != "step":
         evaluated = trained_by(training.evaluated, training.settings.procedure, training.iteration)
+        if evaluated.changed:
+            raise InputError(
+                f"{evaluated.configuration.name} changes {', '.join(evaluated.changed)} in its forward pass, which "
+                "constants of a prediction cannot keep: let the forward pass take and return the values"
+            )
         lengths = (settings.batch_size and settings.batch_size // parts, settings.seq_len, settings.target_len)
         sizes = {**run_sizes(evaluated, *lengths), **sizes}
         model = evaluated.table

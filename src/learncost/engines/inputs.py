@@ -105,7 +105,7 @@ def derived_inputs(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, 
             derived = is_answered * unit / -is_answered.sum()
             if value.of in table.inputs:
                 result[value.of] = answers * is_answered
-        result[name] = derived.reshape(*derived.shape, *[1] * (len(value.axes) - derived.ndim))
+        result[name] = derived.reshape((*derived.shape, *[1] * (len(value.axes) - derived.ndim)))
     return result
 
 
@@ -256,7 +256,7 @@ class Batch:
         lengths_found: dict[str, int] = {}
         for datum in self._data:
             array = self.arrays[self._key(datum)]
-            if not array.ndim:
+            if datum.axes and not array.ndim:
                 raise InputError(f"{datum.name} must be [{' '.join(datum.axes)}], not one number")
             if "B" in datum.axes:
                 given = array.shape[datum.axes.index("B") if array.ndim == len(datum.axes) else 0]

@@ -22,6 +22,7 @@ from learncost.layers.spelling import read_place_by_place
 from learncost.models.compose import CompositionPlan, PlannedLayer, plan
 from learncost.models.configuration import PROJECTED, Configuration, family_of, of_layer
 from learncost.models.expression import evaluate, names
+from learncost.models.families import instead
 from learncost.models.tables import RUN, check_limits, check_open, family_of_layer, letters
 
 if TYPE_CHECKING:
@@ -82,6 +83,21 @@ class Model:
     def learns(self) -> bool:
         """Return whether its output is a loss."""
         return self.table.outputs == ("loss",)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Return the buffers and inputs that the forward pass of a module changes in place."""
+        found = (name for name in self.table.outputs if name.endswith(".after"))
+        return tuple(name.removesuffix(".after") for name in found)
+
+    @property
+    def without_loss(self) -> str:
+        """Return why no procedure trains it, as a verb phrase with what can be done: its output is not a loss."""
+        if self.changed and "loss" in self.table.outputs:
+            changed = ", ".join(self.changed)
+            return f"changes {changed} in its forward pass, and trains only without: move the change out of forward"
+        counted, hint = self.configuration.counted, instead(self.configuration.family)
+        return f"has no output to learn from (counted: {counted}){hint}"
 
     @property
     def causal(self) -> bool:

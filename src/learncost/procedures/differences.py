@@ -18,7 +18,6 @@ from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Role, Value
 from learncost.models.configuration import family_of
-from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.ops import entry, is_choice
 from learncost.procedures.modulation import Modulation, identical
@@ -159,8 +158,7 @@ def by_differences(model: Model, chosen: Procedure, mode: Mode) -> tuple[Table, 
         raise InputError(f"{chosen.name} updates every weight: frozen weights {example} are for {others}")
     if not model.learns:
         raise InputError(
-            f"{model.configuration.name} has no output to learn from (counted: {model.configuration.counted}); "
-            f"{identical()} need one, as gpt2 or `encoder` has{instead(model.configuration.family)}"
+            f"{model.configuration.name} {model.without_loss}; {identical()} need one, as gpt2 or `encoder` has"
         )
     return _Differences(model, chosen, mode).table(), {weight: f"d{weight}" for weight in model.table.weights}
 

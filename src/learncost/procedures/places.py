@@ -183,10 +183,4 @@ def targets(model: Model, doing: str) -> Line:
 def check_learns(model: Model, doing: str) -> None:
     """Refuse a model without a loss."""
     if not model.learns:
-        from learncost.models.families import instead
-
-        name, counted = model.configuration.name, model.configuration.counted
-        raise InputError(
-            f"{doing} needs a loss: {name} has no output to learn from (counted: {counted})"
-            f"{instead(model.configuration.family)}"
-        )
+        raise InputError(f"{doing} needs a loss: {model.configuration.name} {model.without_loss}")

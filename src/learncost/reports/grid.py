@@ -209,7 +209,7 @@ def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iter
                 continue
             first, second = evaluate(above, sizes), evaluate(below, sizes)
             yield (
-                np.asarray(first % second != 0),
+                np.asarray((second != 0) & (first % np.maximum(second, 1) != 0)),  # 0: the axis is not used
                 lambda i, first=first, second=second, above=above, below=below, hint=hint: (  # type: ignore[misc]
                     f"{above} {at(first, i)} is not a multiple of {below} {at(second, i)}{hint}"
                 ),

@@ -78,9 +78,7 @@ def verify_engine(
     configuration = configure(model, dict(sizes or {}))
     built = build(configuration)
     if not built.learns:
-        raise InputError(
-            f"{configuration.name} has no output to learn from: use a model with a head, as in its config.json"
-        )
+        raise InputError(f"{configuration.name} {built.without_loss}")
     _fits(built)
     training = Training(configuration, procedure, optimizer, dtype=np.float64)
     prepared = training.prepare(**random_data(training.model, batch_size, seq_len, seq_len))

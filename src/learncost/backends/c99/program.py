@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -84,9 +84,10 @@ REGIONS = """
 """The section attribute of arrays in regions other than the first."""
 
 
-def _public(prefix: str) -> tuple[str, ...]:
+def _public(prefix: str, tables: Iterable[Table]) -> tuple[str, ...]:
     """Return the other names that the header declares, which arrays may not have."""
-    names = ("real", "steps", "seed", "learning_rate", "begin", "step", "gather", "update", "loss", "predict")
+    names = ["real", "steps", "seed", "learning_rate", "begin", "step", "gather", "update", "loss", "predict"]
+    names += [f"output_{place}" for table in tables for place in range(2, len(table.outputs) + 1)]
     upper = prefix.upper()
     return *(f"{prefix}_{name}" for name in names), f"{upper}_H", f"{upper}_RAM_BYTES", f"{upper}_FLASH_BYTES"
 
@@ -149,7 +150,7 @@ def firmware(
     title  paragraphs of what it is
     Raises `InputError` for a line that cannot be computed in place.
     """
-    kernels = KernelTable(sizes, C99, (*RESERVED, *known(dtype), *_public(prefix)))
+    kernels = KernelTable(sizes, C99, (*RESERVED, *known(dtype), *_public(prefix, tables.values())))
     layouts = {entry: alone(table, sizes, dtype, kernels) for entry, table in tables.items()}
     return _FirmwareWriter(layouts, dtype, prefix, content, title).written()
 
@@ -170,7 +171,7 @@ class _FirmwareWriter:
         self.places = placed(every, content.fixed, content.regions)
         self.sizes = every[0].sizes
         self.kernels = every[0].kernels
-        taken = (*RESERVED, *known(dtype), *_public(prefix))
+        taken = (*RESERVED, *known(dtype), *_public(prefix, [layout.table for layout in every]))
         self.identifiers = Identifiers((*taken, *(function.name for function in self.kernels.functions)))
         tables = [layout.table for layout in every]
         self.values = {name: value for table in reversed(tables) for name, value in table.known.items()}
@@ -271,8 +272,11 @@ class _FirmwareWriter:
             names = [name for name in self.given if self.values[name].role == "gathered"]
             lines += [f"zero({self._points(name)}, {self.names[name]});" for name in names]
             lines.append("gathered = 0;")
-        body = "\n".join(f"    {line}".rstrip() for line in lines)
-        return f"{head} {{\n{body}\n}}\n"
+        written = [(head, lines)]
+        if entry == "predict":
+            outputs = ((place, f"return {step.result(name)};") for place, name in enumerate(table.outputs, 1))
+            written += [(f"const real *{prefix}_output_{place}(void)", [line]) for place, line in outputs if place > 1]
+        return "\n".join(f"{head} {{\n{_indented(lines)}\n}}\n" for head, lines in written)
 
     def _numbers(self) -> Iterator[str]:
         """Return the numbers derived from the step count and the learning rate."""
@@ -503,16 +507,20 @@ class _FirmwareWriter:
             yield f"/* The loss of the last step, before it, in nats{unit}. */\n{prefix}_real {prefix}_loss(void);"
         if "predict" in self.layouts:
             table = self.layouts["predict"].table
-            axes = " ".join(table.axes[table.outputs[0]])
-            unit = self._unit(table.values[table.outputs[0]].power)
-            yield (
-                f"/* {table.outputs[0]}[{axes}] of the inputs{unit}; it lies there until the next call. */\n"
-                f"const {prefix}_real *{prefix}_predict(void);"
-            )
+            for place, name in enumerate(table.outputs, 1):
+                said = f"{name}[{' '.join(table.axes[name])}]"
+                said += " of the inputs" if place == 1 else f", output {place} of the last call of predict"
+                said += f"{self._unit(table.values[name].power)}; it is overwritten by the next call."
+                function = "predict" if place == 1 else f"output_{place}"
+                yield f"/* {said} */\nconst {prefix}_real *{prefix}_{function}(void);"
 
     @property
     def _has_loss(self) -> bool:
         return any("loss" in layout.table.outputs for entry, layout in self.layouts.items() if entry != "predict")
+
+
+def _indented(lines: Sequence[str]) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in lines)
 
 
 WIDTH = 110

@@ -7,7 +7,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from learncost.ir.table import Table
-from learncost.models.families import instead
 from learncost.passes.plan import CHOSEN
 from learncost.program.regions import Region, assigned, label, largest_assigned, too_large
 from learncost.reports.memory.engine import TYPES, Engine, MemoryUse, at_line, grouped, refusal
@@ -85,8 +84,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
         where = f"Bytes by region: {_where(arrays, places, step.regions)}." if places else f"They do not fit: {unfit}."
         said = f"{CONVENTION} {where}"
     if not step.model.learns:
-        hint = instead(step.model.configuration.family)
-        said = f"{said or CONVENTION} learncost emit refuses this model: it has no output to learn from{hint}."
+        said = f"{said or CONVENTION} learncost emit refuses this model: it {step.model.without_loss}."
     return MemoryUse(
         size, at_line("", size), parts, program_memory, said=said, flash=flash, arena=layout.map, unfit=unfit
     )

@@ -6,6 +6,7 @@ code 2. Questions are imported when they are asked, so that one costs nothing to
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -245,6 +246,10 @@ def _ended(words: Sequence[str]) -> int:
     except _NotWrittenError as error:
         print(f"learncost: cannot write the result: {error}", file=sys.stderr)
         return FAILED
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return _refuse(f"the file name {shown(error.filename)} is too long")
 
 
 def _unmerged(words: Sequence[str]) -> Sequence[str]:

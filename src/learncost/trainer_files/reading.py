@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class Reading:
 
 def is_trainer_file(path: object) -> bool:
     """Return whether a MODEL argument is a file of a trainer by its suffix and, for JSON, by its keys."""
-    if not isinstance(path, str) or not path.lower().endswith(DATA_FILES) or not Path(path).is_file():
+    if not isinstance(path, str) or not path.lower().endswith(DATA_FILES) or not isfile(path):
         return False
     if not path.lower().endswith((".json", ".toml")):
         return True

@@ -17,6 +17,8 @@ from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.program import fake_arrays
+from learncost.program.builder import ProgramBuilder
+from learncost.program.program import peak
 from learncost.sharding.collective import bucketed
 
 KIB, MIB = 2**10, 2**20
@@ -139,8 +141,7 @@ def test_temporaries_are_written_over_from_the_size_on_that_numpy_says(size):
 
 def test_the_rooms_of_the_peak_add_up_to_it():
     table, sizes = step_of("gpt2", "bp", "sgd", 4, 128, **SMALL)
-    execution = executed(table, sizes, allocations=True)
-    assert execution.peak == executed(table, sizes).peak
+    execution = executed(table, sizes)
     assert (
         0 <= execution.peak - sum(allocation.bytes for allocation in execution.allocations) < 64 * KIB
     )  # the arrays' own objects
@@ -153,17 +154,17 @@ def test_the_rooms_of_the_peak_add_up_to_it():
 
 
 def test_nothing_is_held_when_a_program_is_done():
-    account = fake_arrays.AllocationLog()
-    names = fake_arrays.loaded("import numpy as np\ndef f(X):\n    Y = X + X\n    return Y * Y - X", account)
-    X = fake_arrays.FakeArray.new(account, (512, 512), np.float32)
+    builder = ProgramBuilder()
+    names = fake_arrays.loaded("import numpy as np\ndef f(X):\n    Y = X + X\n    return Y * Y - X", builder)
+    X = fake_arrays.FakeArray.new(builder, (512, 512), np.float32)
     # Y, and Y * Y, in whose place the difference is written: NumPy takes temporaries of 256 KiB and more.
     result = names["f"](X)
     objects = 3 * (np.ndarray.__basicsize__ + 32)  # with two sizes and two strides
-    assert 0 <= account.now - 2 * MIB <= objects
-    assert 0 <= account.peak - 3 * MIB <= objects
+    assert 0 <= builder.in_use - 2 * MIB <= objects
+    assert 0 <= peak(builder.program()).bytes - 3 * MIB <= objects
     assert result.shape == (512, 512)
     del result, X
-    assert account.now == 0
+    assert builder.in_use == 0
 
 
 def operations():
@@ -189,23 +190,23 @@ def operations():
 def test_every_operation_takes_what_numpy_takes(text, given):
     # One buffer of 8,192 elements more or less, and Python's own objects, are within 64 KiB.
     program = f"def f({', '.join('XYZ'[: len(given)])}):\n    return {text}\n"
-    account = fake_arrays.AllocationLog()
-    namespace = fake_arrays.loaded(program, account)
-    arrays = [fake_arrays.FakeArray.new(account, *arguments) for arguments in given]
-    before = account.now
+    builder = ProgramBuilder()
+    namespace = fake_arrays.loaded(program, builder)
+    arrays = [fake_arrays.FakeArray.new(builder, *arguments) for arguments in given]
+    before = builder.in_use
     result = namespace["f"](*arrays)
-    predicted, stays = account.peak - before, account.now - before
+    predicted, stays = peak(builder.program()).bytes - before, builder.in_use - before
     real: dict = {"np": np}
     exec(program, real)
     values = [np.zeros(*arguments) for arguments in given]
     tracemalloc.start()
     try:
         other = real["f"](*values)
-        now, peak = tracemalloc.get_traced_memory()
+        now, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert result.shape == other.shape
     assert result.dtype == other.dtype
     assert (result.layout.flags.c_contiguous, result.layout.strides) == (other.flags.c_contiguous, other.strides)
-    assert abs(peak - predicted) < 64 * KIB + KIB
+    assert abs(most - predicted) < 64 * KIB + KIB
     assert abs(now - stays) < 8 * KIB

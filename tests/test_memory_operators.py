@@ -10,7 +10,9 @@ from learncost.backends import fill, leaves, program
 from learncost.ir.polynomial import shape_of
 from learncost.ir.precision import precision_of
 from learncost.program import fake_arrays
+from learncost.program.builder import ProgramBuilder
 from learncost.program.fake_arrays.array import chosen
+from learncost.program.program import peak
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.request import Request
 from learncost.reports.run import prepare
@@ -121,17 +123,17 @@ def test_every_operation_takes_what_pytorch_takes(text, shapes):
     program = (
         f"import torch\nfrom torch.nn import functional\ndef f({', '.join('XYZ'[: len(shapes)])}):\n    return {text}\n"
     )
-    account = fake_arrays.AllocationLog()
-    tensors = [fake_arrays.ShapeTensor.new(account, shape, "float32") for shape in shapes]
-    before = account.now
-    result = fake_arrays.loaded_on_torch(program, account)["f"](*tensors)
+    builder = ProgramBuilder()
+    tensors = [fake_arrays.ShapeTensor.new(builder, shape, "float32") for shape in shapes]
+    before = builder.in_use
+    result = fake_arrays.loaded_on_torch(program, builder)["f"](*tensors)
     names = {}
     exec(program, names)
     values = [torch.ones(shape) for shape in shapes]
     other = []
     with torch.inference_mode():
         measured = most(lambda: other.append(names["f"](*values)))
-    assert -8 <= measured - (account.peak - before) <= 8 + (scratch() if "bfloat16() @" in text else 0)
+    assert -8 <= measured - (peak(builder.program()).bytes - before) <= 8 + (scratch() if "bfloat16() @" in text else 0)
     assert result.shape == tuple(other[0].shape)
     strides = [step // result.layout.itemsize for step in result.layout.strides]
     assert strides == list(other[0].stride())

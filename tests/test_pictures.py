@@ -13,7 +13,8 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.program.allocation_log import AllocationHistory
+from learncost.program.builder import ProgramBuilder
+from learncost.program.timeline import intervals, timeline
 from learncost.reports.question import flags_of
 from learncost.viz.data.bridge import bridge
 from learncost.viz.data.curve import curve
@@ -88,23 +89,24 @@ def test_live_arrays_at_the_peak_are_those_found_otherwise() -> None:
 
 
 def test_a_fold_keeps_the_worst_of_every_turn() -> None:
-    log = AllocationHistory()
-    level = 0
+    running = ""
+    builder = ProgramBuilder(where=lambda: running)
     for iteration in range(5):
-        for label, size in (("a", 10), ("b", 3 + iteration % 2)):
-            level += size
-            log.take(10 * iteration + ord(label), size, label, level)
-        level -= 3 + iteration % 2
-        log.give(10 * iteration + ord("b"), "b", level)
-    level += 1
-    log.take(1000, 1, "end", level)
-    lines = log.lines()
+        for running, size in (("a", 10), ("b", 3 + iteration % 2)):
+            buffer = builder.allocate(size)
+            builder.run(running)
+        builder.free(buffer)
+    running = "end"
+    builder.allocate(1)
+    builder.run(running)
+    program = builder.program()
+    lines = timeline(program)
     assert [(line.label, line.bytes, line.iterations) for line in lines] == [("a", 50, 5), ("b", 53, 5), ("end", 51, 1)]
     sums = [0, 0, 0]
-    for array, first, last in log.stays(lines):
+    for live, first, last in intervals(program, lines):
         for place in range(first, last + 1):
-            sums[place] += array.bytes
-    assert sums == [50, 53, 51]
+            sums[place] += live.bytes
+    assert sums == [line.bytes for line in lines]
 
 
 def test_who_runs_a_step_by_default_has_a_curve_and_programs_have_none() -> None:

@@ -14,7 +14,8 @@ import learncost as lc
 from learncost.ir.stated import size_names
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.program.fake_arrays import AllocationLog, FakeArray
+from learncost.program.builder import ProgramBuilder
+from learncost.program.fake_arrays import FakeArray
 from learncost.verification.sample import small_sizes
 from learncost.viz.document import document
 from learncost.viz.serve.answers import answer
@@ -104,11 +105,11 @@ def test_a_table_is_written_as_what_devices_run(mlp):
 
 
 def test_places_that_numpy_moves_onto_an_axis_are_an_array_more():
-    account = AllocationLog()
-    places = FakeArray.new(account, (3, 4), np.int64)
-    before = account.now
+    builder = ProgramBuilder()
+    places = FakeArray.new(builder, (3, 4), np.int64)
+    before = builder.in_use
     moved = places.clip(0, 2)
-    assert account.now - before >= np.arange(12).reshape(3, 4).clip(0, 2).nbytes == moved.nbytes
+    assert builder.in_use - before >= np.arange(12).reshape(3, 4).clip(0, 2).nbytes == moved.nbytes
 
 
 def test_search_says_of_a_table_without_blocks_that_it_has_none():

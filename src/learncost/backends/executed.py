@@ -12,15 +12,18 @@ from learncost.backends.placed import TYPES as IN_PLACE
 from learncost.backends.placed import InPlaceProgram as InPlace
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
+from learncost.program.builder import ProgramBuilder
 from learncost.program.fake_arrays import (
-    AllocationLog,
+    OBJECTS,
     DeviceMesh,
     FakeArray,
     FakeDevice,
     ShapeTensor,
+    line_that_runs,
     loaded,
     loaded_on_torch,
 )
+from learncost.program.program import Program, peak
 
 TYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
 """The data types in which NumPy and PyTorch compute what tables say; PyTorch also in bf16, with fp32 given."""
@@ -46,64 +49,62 @@ class AllocatedArray:
 
 @dataclass(frozen=True)
 class Executed:
-    """The peak bytes of a program, inputs included; the line of the peak and the live allocations."""
+    """The peak bytes of a program, inputs included; the line of the peak and the live allocations, largest first."""
 
     peak: int
     line: str
-    allocations: tuple[AllocatedArray, ...] = ()
+    allocations: tuple[AllocatedArray, ...]
 
 
 def executed(
     table: Table,
     sizes: Mapping[str, int],
     dtype: str = "fp32",
-    allocations: bool = False,
     library: str = "numpy",
     mesh: Mapping[str, int] | None = None,
 ) -> Executed:
     """Return the peak of one step of a table when a library runs its emitted program.
 
     sizes    of all axes, and the counts of repeats
-    allocations  also find what is held at the peak, the largest first, which takes a second run
     library  numpy, exactly; torch: the bytes of the allocator of a processor
     mesh     the devices along each axis, of a placed table
     Indices are of 8 bytes, all other arrays of the data type.
     """
     written = program(table, library, sizes=sizes, dtype=dtype)
-    first = _run(written, table, sizes, dtype, AllocationLog(), library, mesh)
-    text = written.text.splitlines()
-
-    def line_name(at: int | str) -> str:
-        return text[int(at) - 1].strip() if at else ""
-
-    if not allocations:
-        return Executed(first.peak, line_name(first.line))
-    second = _run(written, table, sizes, dtype, AllocationLog(stop_at=first.peak), library, mesh)
+    most, text = peak(recorded(written, table, sizes, dtype, library, mesh)), written.text.splitlines()
     functions = [line.removeprefix("def ").partition("(")[0] if line.startswith("def ") else "" for line in text]
     around = list(accumulate(functions, lambda before, name: name or before, initial=""))
-    allocations_taken = [
-        AllocatedArray(size, line_name(at), around[int(at)] if at else "") for size, at in second.allocations
-    ]
-    return Executed(
-        first.peak, line_name(first.line), tuple(sorted(allocations_taken, key=lambda allocation: -allocation.bytes))
-    )
+
+    def array(size: int, label: str) -> AllocatedArray:
+        return (
+            AllocatedArray(size, text[int(label) - 1].strip(), around[int(label)])
+            if label
+            else AllocatedArray(size, "")
+        )
+
+    arrays = [(each.bytes // each.count, each.label, each.count) for each in most.live if each.role != OBJECTS]
+    arrays += [(most.op.scratch, most.op.label, 1)] if most.op.scratch else []
+    allocations = [array(size, label) for size, label, count in arrays for _ in range(count)]
+    line = array(0, most.op.label).line
+    return Executed(most.bytes, line, tuple(sorted(allocations, key=lambda allocation: -allocation.bytes)))
 
 
-def _run(
+def recorded(
     written: ProgramText,
     table: Table,
     sizes: Mapping[str, int],
     dtype: str,
-    account: AllocationLog,
     library: str,
     mesh: Mapping[str, int] | None,
-) -> AllocationLog:
+) -> Program:
+    """Record the run of a step's text on arrays without values; labels are the numbers of its lines."""
     load, new, devices_of = LIBRARIES[library]
-    names = load(written.text, account)
+    builder = ProgramBuilder(where=line_that_runs)
+    names = load(written.text, builder)
     parameters = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
     values = {
         name: new(
-            account,
+            builder,
             shape_of(table.axes[name], sizes),
             "int64" if name in table.indices else TYPES.get(dtype, "float32"),
         )
@@ -111,9 +112,8 @@ def _run(
     }
     arguments = [fill(tree, values, names) for tree in written.parameters]
     devices = (devices_of(mesh or {}),) if written.meets else ()
-    result = names[written.function](*arguments, *devices)
-    del result
-    return account
+    names[written.function](*arguments, *devices)
+    return builder.program()
 
 
 class _Idle:
@@ -125,13 +125,13 @@ class _Idle:
 
 def communication_buckets(program: InPlace, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> int:
     """Return the communication buckets of a step in place, outside its arena."""
-    account = AllocationLog()
-    names = loaded_on_torch(program.text, account)
+    builder = ProgramBuilder(where=line_that_runs)
+    names = loaded_on_torch(program.text, builder)
     given = {
-        name: ShapeTensor.new(account, shape_of(axes, sizes), getattr(names["torch"], IN_PLACE[kind]))
+        name: ShapeTensor.new(builder, shape_of(axes, sizes), getattr(names["torch"], IN_PLACE[kind]))
         for name, (axes, kind) in program.given.items()
     }
-    arena = ShapeTensor.new(account, (program.bytes,), "uint8")
-    before = account.now
+    arena = ShapeTensor.new(builder, (program.bytes,), "uint8")
+    before = builder.in_use
     names["step"](names["lay_out"](given, arena), _Idle(), DeviceMesh(mesh))
-    return account.peak - before
+    return peak(builder.program()).bytes - before

@@ -18,9 +18,9 @@ from learncost.ir.polynomial import Polynomial, base, shape_of, size_of
 from learncost.ir.serializable import HIDDEN, Serializable
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, IdentityKey
-from learncost.program.allocation_log import IntervalSet
 from learncost.program.calls import ScheduleRules, scheduled
 from learncost.program.lifetimes import Lifetimes, ScheduledArray, Walked, some_iterations
+from learncost.program.timeline import IntervalSet
 
 
 @dataclass(frozen=True)

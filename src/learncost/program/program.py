@@ -12,8 +12,7 @@ from itertools import accumulate
 from math import prod
 from typing import Any, TypeAlias
 
-from learncost.program.allocation_log import AllocationHistory, Logged
-from learncost.program.autograd.optimizers import Stepping
+from learncost.program.optimizer_step import Stepping
 
 CUDA = "cuda"
 """A GPU that runs PyTorch's kernels, as PyTorch names it."""
@@ -24,6 +23,11 @@ FORWARD, RECOMPUTE, BACKWARD, CLIP, OPTIMIZER = "forward", "recompute", "backwar
 WEIGHTS, GRADIENTS, STATES = "weights", "gradients", "optimizer state"
 ACTIVATIONS, WORKSPACE = "activations", "workspace"
 """Roles of buffers: activations are made forward, a workspace is what all other phases make."""
+
+
+def made_in(phase: str) -> str:
+    """Return the role of what is made in a phase."""
+    return ACTIVATIONS if phase in (FORWARD, RECOMPUTE) else WORKSPACE
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class Buffer:
     """A block of memory from its allocation until nothing refers to it.
 
     first, last  the ops between which it is in use; -1 as the first: it is there before the step
+    count        the number of equal blocks that it stands for, of iterations that were not recorded
     """
 
     bytes: int
@@ -85,6 +90,7 @@ class Buffer:
     label: str
     first: int
     last: int
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,12 +99,14 @@ class Program:
 
     device    the device that runs it, as PyTorch names it
     versions  of the libraries that ran it
+    repeats   first and last op of an iteration, and the number of others like it that were not recorded
     """
 
     ops: tuple[ProgramOp, ...]
     buffers: tuple[Buffer, ...]
     device: str = "cpu"
     versions: Mapping[str, str] = field(default_factory=dict)
+    repeats: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def on_device(self) -> list[Buffer]:
@@ -181,24 +189,6 @@ def library_workspace(program: Program) -> int:
     in_use = levels(program)
     most = max(level + op.library for op, level in zip(program.ops, in_use, strict=True))
     return most - max(in_use)
-
-
-def history(program: Program) -> AllocationHistory:
-    """Return the log of the ops that allocate or after which something is freed."""
-    moves = {place for buffer in program.on_device for place in (max(buffer.first, 0), buffer.last)}
-    moves |= {place for place, op in enumerate(program.ops) if op.scratch}
-    in_use = levels(program)
-    places = [place for place in range(len(program.ops)) if place in moves]
-    later = list(accumulate((place in moves for place in range(len(program.ops) + 1)), initial=0))
-    log = AllocationHistory([program.ops[place].label for place in places], [in_use[place] for place in places])
-    for buffer in program.on_device:
-        kind = GRADIENTS if buffer.role == GRADIENTS else ""
-        if (first := max(buffer.first, 0)) <= buffer.last:
-            log.arrays.append(Logged(buffer.label, buffer.bytes, later[first], later[buffer.last + 1] - 1, kind))
-    for place in places:
-        if (op := program.ops[place]).scratch:
-            log.arrays.append(Logged(op.label, op.scratch, later[place], later[place]))
-    return log
 
 
 def flops(program: Program) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from learncost.ir.errors import InputError, counted, printable, shown
 from learncost.models.argument import preset
-from learncost.program.autograd.optimizers import CLASSES
+from learncost.program.optimizer_step import CLASSES
 from learncost.reports.question import flags_typed
 from learncost.reports.request import Request
 from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table

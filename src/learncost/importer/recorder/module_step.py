@@ -96,7 +96,7 @@ def record_step(recorder: Any, module: Any, request: StepRequest, forward: Calla
 
     def hook(weight: Any) -> None:
         recorder.settle()
-        recorder.assign([weight.grad], GRADIENTS)
+        recorder.assign_all([weight.grad], GRADIENTS)
         if weight in optimizers:
             in_phase(recorder, OPTIMIZER, optimizers[weight].step)
         weight.grad = None
@@ -114,7 +114,7 @@ def record_step(recorder: Any, module: Any, request: StepRequest, forward: Calla
     for each in hooks:
         each.remove()
     learned = [each for each in weights if each.grad is not None]
-    recorder.assign([each.grad for each in learned], GRADIENTS)
+    recorder.assign_all([each.grad for each in learned], GRADIENTS)
     if optimizer:
         if stepping.clip:
             clip(recorder, learned, recorder.device != "cpu")

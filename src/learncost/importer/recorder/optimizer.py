@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from learncost.importer.recorder.recorder import STEP, Recorder
-from learncost.program.autograd.optimizers import Stepping, step_weights
-from learncost.program.program import CLIP, OPTIMIZER, STATES, ProgramOp
+from learncost.program.builder import Allocation
+from learncost.program.optimizer_step import Stepping, step_weights
+from learncost.program.program import CLIP, OPTIMIZER, STATES
 
 CLASSES: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "sgd": ("SGD", {}),
@@ -58,18 +59,12 @@ def in_phase(recorder: Recorder, phase: str, run: Callable[[], object]) -> None:
         recorder.phase, recorder.path = before, path
 
 
-class _Temporary:
-    """A temporary of an optimizer's step, which lasts as long as something refers to it."""
-
-    def __init__(self, recorder: Recorder, size: int) -> None:
-        op = ProgramOp("optimizer", "", (), (), {}, OPTIMIZER, recorder.microbatch, STEP)
-        self._recorder, self._buffer = recorder, recorder.temporary(op, size)
-
-    def __del__(self) -> None:
-        self._recorder.free(self._buffer)
-
-
 def temporaries(recorder: Recorder, stepping: Stepping, weights: Sequence[torch.Tensor]) -> None:
     """Record the temporaries of an optimizer's step that PyTorch does not run over these weights."""
-    shapes = [tuple(each.shape) for each in weights]
-    step_weights(stepping, shapes, lambda elements, width: _Temporary(recorder, elements * width))
+
+    def new(elements: int, width: int) -> Allocation:
+        allocation = Allocation(recorder, elements * width, label=STEP)
+        recorder.run("optimizer", label=STEP)
+        return allocation
+
+    in_phase(recorder, OPTIMIZER, lambda: step_weights(stepping, [tuple(each.shape) for each in weights], new))

@@ -21,41 +21,35 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from learncost.importer.recorder.workspace import buffers, packed, results
+from learncost.program.builder import BEFORE, ProgramBuilder
 from learncost.program.program import (
-    ACTIVATIONS,
     BACKWARD,
     FORWARD,
     OPTIMIZER,
     RECOMPUTE,
-    WORKSPACE,
     Buffer,
     Operand,
     Program,
     ProgramOp,
+    made_in,
 )
 
 MOST = 2**22
 """The most elements of a tensor that is computed."""
-BEFORE = -1
-"""The place of what happens before the first op."""
 _VALUE = "_learncost_value"
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that records every operator, and every storage until nothing refers to it.
 
-    path        of the module whose forward runs
-    phase       of the step
-    microbatch  that runs
+    path  of the module whose forward runs
     """
 
     def __init__(self, device: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.device, self.path, self.phase, self.microbatch = device, "", FORWARD, 0
-        self._ops: list[ProgramOp] = []
-        self._buffers: list[Buffer] = []
+        ProgramBuilder.__init__(self, device)
+        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        self.path = ""
         self._there: dict[int, tuple[int, Any]] = {}
-        self._open: set[int] = set()
         self._deferred: list[tuple[Any, str, int]] = []
         self._zeros: set[int] = set()
         self._paths: dict[int, str] = {}
@@ -70,37 +64,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._given = None
 
-    def give(self, role: str, size: int, label: str = "") -> None:
-        """Record bytes that are in use throughout the step."""
-        self._add(Buffer(size, self.device, role, label or role, BEFORE, BEFORE))
-
-    def assign(self, tensors: Iterable[torch.Tensor], role: str) -> None:
+    def assign_all(self, tensors: Iterable[torch.Tensor], role: str) -> None:
         """Set the role of the buffers of tensors."""
         for tensor in tensors:
             if there := self._there.get(tensor.untyped_storage()._cdata):
-                self._buffers[there[0]] = replace(self._buffers[there[0]], role=role)
-
-    def temporary(self, op: ProgramOp, size: int) -> int:
-        """Record an op that no operator of PyTorch runs, and its result; return the buffer of this."""
-        self._ops.append(op)
-        return self._add(Buffer(size, self.device, WORKSPACE, op.label, len(self._ops) - 1, BEFORE))
-
-    def free(self, buffer: int) -> None:
-        """Record that nothing refers to a buffer after the last op."""
-        self._open.discard(buffer)
-        self._buffers[buffer] = replace(self._buffers[buffer], last=len(self._ops) - 1)
-
-    def _add(self, buffer: Buffer) -> int:
-        self._buffers.append(buffer)
-        self._open.add(len(self._buffers) - 1)
-        return len(self._buffers) - 1
+                self.assign(there[0], role)
 
     def program(self) -> Program:
         """Return what was recorded; buffers that are not freed last to the end."""
         self.settle()
-        end = len(self._ops)
-        ended = (replace(each, last=end) if place in self._open else each for place, each in enumerate(self._buffers))
-        return Program(tuple(self._ops), tuple(ended), self.device, {"torch": torch.__version__})
+        return replace(super().program(), versions={"torch": torch.__version__})
 
     def settle(self) -> None:
         """Record accumulated gradients and filled zeros after their operands are freed, whose memory they reuse in a
@@ -108,9 +81,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         for deferred, label, place in self._deferred:
             if (tensor := deferred()) is not None:
-                op = self._ops[place]
+                op = self.ops[place]
                 name = "aten::add_" if op.name == "aten::add" and op.inputs[0].buffer not in self._open else op.name
-                self._ops[place] = replace(op, name=name, outputs=(*op.outputs, self._operand(tensor, label)))
+                self.ops[place] = replace(op, name=name, outputs=(*op.outputs, self._operand(tensor, label)))
         self._deferred = []
 
     def _take(self, tensor: torch.Tensor, label: str) -> int:
@@ -119,10 +92,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = memory._cdata
         if key in self._there:
             return self._there[key][0]
-        made = ACTIVATIONS if self._phase() in (FORWARD, RECOMPUTE) else WORKSPACE
-        role, label = self._given or (made, label)
-        first = BEFORE if self._given else len(self._ops)
-        place = self._add(Buffer(memory.nbytes(), tensor.device.type, role, label, first, BEFORE))
+        role, label = self._given or (made_in(self._phase()), label)
+        first = BEFORE if self._given else len(self.ops)
+        place = self.add(Buffer(memory.nbytes(), tensor.device.type, role, label, first, BEFORE))
 
         def gone(_: object) -> None:
             if self._there.pop(key, None) is not None:
@@ -158,7 +130,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read = tuple(self._operand(each, label) for each in inputs)
         if phase == BACKWARD and (self._accumulates(func, args) or self._fills(args)):
             new = {id(each) for each in outputs if each.untyped_storage()._cdata not in self._there}
-            self._deferred += [(weakref.ref(each), label, len(self._ops)) for each in outputs if id(each) in new]
+            self._deferred += [(weakref.ref(each), label, len(self.ops)) for each in outputs if id(each) in new]
             outputs = [each for each in outputs if id(each) not in new]
         written = tuple(self._operand(each, label) for each in outputs)
         if phase == BACKWARD and "zeros" in func._schema.name:
@@ -169,7 +141,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             op = replace(op, scratch=buffers(func, args, kwargs, result), library=packed(func, args, result))
         else:
             op = replace(op, synchronizes=func is torch.ops.aten._local_scalar_dense.default)
-        self._ops.append(op)
+        self.ops.append(op)
 
     def _operand(self, tensor: torch.Tensor, label: str) -> Operand:
         dense = tensor.layout is torch.strided

@@ -2,11 +2,11 @@
 
 from learncost.program.autograd.mixers import MIXERS, RECURRENCES
 from learncost.program.autograd.module import MODULES, USUAL_MODULE, Itself, Module, module_named
-from learncost.program.autograd.optimizers import CLASSES, Stepping, default_implementation, step_weights
 from learncost.program.autograd.state import StepOptions
 from learncost.program.autograd.step import DIFFERENT, run_step
 from learncost.program.autograd.tape import Tape
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
+from learncost.program.optimizer_step import CLASSES, Stepping, default_implementation, step_weights
 
 __all__ = [
     "BUCKETS",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from learncost.ops import op_called
-from learncost.program.allocation_log import Allocation
 from learncost.program.autograd.tape import Gradients, Tape, TapeValue
+from learncost.program.builder import Allocation
 
 FLOAT = 4
 """Bytes of torch.float32, in which norms, softmax and losses are computed whatever the module's type."""
@@ -49,9 +49,21 @@ POINTWISE = {
     "sqrt": OperatorRow("result", 1),  # grad / (2 * result)
     "log_sigmoid": OperatorRow("both"),  # log_sigmoid_backward(grad, self, buffer)
     "safe_softmax": OperatorRow("result", tested=True),  # _safe_softmax: rows without a key are zeros
+    "cumsum": OperatorRow("", 2),  # grad.flip(dim).cumsum(dim).flip(dim)
     "bloom_gelu": OperatorRow("operand", 4, 2),  # modeling_bloom.py: GeLUFunction, which recomputes tanh
 }
 """By name, for operators that are not ops here or whose PyTorch formula differs from the op's gradient."""
+
+NAMES = {
+    "scale": "mul",
+    "shift": "add",
+    "log_sigmoid": "log_sigmoid_forward",
+    "safe_softmax": "_safe_softmax",
+    "bloom_gelu": "gelu",
+    "softmax": "_softmax",
+    "log_softmax": "_log_softmax",
+}
+"""PyTorch's names of operators that have another one here."""
 
 
 @cache
@@ -104,13 +116,14 @@ class TapeTensor:
                 result = tape.new(elements, own_width, turned)
             return [result]
 
+        kept: dict[str, tuple[TapeValue | int, ...]] = {"operand": (x,), "result": (0,), "both": (x, 0)}
         before = [tape.new(elements, result_width, x.turned) for _ in range(row.before)]
         (result,) = tape.run(
+            NAMES.get(name, name),
             (x,),
             ((elements, result_width),),
             _same if name == "shift" else backward,
-            (x,) if row.keeps in ("operand", "both") else (),
-            (0,) if row.keeps in ("result", "both") else (),
+            kept.get(row.keeps, ()),
             turned=x.turned,
         )
         del before
@@ -136,12 +149,28 @@ class TapeTensor:
 
     def copied(self, elements: int = 0, width: int = 0, turned: bool = False) -> TapeTensor:
         """Return a copy, with more elements if some are repeated; its gradient has as many as before."""
+        name = "_to_copy" if width not in (0, self.width) else "clone"
+        return self._sized(name, elements or self.elements, width=width, turned=turned, laid=turned)
+
+    def _sized(
+        self,
+        name: str,
+        elements: int,
+        keeps: Sequence[TapeValue] = (),
+        views: bool = False,
+        width: int = 0,
+        turned: bool = False,
+        laid: bool = False,
+    ) -> TapeTensor:
+        """Run an operator whose result has so many elements, and whose gradient is a new tensor of the operand's size.
+
+        views   whether the result is a view
+        turned  whether the result has heads and positions exchanged, and `laid`, whether its gradient has
+        """
         x, tape = self.value, self.tape
-        own_width, before = x.width, x.elements
-        elements = elements or before
-        (result,) = tape.run(
-            (x,), ((elements, width or own_width),), lambda _: (tape.new(before, own_width, turned),), turned=turned
-        )
+        own = x.elements, x.width, laid
+        sizes, allocation = ((elements, width or x.width),), x.allocation if views else None
+        (result,) = tape.run(name, (x,), sizes, lambda _: (tape.new(*own),), keeps, allocation, turned)
         return TapeTensor(tape, result)
 
     def repeated(self, times: int) -> TapeTensor:
@@ -150,46 +179,26 @@ class TapeTensor:
 
     def cloned(self) -> TapeTensor:
         """Return a copy in another layout, through which the gradient passes unchanged."""
-        (result,) = self.tape.run((self.value,), ((self.elements, self.width),), _same)
+        (result,) = self.tape.run("clone", (self.value,), ((self.elements, self.width),), _same)
         return TapeTensor(self.tape, result)
 
     def cumsum(self) -> TapeTensor:
-        """Return cumulative sums; the gradient is `grad.flip(dim).cumsum(dim).flip(dim)`."""
-        x, tape = self.value, self.tape
-        elements, width = x.elements, x.width
-
-        def backward(gradients: Gradients) -> list[TapeValue | None]:
-            temporaries = [tape.new(elements, width) for _ in range(2)]
-            result = tape.new(elements, width)
-            del temporaries
-            return [result]
-
-        (result,) = tape.run((x,), ((elements, width),), backward)
-        return TapeTensor(tape, result)
+        return self.apply("cumsum")
 
     def expanded(self, elements: int) -> TapeTensor:
         """Return an expanded view; its gradient is summed."""
-        x, tape = self.value, self.tape
-        own_elements, width = x.elements, x.width
-        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(own_elements, width),), views=x.allocation)
-        return TapeTensor(tape, result)
+        return self._sized("expand", elements, views=True)
 
     def contiguous(self) -> TapeTensor:
         return self.copied(self.elements) if self.value.turned else self
 
     def mean(self, rows: int) -> TapeTensor:
         """Return the mean over all but `rows` rows."""
-        x, tape = self.value, self.tape
-        elements, width = x.elements, x.width
-        (result,) = tape.run((x,), ((rows, width),), lambda _: (tape.new(elements, width),))
-        return TapeTensor(tape, result)
+        return self._sized("mean", rows)
 
     def viewed(self) -> TapeTensor:
         """Return a view of another shape; its gradient, which is expanded, is copied."""
-        x, tape = self.value, self.tape
-        elements, width = x.elements, x.width
-        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(elements, width),), views=x.allocation)
-        return TapeTensor(tape, result)
+        return self._sized("view", self.elements, views=True)
 
     def sum(self, rows: int) -> TapeTensor:
         """Return the sum over all but `rows` rows; its gradient is one of as many elements, expanded."""
@@ -201,7 +210,7 @@ class TapeTensor:
             assert gradient
             return [TapeValue(elements, width, gradient.allocation, view=True)]
 
-        (result,) = tape.run((x,), ((rows, width),), backward)
+        (result,) = tape.run("sum", (x,), ((rows, width),), backward)
         return TapeTensor(tape, result)
 
     def transpose(self) -> TapeTensor:
@@ -216,7 +225,7 @@ class TapeTensor:
                 return [TapeValue(elements, width, gradient.allocation, view=True)]
             return [TapeValue(elements, width, tape.new(elements, width).allocation, view=True)]
 
-        (result,) = tape.run((x,), ((elements, width),), backward, views=x.allocation, turned=turned)
+        (result,) = tape.run("transpose", (x,), ((elements, width),), backward, views=x.allocation, turned=turned)
         return TapeTensor(tape, result)
 
     def split(self, sizes: Sequence[int]) -> list[TapeTensor]:
@@ -224,6 +233,7 @@ class TapeTensor:
         x, tape = self.value, self.tape
         all_elements, width = x.elements, x.width
         parts = tape.run(
+            "split",
             (x,),
             [(size, width) for size in sizes],
             lambda _: (tape.new(all_elements, width),),
@@ -234,28 +244,18 @@ class TapeTensor:
 
     def slice(self, elements: int) -> TapeTensor:
         """Return a view of a part; its gradient has the full size, zero elsewhere."""
-        x, tape = self.value, self.tape
-        all_elements, width = x.elements, x.width
-        (part,) = tape.run(
-            (x,), ((elements, width),), lambda _: (tape.new(all_elements, width),), views=x.allocation, turned=x.turned
-        )
-        return TapeTensor(tape, part)
+        return self._sized("slice", elements, views=True, turned=self.value.turned)
 
     def pooled(self, elements: int, chooses: bool) -> TapeTensor:
         """Return the maximum of every window, with saved indices, or the mean; both save their operand."""
-        x, tape = self.value, self.tape
-        all_elements, width = x.elements, x.width
-        kept = (x, tape.new(elements, INTEGER)) if chooses else (x,)
-        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(all_elements, width),), kept)
-        return TapeTensor(tape, result)
+        indices = [self.tape.new(elements, INTEGER)] if chooses else []
+        name = "max_pool2d_with_indices" if chooses else "avg_pool2d"
+        return self._sized(name, elements, (self.value, *indices))
 
     def gather(self, index: TapeTensor, elements: int, keeps: bool = False) -> TapeTensor:
         """Return the elements at an index; its gradient has the operand's full size."""
-        x, tape = self.value, self.tape
-        all_elements, width = x.elements, x.width
-        remembered = (index.value, x) if keeps else (index.value,)
-        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(all_elements, width),), remembered)
-        return TapeTensor(tape, result)
+        operand = (self.value,) if keeps else ()
+        return self._sized("gather" if keeps else "embedding", elements, (index.value, *operand))
 
     def dropout(self) -> TapeTensor:
         """Run `functional.dropout`: on a CPU a product with noise of the operand's type; on CUDA `native_dropout`,
@@ -270,10 +270,11 @@ class TapeTensor:
         x, tape = self.value, self.tape
         elements, width, turned = x.elements, x.width, x.turned
         result, _ = tape.run(
+            "native_dropout",
             (x,),
             ((elements, width), (elements, BOOLEAN)),
             lambda _: (tape.new(elements, width, turned),),
-            keeps_results=(1,),
+            (1,),
             turned=turned,
         )
         return TapeTensor(tape, result)
@@ -286,10 +287,7 @@ class TapeTensor:
 
     def masked(self, mask: TapeTensor) -> TapeTensor:
         """Run `masked_fill`, which saves the boolean mask."""
-        x, tape = self.value, self.tape
-        elements, width = x.elements, x.width
-        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(elements, width),), (mask.value,))
-        return TapeTensor(tape, result)
+        return self._sized("masked_fill", self.elements, (mask.value,))
 
     # Of two.
 
@@ -304,7 +302,7 @@ class TapeTensor:
             del temporaries
             return [tape.new(elements, width), divisor]
 
-        (result,) = tape.run(operands, ((elements, width),), backward, operands)
+        (result,) = tape.run("div", operands, ((elements, width),), backward, operands)
         return TapeTensor(tape, result)
 
     def maximum(self, other: TapeTensor) -> TapeTensor:
@@ -315,7 +313,7 @@ class TapeTensor:
         def backward(gradients: Gradients) -> list[TapeValue | None]:
             return [tape.new(elements, width) if is_needed else None for is_needed in needed]
 
-        (result,) = tape.run(operands, ((elements, width),), backward, operands)
+        (result,) = tape.run("maximum", operands, ((elements, width),), backward, operands)
         return TapeTensor(tape, result)
 
     def set_slice(self, part: TapeTensor) -> TapeTensor:
@@ -334,7 +332,7 @@ class TapeTensor:
             return [whole, tape.new(part_elements, part_width)]
 
         operands = (self.value, part.value)
-        (result,) = tape.run(operands, ((elements, width),), backward, views=self.value.allocation)
+        (result,) = tape.run("copy_", operands, ((elements, width),), backward, views=self.value.allocation)
         return TapeTensor(tape, result)
 
     def __mul__(self, other: TapeTensor | float) -> TapeTensor:
@@ -377,7 +375,7 @@ class TapeTensor:
         def backward(gradients: Gradients) -> list[TapeValue | None]:
             return [tape.new(size, width) if needed else None for size, width, needed in sizes]
 
-        (result,) = tape.run((first, second), ((elements, max(first.width, second.width)),), backward, keeps)
+        (result,) = tape.run("bmm", (first, second), ((elements, max(first.width, second.width)),), backward, keeps)
         return TapeTensor(tape, result)
 
 
@@ -416,7 +414,7 @@ def _times(left: TapeTensor, right: TapeTensor, elements: int) -> TapeTensor:
 
     keeps = [factor for factor, is_needed in zip(operands[::-1], needed, strict=True) if is_needed]
     copies = _cast_copies(tape, sizes, width)
-    (result,) = tape.run(operands, ((elements, width),), backward, keeps, turned=turned)
+    (result,) = tape.run("mul", operands, ((elements, width),), backward, keeps, turned=turned)
     del copies
     return TapeTensor(tape, result)
 
@@ -433,7 +431,9 @@ def _plus(left: TapeTensor, right: TapeTensor, elements: int, allocation: Alloca
         return [incoming if is_needed else None for is_needed in needed]
 
     copies = _cast_copies(tape, [(each.elements, each.width) for each in operands], width)
-    (result,) = tape.run(operands, ((elements, width),), backward, views=allocation, turned=turned)
+    (result,) = tape.run(
+        "add_" if allocation else "add", operands, ((elements, width),), backward, views=allocation, turned=turned
+    )
     del copies
     return TapeTensor(tape, result)
 
@@ -465,7 +465,7 @@ def cat(
         ]
 
     operands, sizes_made = [part.value for part in parts], ((elements or sum(spread), width),)
-    (result,) = tape.run(operands, sizes_made, backward, views=views, turned=turned)
+    (result,) = tape.run("cat", operands, sizes_made, backward, views=views, turned=turned)
     return TapeTensor(tape, result)
 
 
@@ -475,7 +475,12 @@ def embedding(weight: TapeTensor, index: TapeTensor, elements: int) -> TapeTenso
 
 
 def linear(
-    x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | None = None, saves_both: bool = False
+    x: TapeTensor,
+    weight: TapeTensor,
+    elements: int,
+    bias: TapeTensor | None = None,
+    saves_both: bool = False,
+    name: str = "linear",
 ) -> TapeTensor:
     """Run `functional.linear`, which saves its operand for the weight's gradient, and the weight for the operand's.
 
@@ -498,7 +503,7 @@ def linear(
     needed = (x.value, saves_both or weight.learns), (weight.value, saves_both or (x.learns and not coded))
     keeps = [factor for factor, is_needed in needed if is_needed]
     numbers = weight.decoded()
-    (result,) = tape.run(operands, ((elements, x.width),), backward, keeps)
+    (result,) = tape.run(name, operands, ((elements, x.width),), backward, keeps)
     del numbers
     return TapeTensor(tape, result)
 
@@ -515,11 +520,11 @@ def flash_attention(
     sizes = [(each.elements, each.width) for each in operands]
     keeps = [*operands, mask.value] if mask else operands
     result, _ = tape.run(
+        "_scaled_dot_product_flash_attention",
         operands,
         ((elements, q.width), (rows, max(FLOAT, q.width))),
         lambda _: [tape.new(size, width, True) for size, width in sizes],
-        keeps,
-        (0, 1),
+        (*keeps, 0, 1),
         turned=q.value.turned or (tape.cuda and q.width >= FLOAT),
     )
     return TapeTensor(tape, result)
@@ -527,32 +532,32 @@ def flash_attention(
 
 def layer_norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int) -> TapeTensor:
     """Run `functional.layer_norm`, which saves its operand, and every row's mean and deviation, on CUDA in float."""
-    return _norm(x, weights, rows, 2)
+    return _norm(x, weights, rows, "native_layer_norm", 2)
 
 
 def rms_norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int) -> TapeTensor:
     """Run `functional.rms_norm` on CUDA (`_fused_rms_norm`), which saves its operand, and every row's root."""
-    return _norm(x, weights, rows, 1)
+    return _norm(x, weights, rows, "_fused_rms_norm", 1)
 
 
-def _norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int, numbers: int) -> TapeTensor:
+def _norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int, name: str, numbers: int) -> TapeTensor:
     """Run a norm in one kernel, with `numbers` saved numbers per row."""
     tape, operands = x.tape, [x.value, *(weight.value for weight in weights)]
     sizes = [(each.elements, each.width, each.node is not None) for each in operands]
     of_row = rows, max(FLOAT, x.width) if tape.cuda else x.width
     result, *_ = tape.run(
+        name,
         operands,
         ((x.elements, x.width), *[of_row] * numbers),
         lambda _: [tape.new(size, width) if needed else None for size, width, needed in sizes],
-        (x.value,),
-        [*range(1, numbers + 1)],
+        (x.value, *range(1, numbers + 1)),
     )
     return TapeTensor(tape, result)
 
 
 def convolution(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | None = None) -> TapeTensor:
     """Run `functional.conv1d` or `conv2d`, which save both factors, a frozen weight's too."""
-    return linear(x, weight, elements, bias, saves_both=True)
+    return linear(x, weight, elements, bias, saves_both=True, name="convolution")
 
 
 def linear_cross_entropy(x: TapeTensor, weight: TapeTensor, bias: TapeTensor | None, classes: int) -> TapeTensor:
@@ -575,7 +580,7 @@ def linear_cross_entropy(x: TapeTensor, weight: TapeTensor, bias: TapeTensor | N
         made.clear()
         return gradients
 
-    (loss,) = tape.run(operands, ((1, FLOAT),), backward)
+    (loss,) = tape.run("linear_cross_entropy", operands, ((1, FLOAT),), backward)
     return TapeTensor(tape, loss)
 
 
@@ -585,6 +590,10 @@ def cross_entropy(scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:
     tape, elements, width = logs.tape, logs.elements, logs.width
     keeps = (logs.value, targets.value) if targets else (logs.value,)
     loss, _ = tape.run(
-        (logs.value,), ((1, width), (1, width)), lambda _: (tape.new(elements, width),), keeps, keeps_results=(1,)
+        "nll_loss",
+        (logs.value,),
+        ((1, width), (1, width)),
+        lambda _: (tape.new(elements, width),),
+        (*keeps, 1),
     )
     return TapeTensor(tape, loss)

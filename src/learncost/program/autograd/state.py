@@ -12,12 +12,12 @@ from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
-from learncost.program.allocation_log import Allocation
 from learncost.program.autograd.module import Module
 from learncost.program.autograd.operators import TapeTensor
-from learncost.program.autograd.optimizers import Stepping
 from learncost.program.autograd.tape import Tape, TapeNode, TapeValue
 from learncost.program.autograd.wrapped import ParameterGroup, Sharded, Wrapping
+from learncost.program.builder import Allocation
+from learncost.program.optimizer_step import Stepping
 
 
 @dataclass(frozen=True)

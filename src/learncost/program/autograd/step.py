@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
-from learncost.program.allocation_log import Allocation
 from learncost.program.autograd.called import after_makers, call_module, with_chunked_losses, with_mixers, with_parts
 from learncost.program.autograd.calls import (
     CallScope,
@@ -23,10 +22,12 @@ from learncost.program.autograd.calls import (
     local_name,
 )
 from learncost.program.autograd.operators import INTEGER, TapeTensor, cat
-from learncost.program.autograd.optimizers import step_weights
 from learncost.program.autograd.state import ROOT, ScopeNames, StepOptions, StepState, Values, blocks_of, whole_block
 from learncost.program.autograd.tape import Tape, TapeValue
 from learncost.program.autograd.wrapped import BUCKETS
+from learncost.program.builder import BEFORE, Allocation
+from learncost.program.optimizer_step import step_weights
+from learncost.program.program import ACTIVATIONS, FORWARD, OPTIMIZER, WEIGHTS
 
 
 def run_lines(names: ScopeNames, lines: Sequence[Statement], values: Values, outputs: Sequence[str]) -> None:
@@ -183,16 +184,17 @@ def _held(
 def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOptions) -> None:
     """Run one step of a model's forward table on a tape."""
     state = StepState(tape, table, sizes, asked)
-    allocations = list[Allocation]()
-    for tape.label, size in {**asked.given, "buffers": asked.module.buffers}.items():
-        allocations.append(Allocation(tape.account, size))
+    builder = tape.builder
+    for role, size in asked.given.items():
+        builder.give(role, size)
+    builder.give(ACTIVATIONS, asked.module.buffers, "buffers")
     if asked.wrapping and asked.wrapping.parts == 1:
-        tape.label = BUCKETS
         learned = sum(state.count(table.axes[name]) for name in asked.learning)
-        allocations.append(Allocation(tape.account, learned * asked.wrapping.reduced))
-    for microbatch in range(min(asked.microbatches, DIFFERENT)):
-        if microbatch:
+        builder.give(BUCKETS, learned * asked.wrapping.reduced)
+    for builder.microbatch in range(min(asked.microbatches, DIFFERENT)):
+        if builder.microbatch:
             tape.accumulate()
+        builder.phase = FORWARD
         outputs = [tensor.value for tensor in _forward(state)]
         if state.sharded:
             state.sharded.before_backward(state.sharded.group(ROOT))
@@ -202,9 +204,9 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
             state.sharded.finish()
         state.inputs.clear()
         state.masks.clear()
-    tape.label = "optimizer step"
+    tape.label, builder.phase = "optimizer step", OPTIMIZER
     step_weights(asked.stepping, tape.learned, tape.new)
-    del allocations
+    builder.run("optimizer")
 
 
 DIFFERENT = 2
@@ -217,14 +219,14 @@ def _forward(state: StepState) -> list[TapeTensor]:
     for name in (*table.inputs, *table.weights):
         if name in asked.drawn or name in state.allocations:
             continue
-        state.tape.label = name
         elements = state.count(table.axes[name])
         width = INTEGER if name in table.indices else asked.width if name in table.weights else state.tape.width
         size = asked.coded.get(name, elements * width)
         if state.sharded and name in table.weights:
             learned = state.sharded.wrapping.stored
             size = state.sharded.wrapping.part(elements) * (learned if name in asked.learning else width)
-        allocation = Allocation(state.tape.account, size)
+        role = WEIGHTS if name in table.weights else ACTIVATIONS
+        allocation = Allocation(state.tape.builder, size, role, name, None if state.tape.builder.ops else BEFORE)
         if name in table.weights:
             state.allocations[name] = allocation
         else:

@@ -12,13 +12,13 @@ Memory is freed as in Python: a tensor's allocation lives as long as anything re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
-from sys import getrefcount
 
-from learncost.program.allocation_log import ENDS, SHOWN, Allocation, AllocationLog, omitted_of
+from learncost.program.builder import ENDS, SHOWN, Allocation, ProgramBuilder, omitted_of
+from learncost.program.program import BACKWARD, GRADIENTS, RECOMPUTE, WORKSPACE, Operand
 
 
 @dataclass(eq=False, slots=True)
@@ -63,6 +63,7 @@ class TapeNode:
     kept: tuple[TapeValue, ...] = ()
     frame: Frame | None = None
     label: str = ""
+    name: str = ""
     shape: tuple[int, ...] = ()
 
 
@@ -73,6 +74,9 @@ class Frame:
     run: Callable[[], object]
     nodes: list[TapeNode] = field(default_factory=list)
 
+
+TYPES = {1: "bool", 2: "bfloat16", 4: "float32", 8: "float64"}
+"""The types of elements by their bytes."""
 
 WEIGHT = "a weight"
 """The label of weights."""
@@ -90,8 +94,6 @@ class Tape:
 
     width      bytes of an element, by default
     label      the operator that runs now
-    gradients  bytes of weights' gradients when `stop_at` bytes are in use
-    workspace  bytes of other tensors that backward operators and the optimizer's step made, at that moment
     cuda       whether it runs on a GPU, where some operators have other kernels
     hooked     whether a hook of each weight steps the optimizer and sets the gradient to None, as soon as all operators
                that read the weight have run backward. It is written with `Tensor.register_post_accumulate_grad_hook`
@@ -101,12 +103,10 @@ class Tape:
                0: there are none
     """
 
-    def __init__(
-        self, width: int, stop_at: int | None = None, cuda: bool = False, hooked: bool = False, summed: int = 0
-    ) -> None:
+    def __init__(self, width: int, cuda: bool = False, hooked: bool = False, summed: int = 0) -> None:
         self.width, self.label, self.cuda = width, "", cuda
-        self.gradients = self.workspace = 0
-        self.account = AllocationLog(stop_at, lambda: self.label, self._look)
+        self.builder = ProgramBuilder("cuda" if cuda else "cpu", lambda: self.label)
+        self._name, self._read = "", list[Operand]()
         self._weights: list[TapeNode] = []
         self._nodes: list[TapeNode | Callable[[], None]] = []
         self._frame: Frame | None = None
@@ -115,20 +115,19 @@ class Tape:
         self._hooked, self._sum_width = hooked, summed
         self._summed: dict[TapeNode, TapeValue] = {}
         self._readers: Counter[TapeNode] = Counter()
+        self._waiting: Counter[int] = Counter()  # gradients that no node has read yet, by their buffers
 
-    def new(self, elements: int, width: int = 0, turned: bool = False) -> TapeValue:
-        width = width or self.width
-        return TapeValue(elements, width, Allocation(self.account, elements * width), turned=turned)
+    def new(self, elements: int, width: int = 0, turned: bool = False, name: str = "") -> TapeValue:
+        """Run a kernel, which allocates its result; `name` is its operator's, by default that of the node that runs."""
+        value = self._value(elements, width or self.width, turned)
+        self.builder.run(f"aten::{name or self._name}", self._read, [self._operand(value)])
+        return value
 
-    def _look(self, allocations: Mapping[int, tuple[int, int | str]]) -> None:
-        held = (gradient for node in self._weights for gradient in (*node.gradients, self._summed.get(node)))
-        gradients = {id(gradient.allocation) for gradient in held if gradient}
-        self.gradients = sum(allocations[allocation][0] for allocation in gradients)
-        self.workspace = sum(
-            size
-            for allocation, (size, label) in allocations.items()
-            if allocation not in gradients and str(label).endswith(("backward", "optimizer step"))
-        )
+    def _value(self, elements: int, width: int, turned: bool) -> TapeValue:
+        return TapeValue(elements, width, Allocation(self.builder, elements * width), turned=turned)
+
+    def _operand(self, value: TapeValue) -> Operand:
+        return Operand(value.allocation.buffer, (value.elements,), TYPES.get(value.width, ""), (), 0)
 
     def weight(self, shape: Sequence[int], width: int, allocation: Allocation) -> TapeValue:
         """Return a trainable weight of a shape, in an allocation that may hold others, too."""
@@ -150,34 +149,36 @@ class Tape:
 
     def run(
         self,
+        name: str,
         operands: Sequence[TapeValue],
         results: Sequence[tuple[int, int]],
         backward: Backward,
-        keeps: Sequence[TapeValue] = (),
-        keeps_results: Sequence[int] = (),
+        keeps: Sequence[TapeValue | int] = (),
         views: Allocation | None = None,
         turned: bool = False,
     ) -> list[TapeValue]:
         """Run an operator and return its results, with new allocations of the given sizes, or as views.
 
-        keeps          operands that its backward needs
-        keeps_results  results that its backward needs, by number
+        name           PyTorch's
+        keeps          operands that its backward needs, and results, by number
         backward       must not capture tensors
         """
         needed = not self._without and any(operand.node for operand in operands)
-        target = self._again.pop(0) if self._again and needed and (keeps or keeps_results) else None
-        if target and not keeps_results and not self._again:
-            target.kept = tuple(keeps)
+        target = self._again.pop(0) if self._again and needed and keeps else None
+        kept = tuple(each for each in keeps if not isinstance(each, int))
+        if target and len(kept) == len(keeps) and not self._again:
+            target.kept = kept
             raise _RemadeError
         if views:
             made_values = [TapeValue(size, width, views, None, 0, True, turned) for size, width in results]
         else:
-            made_values = [self.new(size, width, turned) for size, width in results]
+            made_values = [self._value(size, width, turned) for size, width in results]
+        self.builder.run(f"aten::{name}", [*map(self._operand, operands)], [*map(self._operand, made_values)])
         if not needed:
             return made_values
-        remembered = (*keeps, *(made_values[number] for number in keeps_results))
+        remembered = (*kept, *(made_values[each] for each in keeps if isinstance(each, int)))
         if self._again is None:
-            node = self._node(operands, len(made_values), backward, remembered)
+            node = self._node(name, operands, len(made_values), backward, remembered)
         elif target:
             node, target.kept = _REMADE, remembered
             if not self._again:
@@ -189,13 +190,18 @@ class Tape:
         return made_values
 
     def _node(
-        self, operands: Sequence[TapeValue], results: int, backward: Backward, remembered: tuple[TapeValue, ...]
+        self,
+        name: str,
+        operands: Sequence[TapeValue],
+        results: int,
+        backward: Backward,
+        remembered: tuple[TapeValue, ...],
     ) -> TapeNode:
         places = tuple(
             (operand.node, operand.result, operand.elements, operand.width) if operand.node else None
             for operand in operands
         )
-        node = TapeNode(backward, places, [None] * results, label=self.label)
+        node = TapeNode(backward, places, [None] * results, label=self.label, name=name)
         if remembered and self._frame:
             node.frame = self._frame
             self._frame.nodes.append(node)
@@ -205,18 +211,17 @@ class Tape:
         return node
 
     def iterations(self, count: int) -> Iterator[int]:
-        """Yield the iterations of a loop that run, forward and backward (`AllocationLog.iterations`)."""
+        """Yield the iterations of a loop that run, forward and backward (`ProgramBuilder.iterations`)."""
         repeats: list[Callable[[], None]] = []
-        account = self.account
         omitted = 0 if self._without or self._again is not None else omitted_of(count)  # these have no nodes
-        for iteration in account.iterations(count):
+        for iteration in self.builder.iterations(count):
             if omitted and iteration == ENDS - SHOWN:
                 self._nodes.append(lambda: repeats.pop()())
             if omitted and iteration == ENDS:
-                self._nodes.append(lambda: repeats.append(account.recorded(omitted)))
+                self._nodes.append(lambda: repeats.append(self.builder.recorded(omitted)))
             yield iteration
             if omitted and iteration == ENDS:
-                self._nodes.append(account.record)
+                self._nodes.append(self.builder.record)
 
     def checkpoint(self, run: Callable[[], list[TapeValue]]) -> list[TapeValue]:
         """Run a part of the forward pass whose operators save nothing; `run` holds the part's inputs."""
@@ -243,7 +248,7 @@ class Tape:
         def backward(gradients: Gradients) -> Sequence[TapeValue | None]:
             return self._run_again(run, detached, needs, gradients)
 
-        node = self._node(arguments, len(sizes), backward, ())
+        node = self._node("", arguments, len(sizes), backward, ())
         for number, value in enumerate(results):
             value.node, value.result = node, number
         return results
@@ -256,30 +261,41 @@ class Tape:
         gradients: Gradients,
     ) -> Sequence[TapeValue | None]:
         before, self._nodes, label = self._nodes, [], self.label
+        self.builder.phase = RECOMPUTE
         leaves = [TapeNode(None) if need else None for need in needs]
         for value, leaf in zip(detached, leaves, strict=True):
             value.node, value.result = leaf, 0
         results = run(detached)
         for value in results:
             if value.node:
-                value.node.gradients[value.result] = gradients.pop(0)
+                value.node.gradients[value.result] = gradient = gradients.pop(0)
+                self._wait(gradient)
         outputs = [value.allocation for value in results]  # CheckpointFunction.backward has them to its end
-        del results, value
+        del results, value, gradient
         gradients.clear()
         for operand in detached:
             operand.node = None
         detached.clear()
+        self.builder.phase = BACKWARD
         self._backward()
         del outputs
         self._nodes, self.label = before, label
-        return [leaf.gradients[0] if leaf else None for leaf in leaves]
+        made = [leaf.gradients.pop() if leaf else None for leaf in leaves]
+        for each in made:
+            self._wait(each, -1)
+        return made
 
     def backward(self, outputs: Sequence[TapeValue]) -> None:
         """Run backward from the outputs, with given gradients, to the gradients of all weights."""
         for output in outputs:
             if output.node:
-                output.node.gradients[output.result] = self.new(output.elements, output.width)
+                seed = self.new(output.elements, output.width, name="ones_like")
+                output.node.gradients[output.result] = seed
+                self._wait(seed)
+                del seed
+        self.builder.phase = BACKWARD
         self._backward()
+        self._name, self._read = "", []
 
     def _backward(self) -> None:
         nodes = (node for node in self._nodes if isinstance(node, TapeNode))
@@ -304,20 +320,26 @@ class Tape:
         if frame is None or not frame.nodes:
             return
         self._again, frame.nodes = frame.nodes, []
-        label = self.label
+        label, self.builder.phase = self.label, RECOMPUTE
         with suppress(_RemadeError):
             frame.run()
-        self._again, self.label = None, label
+        self._again, self.label, self.builder.phase = None, label, BACKWARD
 
     def _back(self, node: TapeNode, again: bool) -> None:
         gradients, node.gradients = node.gradients, []
         assert node.backward
+        self._name = node.name
+        self._read = [self._operand(value) for value in (*gradients, *node.kept) if value]
+        for incoming in gradients:
+            self._wait(incoming, -1)
+        del incoming
         results = list(node.backward(gradients))
         if again:
             node.kept = ()  # the hook that unpacks a recomputed tensor no longer holds it
         for number, place in enumerate(node.operands):
             gradient, results[number] = results[number], None
             results[number] = self._settled(gradient, *place[2:]) if place and gradient else None
+            self._wait(results[number])
             del gradient
         del gradients
         node.kept = ()
@@ -327,16 +349,34 @@ class Tape:
             if place and gradient:
                 owner, number, *_ = place
                 other = owner.gradients[number]
-                if other is None:
-                    owner.gradients[number] = gradient
-                elif other.view or _references(other) != _ALONE:  # otherwise in-place
-                    owner.gradients[number] = self.new(gradient.elements, gradient.width, gradient.turned)
+                owner.gradients[number] = self._sum(other, gradient) if other else gradient
                 if owner.label == WEIGHT and (waiting := owner.gradients[number]):
-                    self.account.log.call(id(waiting.allocation), "gradients")
+                    self.builder.assign(waiting.allocation.buffer, GRADIENTS)
                     del waiting
                 del other
             del gradient
         self._ran(node)
+
+    def _wait(self, gradient: TapeValue | None, times: int = 1) -> None:
+        """Count a gradient among those that wait for their nodes."""
+        if gradient:
+            self._waiting[gradient.allocation.buffer] += times
+
+    def _sum(self, first: TapeValue, second: TapeValue) -> TapeValue:
+        """Return the sum of two waiting gradients of one tensor, in place of the first unless this is a view, or waits
+        for another node too.
+        """
+        alone = not first.view and self._waiting[first.allocation.buffer] == 1
+        self._wait(second, -1)
+        self._read = [self._operand(first), self._operand(second)]
+        if alone:
+            self.builder.run("aten::add_", self._read, self._read[:1])
+            return first
+        self._wait(first, -1)
+        result = self.new(second.elements, second.width, second.turned, "add")
+        self._wait(result)
+        self.builder.assign(first.allocation.buffer, WORKSPACE)
+        return result
 
     def _ran(self, node: TapeNode) -> None:
         """Free the gradients of weights, once all of their parts are there, that a hook steps or that are added."""
@@ -347,6 +387,7 @@ class Tape:
                 frees = self._hooked or self._sum_width or weight in self._summed
                 if weight.label == WEIGHT and not self._readers[weight] and frees:
                     gradient, weight.gradients[number] = weight.gradients[number], None
+                    self._wait(gradient, -1)
                     cast = gradient and self._sum_width and not self.cuda  # by add_ on a CPU, as TensorIterator does
                     copy = self.new(gradient.elements, self._sum_width) if gradient and cast else None
                     del gradient, copy
@@ -354,20 +395,9 @@ class Tape:
     def _settled(self, gradient: TapeValue, elements: int, width: int) -> TapeValue:
         """Return a gradient in its operand's form (`validate_outputs`): reduced over broadcast axes, in its type."""
         if gradient.elements > elements:
-            gradient = self.new(elements, gradient.width)
-        return gradient if gradient.width == width else self.new(elements, width, gradient.turned)
-
-
-def _references(waiting: TapeValue) -> tuple[int, int]:
-    """Return the reference counts of a waiting gradient, and of its memory."""
-    return getrefcount(waiting), getrefcount(waiting.allocation)
-
-
-def _of_one_alone() -> tuple[int, int]:
-    place = [TapeValue(0, 0, Allocation(AllocationLog(), 0))]
-    other = place[0]
-    return _references(other)
-
-
-_ALONE = _of_one_alone()
-"""The reference counts of a gradient with a single owner, in this Python."""
+            self._read = [self._operand(gradient)]
+            gradient = self.new(elements, gradient.width, name="sum")
+        if gradient.width == width:
+            return gradient
+        self._read = [self._operand(gradient)]
+        return self.new(elements, width, gradient.turned, "_to_copy")

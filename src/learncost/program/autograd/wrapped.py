@@ -23,9 +23,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from learncost.program.allocation_log import Allocation, TensorStorage
 from learncost.program.autograd.operators import TapeTensor
 from learncost.program.autograd.tape import Gradients, Tape, TapeValue
+from learncost.program.builder import Allocation, TensorStorage
+from learncost.program.program import GRADIENTS
 
 BUCKETS, GATHERED, MESSAGES = "buckets", "gathered weights", "messages"
 """The categories of memory that wrappers use."""
@@ -85,18 +86,17 @@ class Sharded:
         """Return the group of weights with these elements, which are given at the first call."""
         if key not in self._groups:
             padded = sum(self.wrapping.part(several) for several in elements) * self.wrapping.parts
-            self._groups[key] = ParameterGroup(padded, TensorStorage(self.tape.account))
+            self._groups[key] = ParameterGroup(padded, TensorStorage(self.tape.builder))
         return self._groups[key]
 
     def _allocation(self, size: int, label: str) -> Allocation:
-        label, self.tape.label = self.tape.label, label
-        allocation = Allocation(self.tape.account, size)
-        self.tape.label = label
+        allocation = Allocation(self.tape.builder, size, label, label)
+        self.tape.builder.run("c10d::allgather_", label=label)
         return allocation
 
     def _gather(self, group: ParameterGroup) -> None:
         """Start an all-gather: shards in float are cast first, and the bucket has the shards of all devices."""
-        if group.message is None and not group.allocation.bytes:
+        if group.message is None and not group.allocation.buffers:
             casts = 0 if self.wrapping.stored else group.elements // self.wrapping.parts * self.width
             cast = self._allocation(casts, MESSAGES)
             group.message = self._allocation(group.elements * self.width, MESSAGES)
@@ -106,9 +106,8 @@ class Sharded:
         """Copy weights out of their bucket, and return that."""
         message, group.message = group.message, None
         if message:
-            label, self.tape.label = self.tape.label, GATHERED
-            group.allocation.resize(group.elements * self.width)
-            self.tape.label = label
+            group.allocation.resize(group.elements * self.width, GATHERED)
+            self.tape.builder.run("aten::split_with_sizes_copy", label=GATHERED)
         return message
 
     def before_forward(self, group: ParameterGroup) -> None:
@@ -145,8 +144,8 @@ class Sharded:
         message = self._allocation(elements * self.wrapping.parts * width, MESSAGES)
         for node in learned:
             node.gradients[0] = None
-        reduced = Allocation(self.tape.account, elements * width)
-        self.tape.account.log.call(id(reduced), "gradients")
+        reduced = Allocation(self.tape.builder, elements * width, GRADIENTS)
+        self.tape.builder.run("c10d::reduce_scatter_")
         for node, part in zip(learned, parts, strict=True):
             node.gradients[0] = TapeValue(part, width, reduced, view=True)
         self._scattered = message
@@ -179,5 +178,5 @@ class Sharded:
             return [gradients.pop()]
 
         sizes = ((value.elements, value.width),)
-        (result,) = self.tape.run((value,), sizes, backward, views=value.allocation, turned=value.turned)
+        (result,) = self.tape.run("view", (value,), sizes, backward, views=value.allocation, turned=value.turned)
         return TapeTensor(self.tape, result)

@@ -15,10 +15,18 @@ operators do not reuse operands for results, and copy where `reshape`, `contiguo
 workspace of kernels is not counted. A program of one of several devices runs on a mesh without values.
 """
 
-from learncost.program.allocation_log import AllocationLog
-from learncost.program.fake_arrays.array import FakeArray
+from learncost.program.fake_arrays.array import OBJECTS, FakeArray
 from learncost.program.fake_arrays.between import DeviceMesh, FakeDevice
-from learncost.program.fake_arrays.program import loaded, loaded_on_torch
+from learncost.program.fake_arrays.program import line_that_runs, loaded, loaded_on_torch
 from learncost.program.fake_arrays.tensor import ShapeTensor
 
-__all__ = ["AllocationLog", "DeviceMesh", "FakeArray", "FakeDevice", "ShapeTensor", "loaded", "loaded_on_torch"]
+__all__ = [
+    "OBJECTS",
+    "DeviceMesh",
+    "FakeArray",
+    "FakeDevice",
+    "ShapeTensor",
+    "line_that_runs",
+    "loaded",
+    "loaded_on_torch",
+]

@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from learncost.program.allocation_log import Allocation, AllocationLog
+from learncost.program.builder import Allocation, ProgramBuilder
 
 
 class StridedLayout:
@@ -24,14 +24,16 @@ class StridedLayout:
         self.layout, self.allocation = layout, allocation
 
     @classmethod
-    def new(cls, account: AllocationLog, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Self:
+    def new(cls, builder: ProgramBuilder, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Self:
         """Allocate an array; `order` are its axes from the outermost in memory, by default in order."""
         layout = laid(shape, dtype, order)
-        return cls(layout, Allocation(account, layout.nbytes))
+        allocation = Allocation(builder, layout.nbytes)
+        builder.run("")
+        return cls(layout, allocation)
 
     def like(self, shape: Sequence[int], dtype: Any = None, order: Sequence[int] | None = None) -> Self:
         """Allocate an array in the same log."""
-        return self.new(self.account, shape, dtype or self.dtype, order)
+        return self.new(self.builder, shape, dtype or self.dtype, order)
 
     def view_of(self, layout: Any) -> Self:
         """Return another layout of the same memory."""
@@ -42,8 +44,8 @@ class StridedLayout:
         raise NotImplementedError
 
     @property
-    def account(self) -> AllocationLog:
-        return self.allocation.account
+    def builder(self) -> ProgramBuilder:
+        return self.allocation.builder
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -105,14 +107,14 @@ class Functions(Generic[Array]):
     inf = np.inf
     float32, float64 = np.dtype("float32"), np.dtype("float64")
 
-    def __init__(self, account: AllocationLog, array: type[Array]) -> None:
-        self._account, self._array = account, array
+    def __init__(self, builder: ProgramBuilder, array: type[Array]) -> None:
+        self._builder, self._array = builder, array
 
     def eye(self, size: int, dtype: Any, device: Any = None) -> Array:
-        return self._array.new(self._account, (size, size), dtype)
+        return self._array.new(self._builder, (size, size), dtype)
 
     def arange(self, size: int, device: Any = None) -> Array:
-        return self._array.new(self._account, (size,), np.int64)
+        return self._array.new(self._builder, (size,), np.int64)
 
     def stack(self, arrays: Sequence[Array]) -> Array:
         return arrays[0].like((len(arrays), *arrays[0].shape))
@@ -166,6 +168,9 @@ def chosen(shape: Sequence[int], items: Sequence[Any]) -> tuple[tuple[int, ...],
     return index_shape, tuple(rest), before if together else 0
 
 
+OBJECTS = "objects"
+"""The role of Python's own objects of arrays."""
+
 BUFFER = 8192
 """Elements of an operand that NumPy's iterator buffers (numpy.getbufsize())."""
 
@@ -178,27 +183,17 @@ def _object(layout: Any) -> int:
 class FakeArray(StridedLayout):
     """An array of NumPy without values; `owns` says whether it is no view."""
 
-    __slots__ = ("__weakref__", "object_bytes", "owns")
+    __slots__ = ("object", "owns")
 
     def __init__(self, layout: Any, allocation: Allocation) -> None:
         super().__init__(layout, allocation)
-        self.owns, self.object_bytes = False, _object(layout)
-        self.account.now += self.object_bytes
-        self.account.made(self)
+        self.owns, self.object = False, Allocation(self.builder, _object(layout), OBJECTS)
 
     @classmethod
-    def new(cls, account: AllocationLog, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Self:
-        array = super().new(account, shape, dtype, order)
+    def new(cls, builder: ProgramBuilder, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Self:
+        array = super().new(builder, shape, dtype, order)
         array.owns = True
         return array
-
-    def repeat(self, times: int) -> None:
-        """Count the object several times, for iterations that do not run."""
-        self.account.now += self.object_bytes * (times - 1)
-        self.object_bytes *= times
-
-    def __del__(self) -> None:
-        self.allocation.account.now -= self.object_bytes
 
     def transpose(self, *axes: Any) -> FakeArray:
         return self.view_of(self.layout.transpose(*axes))
@@ -225,7 +220,7 @@ class FakeArray(StridedLayout):
         shape = [1 if at in reduced else size for at, size in enumerate(self.shape)]
         result = self.like(shape, dtype, order_of(self.shape, [self]))
         if not self.layout.flags.c_contiguous or (dtype and dtype != self.dtype):
-            self.account.buffer(min(BUFFER, self.layout.size) * self.dtype.itemsize)
+            self.builder.run("", scratch=min(BUFFER, self.layout.size) * self.dtype.itemsize)
         if keepdims:
             return result
         return result[tuple(0 if at in reduced else slice(None) for at in range(len(shape)))]

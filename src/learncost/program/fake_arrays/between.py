@@ -102,4 +102,4 @@ class FakeDevice:
 
     def rows(self, owner: FakeArray, over: str, place: int) -> FakeArray:
         """Return the rows that the device at a coordinate of an axis owns, if they are balanced."""
-        return FakeArray.new(owner.account, ((len(owner) + place) // self.sizes[over],), np.int64)
+        return FakeArray.new(owner.builder, ((len(owner) + place) // self.sizes[over],), np.int64)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from math import prod
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from learncost.ir.errors import InputError
-from learncost.program.allocation_log import FILE, AllocationLog
+from learncost.program.builder import ProgramBuilder
 from learncost.program.fake_arrays.array import BUFFER, FakeArray, Functions, order_of
 from learncost.program.fake_arrays.between import DeviceMesh
 from learncost.program.fake_arrays.torch import Functional, Torch
@@ -22,25 +24,25 @@ class NumPy(Functions[FakeArray]):
 
     ndarray = FakeArray
 
-    def __init__(self, account: AllocationLog) -> None:
-        super().__init__(account, FakeArray)
+    def __init__(self, builder: ProgramBuilder) -> None:
+        super().__init__(builder, FakeArray)
         self.add = _Add()
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(np, name, None)
         if isinstance(function, np.ufunc) and function.nout == 1:
-            return lambda *operands, out=None: elementwise(self._account, operands) if out is None else out
+            return lambda *operands, out=None: elementwise(self._builder, operands) if out is None else out
         raise InputError(f"the memory of np.{name} is unknown: add it to learncost.program.fake_arrays")
 
     def of_each(self, *arrays: FakeArray) -> FakeArray:
         """Run a function of each element."""
-        return elementwise(self._account, arrays)
+        return elementwise(self._builder, arrays)
 
     def zeros(self, shape: Any, dtype: Any) -> FakeArray:
-        return FakeArray.new(self._account, shape, dtype)
+        return FakeArray.new(self._builder, shape, dtype)
 
     def full(self, shape: Any, value: float, dtype: Any) -> FakeArray:
-        return FakeArray.new(self._account, shape, dtype)
+        return FakeArray.new(self._builder, shape, dtype)
 
     def array(self, array: FakeArray) -> FakeArray:
         return array.astype(array.dtype)
@@ -53,11 +55,11 @@ class NumPy(Functions[FakeArray]):
         return array.astype(array.dtype)
 
     def tri(self, rows: int, columns: int, place: int = 0, dtype: Any = bool) -> FakeArray:
-        return FakeArray.new(self._account, (rows, columns), dtype)
+        return FakeArray.new(self._builder, (rows, columns), dtype)
 
     def where(self, condition: FakeArray, first: Any, second: Any) -> FakeArray:
         kind = np.result_type(*(x.dtype if isinstance(x, FakeArray) else x for x in (first, second)))
-        return elementwise(self._account, (condition, first, second), kind)
+        return elementwise(self._builder, (condition, first, second), kind)
 
     def ascontiguousarray(self, array: FakeArray) -> FakeArray:
         return array.contiguous()
@@ -92,17 +94,17 @@ ELIDED = 256 * 1024
 """Bytes from which NumPy writes a result into a temporary operand (NPY_MIN_ELIDE_BYTES)."""
 
 
-def elementwise(account: AllocationLog, operands: Sequence[Any], dtype: Any = None) -> FakeArray:
+def elementwise(builder: ProgramBuilder, operands: Sequence[Any], dtype: Any = None) -> FakeArray:
     """Run an elementwise function: allocate its result, and a buffer where operands are broadcast."""
     arrays = [operand for operand in operands if isinstance(operand, FakeArray)]
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     kind = dtype or np.result_type(
         *(operand.dtype if isinstance(operand, FakeArray) else operand for operand in operands)
     )
-    result = FakeArray.new(account, shape, kind, order_of(shape, arrays))
+    result = FakeArray.new(builder, shape, kind, order_of(shape, arrays))
     spread = [array for array in arrays if array.shape and (array.shape != shape or not _dense(array))]
     if spread and len(shape) > 1 and prod(shape[-1:]) < BUFFER:
-        account.buffer(min(BUFFER, prod(shape)) * kind.itemsize)
+        builder.run("", scratch=min(BUFFER, prod(shape)) * kind.itemsize)
     return result
 
 
@@ -140,8 +142,8 @@ def binary(name: str, left: Any, right: Any, temporaries: tuple[bool, bool]) -> 
             return left
         if name in _EITHER and temporaries[1] and _gives_way(right, left):
             return right
-    account = (left if isinstance(left, FakeArray) else right).account
-    return elementwise(account, (left, right))
+    builder = (left if isinstance(left, FakeArray) else right).builder
+    return elementwise(builder, (left, right))
 
 
 def _gives_way(operand: Any, other: Any) -> bool:
@@ -162,13 +164,13 @@ def unary(name: str, operand: Any, is_temporary: bool) -> Any:
         return _OF_ONE[name](operand)
     if is_temporary and operand.owns and operand.nbytes >= ELIDED:
         return operand
-    return elementwise(operand.account, (operand,))
+    return elementwise(operand.builder, (operand,))
 
 
 def compare(left: Any, right: Any) -> Any:
     """Return the boolean array of a comparison."""
-    account = (left if isinstance(left, FakeArray) else right).account
-    return elementwise(account, (left, right), np.dtype(bool))
+    builder = (left if isinstance(left, FakeArray) else right).builder
+    return elementwise(builder, (left, right), np.dtype(bool))
 
 
 WRITTEN = ("erf", "hashed", "coin")
@@ -243,22 +245,35 @@ def _call(name: str, at: ast.expr, *arguments: ast.expr) -> ast.expr:
     return ast.fix_missing_locations(ast.copy_location(call, at))
 
 
-def loaded_on_torch(text: str, account: AllocationLog) -> dict[str, Any]:
+FILE = "<a program without values>"
+
+
+def line_that_runs() -> str:
+    """Return the number of the program's line that runs; "" before it runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == FILE:
+            return str(frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def loaded_on_torch(text: str, builder: ProgramBuilder) -> dict[str, Any]:
     """Return the namespace of a program for PyTorch, ready to be called with tensors of this log."""
-    names: dict[str, Any] = {"__name__": FILE, "torch": Torch(account), "functional": Functional()}
+    names: dict[str, Any] = {"__name__": FILE, "torch": Torch(builder), "functional": Functional()}
     names["DeviceMesh"] = DeviceMesh
-    names |= {"iterations_": account.iterations, "pop_": _pop}
+    names |= {"iterations_": builder.iterations, "pop_": _pop}
     lines = ["" if line.startswith(("import torch", "from torch")) else line for line in text.splitlines()]
     exec(compile(_FewIterations().visit(ast.parse("\n".join(lines))), FILE, "exec"), names)
     names |= {name: names["torch"].of_each for name in WRITTEN if name in names}
     return names
 
 
-def loaded(text: str, account: AllocationLog) -> dict[str, Any]:
+def loaded(text: str, builder: ProgramBuilder) -> dict[str, Any]:
     """Return the namespace of a program for NumPy, ready to be called with arrays of this log."""
-    numpy = NumPy(account)
+    numpy = NumPy(builder)
     names: dict[str, Any] = {"__name__": FILE, "np": numpy, "binary_": binary, "unary_": unary, "compare_": compare}
-    names |= {"iterations_": account.iterations, "pop_": _pop}
+    names |= {"iterations_": builder.iterations, "pop_": _pop}
     exec(compile(_Spelled().visit(ast.parse(text)), FILE, "exec"), names)
     names |= {name: numpy.of_each for name in WRITTEN if name in names}
     return names

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from learncost.program.allocation_log import AllocationLog
+from learncost.program.builder import ProgramBuilder
 from learncost.program.fake_arrays.array import StridedLayout
 
 BFLOAT16 = np.dtype("float16")
@@ -78,7 +78,7 @@ class ShapeTensor(StridedLayout):
     # Elementwise.
 
     def to(self, dtype: Any) -> ShapeTensor:
-        return self if dtype == self.dtype else elementwise(self.account, (self,), dtype)
+        return self if dtype == self.dtype else elementwise(self.builder, (self,), dtype)
 
     def float(self) -> ShapeTensor:
         return self.to(np.dtype("float32"))
@@ -87,25 +87,25 @@ class ShapeTensor(StridedLayout):
         return self.to(BFLOAT16)
 
     def clamp(self, min: Number | None = None, max: Number | None = None) -> ShapeTensor:
-        return elementwise(self.account, (self,))
+        return elementwise(self.builder, (self,))
 
     clip = clamp
 
     def _binary(self, other: Any) -> ShapeTensor:
-        return elementwise(self.account, (self, other))
+        return elementwise(self.builder, (self, other))
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _binary
     __pow__ = __rpow__ = __and__ = __or__ = __mod__ = __floordiv__ = _binary
 
     def _condition(self, other: Any) -> ShapeTensor:
-        return elementwise(self.account, (self, other), bool)
+        return elementwise(self.builder, (self, other), bool)
 
     __lt__ = __le__ = __gt__ = __ge__ = _condition
     __eq__ = __ne__ = _condition  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 
     def __neg__(self) -> ShapeTensor:
-        return elementwise(self.account, (self,))
+        return elementwise(self.builder, (self,))
 
     __invert__ = __neg__
 
@@ -149,7 +149,7 @@ class ShapeTensor(StridedLayout):
         return self.like((*self.shape[:axis], *index.shape, *self.shape[axis + 1 :]))
 
     def where(self, condition: ShapeTensor, other: Any) -> ShapeTensor:
-        return elementwise(self.account, (condition, self, other), self.dtype)
+        return elementwise(self.builder, (condition, self, other), self.dtype)
 
     def select_scatter(self, source: ShapeTensor, axis: int, index: int) -> ShapeTensor:
         return self.like(self.shape)
@@ -182,12 +182,12 @@ class SentRows(ShapeTensor):
         return [(self.rows + place) // devices for place in range(devices)]
 
 
-def elementwise(account: AllocationLog, operands: Sequence[Any], dtype: Any = None) -> ShapeTensor:
+def elementwise(builder: ProgramBuilder, operands: Sequence[Any], dtype: Any = None) -> ShapeTensor:
     """Run an elementwise function of tensors and numbers; the result follows its operands' layouts."""
     tensors = [operand for operand in operands if isinstance(operand, ShapeTensor)]
     shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
     kinds = [tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors]
-    return ShapeTensor.new(account, shape, dtype or np.result_type(*kinds), _order(shape, tensors))
+    return ShapeTensor.new(builder, shape, dtype or np.result_type(*kinds), _order(shape, tensors))
 
 
 def _order(shape: Sequence[int], tensors: Sequence[ShapeTensor]) -> list[int]:

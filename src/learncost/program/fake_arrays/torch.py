@@ -12,7 +12,7 @@ import numpy as np
 
 from learncost.ir.errors import InputError
 from learncost.ops import entries
-from learncost.program.allocation_log import AllocationLog
+from learncost.program.builder import ProgramBuilder
 from learncost.program.fake_arrays.array import Functions
 from learncost.program.fake_arrays.between import Collectives, distributed
 from learncost.program.fake_arrays.tensor import BFLOAT16, Function, SentRows, ShapeTensor, elementwise
@@ -29,8 +29,8 @@ def _elementwise() -> frozenset[str]:
 class Torch(Functions[ShapeTensor]):
     """The functions of `torch` that programs call."""
 
-    def __init__(self, account: AllocationLog) -> None:
-        super().__init__(account, ShapeTensor)
+    def __init__(self, builder: ProgramBuilder) -> None:
+        super().__init__(builder, ShapeTensor)
         self.Tensor, self.bool, self.bfloat16 = ShapeTensor, np.dtype("bool"), BFLOAT16
         self.distributed, self.ops = distributed(), SimpleNamespace(_c10d_functional=Collectives())
         self.nn = SimpleNamespace(functional=Functional())
@@ -39,16 +39,16 @@ class Torch(Functions[ShapeTensor]):
 
     def __getattr__(self, name: str) -> Function:
         if f"torch.{name}" in _elementwise():
-            return lambda *operands, **_: elementwise(self._account, operands)
+            return lambda *operands, **_: elementwise(self._builder, operands)
         raise InputError(f"the memory of torch.{name} is unknown: add it to learncost.program.fake_arrays")
 
     def of_each(self, *tensors: ShapeTensor) -> ShapeTensor:
         """Run a function of each element."""
-        return elementwise(self._account, tensors)
+        return elementwise(self._builder, tensors)
 
     def where(self, condition: ShapeTensor, first: Any, second: Any) -> ShapeTensor:
         kind = next((value.dtype for value in (first, second) if isinstance(value, ShapeTensor)), self.float32)
-        return elementwise(self._account, (condition, first, second), kind)
+        return elementwise(self._builder, (condition, first, second), kind)
 
     def softmax(self, tensor: ShapeTensor, axis: int) -> ShapeTensor:
         tensor = tensor.contiguous()
@@ -71,7 +71,7 @@ class Torch(Functions[ShapeTensor]):
         rows = [x for x in result if x in a and x not in b]
         columns = [x for x in result if x not in a]
         if not inner:
-            return elementwise(self._account, (_spread(first, a, result), _spread(second, b, result)))
+            return elementwise(self._builder, (_spread(first, a, result), _spread(second, b, result)))
         if rows and columns and result.index(columns[0]) < result.index(rows[0]):
             first, second, a, b, rows, columns = second, first, b, a, columns, rows
         groups, height, depth, width = (prod(size[x] for x in part) for part in (batch, rows, inner, columns))
@@ -90,14 +90,14 @@ class Torch(Functions[ShapeTensor]):
         return tensor.like(tensor.shape)
 
     def zeros_like(self, tensor: ShapeTensor) -> ShapeTensor:
-        return elementwise(self._account, (tensor,))
+        return elementwise(self._builder, (tensor,))
 
     def empty_like(self, tensor: ShapeTensor) -> ShapeTensor:
-        empty = elementwise(self._account, (tensor,))
+        empty = elementwise(self._builder, (tensor,))
         return SentRows(empty, tensor.rows) if isinstance(tensor, SentRows) else empty
 
     def ones(self, *shape: int, dtype: Any, device: Any = None) -> ShapeTensor:
-        return ShapeTensor.new(self._account, shape, dtype)
+        return ShapeTensor.new(self._builder, shape, dtype)
 
 
 class Functional:
@@ -105,7 +105,7 @@ class Functional:
 
     def __getattr__(self, name: str) -> Function:
         if f"functional.{name}" in _elementwise():
-            return lambda tensor, *_, **__: elementwise(tensor.account, (tensor,))
+            return lambda tensor, *_, **__: elementwise(tensor.builder, (tensor,))
         raise InputError(f"the memory of functional.{name} is unknown: add it to learncost.program.fake_arrays")
 
     def pad(self, tensor: ShapeTensor, ends: Sequence[int], value: float = 0) -> ShapeTensor:
@@ -122,7 +122,7 @@ class Functional:
 
     def rms_norm(self, tensor: ShapeTensor, shape: Sequence[int], eps: float) -> ShapeTensor:
         mean = (tensor**2).mean(tuple(range(-len(shape), 0)), keepdim=True)
-        root = elementwise(tensor.account, (mean,))
+        root = elementwise(tensor.builder, (mean,))
         return tensor * root
 
 

@@ -161,8 +161,8 @@ class MemoryStep:
         self.on_mesh: MeshMemory | None = None  # and its account
         self.mesh: tuple[Request, Engine] | None = None  # and how it was asked for
         self.shares: Mapping[str, int] = {}
-        self.taped: dict[Hashable, tuple[int, str]] = {}  # peaks of autograd's tapes, which take a while
-        self.ran: tuple[Hashable, Program] | None = None  # the last run of a module that was read
+        self.taped: dict[Hashable, int] = {}  # peaks of programs, which take a while to make
+        self.ran: tuple[Hashable, Program] | None = None  # the last one of these
         self.plan = run.plan
         if run.plan == CHOSEN:
             capacity = None if budget is None else budget - self.uncounted

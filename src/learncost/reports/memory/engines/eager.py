@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -38,12 +38,11 @@ from learncost.program.program import (
     WORKSPACE,
     Program,
     StepRequest,
-    history,
     library_workspace,
     peak,
 )
 from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, grouped
-from learncost.reports.memory.engines.logged import Logs
+from learncost.reports.memory.engines.logged import curve_of
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.request import CPU, GPU
 from learncost.sharding.presets import chosen
@@ -119,9 +118,14 @@ def _unfused(step: MemoryStep) -> bool:
     return step.run.plan_asked == ""
 
 
-def _run(step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None) -> tuple[Tape, Module]:
-    model, kind = _plain(step.model), step.kind
-    module = module_of(model, step.module, step.recomputes, kind.weight, _unfused(step))
+def _module(step: MemoryStep) -> Module:
+    """Return the module that is emulated."""
+    return module_of(_plain(step.model), step.module, step.recomputes, step.kind.weight, _unfused(step))
+
+
+def _emulated(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
+    """Return the step of a module that is emulated."""
+    model, kind, module = _plain(step.model), step.kind, _module(step)
     settings = StepOptions(
         module,
         step.states_and_masters | _sums(step, sizes),
@@ -138,9 +142,9 @@ def _run(step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None)
         CHUNKED in _plans(step),
     )
     summed = kind.gradient if _sums(step, sizes) else 0
-    tape = Tape(kind.value, stop_at, step.eager.device == GPU, _hooked(step), summed)
+    tape = Tape(kind.value, step.eager.device == GPU, _hooked(step), summed)
     run_step(tape, model.table, _here(step, sizes), settings)
-    return tape, module
+    return tape.builder.program()
 
 
 def _sums(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -159,13 +163,8 @@ def _rows(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _recorded(step: MemoryStep, sizes: Mapping[str, int], device: str = "") -> Program | None:
     """Return the step as the imported module runs it; None if it cannot."""
-    if step.module != Itself.name:
-        return None
-    key = tuple(sorted(sizes.items()))
-    if step.ran and step.ran[0] == key:
-        return step.ran[1]
     try:
-        program = _recorded_on(device or step.eager.device, step, sizes)
+        return _recorded_on(device or step.eager.device, step, sizes)
     except InputError as error:
         if (device or step.eager.device) != CPU:  # there is no such device here, or not for all that it does
             step.instead = str(error)
@@ -174,8 +173,6 @@ def _recorded(step: MemoryStep, sizes: Mapping[str, int], device: str = "") -> P
             raise
         step.module, step.instead = Module.name, str(error)
         return None
-    step.ran = key, program
-    return program
 
 
 def _recorded_on(device: str, step: MemoryStep, sizes: Mapping[str, int]) -> Program:
@@ -231,73 +228,61 @@ def _plain(model: Model) -> Model:
     return replace(model, table=model.plain) if model.plain else model
 
 
-def _worst(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[int, str]:
-    """Return the peak and its line, cached by the step."""
-    key = step.module, *sorted(sizes.items())
-    if key not in step.taped:
-        if program := _recorded(step, sizes):
-            most = peak(program)
-            step.taped[key] = most.bytes, most.op.label
-        else:
-            account = _run(step, sizes)[0].account
-            step.taped[key] = account.peak, str(account.line)
-    return step.taped[key]
+def _program(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
+    """Return the program of a step; the last one is cached by the step."""
+    key = _key(step, sizes)
+    if step.ran is None or step.ran[0] != key:
+        program = _recorded(step, sizes) if step.module == Itself.name else None
+        program = program or _emulated(step, sizes)
+        step.ran = _key(step, sizes), program  # which another module has, if its own could not run
+    return step.ran[1]
+
+
+def _key(step: MemoryStep, sizes: Mapping[str, int]) -> Hashable:
+    return step.module, *sorted(sizes.items())
 
 
 def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
-    return _worst(step, sizes)[0]
+    key = _key(step, sizes)
+    if key not in step.taped:
+        step.taped[key] = peak(_program(step, sizes)).bytes
+    return step.taped[key]
 
 
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
-    if program := _recorded(step, sizes):
-        return _taken(step, program)
-    peak, line = _worst(step, sizes)
-    tape, module = _run(step, sizes, peak)
-    allocations = tuple((size, str(label)) for size, label in tape.account.allocations)
-    table = _plain(step.model).table
-    weights = sum(size for size, label in allocations if label in table.weights)
-    parts = {"weights": weights, "gradients": tape.gradients, "optimizer state": step.state} | step.states_and_masters
-    buckets = {part: part for part in (BUCKETS, GATHERED, MESSAGES) if step.over}
-    parts |= {part: size for part in buckets if (size := sum(size for size, label in allocations if label == part))}
-    parts["workspace"] = tape.workspace
-    sums = _sums(step, sizes)
-    parts["gradients"] += sum(sums.values())
-    parts["activations"] = peak - sum(parts.values())
-    convention = _convention(module.said, step, step.eager.device)
-    if module.mixes and any(line.meta.layer in MIXERS for line, _ in walk(table.lines)):
-        convention += f" {RECURRENCES}; fewer tensors are saved with these kernels."
-    if wrapping := _wrapping(step):
-        convention += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
-    if CHUNKED in _plans(step):
-        convention += f" {IN_CHUNKS}"
-    if step.instead:
-        convention += f" The module itself was not run: {step.instead}."
-    inputs = dict.fromkeys(table.inputs, "activations")
-    labels = inputs | dict.fromkeys(table.weights, "weights") | buckets | {"buffers": "activations"}
-    labels |= {name: name for name in (*step.states_and_masters, *sums)}
-    repeats = [line.count for line in table.repeats]
-    counts = {int(size_of(count, sizes)): count for count in repeats}
-    curve, stays = Logs(tape.account.log, table, labels, counts).account()
-    moment, rules = at_line(line, peak), _rules(step)
-    return MemoryUse(peak, moment, parts, grouped(allocations), curve, stays, convention, rules=rules)
-
-
-def _taken(step: MemoryStep, program: Program) -> MemoryUse:
-    """Return the memory use of an imported module whose step was recorded."""
-    most = peak(program)
-    parts = dict.fromkeys((WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, WORKSPACE), 0) | most.by_role
-    given = {buffer.label: buffer.role for buffer in program.buffers if buffer.first < 0}
-    curve, stays = Logs(history(program), _plain(step.model).table, given, {}).account()
-    allocations = [(buffer.bytes, buffer.label) for buffer in most.live]
+    program, table = _program(step, sizes), _plain(step.model).table
+    most, itself = peak(program), step.module == Itself.name
+    wrapped = (BUCKETS, GATHERED, MESSAGES) if step.over else ()
+    split = dict.fromkeys((WEIGHTS, GRADIENTS, STATES, *step.states_and_masters), 0)
+    split |= {part: size for part in wrapped if (size := most.by_role.get(part, 0))} | {WORKSPACE: 0, ACTIVATIONS: 0}
+    split |= most.by_role
+    allocations = [(each.bytes // each.count, each.label) for each in most.live for _ in range(each.count)]
     allocations += [(most.op.scratch, most.op.label)] if most.op.scratch else []
-    said = _convention(Itself.said, step, program.device)
-    buffers = library_workspace(program) if program.device == CPU else None
-    if buffers:
-        said = said.replace(WITHOUT_BUFFERS, "Kernel buffers are listed separately.")
-    if step.instead:
-        said += f" Not run on {PLACES[GPU]}: {step.instead}."
-    moment, there = at_line(most.op.label, most.bytes), grouped(allocations)
-    return MemoryUse(most.bytes, moment, parts, there, curve, stays, said, rules=_rules(step), buffers=buffers)
+    repeats = () if itself else [line.count for line in table.repeats]
+    counts = {int(size_of(count, sizes)): count for count in repeats}
+    curve, stays = curve_of(program, table, counts)
+    buffers = library_workspace(program) if itself and program.device == CPU else None
+    moment, said = at_line(most.op.label, most.bytes), _said(step, program, bool(buffers))
+    there = grouped(allocations)
+    return MemoryUse(most.bytes, moment, split, there, curve, stays, said, rules=_rules(step), buffers=buffers)
+
+
+def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
+    """Return the text on what the memory of a step includes."""
+    if step.module == Itself.name:
+        said = _convention(Itself.said, step, program.device)
+        if buffered:
+            said = said.replace(WITHOUT_BUFFERS, "Kernel buffers are listed separately.")
+        return said + (f" Not run on {PLACES[GPU]}: {step.instead}." if step.instead else "")
+    module = _module(step)
+    said = _convention(module.said, step, step.eager.device)
+    if module.mixes and any(line.meta.layer in MIXERS for line, _ in walk(_plain(step.model).table.lines)):
+        said += f" {RECURRENCES}; fewer tensors are saved with these kernels."
+    if wrapping := _wrapping(step):
+        said += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
+    if CHUNKED in _plans(step):
+        said += f" {IN_CHUNKS}"
+    return said + (f" The module itself was not run: {step.instead}." if step.instead else "")
 
 
 def _unwrapped(step: MemoryStep) -> str:

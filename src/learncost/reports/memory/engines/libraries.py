@@ -22,7 +22,7 @@ def peak_of(
     """Return the peak bytes of the program emitted for a table."""
     from learncost.backends.executed import executed  # emits programs: only where it is asked for
 
-    return executed(table, sizes, dtype, library=library, mesh=mesh).peak
+    return executed(table, sizes, dtype, library, mesh).peak
 
 
 def _mesh(step: MemoryStep) -> Mapping[str, int] | None:
@@ -35,7 +35,7 @@ def takes(library: str, step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse
     from learncost.backends.executed import executed
 
     table = step.executed_table()
-    execution = executed(table, sizes, step.kind.name, allocations=True, library=library, mesh=_mesh(step))
+    execution = executed(table, sizes, step.kind.name, library, _mesh(step))
     parts = given_bytes(step, table, sizes)
     parts["new weights and states"] = sum(
         allocation.bytes for allocation in execution.allocations if allocation.function in OPTIMIZERS

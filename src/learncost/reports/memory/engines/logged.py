@@ -1,88 +1,63 @@
-"""The memory at every line of a step that ran on a tape, from its allocation log."""
+"""The memory at every line of a recorded program, with the phases and lines of the model's table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from learncost.ir.loop import walk
 from learncost.ir.table import Table
 from learncost.liveness import LiveInterval, Moment
-from learncost.program.allocation_log import AllocationHistory, Logged, LoggedLine
+from learncost.program.program import BACKWARD, CLIP, FORWARD, GRADIENTS, OPTIMIZER, RECOMPUTE, Buffer, Program
+from learncost.program.timeline import TimelineLine, intervals, timeline
 
 ENGINES = ()
 """Return nothing: this module has none."""
 
-BACKWARD, UPDATE = ", backward", "optimizer step"
+PHASES = {
+    FORWARD: "forward",
+    RECOMPUTE: "recomputation",
+    BACKWARD: "backward",
+    CLIP: "optimizer_step",
+    OPTIMIZER: "optimizer_step",
+}
+"""The phases of a table's lines by those of a program's ops."""
+
+SUFFIX = ", backward"
+"""The end of a label of what is made in the backward pass of a line."""
 
 
-@dataclass(frozen=True)
-class Logs:
-    """A log, the forward table whose names are its labels, and the bytes in use before it starts.
+def curve_of(
+    program: Program, table: Table, counts: Mapping[int, str]
+) -> tuple[tuple[Moment, ...], tuple[LiveInterval, ...]]:
+    """Return the bytes and live arrays at every line of a program, whose labels are names of a forward table.
 
-    given  by name, what part of the step's memory it is
     counts  the table's sizes that say how often blocks run, by how often that is
     """
-
-    log: AllocationHistory
-    table: Table
-    given: Mapping[str, str]
-    counts: Mapping[int, str]
-
-    def account(self) -> tuple[tuple[Moment, ...], tuple[LiveInterval, ...]]:
-        """Return the bytes and live arrays at every line."""
-        labels = self.log.labels
-        before = {*self.given, ""}
-        start = next((place for place, label in enumerate(labels) if label not in before), len(labels))
-        lines = self.log.lines(start)
-        again = _again(lines)
-        metas = {term.name: line.meta for line, _ in walk(self.table.lines) for term in line.left}
-        moments, phases = [], dict[int, str]()
-        for place, line in enumerate(lines):
-            meta = metas.get(line.label.removesuffix(BACKWARD).partition("+")[0])
-            phase = _phase(line.label, place in again)
-            loops = ((line.loop, self.counts.get(line.iterations, ""), line.iterations),) if line.iterations > 1 else ()
-            layer, block = (meta.layer, meta.block) if meta else ("", None)
-            moments.append(Moment(line.label, layer, phase, line.bytes, block, loops))
-            phases[place] = phase
-        return tuple(moments), tuple(self._stays(lines, phases))
-
-    def _stays(self, lines: tuple[LoggedLine, ...], phases: Mapping[int, str]) -> Iterator[LiveInterval]:
-        """Return the arrays over the lines, with equal ones merged."""
-        identical: dict[tuple[str, int, str, int, int], list[Logged]] = {}
-        for array, first, last in self.log.stays(lines):
-            identical.setdefault((array.label, array.bytes, array.kind, first, last), []).append(array)
-        for (label, size, kind, first, last), arrays in identical.items():
-            phase, part = self._origin(label, kind, phases[first])
-            name = label.removesuffix(BACKWARD)
-            name = name if name == label else f"d{name}"
-            number = sum(array.number for array in arrays)
-            yield LiveInterval(name, (), (size,), number, number * size, first, last, phase, part=part)
-
-    def _origin(self, label: str, kind: str, phase: str) -> tuple[str, str]:
-        """Return the macro-operation that defines an array, and the array's part of the memory."""
-        if label in self.given:
-            return "given", self.given[label]
-        if kind:
-            return "weight_update", kind
-        if label.endswith(BACKWARD):
-            return "backward", "workspace"
-        if label == UPDATE:
-            return "optimizer_step", "workspace"
-        return "recomputation" if phase in ("recomputation", "backward") else "forward", "activations"
+    lines = timeline(program)
+    metas = {term.name: line.meta for line, _ in walk(table.lines) for term in line.left}
+    moments = []
+    for line in lines:
+        meta = metas.get(line.label.removesuffix(SUFFIX).partition("+")[0])
+        loops = ((line.loop, counts.get(line.iterations, ""), line.iterations),) if line.iterations > 1 else ()
+        layer, block = (meta.layer, meta.block) if meta else ("", None)
+        moments.append(Moment(line.label, layer, PHASES[program.ops[line.op].phase], line.bytes, block, loops))
+    return tuple(moments), tuple(_intervals(program, lines))
 
 
-def _again(lines: tuple[LoggedLine, ...]) -> set[int]:
-    """Return the recomputed lines of the forward pass: those after the start of the backward pass."""
-    begun = next((place for place, line in enumerate(lines) if line.label.endswith(BACKWARD)), len(lines))
-    return {
-        place
-        for place, line in enumerate(lines)
-        if place > begun and not line.label.endswith(BACKWARD) and line.label != UPDATE
-    }
+def _intervals(program: Program, lines: Sequence[TimelineLine]) -> Iterator[LiveInterval]:
+    """Return the arrays over the lines, with equal ones merged."""
+    identical: dict[tuple[str, int, str, str, int, int], list[Buffer]] = {}
+    for buffer, first, last in intervals(program, lines):
+        key = (buffer.label, buffer.bytes // buffer.count, buffer.role, _phase(program, buffer), first, last)
+        identical.setdefault(key, []).append(buffer)
+    for (label, size, role, phase, first, last), buffers in identical.items():
+        name = f"d{label.removesuffix(SUFFIX)}" if label.endswith(SUFFIX) else label
+        number = sum(buffer.count for buffer in buffers)
+        yield LiveInterval(name, (), (size,), number, number * size, first, last, phase, part=role)
 
 
-def _phase(label: str, again: bool) -> str:
-    if label == UPDATE:
-        return "optimizer_step"
-    return "backward" if label.endswith(BACKWARD) else "recomputation" if again else "forward"
+def _phase(program: Program, buffer: Buffer) -> str:
+    """Return the phase that makes a buffer."""
+    if buffer.first < 0:
+        return "given"
+    return "weight_update" if buffer.role == GRADIENTS else PHASES[program.ops[buffer.first].phase]

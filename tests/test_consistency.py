@@ -46,7 +46,7 @@ def of_page(read):
     return [int(read["totals"][name]) for name in ("maccs", "flops", "parameters")]
 
 
-@pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 200))])
+@pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 300))])
 def test_one_request_has_one_answer_whoever_asks(number, capsys):
     request = draw(random.Random(f"{SEED} {number}"))
     shown = f"LEARNCOST_TEST_SEED={SEED} {request.command('cost')}"
@@ -66,7 +66,7 @@ def test_one_request_has_one_answer_whoever_asks(number, capsys):
     assert of_page(json.loads(reply.content)) == numbers(expected), shown
 
 
-@pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 200))])
+@pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 300))])
 def test_one_request_about_memory_has_one_answer_over_devices_too(number, capsys):
     asked = drawn_memory(number)
     command = asked.command("memory")
@@ -76,7 +76,7 @@ def test_one_request_about_memory_has_one_answer_over_devices_too(number, capsys
         assert sum(found["split"].values()) == found["peak"]
 
 
-@pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 200))])
+@pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 300))])
 def test_the_server_has_the_memory_of_the_engine_or_refuses_what_the_explorer_does_not_have(number):
     asked = drawn_memory(number)
     shown = f"LEARNCOST_TEST_SEED={SEED} {asked.command('memory')}"

@@ -130,7 +130,7 @@ def test_a_step_that_fits_at_no_size_has_its_peak_all_the_same():
     found = lc.memory("gpt2", n_layer=2, seq_len=64, budget="10MB")
     assert found.nothing_fits
     assert found.peak == lc.memory("gpt2", n_layer=2, seq_len=64).peak
-    (sheet,) = found.sheets()
+    sheet, *_ = found.sheets()
     assert sheet.title.endswith(" of 10.0 MB")
     needed = int(sheet.answer.split("alone need ")[1].split(";")[0].replace(",", ""))
     assert needed in (3 * found.split["weights"], 4 * found.split["weights"])  # two moments; and gradients at the peak

@@ -137,7 +137,7 @@ def test_the_split_and_the_curve_belong_to_the_peak():
         ({"batch_size": 4, "accumulate": 2, "plan": "fused-update", "engine": "graph"}, "remove the plan fused-update"),
         ({"batch_size": 4, "accumulate": 2, "plan": "fused-update"}, "eager does not support accumulate with"),
         ({"plan": "recompute=gelu"}, "engine eager does not support plan='recompute=gelu': give engine='graph'"),
-        ({"procedure": "pepita", "clip": 1.0}, "engine graph does not support clip$"),
+        ({"engine": "numpy", "clip": 1.0}, "engine='numpy' does not support clip: give engine='graph'"),
     ],
 )
 def test_refusals(given, line):

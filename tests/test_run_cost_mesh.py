@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -212,3 +213,17 @@ def test_experts_beside_parts_of_sequences_have_a_time():
 @pytest.mark.parametrize("mesh", ["pp=2,ep=8", "ep=8,tp=1", "ep=1,tp=8", "dp=2,tp=4", "pp=2,dp=2,ep=4"])
 def test_experts_or_heads_alone_have_one(mesh):
     assert lc.run_cost("mixtral-8x7b", "1e9", "DGX H100", mesh=mesh, seq_len=512, batch_size=64).days > 0
+
+
+def test_a_trainers_file_with_gradient_checkpoints_is_answered_over_its_devices(capsys):
+    """The most common training: FSDP of every block with `torch.utils.checkpoint`, whose files say no mesh."""
+    files = [
+        str(Path(__file__).parent.parent / "examples" / "trainer_files" / name) for name in ("sft.yaml", "zero3.json")
+    ]
+    assert main(["run-cost", *files, *["--tokens", "1e9", "--on", "DGX-H100", "--devices", "8", "--json"]]) == 0
+    found = json.loads(capsys.readouterr().out)
+    asked = {"batch_size": 16, "seq_len": 4096, "precision": "bf16-masters", "mesh": "dp=8", "placement": "fsdp"}
+    on = {"on": "DGX-H100"}
+    plain, again = (lc.run_cost("qwen3-4b", "1e9", **on, **asked, procedure=name) for name in ("bp", "recompute"))
+    assert found["figures"]["step"]["value"] == again.figures["step"].value > 1.2 * plain.figures["step"].value
+    assert again.figures["flops"].value == plain.figures["flops"].value < again.figures["hardware_flops"].value

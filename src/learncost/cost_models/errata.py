@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 from learncost.ir.displayed import Displayed
 
@@ -50,5 +50,5 @@ def errata() -> tuple[Erratum, ...]:
     >>> [erratum.id for erratum in lc.errata()][:3]
     ['E1', 'E2', 'E3']
     """
-    text = files("learncost.cost_models").joinpath("errata.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("errata.toml").read_text(encoding="utf-8")
     return tuple(Erratum(**row) for row in tomllib.loads(text)["erratum"])

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.resources import files
+from pathlib import Path
 
 from learncost.cost_models import Book, PricedLine, kind
 from learncost.ir.errors import InputError
@@ -52,7 +52,7 @@ class PublishedFormula:
 @cache
 def formulas() -> Mapping[str, PublishedFormula]:
     """Return the formulas by the names of their price books, in the order of formulas.toml."""
-    text = (files("learncost.cost_models") / "formulas.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("formulas.toml").read_text(encoding="utf-8")
     by_name = {}
     for name, entry in tomllib.loads(text).items():
         rows = tuple(FormulaRow(**row) for row in entry.pop("rows"))

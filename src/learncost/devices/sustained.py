@@ -5,8 +5,8 @@ from __future__ import annotations
 import tomllib
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from learncost.devices.device import Device, devices
@@ -22,7 +22,7 @@ _SIZES = tuple(2**power for power in range(15))
 
 @cache
 def _measured() -> dict[str, dict[str, Any]]:
-    text = (files("learncost.devices") / "sustained.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("sustained.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from learncost.ir.line import Line, Op
@@ -141,7 +141,7 @@ _PARTS: Mapping[str, Part] = {part: part for part in get_args(Part)}
 @lru_cache(maxsize=4096)
 def _said(name: str) -> Mapping[str, str]:
     """Return the declarations in the file of a shipped layer, by their keywords; empty for other layers."""
-    file = files("learncost.layers") / "tables" / f"{name}.table"
+    file = Path(__file__).with_name("tables") / f"{name}.table"
     if not name.isidentifier() or not file.is_file():
         return {}
     lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, reduce
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from learncost.ir.displayed import Displayed
@@ -427,23 +427,22 @@ class _Calls:
         return expansion
 
 
-# Shipped layers: a file `name.table` in the folder `tables` defines one layer.
+TABLES = Path(__file__).with_name("tables")
+"""The folder of shipped layers, each in a file NAME.table."""
 
 
 @cache
 def shipped() -> tuple[str, ...]:
     """Return the names of the shipped layers."""
-    folder = files("learncost.layers") / "tables"
-    return tuple(sorted(f.name.removesuffix(".table") for f in folder.iterdir() if f.name.endswith(".table")))
+    return tuple(sorted(file.stem for file in TABLES.glob("*.table")))
 
 
 @cache
 def usual_names() -> Mapping[str, str]:
     """Map the names and synonyms of shipped layers, as `plain` spells them, to the layers' names."""
-    folder = files("learncost.layers") / "tables"
     usual: dict[str, str] = {}
     for name in shipped():
-        text = (folder / f"{name}.table").read_text(encoding="utf-8")
+        text = (TABLES / f"{name}.table").read_text(encoding="utf-8")
         lines = [line.strip().removeprefix(ALSO) for line in text.splitlines() if line.strip().startswith(ALSO)]
         usual |= {plain(synonym): name for line in lines for synonym in line.split(",")}
     return usual | {plain(name): name for name in shipped()}
@@ -463,7 +462,7 @@ def shipped_layer(name: str, line: str = "") -> Layer:
 
 @cache
 def _shipped_layer(name: str) -> Layer:
-    return layer((files("learncost.layers") / "tables" / f"{name}.table").read_text(encoding="utf-8"))
+    return layer((TABLES / f"{name}.table").read_text(encoding="utf-8"))
 
 
 def term(table: Table, name: str) -> Term:

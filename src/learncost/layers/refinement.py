@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product
@@ -58,7 +58,7 @@ class Refinement:
 @cache
 def refinement(name: str) -> Refinement:
     """Return the refinement that the file of this name defines."""
-    text = (files("learncost.layers") / "refinements" / f"{name}.table").read_text(encoding="utf-8")
+    text = (Path(__file__).with_name("refinements") / f"{name}.table").read_text(encoding="utf-8")
     head, *lines = (line for line in text.splitlines() if not line.startswith("%"))
     constants = [name for line in lines for name in role(line)]
     body = parse_lines([line for line in lines if line.startswith(" ")])

@@ -52,16 +52,26 @@ class Preset:
 @cache
 def presets() -> tuple[Preset, ...]:
     """Return all presets of families, family by family."""
-    return tuple(preset for file in sorted(FOLDER.glob("*.json")) for preset in _of_file(file))
+    return tuple(preset for file in _files() for preset in _of_file(file))
 
 
 @cache
 def table_presets() -> tuple[Preset, ...]:
     """Return all presets that are tables."""
-    return tuple(_of_file(TABLES / "index.json"))
+    return _of_file(TABLES / "index.json")
 
 
-def _of_file(file: Path) -> Iterator[Preset]:
+@cache
+def _files() -> tuple[Path, ...]:
+    return tuple(sorted(FOLDER.glob("*.json")))
+
+
+@cache
+def _of_file(file: Path) -> tuple[Preset, ...]:
+    return tuple(_read(file))
+
+
+def _read(file: Path) -> Iterator[Preset]:
     for name, entries in json.loads(file.read_text(encoding="utf-8")).items():
         title, source, values = (entries.pop(key) for key in ("title", "source", "config"))
         aliases, hub = (tuple(entries.pop(key, ())) for key in ("aliases", "hub"))
@@ -77,17 +87,16 @@ def preset_names() -> Mapping[str, Preset]:
 
 
 @cache
-def _by_hub() -> Mapping[str, Preset]:
-    return {name.lower(): preset for preset in (*presets(), *table_presets()) for name in preset.hub}
-
-
 def preset(name: str) -> Preset | None:
     """Return the preset of a name, an alias or a Hub repository (`openai-community/gpt2`), or None.
 
-    Case does not matter.
+    Case does not matter. Only the files with the name are parsed, for a fast start.
     """
     name = name.lower()
-    return preset_names().get(name) or _by_hub().get(name)
+    quoted = json.dumps(name)
+    files = (file for file in (*_files(), TABLES / "index.json") if quoted in file.read_text(encoding="utf-8").lower())
+    every = (preset for file in files for preset in _of_file(file))
+    return next((each for each in every if name in (each.name, *each.aliases, *map(str.lower, each.hub))), None)
 
 
 def preset_of(values: Mapping[str, object]) -> Preset | None:

@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
 
@@ -240,7 +239,7 @@ class Procedure:
         return passes
 
 
-_TABLE = tomllib.loads((files("learncost.procedures") / "procedures.toml").read_text(encoding="utf-8"))
+_TABLE = tomllib.loads(Path(__file__).with_name("procedures.toml").read_text(encoding="utf-8"))
 
 MODES: Mapping[str, Mode] = {name: Mode(**row) for name, row in _TABLE["modes"].items()}
 """The modes of procedures that use differences of two passes."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from importlib.resources import files
 from math import prod
+from pathlib import Path
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
@@ -79,7 +79,7 @@ def _table(stack: Axes, rows: str, again: str, others: Axes, wanted: str) -> Tab
 
 @cache
 def _text() -> str:
-    return (files("learncost.procedures") / _FILE).read_text(encoding="utf-8")
+    return Path(__file__).with_name(_FILE).read_text(encoding="utf-8")
 
 
 def _of(owner: str, repeat: Loop) -> Loop:

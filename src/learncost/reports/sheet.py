@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from importlib import import_module
 from itertools import chain
 from operator import attrgetter, itemgetter
@@ -223,6 +221,8 @@ class Drawn(Shown):
 
 def _records(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return rows as comma-separated values with full numbers."""
+    import csv  # imported when used, for a fast start
+
     rows, text = list(rows), io.StringIO()
     if rows:
         writer = csv.DictWriter(text, tuple(rows[0]), lineterminator="\n")
@@ -348,6 +348,7 @@ class Sheet:
 
     def html(self) -> str:
         """Return the sheet as self-contained HTML."""
+        from html import escape  # imported when used, for a fast start
 
         def cells(kind: str, row: Sequence[str], depth: int = 0) -> str:
             html_cells = []
@@ -385,6 +386,8 @@ class Sheet:
 
     def csv(self) -> str:
         """Return the sheet as comma-separated values, with numbers without separators."""
+        import csv  # imported when used, for a fast start
+
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         for cells in (self.columns, *(row.cells for row in self.rows)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError, named_one
@@ -34,7 +34,7 @@ class Placement:
         return tuple(dict.fromkeys(clause.mesh for clause in clauses(self.place)))
 
 
-_TABLE = tomllib.loads((files("learncost.sharding") / "presets.toml").read_text(encoding="utf-8"))
+_TABLE = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
 
 PLACEMENTS: Mapping[str, Placement] = {
     name: Placement(

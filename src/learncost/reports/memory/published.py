@@ -9,8 +9,8 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from importlib.resources import files
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from learncost.cost_models.formula import FormulaValues, value
@@ -82,7 +82,7 @@ def _summed(text: str, sizes: Mapping[str, int]) -> int:
 def conventions() -> Mapping[str, ActivationConvention]:
     """Return the conventions by name."""
     by_name = {}
-    text = (files("learncost.reports.memory") / "published.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
     for name, entry in tomllib.loads(text).items():
         stacks, miscounts = entry.pop("stacks"), tuple(entry.pop("miscounts"))
         arrays = {
@@ -269,7 +269,7 @@ def _bytes(text: str) -> int:
 @cache
 def measured() -> tuple[Measured, ...]:
     """Return all published peaks, in the order of the file."""
-    text = (files("learncost.reports.memory") / "measured.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("measured.toml").read_text(encoding="utf-8")
     return tuple(Measured(**{**run, "assumed": tuple(run["assumed"])}) for run in tomllib.loads(text)["run"])
 
 

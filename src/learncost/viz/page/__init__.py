@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from learncost import __version__
@@ -44,7 +44,7 @@ SCRIPTS = (
 
 @cache
 def _part(name: str) -> str:
-    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def script() -> str:

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -325,10 +324,10 @@ def _sample(path: Path) -> dict[str, Any] | None:
 
 def run_page(nonce: str) -> str:
     """Return the page of the watched runs as self-contained HTML."""
-    page = files("learncost.viz.page")
+    page = Path(__file__).parents[1] / "page"
 
     def part(name: str) -> str:
-        return page.joinpath(name).read_text(encoding="utf-8")
+        return (page / name).read_text(encoding="utf-8")
 
     parts = {
         "version": __version__,

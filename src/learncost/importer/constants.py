@@ -95,7 +95,7 @@ class NodeConstants:
                         symbols[symbol] = (0, min(upper, LONGEST))
         if not symbols:
             return [{}]
-        long = 2 * max(numbers) + 3
+        long = 2 * max(numbers) + 5
         return [{symbol: min(upper, base) for symbol, (_, upper) in symbols.items()} for base in (5, long)]
 
     def mask(self, node: Any, hides: bool = False) -> Mask | None:

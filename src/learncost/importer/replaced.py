@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -162,6 +163,40 @@ def declared_causal(mask: Any, is_causal: bool | None = None, size: int | None =
     return bool(is_causal)
 
 
+class _NotRead:
+    """A result of `flex_attention` beside its values, which is refused where it is read."""
+
+    def numel(self) -> int:
+        raise InputError("the logarithms of sums of flex_attention cannot be read: compute them from its scores")
+
+
+def flexible_attention(query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: Any, *_: Any) -> Any:
+    """Return `flex_attention` as attention under its mask, or written out if it changes scores.
+
+    Its functions of a score and of positions are called once, for all positions: they are broadcast.
+    """
+    import torch
+    from torch.nn.attention import flex_attention as module
+
+    sides, seen, mask_mod = (*query.shape[:3], key.shape[2]), None, block_mask[-1]
+    at = [
+        torch.arange(side, device=query.device).view([-1 if place == dim else 1 for place in range(4)])
+        for dim, side in enumerate(sides)
+    ]
+    if mask_mod is not module.noop_mask:
+        seen = mask_mod(*at)
+    if score_mod is module._identity:
+        scale = None if scale == query.shape[-1] ** -0.5 else scale  # as attention divides without one
+        several = query.shape[1] != key.shape[1]
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention(query, key, value, seen, scale=scale, enable_gqa=several), _NotRead(), _NotRead()
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    scores = score_mod(query @ key.mT * scale, *at)
+    if seen is not None:
+        scores = scores.masked_fill(seen.logical_not(), -math.inf)
+    return scores.softmax(-1) @ value, _NotRead(), _NotRead()
+
+
 def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
     """Return `math.sqrt`, also of a symbolic size, which Python's version converts to a number."""
     import torch
@@ -196,7 +231,7 @@ def written_out() -> AbstractContextManager[None]:
     """Replace these functions inside."""
     import torch
 
-    functional = torch.nn.functional
+    functional, flexible = torch.nn.functional, importlib.import_module("torch.nn.attention.flex_attention")
     put_in: dict[tuple[Any, str], Any] = {
         (torch, "ctc_loss"): temporal_classification,
         (functional, "gaussian_nll_loss"): gaussian,
@@ -208,5 +243,8 @@ def written_out() -> AbstractContextManager[None]:
         (torch.linalg, "lstsq"): least_squares,
         (torch, "max_pool1d"): largest_of_windows,
         (math, "sqrt"): root,
+        (flexible, "flex_attention_hop"): flexible_attention,
+        (flexible, "_validate_device"): lambda *_: None,  # a CPU has no kernel for its backward pass
+        (flexible, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"): True,
     }
     return attributes_replaced(put_in)

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from learncost.importer.composed import WRITTEN_OUT
+from learncost.importer.decided import decided
 from learncost.importer.examples import as_called, flattened
 from learncost.importer.functions import check_registered, held_to_their_lines
 from learncost.importer.gradients import written_through
@@ -100,6 +101,7 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
             known(),
             written_out(),
             unpacked(),
+            decided(),
             named_inputs(module, by_name),
         ):
             try:

@@ -62,18 +62,18 @@ class _Changes:
             if enabled and self.learned(node.args[0]):
                 self.learns.add(node)
             return
-        memory, detached = _memory(node), "detach" in str(node.target)
+        memory, detached = memory_of(node), "detach" in str(node.target)
         if enabled and not detached:
             self._read(node)
-        shares = [each for each in node.all_input_nodes if _memory(each) == memory]
+        shares = [each for each in node.all_input_nodes if memory_of(each) == memory]
         if detached or (shares and all(each in self.apart for each in shares)):
             self.apart.add(node)
-        changed = list(_changed(node))
+        changed = list(changed_by(node))
         for each in changed:
-            touched = _memory(each)
+            touched = memory_of(each)
             if touched is None or (enabled and each not in self.apart):
                 continue
-            if touched in self.written or any(_memory(other) == touched for other in self.learns):
+            if touched in self.written or any(memory_of(other) == touched for other in self.learns):
                 self.unseen.setdefault(touched, node)
         value = node.meta.get("val")
         if detached or (isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())):
@@ -81,17 +81,17 @@ class _Changes:
         if any(self.learned(each) for each in (node.all_input_nodes if enabled else changed)):
             self.learns.add(node)
             if enabled:
-                self.written |= {_memory(each) or 0 for each in changed if each not in self.apart}
+                self.written |= {memory_of(each) or 0 for each in changed if each not in self.apart}
 
     def learned(self, node: Any) -> bool:
         """Return whether a node has a gradient."""
         return node in self.learns or (
-            isinstance(node, _node_type()) and node not in self.apart and _memory(node) in self.written
+            isinstance(node, _node_type()) and node not in self.apart and memory_of(node) in self.written
         )
 
     def _read(self, node: Any) -> None:
         for each in node.all_input_nodes:
-            change = self.unseen.get(_memory(each) or 0)
+            change = self.unseen.get(memory_of(each) or 0)
             if self.learned(each) and change is not None:
                 raise InputError(
                     f"an in-place change{place_of(change)} of a tensor with a gradient, which is read again, is not "
@@ -106,7 +106,7 @@ def _node_type() -> type:
     return torch.fx.Node
 
 
-def _changed(node: Any) -> Iterator[Any]:
+def changed_by(node: Any) -> Iterator[Any]:
     """Yield the arguments that a step writes into."""
     import torch
 
@@ -119,7 +119,7 @@ def _changed(node: Any) -> Iterator[Any]:
                 yield value
 
 
-def _memory(node: Any) -> int | None:
+def memory_of(node: Any) -> int | None:
     """Return the identity of a value's memory."""
     import torch
 

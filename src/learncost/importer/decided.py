@@ -1,0 +1,93 @@
+"""Decide branches on values that follow from sizes and settings alone, such as a comparison of two causal masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from learncost.importer.constants import GivenError, NodeConstants
+
+
+def decided() -> AbstractContextManager[Any]:
+    """Answer Python's questions for the number of a traced tensor inside, where every size gives the same answer.
+
+    An export has no values and refuses them. Other tensors are left to it.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    of_tensor = torch.Tensor
+    kinds: dict[Any, Any] = {
+        of_tensor.__bool__: bool,
+        of_tensor.__int__: int,
+        of_tensor.__float__: float,
+        of_tensor.item: lambda number: number,
+    }
+
+    class Decided(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+            if torch.compiler.is_dynamo_compiling():
+                return function(*args, **(kwargs or {}))
+            if function in (torch.equal, of_tensor.equal):
+                one, other = args
+                identical = one.shape == other.shape and (one == other).all()
+                if identical is False or (known := _number(identical)) is not None:
+                    return bool(identical is not False and known)
+            elif function in kinds and (known := _number(args[0])) is not None:
+                return kinds[function](known)
+            return function(*args, **(kwargs or {}))
+
+    return Decided()
+
+
+def _number(tensor: Any) -> Any:
+    """Return the number of a traced tensor; None if it depends on inputs or on sizes."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    mode: Any = get_proxy_mode()
+    proxy: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    if proxy is None or tensor.numel() != 1:
+        return None
+    node = proxy.proxy.node
+    held = ((each, getattr(mode.tracer.root, each.target, None)) for each in node.graph.nodes if each.op == "get_attr")
+    constants = _ConstantsInOrder({each: value for each, value in held if hasattr(value, "dtype")})
+    with _disable_current_modes():
+        try:
+            found = [constants.at(node, sizes).item() for sizes in constants.sizes(node)]
+        except (GivenError, RuntimeError, TypeError, IndexError, AttributeError):
+            return None
+    return found[0] if all(each == found[0] for each in found) else None
+
+
+class _ConstantsInOrder(NodeConstants):
+    """Values of nodes of a graph that is being traced, whose operators may write into earlier values."""
+
+    def at(self, node: Any, sizes: Any) -> Any:
+        known: dict[Any, Any] = {}
+
+        def of(value: Any) -> Any:
+            import torch
+
+            return torch.fx.node.map_arg(value, known.__getitem__)
+
+        for each in _in_order(node):
+            known[each] = self._value(each, sizes, of)
+        return known[node]
+
+
+def _in_order(node: Any) -> Iterator[Any]:
+    """Yield the nodes that a node follows from in their order, with those that write into the memory of others."""
+    import torch
+
+    from learncost.importer.unseen import changed_by, memory_of
+
+    wanted, written = {node}, {memory_of(node)}
+    for each in reversed(node.graph.nodes):
+        if each in wanted or any(memory_of(other) in written for other in changed_by(each)):
+            wanted.add(each)
+            if not isinstance(each.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+                wanted |= {*each.all_input_nodes}
+                written |= {memory_of(other) for other in each.all_input_nodes} - {None}
+    yield from (each for each in node.graph.nodes if each in wanted)

@@ -100,7 +100,7 @@ def test_an_input_may_be_a_value_that_is_no_tensor(text, value):
         ("idx", "has neither a type nor a value: write it as in 'idx: int B M'"),
         ("idx: integr B", "has the unknown type 'integr'"),
         ("x: float B 0", "a size must be at least 1, not 0"),
-        ("x: float B-1", "'B-1' is not a size"),
+        ("x: float B/2", "'B/2' is not a size"),
         ("x: int B gradient", "only floating-point tensors have a gradient, not int"),
         ("x: float H=3 H=4", "H has two examples, 3 and 4"),
         ("n = [", "is not a value"),

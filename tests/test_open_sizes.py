@@ -358,3 +358,87 @@ def test_what_is_repeated_and_summed_is_of_no_axis(function):
         apart = parity(module, (x,), read)
         assert max(apart.value, apart.gradient) < 1e-12
         assert products(module, (x,), read).equal
+
+
+class NextTokens(torch.nn.Module):
+    """A loss of each position against the next token."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(11, 8), torch.nn.Linear(8, 11)
+
+    def forward(self, tokens, targets):
+        scores = self.head(self.embedding(tokens))[:, :-1]
+        return torch.nn.functional.cross_entropy(scores.reshape(-1, 11), targets.reshape(-1))
+
+
+class TargetsFirst(NextTokens):
+    def forward(self, targets, tokens):
+        return super().forward(tokens, targets)
+
+
+class Pairs(torch.nn.Module):
+    """Rows against two of their projections, and rows of a length of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = torch.nn.Linear(4, 4)
+
+    def forward(self, x, both, more):
+        twice = torch.cat([self.project(x), self.project(x)])
+        return (twice * both).sum() + self.project(more).sum()
+
+
+WITH_ARITHMETIC = {
+    "one less": (NextTokens, {"tokens": "int B M", "targets": "int B M-1"}, {"tokens": (3, 6), "targets": (3, 5)}),
+    "one less first": (
+        TargetsFirst,
+        {"targets": "int B M-1", "tokens": "int B M"},
+        {"tokens": (3, 6), "targets": (3, 5)},
+    ),
+    "a multiple": (
+        Pairs,
+        {"x": "float B 4", "both": "float 2*B 4", "more": "float 3*B+2 4"},
+        {"x": (3, 4), "both": (6, 4), "more": (11, 4)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_ARITHMETIC)
+def test_letters_with_arithmetic_cost_what_numbers_cost(name):
+    kind, open_inputs, shapes = WITH_ARITHMETIC[name]
+    inputs = {key: f"{text.partition(' ')[0]} {' '.join(map(str, shapes[key]))}" for key, text in open_inputs.items()}
+    sizes = {"B": 3} | ({"M": 6} if kind is not Pairs else {})
+    for book in ("run", "matmul"):
+        one = lc.cost(lc.from_module(kind(), open_inputs), price_book=book, **sizes)
+        other = lc.cost(lc.from_module(kind(), inputs), price_book=book)
+        assert one.total == other.total
+    kinds = {key: torch.long if "int" in text else torch.float32 for key, text in open_inputs.items()}
+    with torch.no_grad():  # the sizes are those that a call accepts
+        kind()(**{key: torch.zeros(shape, dtype=kinds[key]) for key, shape in shapes.items()})
+
+
+def test_example_tensors_have_letters_with_arithmetic():
+    given = {"tokens": torch.zeros(3, 6, dtype=torch.long), "targets": torch.zeros(3, 5, dtype=torch.long)}
+    symbols = {"tokens": "B M", "targets": "B M-1"}
+    texts = lc.from_module(NextTokens(), {"tokens": "int B M", "targets": "int B M-1"})
+    assert lc.from_module(NextTokens(), given, symbols).table == texts.table
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"tokens": "int B 6", "targets": "int B M-1"}, "the size M-1 needs an input with the size M"),
+        ({"tokens": "int B M", "targets": "int B M/2"}, "is not a size"),
+        ({"tokens": "int B M", "targets": "int B M-1=5"}, "only a letter has an example"),
+    ],
+)
+def test_wrong_arithmetic_of_sizes_is_refused(inputs, message):
+    with pytest.raises(lc.InputError, match=message):
+        lc.from_module(NextTokens(), inputs)
+
+
+def test_example_tensors_that_contradict_arithmetic_are_refused():
+    given = {"tokens": torch.zeros(3, 6, dtype=torch.long), "targets": torch.zeros(3, 4, dtype=torch.long)}
+    with pytest.raises(lc.InputError, match="M has two sizes: 6, and 5 in targets"):
+        lc.from_module(NextTokens(), given, {"tokens": "B M", "targets": "B M-1"})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 
 
 def arguments(module: Any, inputs: Any) -> dict[str, Any]:
@@ -74,6 +75,24 @@ def dynamic(name: str, value: Any, ops: str) -> Any:
     return {place: torch.export.Dim.AUTO for place, letter in enumerate(letters) if not letter.isdigit()} or None
 
 
+_SIZE = re.compile(r"(?:(\d+)\*)?([^\W\d]\w*)([+-]\d+)?")
+
+
+def parts_of(size: str) -> tuple[int, str, int]:
+    """Return the factor, the letter and the addend of a size: 1, M and -1 of `M-1`. Raises `InputError`."""
+    if (found := _SIZE.fullmatch(size)) is None:
+        raise InputError(f"{shown(size)} is not a size: use a number, or a letter as in M, M-1 or 2*M")
+    return int(found[1] or 1), found[2], int(found[3] or 0)
+
+
+def size_at(size: str, sizes: Mapping[str, int]) -> int:
+    """Return a size, a number or a letter with arithmetic, for these values of letters."""
+    if size.isdigit():
+        return int(size)
+    times, letter, more = parts_of(size)
+    return times * sizes[letter] + more
+
+
 APART = (2, 5, 7, 11, 13, 17, 19, 23)
 """Sizes of examples, all different: PyTorch treats two equal ones as the same, and a size of 1 as broadcasting."""
 
@@ -85,23 +104,40 @@ def distinct_examples(given: Mapping[str, Any], symbols: Mapping[str, str]) -> l
     If a size is already used, its multiples are tried first, as a side that is halved often needs, then small primes.
     """
     sizes: dict[str, int] = {}
+    every = {op for ops in symbols.values() for op in ops.split() if not op.isdigit()}
     for name, ops in symbols.items():
-        for letter, size in zip(ops.split(), given[name].shape, strict=True):
-            if not letter.isdigit() and sizes.setdefault(letter, int(size)) != size:
-                raise InputError(f"{letter} has two sizes: {sizes[letter]}, and {int(size)} in {name}")
-    if len(set(sizes.values())) == len(sizes) and 1 not in sizes.values():
+        for op, size in zip(ops.split(), given[name].shape, strict=True):
+            if op.isdigit():
+                continue
+            times, letter, more = parts_of(op)
+            if (int(size) - more) % times:
+                raise InputError(f"no {letter} makes {op} the size {int(size)} of {name}")
+            if sizes.setdefault(letter, (int(size) - more) // times) != (int(size) - more) // times:
+                raise InputError(
+                    f"{letter} has two sizes: {sizes[letter]}, and {(int(size) - more) // times} in {name}"
+                )
+    values = {size_at(op, sizes) for op in every}
+    if len(values) == len(every) and 1 not in values:
         return [given]
-    several = _all_different(sizes, lambda size: (size * times for times in (*range(1, 4), *APART)))
-    few = _all_different(sizes, lambda size: (size, *APART))
+    several = _all_different(sizes, every, lambda size: (size * times for times in (*range(1, 4), *APART)))
+    few = _all_different(sizes, every, lambda size: (size, *APART))
     return [_of_sizes(given, symbols, several), _of_sizes(given, symbols, few), given]
 
 
-def _all_different(sizes: Mapping[str, int], choices: Callable[[int], Iterable[int]]) -> dict[str, int]:
-    """Return for each letter the first candidate size that no earlier letter has and that is not 1."""
-    fresh: dict[str, int] = {}
+def _all_different(
+    sizes: Mapping[str, int], every: Iterable[str], choices: Callable[[int], Iterable[int]]
+) -> dict[str, int]:
+    """Return for each letter the first candidate with which its sizes are not 1 and none that an earlier letter has."""
+    fresh, taken = dict[str, int](), {1}
     for letter, size in sizes.items():
-        fresh[letter] = next(each for each in choices(size) if each > 1 and each not in fresh.values())
+        fresh[letter] = next(each for each in choices(size) if taken.isdisjoint(sizes_of(letter, each, every)))
+        taken |= sizes_of(letter, fresh[letter], every)
     return fresh
+
+
+def sizes_of(letter: str, value: int, every: Iterable[str]) -> set[int]:
+    """Return the sizes that follow from one letter at a value, the letter's among them."""
+    return {value, *(size_at(op, {letter: value}) for op in every if parts_of(op)[1] == letter)}
 
 
 def _of_sizes(given: Mapping[str, Any], symbols: Mapping[str, str], sizes: Mapping[str, int]) -> Mapping[str, Any]:
@@ -111,7 +147,7 @@ def _of_sizes(given: Mapping[str, Any], symbols: Mapping[str, str], sizes: Mappi
     examples = dict(given)
     for name, ops in symbols.items():
         value = given[name]
-        shape = [sizes.get(letter, int(size)) for letter, size in zip(ops.split(), value.shape, strict=True)]
+        shape = [size_at(op, sizes) for op in ops.split()]
         if shape != list(value.shape):
             made = torch.zeros(shape, dtype=value.dtype, device=value.device)
             examples[name] = made.requires_grad_(value.requires_grad)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.importer.examples import arguments, distinct_examples, dynamic, flattened
+from learncost.importer.examples import arguments, distinct_examples, dynamic, flattened, parts_of
 from learncost.importer.functions import check_hooks
 from learncost.importer.sized import exact
 from learncost.importer.symbolic import constants, interval, open_sizes
@@ -149,17 +149,23 @@ def _given(module: Any, inputs: Any, symbols: Mapping[str, str]) -> dict[str, An
 
 def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]) -> Letters:
     """Return the letters of open sizes and the constraints of the exported program on them."""
+    import sympy  # loaded with torch
+
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     letters = Letters()
     first_of: dict[str, Any] = {}
+    follow: dict[str, Any] = {}
     for place, name in inputs.items():
         value = placeholders[place].meta["val"] if place in placeholders else None
         ops = symbols.get(name, "").split()
         for dim, (op, size) in enumerate(zip(ops, getattr(value, "shape", ()), strict=False)):
             if op.isdigit():
                 continue
-            letters.where_open.setdefault(op, (name, dim))
             expression: Any = None if isinstance(size, int) else size.node.expr
+            if not op.isidentifier():
+                follow[op] = size if expression is None else expression
+                continue
+            letters.where_open.setdefault(op, (name, dim))
             if expression is None or expression.is_Integer:  # for example, an unrolled loop over it
                 letters.fixed[op] = int(size)
                 continue
@@ -169,6 +175,15 @@ def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]
             letters.symbols.setdefault(str(first_of[op]), op)
             limit = letters.limits.get(op, Limit()) & _limit(program.range_constraints.get(expression))
             letters.limits[op] = limit & interval(size.node.shape_env.guards, expression, int(size.node.hint))
+    for op, expression in follow.items():
+        times, letter, more = parts_of(op)
+        if isinstance(expression, int) or expression.is_Integer:
+            letters.fixed.setdefault(letter, (int(expression) - more) // times)
+        elif expression.is_Symbol and (whole := first_of.get(letter)) is not None:
+            if whole.has(expression):  # PyTorch writes the letter in terms of this size
+                letters.symbols[letter] = letters.symbols.pop(str(whole))
+                whole = sympy.Symbol(letter, integer=True, positive=True)
+            letters.same_sizes[expression] = times * whole + more
     within = {first_of[op]: letters.limits[op] for op in first_of}
     known = exact(program.graph.nodes) | constants(open_sizes(program.graph.nodes), within)
     of_letters = dict(letters.same_sizes)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from learncost.importer.examples import parts_of, size_at, sizes_of
 from learncost.ir.errors import InputError, nearest, shown
 
 KINDS: Mapping[str, str] = {
@@ -47,7 +48,7 @@ _BETWEEN = str.maketrans(",()[]", "     ")
 
 _AS_IN = "as in 'idx: int B M', 'x: float B 3 64 64 gradient' or 'use_cache = false'"
 _NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
-_SIZE = re.compile(r"([^\W\d]\w*)(?:=(\d+))?|(\d+)")
+_SIZE = re.compile(r"((?:\d+\*)?[^\W\d]\w*(?:[+-]\d+)?)(?:=(\d+))?|(\d+)")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Input:
     @property
     def letters(self) -> tuple[str, ...]:
         """Return the symbolic dimensions."""
-        return tuple(dict.fromkeys(size for size in self.sizes if not size.isdigit()))
+        return tuple(dict.fromkeys(parts_of(size)[1] for size in self.sizes if not size.isdigit()))
 
     def __str__(self) -> str:
         if not self.kind:
@@ -112,6 +113,8 @@ def parse_input(text: str) -> Input:
         if (number and int(number) < 1) or (example and int(example) < 1):
             raise InputError(f"{label}: a size must be at least 1, not {size}")
         names.append(letter or str(int(number)))
+        if example and not letter.isidentifier():
+            raise InputError(f"{label}: only a letter has an example, not {letter}")
         if example and examples.setdefault(letter, int(example)) != int(example):
             raise InputError(f"{label}: {letter} has two examples, {examples[letter]} and {example}")
     return Input(name.strip(), KINDS[kind.lower()], tuple(names), examples, gradient)
@@ -159,6 +162,10 @@ def parse_inputs(texts: Iterable[str] | Mapping[str, Any]) -> tuple[Input, ...]:
         )
     else:
         inputs = tuple(parse_input(line) for line in texts)
+    plain = {size for each in inputs for size in each.sizes}
+    for size in (size for each in inputs for size in each.sizes if not size.isdigit()):
+        if parts_of(size)[1] not in plain:
+            raise InputError(f"the size {size} needs an input with the size {parts_of(size)[1]}")
     names = [each.name for each in inputs]
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise InputError(f"the input {twice[0]} is given twice")
@@ -192,6 +199,7 @@ def attempts(inputs: Sequence[Input]) -> Iterator[dict[str, int]]:
     given = examples_of(inputs)
     letters = list(dict.fromkeys(letter for each in inputs for letter in each.letters))
     fixed = {int(size) for each in inputs for size in each.sizes if size.isdigit()} | {*given.values()}
+    every = {size for each in inputs for size in each.sizes if not size.isdigit()}
     first = {each.sizes[0] for each in inputs if each.sizes}
     sides = {size for each in inputs if len(each.sizes) > 3 for size in each.sizes[2:]}
     for steps in list(zip(_LENGTHS, _IMAGES, strict=True))[: None if {*letters} - given.keys() - first else 1]:
@@ -199,8 +207,9 @@ def attempts(inputs: Sequence[Input]) -> Iterator[dict[str, int]]:
         for letter in letters:
             if letter not in sizes:
                 times = 1 if letter in first else steps[letter in sides]
-                sizes[letter] = next(prime * times for prime in _PRIMES if prime * times not in taken)
-                taken.add(sizes[letter])
+                tried = (prime * times for prime in _PRIMES)
+                sizes[letter] = next(size for size in tried if taken.isdisjoint(sizes_of(letter, size, every)))
+                taken |= sizes_of(letter, sizes[letter], every)
         yield sizes
 
 
@@ -297,7 +306,7 @@ def tensors(inputs: Iterable[Input], sizes: Mapping[str, int], device: str = "cp
             values[each.name] = each.value
             continue
         kind = getattr(torch, each.kind)
-        shape = [int(size) if size.isdigit() else sizes[size] for size in each.sizes]
+        shape = [size_at(size, sizes) for size in each.sizes]
         if device == "meta":
             value = torch.empty(shape, dtype=kind, device=device)
         elif math.prod(shape) * kind.itemsize > LARGEST:
@@ -323,8 +332,9 @@ def sized(given: Sequence[Input] | Mapping[str, Any], sizes: Mapping[str, int], 
     for name, ops in symbols.items():
         value = values[name]
         for dim, op in enumerate(ops.split()):
-            if not op.isdigit() and value.shape[dim] != sizes.get(op, value.shape[dim]):
-                times = -(-sizes[op] // value.shape[dim])
-                value = value.detach().repeat_interleave(times, dim).narrow(dim, 0, sizes[op])
+            if op.isdigit() or parts_of(op)[1] not in sizes or value.shape[dim] == size_at(op, sizes):
+                continue
+            size = size_at(op, sizes)
+            value = value.detach().repeat_interleave(-(-size // value.shape[dim]), dim).narrow(dim, 0, size)
         values[name] = value if value is given[name] else value.contiguous().requires_grad_(given[name].requires_grad)
     return values

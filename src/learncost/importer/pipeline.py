@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from learncost.importer.axes import Size
-from learncost.importer.examples import flattened
+from learncost.importer.examples import flattened, parts_of, size_at
 from learncost.importer.export import Exported
 from learncost.importer.inputs import Input, attempts, checked, examples_of, sized, symbols_of, tensors
 from learncost.importer.refusals import (
@@ -99,7 +99,7 @@ def table_of(
 
             def at(sizes: Mapping[str, int]) -> Exported:
                 observer.stage(f"reading {name} at {', '.join(f'{letter} = {size}' for letter, size in sizes.items())}")
-                ops = {key: " ".join(str(sizes.get(op, op)) for op in text.split()) for key, text in letters.items()}
+                ops = {key: " ".join(_with_numbers(op, sizes) for op in text.split()) for key, text in letters.items()}
                 return export(whole, sized(values, sizes, letters), ops)
 
             def table(exported: Exported, stated: Mapping[int, Size]) -> ImportedModule:
@@ -177,6 +177,11 @@ def table_of(
                 f"{error} (tried with {at}; if the code needs one size, write it in place of {letters})"
             )
     return parts(tensors(given, sizes), first), described
+
+
+def _with_numbers(op: str, sizes: Mapping[str, int]) -> str:
+    """Return a size of an input with numbers in place of these letters."""
+    return op if op.isdigit() or parts_of(op)[1] not in sizes else str(size_at(op, sizes))
 
 
 def _lines(text: str) -> list[str]:

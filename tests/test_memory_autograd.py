@@ -155,6 +155,17 @@ def test_what_is_not_known_is_refused(model, given, said):
         lc.memory(model, **{"seq_len": 16, "engine": "eager", **given})
 
 
+def test_more_blocks_than_can_be_executed_are_left_to_the_engine_graph():
+    """Weights and their gradients of a million blocks, in closed form: 12 d^2 + 13 d in each, d = 128."""
+    deep = SMALL | {"num_hidden_layers": 1_000_000, "seq_len": 8}
+    answer = lc.memory("gpt2", optimizer="sgd", **deep)
+    assert answer.engine == "graph"
+    assert "supports up to 1,024 of them" in " ".join(str(answer).split())
+    assert answer.split["weights"] == 4 * (1_000_000 * (12 * 128**2 + 13 * 128) + (500 + 1024 + 2) * 128)
+    with pytest.raises(lc.InputError, match=r"executes every block, and supports up to 1,024 of them, not 1,000,000"):
+        lc.memory("gpt2", engine="eager", **deep)
+
+
 def test_a_step_is_emulated_once_for_its_peak_and_all_that_is_live(monkeypatch):
     tapes = []
     run = autograd.run_step

@@ -73,6 +73,9 @@ WRITTEN = {"foreach": "over, by copies", "for-loop": "over, one by one"}
 FLOAT = 4
 """Bytes of an element of temporaries of optimizers whose states are quantized."""
 
+DEEPEST = 1024
+"""The most blocks that are executed: the deepest published transformer has 1,000 (Wang et al. 2022, DeepNet)."""
+
 PLACES = {"cpu": "a CPU", GPU: "a GPU"}
 """The devices as PyTorch calls them."""
 
@@ -307,6 +310,8 @@ def _outside(step: MemoryStep) -> str:
     """Return why autograd has no step of a model, procedure, type or device."""
     if step.module == Itself.name and (why := _otherwise(step)):
         return why
+    if step.module != Itself.name and (blocks := _blocks(step)) > DEEPEST:
+        return f"executes every block, and supports up to {DEEPEST:,} of them, not {blocks:,}"
     if step.kind.values not in TRAINED:
         return f"supports activations in {', '.join(TRAINED)} only"
     if step.in_flash:
@@ -316,6 +321,13 @@ def _outside(step: MemoryStep) -> str:
     if not procedure(step.procedure).differentiates:
         return "supports bp and recompute (torch.utils.checkpoint of every block) only"
     return ""
+
+
+def _blocks(step: MemoryStep) -> int:
+    """Return the number of blocks: the iterations of loops that have weights."""
+    table, sizes = step.model.table, step.sizes()
+    loops = (loop for loop in table.repeats if any(outer in table.weights for _, outer in loop.each))
+    return sum(int(size_of(loop.count, sizes)) for loop in loops)
 
 
 def _refuses(step: MemoryStep) -> str:

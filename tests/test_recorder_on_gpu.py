@@ -7,8 +7,12 @@ import sys
 import h100_steps
 import pytest
 
+from learncost.cli.command import main
+from learncost.importer.files.user_file import Target
 from learncost.importer.recorder import device
+from learncost.importer.recorder.process import RecordingProcess
 from learncost.ir.errors import InputError
+from learncost.program.program import StepRequest
 
 STEP = """
 import json
@@ -105,6 +109,111 @@ def test_the_peak_of_a_recorded_step_is_that_of_an_h100(row):
     found, measured = h100_steps.recorded(row, ""), h100_steps.MEASURED[row]
     assert found["bytes"] + found["workspaces"] == pytest.approx(measured["requested_bytes"], abs=2000)
     assert found["bytes"] == measured["recorded_bytes"]
+
+
+LINEAR = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x):
+        print("runs forward")
+        return self.weight(x).sum()
+
+
+def inputs():
+    return {"x": "float B 64"}
+"""
+
+
+@pytest.fixture
+def linear(answers, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "linear.py").write_text(LINEAR)
+    return f"{tmp_path / 'linear.py'}:Net"
+
+
+ASKED = ["--engine", "eager", "--on", "cuda", "--precision", "fp32", "--batch-size", "8", "--optimizer", "adamw"]
+
+
+def test_memory_of_a_file_is_recorded_on_a_gpu_in_a_process_of_its_own(linear, capsys, monkeypatch):
+    """A weight, its gradient and two states in fp32, the count of steps, the input, the loss and its gradient. What the
+    module prints does not reach the answer, and the second question is answered from the cache."""
+    assert main(["memory", linear, *ASKED]) == 0
+    said, once = capsys.readouterr().out, device.is_guarded()
+    assert "by eager (itself, recorded)" in said
+    assert "in eager PyTorch on a GPU" in " ".join(said.split())
+    assert "runs forward" not in said
+    assert f"{4 * (4 * 64 * 64 + 1 + 8 * 64 + 1 + 1):,}" in said
+    assert not once
+
+    def started(_):
+        raise AssertionError("it is recorded again")
+
+    monkeypatch.setattr(RecordingProcess, "_start", started)
+    assert main(["memory", linear, *ASKED]) == 0
+    assert capsys.readouterr().out == said
+
+
+def test_without_a_compiler_the_answer_of_a_cpu_stands_and_says_why(linear, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    monkeypatch.setenv("CXX", "false")
+    assert main(["memory", linear, *ASKED]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Not run on a GPU: false does not compile the guard of device cuda" in said
+    assert "in eager PyTorch on a CPU" in said
+
+
+ON_H100 = ["--on", "H100-SXM", "--precision", "fp32", "--batch-size", "8", "--optimizer", "adamw"]
+
+
+def test_cost_of_a_file_has_the_time_of_its_recorded_step(linear, capsys):
+    """Two products, forward and of the weight's gradient, as the input has none: 2 x 2 x 8 x 64 x 64 FLOPs. The CPU
+    decides the time of so small a step, and the GPU waits for the rest of it."""
+    assert main(["cost", linear, *ON_H100, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["recorded_time"]
+    assert found["device"] == "NVIDIA H100 SXM"
+    assert found["by_kind"]["product"]["kernels"] == 2
+    assert sum(each["kernels"] for each in found["by_kind"].values()) == found["kernels"]
+    for parts in ("by_kind", "by_phase", "by_module"):
+        assert sum(each["seconds"] for each in found[parts].values()) == pytest.approx(found["busy"])
+    assert found["busy"] + found["waiting"] == pytest.approx(found["seconds"])
+    assert found["low"] < found["issue"] <= found["seconds"] < found["high"]
+    assert set(found["by_module"]) == {"weight", "outside modules"}
+    assert main(["cost", linear, *ON_H100]) == 0
+    said = capsys.readouterr().out
+    assert "; recorded, " in said.splitlines()[0]
+    assert "waiting for the CPU" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["--on", "NVIDIA H800", "--precision", "bf16-true"], "the kernels of a recorded step are timed on"),
+        (ON_H100, "false does not compile the guard of device cuda"),
+    ],
+)
+def test_without_a_record_the_time_of_the_table_stands_and_says_why(linear, capsys, monkeypatch, tmp_path, more, why):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    monkeypatch.setenv("CXX", "false")
+    assert main(["cost", linear, *more]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"The module's own step was not recorded on a GPU: {why}" in said
+    assert "a step, from" in said
+    assert "; recorded" not in said
+
+
+def test_a_name_that_is_missing_is_one_line(answers, tmp_path):
+    file = tmp_path / "ended.py"
+    file.write_text(LINEAR)
+    process = RecordingProcess(Target(file, "Missing"), ())
+    with pytest.raises(InputError, match=r"has no .Missing."):
+        process.record({"B": 8}, StepRequest("fp32", "cuda"))
 
 
 def test_the_guard_is_loaded_before_torch():

@@ -12,6 +12,7 @@ from learncost.devices.device import Device
 from learncost.devices.rates import best_product
 from learncost.devices.sustained import of_experts
 from learncost.ir.errors import InputError
+from learncost.timing.clocks import ISSUE, OTHERS
 from learncost.timing.gpu import GPU, AttentionRates, HostCPU
 from learncost.timing.kernels import ATTENTION, CONVOLVED, PRODUCT
 
@@ -93,8 +94,8 @@ HOST = HostCPU(
 )
 """The CPU of a GPU that was not measured: assumed."""
 
-ASSUMED = {PRODUCT: 0.12, ATTENTION: 0.2, CONVOLVED: 0.35, "CPU": 0.35}
-OTHERS = 0.15
+ASSUMED = {PRODUCT: 0.12, ATTENTION: 0.2, CONVOLVED: 0.35, OTHERS: 0.15, ISSUE: 0.35}
+"""The relative uncertainty of the time of kernels by kind, and of the CPU: assumed."""
 
 
 @cache

@@ -111,7 +111,7 @@ def from_module(
 
 def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, unknown: str, fold: bool) -> Layer:
     """Return the table of a module with its inputs."""
-    from learncost.importer.inputs import examples, sized
+    from learncost.importer.inputs import MOST, examples, sized
     from learncost.importer.live import LiveModule, evaluation_of, saved_of, values_of
     from learncost.importer.materialize import allocated, with_values
     from learncost.importer.pipeline import ImportOptions, table_of
@@ -129,7 +129,7 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
         partial(saved_of, given_module),
         f"the {called} that was read has them",
     )
-    steps = ModuleStep(lambda: module, lambda sizes: sized(given, sizes, symbols))
+    steps = ModuleStep(lambda: module, lambda sizes: sized(given, sizes, symbols, MOST))
     live = partial(LiveModule, partial(with_values, given_module, module), given, called, options)
     return replace(layer(text), steps=steps, origin=origin, live=live)
 

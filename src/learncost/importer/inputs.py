@@ -183,6 +183,9 @@ def examples_of(inputs: Iterable[Input]) -> dict[str, int]:
     return examples
 
 
+MOST = 2**22
+"""The most elements of a tensor whose values are known in a recorded step."""
+
 LARGEST = 2**36
 """The most bytes of an example; letters are tried at small sizes."""
 
@@ -295,8 +298,13 @@ def takes_text(module: Any) -> str:
     return f"forward{inspect.Signature([*parameters])}"
 
 
-def tensors(inputs: Iterable[Input], sizes: Mapping[str, int], device: str = "cpu") -> dict[str, Any]:
-    """Return example values by name: random numbers from a fixed seed, indices 0, and true."""
+def tensors(
+    inputs: Iterable[Input], sizes: Mapping[str, int], device: str = "cpu", most: float = math.inf
+) -> dict[str, Any]:
+    """Return example values by name: random numbers from a fixed seed, indices 0, and true.
+
+    most  the elements above which a tensor of floats has no values
+    """
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -307,8 +315,8 @@ def tensors(inputs: Iterable[Input], sizes: Mapping[str, int], device: str = "cp
             continue
         kind = getattr(torch, each.kind)
         shape = [size_at(size, sizes) for size in each.sizes]
-        if device == "meta":
-            value = torch.empty(shape, dtype=kind, device=device)
+        if device == "meta" or (kind.is_floating_point and math.prod(shape) > most):
+            value = torch.empty(shape, dtype=kind, device="meta")
         elif math.prod(shape) * kind.itemsize > LARGEST:
             raise InputError(f"the input {each} needs {math.prod(shape) * kind.itemsize:,} bytes: use smaller sizes")
         elif kind.is_floating_point:
@@ -324,10 +332,15 @@ def symbols_of(inputs: Iterable[Input]) -> dict[str, str]:
     return {each.name: " ".join(each.sizes) for each in inputs if each.kind}
 
 
-def sized(given: Sequence[Input] | Mapping[str, Any], sizes: Mapping[str, int], symbols: Mapping[str, str]) -> Any:
-    """Return example values by name at sizes by letter; given tensors are repeated cyclically."""
+def sized(
+    given: Sequence[Input] | Mapping[str, Any],
+    sizes: Mapping[str, int],
+    symbols: Mapping[str, str],
+    most: float = math.inf,
+) -> Any:
+    """Return example values by name at sizes by letter, as `tensors` does; given tensors are repeated cyclically."""
     if not isinstance(given, Mapping):
-        return tensors(given, {**examples_of(given), **sizes})
+        return tensors(given, {**examples_of(given), **sizes}, most=most)
     values = dict(given)
     for name, ops in symbols.items():
         value = values[name]

@@ -5,6 +5,7 @@ A maker fills it, such as `importer.recorder` from a module as people run it; th
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ FORWARD, RECOMPUTE, BACKWARD, CLIP, OPTIMIZER = "forward", "recompute", "backwar
 WEIGHTS, GRADIENTS, STATES = "weights", "gradients", "optimizer state"
 ACTIVATIONS, WORKSPACE = "activations", "workspace"
 """Roles of buffers: activations are made forward, a workspace is what all other phases make."""
+
+
+MOVED = "bytes"
+"""The argument of an op that has no operands: the bytes that it reads and writes."""
 
 
 def made_in(phase: str) -> str:
@@ -139,6 +144,11 @@ class StepRequest:
 
 Steps: TypeAlias = "Callable[[Mapping[str, int], StepRequest], Program]"
 """A function that records the training step of a module at given sizes."""
+
+
+def starred(path: str) -> str:
+    """Return a module's path with the number of a block as a wildcard: blocks.*.norm."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
 
 
 @dataclass(frozen=True)

@@ -112,5 +112,10 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     else:
         run = prepare(request)
         answer = run.cost(procedure, run.book, by, rates)
+        if rates is not None and answer.built and answer.built.configuration.layer is not None:
+            from learncost.reports.recorded import recorded_time  # imported where it is needed: start-up counts
+
+            found = recorded_time(request, answer.built, answer.optimizer)
+            answer = replace(answer, recorded=found) if not isinstance(found, str) else replace(answer, instead=found)
     answer = replace(answer, dtype=kind.name, request=asked)
     return by_module(answer, depth) if by == "module" else answer

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from learncost.reports.memory.on_device import DeviceMemory
     from learncost.reports.mesh_cost import OverMesh
     from learncost.reports.mesh_time import OverTime
+    from learncost.reports.recorded import RecordedTime
     from learncost.reports.request import Request
     from learncost.reports.rows import NotDerived
     from learncost.reports.timing import RowTime, Timing
@@ -180,6 +181,10 @@ class Cost(AtLength, Drawn):
         The plan that rewrote the step.
     timing
         With `on`: the seconds of a step, their interval and what bounds them.
+    recorded
+        Of an imported module on a published GPU: the time of its recorded step, by kind of kernel and by module.
+    instead
+        Why the time is that of the table, where the module's step was not recorded.
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
     over_time
@@ -228,6 +233,7 @@ class Cost(AtLength, Drawn):
     plan: str = field(default="", metadata=OPTIONAL)
     over: OverMesh | None = field(default=None, metadata=OPTIONAL)  # many devices: all counts are then those of one
     timing: Timing | None = field(default=None, metadata=Key("time", optional=True).field)
+    recorded: RecordedTime | None = field(default=None, metadata=Key("recorded_time", optional=True).field)
     over_time: OverTime | None = field(default=None, metadata=Key("step", optional=True).field)
     context: int | None = field(default=None, metadata=Key(when=attrgetter("cache")).field)
     cache: Cache | None = field(default=None, metadata=OPTIONAL)
@@ -237,6 +243,7 @@ class Cost(AtLength, Drawn):
     tokens_per_step: int = field(default=0, metadata=HIDDEN)
     source: str = field(default="", metadata=HIDDEN)
     letters: str = field(default="", metadata=HIDDEN)
+    instead: str = field(default="", metadata=HIDDEN)
     priced: Price | None = field(default=None, compare=False, metadata=HIDDEN)
     built: Model | None = field(default=None, compare=False, metadata=HIDDEN)
     request: Request | None = field(default=None, compare=False, metadata=HIDDEN)
@@ -289,7 +296,7 @@ class Cost(AtLength, Drawn):
     @property
     def seconds(self) -> float | None:
         """The seconds of a step on the device or cluster, if one is given."""
-        timed = self.over_time or self.timing
+        timed = self.over_time or self.recorded or self.timing
         return None if timed is None else timed.seconds
 
     @property

@@ -46,9 +46,10 @@ def records(cost: Cost) -> list[dict[str, Any]]:
     return [{"not_derived": False, "at_least": False} | row for row in rows]
 
 
-def sheets(cost: Cost, width: int = WIDTH) -> tuple[Sheet]:
-    """Return the ledger by macro-operation with totals; columns, then digits, are dropped to fit the width."""
-    return (_fitting(cost, width),)
+def sheets(cost: Cost, width: int = WIDTH) -> tuple[Sheet, ...]:
+    """Return the ledger by macro-operation with totals; columns, then digits, are dropped to fit the width. The time of
+    a recorded step is another table."""
+    return (_fitting(cost, width), *([cost.recorded.sheet()] if cost.recorded else []))
 
 
 def _fitting(cost: Cost, width: int) -> Sheet:
@@ -66,8 +67,8 @@ def _fitting(cost: Cost, width: int) -> Sheet:
 
 
 def _timed(cost: Cost) -> tuple[str, ...]:
-    """Return the columns for a device, or for one of a mesh."""
-    if cost.timing is None:
+    """Return the columns for a device, or for one of a mesh; the time of a recorded step is not that of lines."""
+    if cost.timing is None or cost.recorded:
         return ("payload",) if cost.over else ()
     if cost.over:
         return ("time", "payload")
@@ -167,7 +168,8 @@ def _grouped(rows: Iterable[LedgerRow]) -> Iterable[list[LedgerRow]]:
 
 def title(cost: Cost) -> str:
     """Return the title of a step, with a remark if it does not fit the device."""
-    return f"{step_title(cost)}{cost.memory.note if cost.memory else ''}"
+    how = "" if cost.recorded is None else f"; recorded, {seconds_of(cost.recorded.seconds)} a step"
+    return f"{step_title(cost)}{how}{cost.memory.note if cost.memory else ''}"
 
 
 def step_title(cost: Cost, procedure: str = "") -> str:
@@ -241,8 +243,12 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         )
     elif any(row.bytes is None for row in cost.rows):
         notes.append(f"Bytes are not available in {cost.dtype}: the recipe decides the type of each tensor.")
-    if cost.timing:
+    if cost.recorded:
+        notes.extend(cost.recorded.notes())
+    elif cost.timing:
         notes.extend(_timing_notes(cost.timing))
+    if cost.instead:
+        notes.append(f"The module's own step was not recorded on a GPU: {cost.instead}.")
     if cost.over:
         payload = "payload: the larger of input and output of each collective, on one device."
         notes += [cost.over.said, payload, cost.over.sentence]

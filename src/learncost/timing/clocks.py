@@ -11,6 +11,9 @@ from learncost.program.program import BACKWARD, FORWARD, OPTIMIZER, Program, Pro
 from learncost.timing.gpu import GPU, HostCPU
 from learncost.timing.kernels import Kernel, KernelModel, is_view
 
+OTHERS, ISSUE = "other kernels", "CPU"
+"""The names of uncertainties: of all kernels that share the bandwidth, and of the CPU."""
+
 
 @dataclass(frozen=True)
 class Issued:
@@ -84,10 +87,10 @@ def program_time(program: Program, gpu: GPU) -> ProgramTime:
     kinds = defaultdict[str, float](float)
     for each in issued:
         for kernel in each.kernels:
-            kinds[kernel.kind] += kernel.seconds
+            kinds[kernel.kind if kernel.kind in gpu.assumed else OTHERS] += kernel.seconds
     busy, issue = sum(kinds.values()), sum(costs)
     apart = sqrt(sum((gpu.assumed.get(kind, 0.0) * seconds) ** 2 for kind, seconds in kinds.items())) / (busy or 1.0)
-    of_cpu = gpu.assumed.get("CPU", 0.0)
+    of_cpu = gpu.assumed.get(ISSUE, 0.0)
     middle = _step(issued, gpu.host)
     down = [middle - _step(issued, gpu.host, 1 - apart, 1.0), middle - _step(issued, gpu.host, 1.0, 1 - of_cpu)]
     up = [_step(issued, gpu.host, 1 + apart, 1.0) - middle, _step(issued, gpu.host, 1.0, 1 + of_cpu) - middle]

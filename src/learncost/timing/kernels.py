@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil, inf, log2, prod, sqrt
 
 from learncost.ir.errors import InputError
-from learncost.program.program import CLIP, Operand, Program, ProgramOp
+from learncost.program.program import CLIP, MOVED, Operand, Program, ProgramOp
 from learncost.timing.gpu import GPU
 
 LEAST = 2e-6
@@ -171,6 +171,10 @@ class KernelModel:
         """Return the kernels that an operator launches: none for views, and for tensors of the CPU."""
         name = op.name.rpartition("::")[2].strip("_")
         operands = [*op.inputs, *op.outputs]
+        if MOVED in op.arguments:
+            launches = max(ceil(op.arguments["tensors"] / TENSORS), ceil(op.arguments["elements"] / ELEMENTS))
+            self._moved += op.arguments[MOVED]
+            return [Kernel(UPDATE, LEAST * launches + op.arguments[MOVED] / self.gpu.bandwidth)]
         if not operands or op.synchronizes or is_view(op) or all(each.buffer in self._host for each in operands):
             return []
         if name.startswith(LISTS):

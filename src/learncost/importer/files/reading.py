@@ -19,11 +19,13 @@ from learncost import __version__
 from learncost.importer.configured import check_installed
 from learncost.importer.files.user_file import Target, target
 from learncost.importer.inputs import Input, checked, parse_inputs
+from learncost.importer.recorder.device import compiled, is_with_cuda
+from learncost.importer.recorder.process import RecordingProcess, packed, unpacked
 from learncost.ir.errors import InputError, printable, to_install
 from learncost.layers.layer import Layer, Origin, layer
 from learncost.models.files import read_path, user_folder
 from learncost.models.storage import written
-from learncost.program.program import Program, StepRequest, Steps
+from learncost.program.program import CUDA, Program, StepRequest, Steps
 
 if TYPE_CHECKING:
     from learncost.importer.pipeline import ImportOptions
@@ -74,10 +76,11 @@ class CachePlace:
 
     file: Path
     asked: Any
+    folder: str = "tables"
 
     @cached_property
     def path(self) -> Path:
-        return user_folder("tables") / f"{self._key}.json"
+        return user_folder(self.folder) / f"{self._key}.json"
 
     @cached_property
     def _key(self) -> str:
@@ -133,8 +136,8 @@ def _packages() -> list[str]:
     return sorted(name for name in names if name.endswith((".dist-info", ".egg-info")))
 
 
-READERS = ("importer", "ir", "layers", "ops")
-"""The packages whose code decides what is read of a module."""
+READERS = ("importer", "ir", "layers", "ops", "program")
+"""The packages whose code decides what is read or recorded of a module."""
 
 
 def _reader() -> list[tuple[str, int, int]]:
@@ -255,16 +258,40 @@ def steps(wanted: Target, how: How) -> Steps:
             answer = built(wanted, False, say)
         return answer.module, parse_inputs(how.inputs) or answer.inputs or ()
 
+    @cache
+    def process() -> RecordingProcess:
+        return RecordingProcess(wanted, how.inputs)
+
     def record(sizes: Mapping[str, int], request: StepRequest) -> Program:
-        from learncost.importer.inputs import sized
+        from learncost.importer.inputs import MOST, sized
         from learncost.importer.recorder import ModuleStep
 
         if find_spec("torch") is None:
             raise InputError(f"running a module requires torch: {to_install('torch')}")
+        if request.device == CUDA and not is_with_cuda():
+            return _recorded_apart(wanted, how, process, sizes, request)
         module, given = building()
-        return ModuleStep(lambda: module, lambda sizes: sized(given, sizes, {}))(sizes, request)
+        return ModuleStep(lambda: module, lambda sizes: sized(given, sizes, {}, MOST))(sizes, request)
 
     return record
+
+
+def _recorded_apart(
+    wanted: Target, how: How, process: Callable[[], RecordingProcess], sizes: Mapping[str, int], request: StepRequest
+) -> Program:
+    """Return the step on a GPU, from the cache or by a process of its own."""
+    asked = [wanted.name, how.inputs, sorted(sizes.items()), repr(request)]
+    place = CachePlace(wanted.file, asked, "recordings")
+    known = place.read() if how.cache else None
+    if known:
+        return unpacked(known.text)
+    compiled()  # refuses at once where the guard cannot be compiled
+    with _shown() as stage:
+        stage(f"recording a step of {wanted.file.name} for a GPU")
+        program, files = process().record(sizes, request)
+    if how.cache:
+        place.write(Remembered(packed(program), ()), files)
+    return program
 
 
 def _options(how: How) -> ImportOptions:

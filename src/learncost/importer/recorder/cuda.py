@@ -55,8 +55,8 @@ def _no_values(*_: Any, **__: Any) -> Any:
 class GPUAttention:
     """The function `scaled_dot_product_attention` by the kernel that PyTorch 2.11 and later choose (`sdp_utils.cpp`).
 
-    In bf16 and fp16 it is cuDNN's from compute capability 9.0 on (`check_prefer_cudnn_attention`), and flash attention
-    below where there is no mask; else the efficient one.
+    In bf16 and fp16 it is cuDNN's from compute capability 9.0 on (`check_prefer_cudnn_attention`) where no mask has a
+    gradient, and flash attention below where there is no mask; else the efficient one.
     """
 
     capability: tuple[int, int]
@@ -72,11 +72,13 @@ class GPUAttention:
             )
         scale, enable_gqa = others.get("scale"), others.get("enable_gqa", False)
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
-        if query.dtype in NARROW and query.shape[-1] <= LARGEST_HEAD and self.capability >= HOPPER:
+        fits = query.dtype in NARROW and query.shape[-1] <= LARGEST_HEAD
+        learned = attn_mask is not None and attn_mask.requires_grad
+        if fits and self.capability >= HOPPER and not learned:
             return aten._scaled_dot_product_cudnn_attention(
                 query, key, value, attn_mask, learns, dropout_p, is_causal, False, scale=scale
             )[0]
-        if query.dtype in NARROW and query.shape[-1] <= LARGEST_HEAD and attn_mask is None:
+        if fits and attn_mask is None:
             return aten._scaled_dot_product_flash_attention(
                 query, key, value, dropout_p, is_causal, False, scale=scale
             )[0]

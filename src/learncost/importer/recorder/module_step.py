@@ -27,6 +27,7 @@ from learncost.program.program import (
     WEIGHTS,
     Program,
     StepRequest,
+    starred,
 )
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -83,7 +84,7 @@ def record_step(recorder: Any, module: Any, request: StepRequest, forward: Calla
     """Record the step of a module whose tensors have no values; `forward` returns the loss, or other results."""
     import torch
 
-    from learncost.importer.recorder.optimizer import clip, in_phase, optimizer_of, own, temporaries
+    from learncost.importer.recorder.optimizer import clip, in_phase, optimizer_of, own, temporaries, update
 
     stepping = request.optimizer
     weights = [each for each in module.parameters() if each.requires_grad]
@@ -121,6 +122,8 @@ def record_step(recorder: Any, module: Any, request: StepRequest, forward: Calla
         in_phase(recorder, OPTIMIZER, optimizer.step)
     elif not runs:
         temporaries(recorder, stepping, learned)
+        if recorder.device == CUDA and stepping.optimizer:
+            update(recorder, request.given, learned)
 
 
 @contextmanager
@@ -143,8 +146,6 @@ class _Empty:
 
     def module(self, module: Any) -> Any:
         """Return a copy of the module with such tensors as parameters and buffers."""
-        from learncost.importer.recorder.recorder import starred
-
         instead: dict[int, Any] = {}
         for path, parameter in module.named_parameters():
             self._instead(instead, parameter, starred(path), WEIGHTS)

@@ -10,7 +10,7 @@ import torch
 from learncost.importer.recorder.recorder import STEP, Recorder
 from learncost.program.builder import Allocation
 from learncost.program.optimizer_step import Stepping, step_weights
-from learncost.program.program import CLIP, OPTIMIZER, STATES
+from learncost.program.program import CLIP, MOVED, OPTIMIZER, STATES, ProgramOp
 
 CLASSES: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "sgd": ("SGD", {}),
@@ -57,6 +57,16 @@ def in_phase(recorder: Recorder, phase: str, run: Callable[[], object]) -> None:
         run()
     finally:
         recorder.phase, recorder.path = before, path
+
+
+def update(recorder: Recorder, given: Mapping[str, int], weights: Sequence[torch.Tensor]) -> None:
+    """Record an optimizer's step over states and master weights that no tensor holds.
+
+    It reads and writes these, reads gradients, and writes weights.
+    """
+    moved = 2 * sum(given.values()) + 2 * sum(each.nbytes for each in weights)
+    arguments = {MOVED: moved, "tensors": len(weights), "elements": sum(each.numel() for each in weights)}
+    recorder.ops.append(ProgramOp("optimizer", "", (), (), arguments, OPTIMIZER, recorder.microbatch, STEP))
 
 
 def temporaries(recorder: Recorder, stepping: Stepping, weights: Sequence[torch.Tensor]) -> None:

@@ -8,7 +8,6 @@ accumulated gradients and filled zeros are allocated anew, where a run adds in p
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from learncost.importer.inputs import MOST
 from learncost.importer.recorder.workspace import buffers, packed, results
 from learncost.program.builder import BEFORE, ProgramBuilder
 from learncost.program.program import (
@@ -32,10 +32,9 @@ from learncost.program.program import (
     Program,
     ProgramOp,
     made_in,
+    starred,
 )
 
-MOST = 2**22
-"""The most elements of a tensor that is computed."""
 _VALUE = "_learncost_value"
 
 
@@ -181,11 +180,6 @@ def _label(func: Any, phase: str, path: str) -> str:
         return STEP
     name = str(func).split(".")[1].strip("_") + (", backward" if phase == BACKWARD else "")
     return f"{starred(path)}: {name}" if path else name
-
-
-def starred(path: str) -> str:
-    """Return a module's path with the number of a block as a wildcard: blocks.*.norm."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
 
 
 def knows(tensor: Any, value: torch.Tensor) -> None:

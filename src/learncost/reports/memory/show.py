@@ -11,6 +11,7 @@ from learncost.ir.serializable import HIDDEN, Key
 from learncost.passes.plan import FUSED_ATTENTION
 from learncost.procedures.optimizer import state_of
 from learncost.procedures.procedure import INFERENCE
+from learncost.program.autograd.module import Itself
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.types import misfit, said_bytes
@@ -149,8 +150,9 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
 
 
 def run_by(memory: Memory) -> str:
-    """Return the engine with its module: eager (transformers)."""
-    return f"{memory.engine} ({memory.module})" if memory.module else memory.engine
+    """Return the engine with its module: eager (transformers), and whether the module was recorded."""
+    recorded = ", recorded" if memory.module == Itself.name else ""
+    return f"{memory.engine} ({memory.module}{recorded})" if memory.module else memory.engine
 
 
 def procedure_title(memory: Memory) -> str:

@@ -167,7 +167,7 @@ def _rows(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
 def _recorded(step: MemoryStep, sizes: Mapping[str, int], device: str = "") -> Program | None:
     """Return the step as the imported module runs it; None if it cannot."""
     try:
-        return _recorded_on(device or step.eager.device, step, sizes)
+        return recorded_on(device or step.eager.device, step, sizes)
     except InputError as error:
         if (device or step.eager.device) != CPU:  # there is no such device here, or not for all that it does
             step.instead = str(error)
@@ -178,7 +178,7 @@ def _recorded(step: MemoryStep, sizes: Mapping[str, int], device: str = "") -> P
         return None
 
 
-def _recorded_on(device: str, step: MemoryStep, sizes: Mapping[str, int]) -> Program:
+def recorded_on(device: str, step: MemoryStep, sizes: Mapping[str, int]) -> Program:
     """Return the step as the module runs it on a device. Raises `InputError` if it cannot."""
     model, layer = step.model, step.model.configuration.layer
     assert layer is not None

@@ -1,0 +1,184 @@
+"""The time of a module's recorded step on a GPU: of the GPU and of the CPU, by kind of kernel and by module."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from learncost.ir.errors import InputError
+from learncost.ir.serializable import HIDDEN, OPTIONAL, Serializable
+from learncost.models.module import runs_otherwise
+from learncost.program.program import starred
+from learncost.reports.sheet import Sheet, SheetRow, joules_of, seconds_of
+
+if TYPE_CHECKING:
+    from learncost.models.model import Model
+    from learncost.reports.request import Request
+    from learncost.timing.clocks import ProgramTime
+
+SHOWN = 8
+"""The number of rows of kinds, phases or modules in the table; --json has all."""
+
+BETWEEN = "outside modules"
+
+
+@dataclass(frozen=True)
+class KernelTime(Serializable):
+    """The seconds of kernels and their number."""
+
+    seconds: float
+    kernels: int
+
+
+@dataclass(frozen=True)
+class RecordedTime(Serializable):
+    """The predicted time of a step that was recorded, with its interval.
+
+    busy     seconds in which the GPU runs kernels
+    waiting  seconds in which it waits for the CPU
+    issue    seconds in which the CPU issues operators
+    watts    modelled, lowest, expected and highest; None where they are not known
+    """
+
+    device: str
+    source: str
+    assumed: str
+    seconds: float
+    low: float
+    high: float
+    busy: float
+    waiting: float
+    issue: float
+    kernels: int
+    by_kind: Mapping[str, KernelTime]
+    by_phase: Mapping[str, KernelTime]
+    by_module: Mapping[str, KernelTime]
+    watts: tuple[float, float, float] | None = field(default=None, metadata=OPTIONAL)
+    took: ProgramTime | None = field(default=None, compare=False, metadata=HIDDEN)
+
+    @property
+    def joules(self) -> tuple[float, float, float] | None:
+        """The joules of a step: lowest, expected, highest; seconds times modelled watts."""
+        if self.watts is None:
+            return None
+        low, usual, high = self.watts
+        return self.low * low, self.seconds * usual, self.high * high
+
+    @property
+    def sentence(self) -> str:
+        """Return the time with its interval, and what takes it."""
+        parts = f"GPU busy {seconds_of(self.busy)}, waiting for the CPU {seconds_of(self.waiting)}"
+        between = f"from {seconds_of(self.low)} to {seconds_of(self.high)}"
+        return f"Time on {self.device}, recorded: {seconds_of(self.seconds)} a step, {between}; {parts}"
+
+    def notes(self) -> tuple[str, ...]:
+        """Return the notes on the time and its constants."""
+        notes = [
+            f"{self.sentence}. The CPU issues operators for {seconds_of(self.issue)}.",
+            "The module's own step was recorded on tensors without values, operator by operator as PyTorch runs it.",
+            f"{self.assumed} {self.source}.",
+        ]
+        if self.joules:
+            low, usual, high = map(joules_of, self.joules)
+            notes.append(f"Energy, modelled as time x power: {usual} a step, from {low} to {high}.")
+        return tuple(notes)
+
+    def sheet(self) -> Sheet:
+        """Return the table of the time by kind of kernel, by phase and by module."""
+        rows = [
+            SheetRow(("GPU busy", seconds_of(self.busy), f"{self.kernels:,}", _share(self.busy, self.seconds)), "bold")
+        ]
+        for title, times in (("by kind", self.by_kind), ("by phase", self.by_phase), ("by module", self.by_module)):
+            rows.append(SheetRow((title, "", "", ""), "bold"))
+            longest = sorted(times.items(), key=lambda item: -item[1].seconds)
+            shown = longest[:SHOWN] if len(longest) > SHOWN + 1 else longest
+            for name, time in shown:
+                cells = name, seconds_of(time.seconds), f"{time.kernels:,}", _share(time.seconds, self.seconds)
+                rows.append(SheetRow(cells, depth=1))
+            if rest := longest[len(shown) :]:
+                seconds, kernels = sum(time.seconds for _, time in rest), sum(time.kernels for _, time in rest)
+                cells = f"{len(rest)} more", seconds_of(seconds), f"{kernels:,}", _share(seconds, self.seconds)
+                rows.append(SheetRow(cells, depth=1))
+        waiting = "waiting for the CPU", seconds_of(self.waiting), "", _share(self.waiting, self.seconds)
+        rows.append(SheetRow(waiting, "bold"))
+        return Sheet("Time of the recorded step", ("", "time", "kernels", "of the step"), tuple(rows), ())
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else ""
+
+
+def recorded_time(request: Request, model: Model, optimizer: str) -> RecordedTime | str:
+    """Return the time of the recorded step of a request's module on its device, or why it has none.
+
+    The answer is empty for a request that is not about eager training of an imported module on a published GPU.
+    """
+    layer = model.configuration.layer
+    if layer is None or layer.steps is None or request.on is None or request.is_sharded or request.timed_by != "eager":
+        return ""
+    if request.procedure != "bp" or request.plan is not None or not request.is_training:
+        return ""
+    from learncost.devices.device import device as find_device  # imported where they are needed: start-up counts
+    from learncost.devices.rates import calibrated
+
+    if calibrated(request.on):
+        return ""
+    device = find_device(request.on)
+    if not device.torch:
+        return ""
+    if why := runs_otherwise(model):
+        return f"with eager it {why}"
+    try:
+        return _recorded(replace(request, budget=None, optimizer=optimizer, engine="eager"), device.name)
+    except InputError as error:
+        return str(error)
+
+
+def _recorded(request: Request, name: str) -> RecordedTime:
+    from learncost.devices.assumptions import power
+    from learncost.devices.device import device as find_device
+    from learncost.devices.gpus import gpu
+    from learncost.reports.memory.engines.eager import recorded_on
+    from learncost.reports.memory.memory import memory_question
+    from learncost.timing.clocks import program_time
+
+    device = find_device(name)
+    constants = gpu(device)
+    step = memory_question(request).step(request.procedure, "eager")
+    took = program_time(recorded_on(step.eager.device, step, step.sizes()), constants)
+    drawn = power(device)
+    modules, phases = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    for each in took.issued:
+        path = starred(each.op.path) or BETWEEN
+        for kernel in each.kernels:
+            modules[path].append(kernel.seconds)
+            phases[each.op.phase].append(kernel.seconds)
+    return RecordedTime(
+        device.name,
+        constants.source,
+        _assumptions(took),
+        took.seconds,
+        took.low,
+        took.high,
+        took.busy,
+        took.waiting,
+        took.issue,
+        took.launches,
+        {kind: KernelTime(*time) for kind, time in took.by_kind.items()},
+        {phase: KernelTime(sum(times), len(times)) for phase, times in phases.items()},
+        {path: KernelTime(sum(times), len(times)) for path, times in modules.items()},
+        None if drawn is None else (drawn.low or drawn.value, drawn.value, drawn.high or drawn.value),
+        took,
+    )
+
+
+def _assumptions(took: ProgramTime) -> str:
+    """Return which constants are assumed, with their uncertainty."""
+    gpu, host = took.gpu, took.gpu.host
+    kinds = ", ".join(f"{kind} {apart:.0%}" for kind, apart in gpu.assumed.items())
+    return (
+        f"Assumed: {1e6 * host.operator:.3g} microseconds of the CPU per operator with a kernel, {1e6 * host.view:.2g} "
+        f"per view, and shares of the rates by kind of kernel; their uncertainty: {kinds}. Rates:"
+    )

@@ -63,7 +63,8 @@ class Case:
     context: int = 0
 
 
-T5 = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "vocab_size": 32128}
+T5 = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "vocab_size": 32128,
+      "decoder_start_token_id": 0, "pad_token_id": 0}  # fmt: skip
 LLAMA_8B = {
     "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
     "intermediate_size": 14336, "vocab_size": 128256,

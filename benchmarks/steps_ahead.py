@@ -174,7 +174,7 @@ def predicted(case: Case) -> Mapping[str, Any]:
     from learncost.importer.recorder.module_step import attributed, in_a_run
     from learncost.importer.recorder.optimizer import optimizer_of
     from learncost.importer.recorder.recorder import Recorder
-    from learncost.program.autograd import Stepping
+    from learncost.program.optimizer_step import Stepping
     from learncost.program.program import ACTIVATIONS, WEIGHTS, peak
     from learncost.timing.clocks import program_time
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import h100_steps
 import pytest
+import steps_ahead
 
 import learncost as lc
 from learncost.devices.gpus import gpu
@@ -260,3 +261,13 @@ def test_the_time_of_a_recorded_step_is_that_of_an_h100(row):
     found, measured = h100_steps.recorded(row, ""), h100_steps.MEASURED[row]
     assert found["ms"] == pytest.approx(measured["ms"], rel=0.12)
     assert found["low"] < measured["ms"] < found["high"]
+
+
+@pytest.mark.parametrize("case", [case.name for case in steps_ahead.CASES])
+def test_every_step_is_predicted_for_both_cards_before_it_is_measured(case):
+    """The slower card takes longer, and the groups of the profile have all kernels."""
+    rows = json.loads(steps_ahead.PREDICTED.read_text(encoding="utf-8"))["rows"][case]
+    assert rows["H100"]["busy"] < rows["A100"]["busy"]
+    for each in rows.values():
+        assert each["low"] < each["ms"] < each["high"]
+        assert sum(steps_ahead.grouped(each["kinds"]).values()) == pytest.approx(each["busy"], abs=0.01)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from learncost.importer.pointwise import POINTWISE, reduced
 from learncost.importer.rule import with_settings
 from learncost.importer.rules.attention import AttentionSettings
-from learncost.importer.rules.bags import BagSettings
+from learncost.importer.rules.reductions import BagSettings
 
 
 def attention_with_dropout(query: Any, key: Any, value: Any, *, settings: AttentionSettings) -> Any:

@@ -10,12 +10,12 @@ from warnings import catch_warnings
 
 import numpy as np
 
-from learncost.importer.deferred_sizes import OfSizes
 from learncost.importer.examples import arguments, as_called, flattened
 from learncost.importer.nodes import operator_name
 from learncost.importer.recorder.module_step import backward, ends
 from learncost.importer.refusals import one_line
-from learncost.importer.restored import copied, restored
+from learncost.importer.sized import OfSizes
+from learncost.importer.tried import copied, restored
 from learncost.importer.values import run_graph
 from learncost.importer.walk import WITHOUT_GRADIENT, ImportedModule
 from learncost.importer.wrappers import plain

@@ -13,8 +13,7 @@ from learncost.importer.inputs import attempts, checked, examples_of, sized, ten
 from learncost.importer.live import LiveModule
 from learncost.importer.nodes import operator_name
 from learncost.importer.refusals import one_line
-from learncost.importer.restored import copied, restored
-from learncost.importer.tried import size_of_example
+from learncost.importer.tried import copied, restored, size_of_example
 from learncost.importer.walk import ImportedModule
 from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError

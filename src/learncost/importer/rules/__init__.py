@@ -2,7 +2,6 @@
 
 from learncost.importer.rules import (  # noqa: F401 - they register themselves
     attention,
-    bags,
     complex,
     elementwise,
     enlargements,

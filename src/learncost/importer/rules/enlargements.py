@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from learncost.importer.axes import AxisClass, Size, equal, quotient
-from learncost.importer.deferred_sizes import settled
 from learncost.importer.nodes import shape_of
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.indexing import at_index, read_at
 from learncost.importer.rules.views import merged
+from learncost.importer.sized import settled
 from learncost.importer.views import View, ViewAxis
 
 

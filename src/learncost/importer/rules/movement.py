@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from learncost.importer.axes import AxisClass, Size, equal, product
-from learncost.importer.deferred_sizes import settled
 from learncost.importer.equations import DimensionCondition, Equation, NamedView
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.operands import GivenTensor
@@ -15,6 +14,7 @@ from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.indexing import over, put, read_at
 from learncost.importer.rules.views import bound, merged, narrowed, reshaped
+from learncost.importer.sized import settled
 from learncost.importer.unit_dims import written
 from learncost.importer.views import AxisIndex, View, ViewAxis
 

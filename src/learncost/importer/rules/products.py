@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from learncost.importer.axes import AxisClass
-from learncost.importer.deferred_sizes import settled
 from learncost.importer.equations import NumberOperand
 from learncost.importer.nodes import shape_of
 from learncost.importer.operands import GivenTensor
@@ -16,6 +15,7 @@ from learncost.importer.rule import rule
 from learncost.importer.rules.movement import diagonal_of
 from learncost.importer.rules.reductions import summed
 from learncost.importer.rules.views import called
+from learncost.importer.sized import settled
 from learncost.importer.unit_dims import matrix_product
 from learncost.importer.views import At, StoredValue, View
 

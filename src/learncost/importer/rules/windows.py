@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from learncost.importer.axes import AxisClass, Size, equal, product
-from learncost.importer.deferred_sizes import settled
 from learncost.importer.equations import Equation, NamedView, NumberOperand
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.reader import GraphReader
@@ -18,6 +17,7 @@ from learncost.importer.rules.movement import joined
 from learncost.importer.rules.normalization import channels, scaled
 from learncost.importer.rules.reductions import extreme, mean_of, summed
 from learncost.importer.rules.views import called, merged, narrowed, reshaped
+from learncost.importer.sized import settled
 from learncost.importer.unit_dims import along, at_its_place, matrix_product, written
 from learncost.importer.views import AxisIndex, View, ViewAxis
 

@@ -316,7 +316,10 @@ def _answer(name: str, words: Sequence[str]) -> Any:
         flags_of_modules = {
             flag.name: flags_given.pop(flag.name) for flag in command.importing if flag.name in flags_given
         }
-        arguments = _with_modules(command, arguments, flags_of_modules)
+        if arguments and isinstance(arguments[0], list):  # several models
+            arguments = [_with_modules(command, arguments[0], flags_of_modules)]
+        else:
+            arguments = _with_modules(command, arguments, flags_of_modules)
     answer = command.question(*arguments, **flags_given)
     if arguments and isinstance(arguments[0], tuple):  # trainers' files, which are one model
         answer = _of_files(name, arguments[0], answer, flags_given)

@@ -65,16 +65,20 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
             raise InputError(f"{name} needs a value")
         value = text if joined else left.pop(0)
         typed_values[key] = [*typed_values.get(key, []), value] if repeats else value
-    arguments = _joined(flags, arguments)
+    arguments = _joined(command, flags, arguments)
     _check_count(command, flags, arguments, typed_values)
     return arguments, typed_values
 
 
-def _joined(flags: Sequence[Flag], arguments: list[Any]) -> list[Any]:
-    """Return the arguments, with a trainer's file and what stands behind it as one model."""
+SEVERAL_MODELS = ("compare",)
+"""The commands that compare several models in one table."""
+
+
+def _joined(command: str, flags: Sequence[Flag], arguments: list[Any]) -> list[Any]:
+    """Return the arguments; a trainer's file with what follows it is one model, and several models are a list."""
     places = [flag.name for flag in flags if flag.how == "argument"]
     if places[:1] not in (["model"], ["subject"]) or not any(each.lower().endswith(DATA_FILES) for each in arguments):
-        return arguments
+        return [arguments] if command in SEVERAL_MODELS and len(arguments) > 1 else arguments
     from learncost.trainer_files.reading import is_trainer_file  # imported where such a file is given
 
     return [tuple(arguments)] if any(map(is_trainer_file, arguments)) else arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from learncost.cost_models import Book
 from learncost.cost_models.books import book as find_book
@@ -22,6 +22,9 @@ from learncost.reports.record import Cost
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import PreparedRun, left_out_text, possible, prepare
 from learncost.reports.sheet import Drawn
+
+if TYPE_CHECKING:
+    from learncost.reports.several_models import ModelComparison
 
 SCHEMA = 1
 COMPARED_BOOKS = ("run", "paper")
@@ -141,11 +144,19 @@ class Comparison(Drawn):
         return {key: fields[key] for key in names if key in fields} | {"ratio_to_bp": ratios}
 
 
+@overload
+def compare(model: list[Any], *given: Any, **more: Any) -> ModelComparison: ...
+
+
+@overload
+def compare(model: object, *given: Any, **more: Any) -> Comparison: ...
+
+
 @takes_request(
     "model procedures price_book batch_size seq_len target_len tokens optimizer dropout dtype train train_layers lora "
     "lora_rank lora_alpha plan precision on engine"
 )
-def compare(request: Request, procedures: Iterable[str] | str | None = None) -> Comparison:
+def compare(request: Request, procedures: Iterable[str] | str | None = None) -> Comparison | ModelComparison:
     """Compare learning procedures, and find the sequence lengths at which one becomes cheaper than another.
 
     Macro-operations and totals under one price book; ratios to bp under run and paper; and for each pair of procedures
@@ -168,7 +179,7 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
     Returns
     -------
     Comparison
-        The counts of each procedure and the crossover lengths.
+        The counts of each procedure and the crossover lengths; for a list of models a `ModelComparison`, one table.
 
     Raises
     ------
@@ -181,6 +192,8 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
         Three procedures, and the lengths at which one becomes cheaper than another.
     learncost compare gpt2 --on A100-SXM-40GB --batch-size 8
         The time and the peak memory of each procedure on a device, too.
+    learncost compare gpt2 llama-2-7b --procedure bp,recompute --format latex
+        Several models and procedures in one table for a paper.
     learncost compare distilbert-base --price-book paper-corrected --architecture DistilBertForMaskedLM
         The paper's table of PEPITA for DistilBERT.
 
@@ -192,6 +205,10 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
     >>> [(one.price_book, one.quantity, one.crossings[0].seq_len) for one in found.overtaking if one.crossings]
     [('run', 'maccs', 4156), ('run', 'flops', 4229), ('paper', 'maccs', 598)]
     """
+    if isinstance(request.model, list):
+        from learncost.reports.several_models import compare_models  # is built on this module
+
+        return compare_models(request, request.model, procedures)
     names = _names(procedures)
     kind = request.kind(counts_alone=request.on is None)
     rates = request.rates(kind)

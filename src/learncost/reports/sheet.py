@@ -27,6 +27,7 @@ WIDTH = 80
 
 _GAP = "  "
 _SEPARATED = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
+_POWER = re.compile(r"10\\\^\{\}([0-9]+)")  # as a cell is escaped for LaTeX
 _NARROW = 16  # a column of words is not made narrower
 
 
@@ -396,16 +397,16 @@ class Sheet:
         return text.getvalue()
 
     def latex(self) -> str:
-        """Return the sheet as a tabular that requires no package, with the title and notes as comments."""
+        """Return the sheet as a tabular with the rules of booktabs, with the title and notes as comments."""
         if not self.columns:
             return "\n".join(f"% {text}" for text in (self.title, *self.notes) if text)
         align = "".join("l" if place in self.left else "r" for place in range(len(self.columns)))
-        lines = [f"% {self.title}", rf"\begin{{tabular}}{{{align}}}", r"\hline"]
-        lines += [_latex_line(self.columns), r"\hline"] if any(self.columns) else []
+        lines = [r"% \usepackage{booktabs}", f"% {self.title}", rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
+        lines += [_latex_line(self.columns), r"\midrule"] if any(self.columns) else []
         for row in self.rows:
             line = _latex_line(row.cells)
-            lines += [r"\hline", line] if row.style == "bold" else [line]
-        return "\n".join([*lines, r"\hline", r"\end{tabular}", *(f"% {note}" for note in self.notes)])
+            lines += [r"\midrule", line] if row.style == "bold" and lines[-1] != r"\midrule" else [line]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in self.notes)])
 
 
 @dataclass(frozen=True)
@@ -449,7 +450,7 @@ def _latex_line(cells: Iterable[str]) -> str:
     special = {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "×": r"$\times$"}
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
     escaped = ("".join(special.get(character, character) for character in cell) for cell in cells)
-    return " & ".join(escaped) + r" \\"
+    return _POWER.sub(r"$10^{\1}$", " & ".join(escaped)) + r" \\"
 
 
 def styled(lines: Iterable[tuple[str, str]]) -> Iterator[Text]:

@@ -29,6 +29,7 @@ GIVING = Framework(
     (),
     (),
     (),
+    (),
     {},
     tuple(KeyRule({name: (ANY,)}, {}, fields={name: f"${name}"}) for name in ("precision",)),
     (),
@@ -41,7 +42,7 @@ RULES = [(framework, number) for framework in frameworks() for number in range(l
 def value_of(wanted: tuple[Any, ...], key: str, rules: Iterable[KeyRule]) -> Any:
     """A value at which a rule holds: one that it names, else one of the type of the field that takes it."""
     if wanted[0] != ANY:
-        return wanted[0]
+        return [wanted[0]] if isinstance(wanted[0], list) else wanted[0]
     names = [name for rule in rules for name, value in (rule.fields or {}).items() if str(value).endswith(f"${key}")]
     kind = str(Step.__dataclass_fields__[names[0].partition(".")[0]].type) if names else "str"
     value: Any = True if "bool" in kind else 7 if "int" in kind or "float" in kind else "something"
@@ -55,7 +56,8 @@ def value_of(wanted: tuple[Any, ...], key: str, rules: Iterable[KeyRule]) -> Any
 )
 def test_a_rule_holds_for_a_file_and_does_what_it_says(framework: Framework, number: int) -> None:
     rule = framework.rules[number]
-    values = {key: value_of(wanted, key, framework.rules) for key, wanted in rule.conditions.items()}
+    values = {key: value_of((ANY,), key, framework.rules) for key in rule.taken}
+    values |= {key: value_of(wanted, key, framework.rules) for key, wanted in rule.conditions.items()}
     before = Step()
     for name, wanted in rule.where.items():
         before = before.having(name, None if wanted[0] == "none" else wanted[0])
@@ -242,7 +244,7 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
         FOUNDRY,
         {"zero": 3, "precision": "bf16-masters", "sizes.model_type": "mpt", "micro_batch_size": 8},
     ),
-    ("llm_foundry", {**FOUNDRY, "device_train_microbatch_size": "auto"}, {"micro_batch_size": None}),
+    ("llm_foundry", {**FOUNDRY, "device_train_microbatch_size": "auto"}, {"micro_batch_size": 1}),
     # OLMo 59a53e3f: SwiGLU halves the width of its product.
     ("olmo", OLMO, {"sizes.model_type": "olmo2", "sizes.intermediate_size": 11008, "sizes.vocab_size": 100352}),
     ("olmo", {**OLMO, "activation_checkpointing": "whole_layer"}, {"checkpointing": "full", "zero": 3}),
@@ -277,7 +279,7 @@ def test_sizes_of_a_file_are_its_model(tmp_path: Path, capsys: pytest.CaptureFix
     assert lc.memory(str(path), mesh="dp=4").peak == lc.memory(config, **flags).peak
     assert main(["explain", str(path)]) == 0
     assert "devices" in capsys.readouterr().out
-    path.write_text(yaml.safe_dump({**NEOX, "make_vocab_size_divisible_by": 1}))
+    path.write_text(yaml.safe_dump({**NEOX, "tokenizer_type": "HFTokenizer"}))
     with pytest.raises(lc.InputError, match="does not say the size of the vocabulary"):
         lc.request_of(str(path), mesh="dp=4")
     path.write_text(yaml.safe_dump({**NEOX, "activation": "swiglu"}))
@@ -292,7 +294,7 @@ def test_references_of_omegaconf_are_read_to_keys_of_the_file(tmp_path: Path) ->
     assert (values["a.c"], values["a.d"], values["z"]) == (3, "x3y", 3)
     assert (values["a.e"], values["a.f"]) == ("${oc.env:HOME}", "${.f}")
     path.write_text(yaml.safe_dump({**TUNE, "batch_size": "${oc.env:BATCH}"}))
-    with pytest.raises(lc.InputError, match=r"line 1: batch_size is '\$\{oc.env:BATCH\}': references are read to keys"):
+    with pytest.raises(lc.InputError, match=r"line 1: batch_size is '\$\{oc.env:BATCH\}': references are read to what"):
         read_files([str(path)])
 
 
@@ -430,13 +432,93 @@ def test_a_path_outside_of_the_folder_is_not_followed(tmp_path: Path) -> None:
 def test_a_model_behind_the_file_replaces_its_own(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "somebody/unknown"}))
-    with pytest.raises(lc.InputError, match=r"line 1: the model 'somebody/unknown' is no known preset"):
+    with pytest.raises(lc.InputError, match=r"line 1: base_model 'somebody/unknown' is no known preset"):
         lc.request_of(str(path))
     assert lc.request_of(str(path), "gpt2").model == "gpt2"
     beside = tmp_path / "somebody" / "unknown"
     beside.mkdir(parents=True)
     (beside / "config.json").write_text('{"model_type": "gpt2"}')
     assert lc.request_of(str(path)).model == str(beside / "config.json")
+
+
+SHELL = """#!/bin/bash
+GPUS=8; NODES=$((2 * 2))
+ARGS=(--num-layers 2 --hidden-size 1024 --num-attention-heads 16  # sizes
+  --max-position-embeddings 1024)
+MORE="
+  --micro-batch-size ${MICRO:-2} --global-batch-size=256 --seq-length 1024
+  --tensor-model-parallel-size 2 --bf16 --attention-dropout 0 --hidden-dropout 0
+"
+if [ "$FLASH" = "true" ]; then MORE="$MORE --use-distributed-optimizer"; fi
+torchrun --nproc_per_node $GPUS --nnodes $NODES pretrain_gpt.py ${ARGS[@]} \\
+    $MORE --vocab-file $1 --merge-file $2 &> run.log
+"""
+
+
+def test_arguments_of_a_shell_script_are_read_and_branches_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(SHELL)
+    reading = read_files([str(path)])
+    step = reading.step
+    assert reading.frameworks[0].name == "megatron"
+    # Megatron-LM d98e8a64: arguments.py:1215 sums gradients in fp32, :1329 has four times the width; 50,257 tokens are
+    # filled up to a multiple of 128 x 2.
+    assert (step.devices, step.tp, step.micro_batch_size, step.global_batch_size, step.zero) == (32, 2, 2, 256, None)
+    assert (step.precision, step.dropout, step.clip) == ("bf16-masters-fp32-gradients", None, 1.0)
+    assert (step.get("sizes.n_inner"), step.get("sizes.vocab_size")) == (4096, 50432)
+    assert [each.key for each in reading.unknown] == ["use-distributed-optimizer"]
+    request = lc.request_of(str(path))
+    assert (request.mesh, request.placement, request.batch_size, request.accumulate) == (
+        "dp=16,tp=2",
+        "ddp,megatron",
+        256,
+        8,
+    )
+    path.write_text(SHELL.replace("${MICRO:-2}", "$MICRO"))
+    with pytest.raises(lc.InputError, match=r"micro-batch-size is '\$MICRO': references are read to what"):
+        read_files([str(path)])
+    path.write_text(SHELL.replace("* 2))", "* 1))").replace("GPUS=8", "GPUS=1").replace("size 2", "size 4"))
+    assert "devices" in read_files([str(path)]).asks  # two devices are no mesh with tp 4
+
+
+def test_settings_of_nanogpt_are_literal_assignments(tmp_path: Path) -> None:
+    path = tmp_path / "config.py"
+    path.write_text(
+        "import time\nbatch_size = 12\nblock_size = 256\nn_layer = 2\ngradient_accumulation_steps = 5 * 8\n"
+    )
+    request = lc.request_of(str(path), sizes={"num_hidden_layers": 2})
+    assert (request.batch_size, request.accumulate, request.seq_len, request.precision) == (
+        480,
+        40,
+        256,
+        "bf16-masters",
+    )
+    assert request.model == {
+        "model_type": "gpt2", "n_layer": 2, "n_head": 12, "n_embd": 768, "n_positions": 256, "vocab_size": 50304,
+    }  # fmt: skip
+    path.write_text("batch_size = 12\nblock_size = open('x').read()\n")
+    with pytest.raises(lc.InputError, match="is no file of settings: it has more than names and plain values"):
+        read_document(str(path))
+
+
+def test_a_copy_of_a_model_is_known_by_its_name_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "somebody/gemma-7b-GPTQ"}))
+    found = lc.explain(str(path))
+    assert found.command.split()[2] == "gemma-7b"
+    assert "a copy of gemma-7b by its name, whose weights are quantized" in [
+        each.effect.split(":")[0] for each in found.assumed
+    ]
+    path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "Qwen/Qwen3.5-9B"}))
+    with pytest.raises(lc.InputError, match="its family, qwen3_5, is not known here: add a preset of similar sizes"):
+        lc.request_of(str(path))
+    path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "codellama/CodeLlama-13b-hf"}))
+    with pytest.raises(lc.InputError, match=r"its family, llama, is known: add the path of its config.json"):
+        lc.request_of(str(path))
+    path.write_text(yaml.safe_dump({key: value for key, value in AXOLOTL.items() if key != "base_model"}))
+    with pytest.raises(lc.InputError, match="does not name its model: add a preset"):
+        lc.request_of(str(path))
+    assert lc.request_of(str(path), "gpt2").model == "gpt2"
 
 
 EXPANDING = "b0: &b0 [x, x]\n" + "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 10)}]\n" for n in range(1, 6))

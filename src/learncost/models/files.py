@@ -23,7 +23,9 @@ NOTATION = ".table"
 
 YAML = (".yaml", ".yml")
 
-DATA_FILES = (*YAML, ".json", ".toml")
+SHELL, PYTHON = ".sh", ".py"
+
+DATA_FILES = (*YAML, ".json", ".toml", SHELL, PYTHON)
 """The suffixes of files that may be those of a trainer."""
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from learncost.ir.errors import InputError, counted, printable, shown
-from learncost.models.argument import preset
 from learncost.program.optimizer_step import CLASSES
 from learncost.reports.question import flags_typed
 from learncost.reports.request import Request
 from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
 from learncost.sharding.mesh import mesh as mesh_of
+from learncost.trainer_files.names import copied, family_of, named
 from learncost.trainer_files.reading import ENGINE_FILE, KeyRead, Reading, is_trainer_file, read_files
 from learncost.trainer_files.step import FULL, Step
 
@@ -68,6 +68,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         )
     if step.seq_len is None and given.get("seq_len") is None:
         raise InputError(f"{where} does not say the length of sequences: add --seq-len N")
+    if "batch_size" in reading.asks and given.get("batch_size") is None:
+        raise InputError(f"{where} does not say the sequences of a step: add --batch-size N")
     if "vocab_size" in reading.asks and not model and "vocab_size" not in {**given, **given.get("sizes", {})}:
         raise InputError(f"{where} does not say the size of the vocabulary: add --vocab-size N")
     over_mesh = bool(given.get("mesh") or mesh)
@@ -140,24 +142,42 @@ def _model(step: Step, reading: Reading) -> str:
     """Return the preset or the config.json of a file's model. Raises `InputError` for an unknown one."""
     name, where = step.model or "", printable(reading.files[0])
     key = next((each for each in reading.read if each.effect.startswith("model = ")), None)
-    for each in (name, "/".join(name.split("/")[-2:])):  # a Hub id, and a folder that has its name
-        if known := preset(each):
-            return known.name
+    if known := named(name):
+        return known.name
     own = Path(reading.files[0]).parent / name / "config.json"
     folder = HUB.expanduser() / f"models--{name.replace('/', '--')}" / "snapshots"
     found = [own] if ".." not in name and own.is_file() else sorted(folder.glob("*/config.json"))
     if name and found:
         return str(found[-1])
     line = f", line {key.line}" if key and key.line else ""
-    if step.sizes and not name:
+    copy, _ = copied(name)
+    if copy:
+        return copy.name
+    if not name and not {"hidden_size", "d_model", "n_embd"} & {*(step.sizes or ())}:
+        raise InputError(f"{where} does not name its model: add a preset or the path of a config.json behind the file")
+    if not name:
         raise InputError(
             f"{where} describes a kind of model that is not known here: add the path of a config.json, or a preset of "
             "the same sizes, behind the file"
         )
+    family, is_known = family_of(name)
+    kind = f"; its family, {family}, is {'known' if is_known else 'not known here'}" if family else ""
+    add = "a preset of similar sizes" if family and not is_known else "the path of its config.json"
     raise InputError(
-        f"{where}{line}: the model {shown(name)} is no known preset, and nothing is fetched: add the path of its "
-        "config.json, or a preset of the same sizes, behind the file"
+        f"{where}{line}: {key.key if key else 'the model'} {shown(name)} is no known preset, and nothing is fetched"
+        f"{kind}: add {add} behind the file"
     )
+
+
+def _by_name(reading: Reading, model: str) -> tuple[KeyRead, ...]:
+    """Return the key of a model that is known as a copy of another by its name."""
+    name = reading.step.model or ""
+    key = next((each for each in reading.read if each.effect.startswith("model = ")), None)
+    copy, is_quantized = copied(name)
+    if model or not key or not copy or named(name):
+        return ()
+    stored = ", whose weights are quantized: they are counted as the file loads them" if is_quantized else ""
+    return (KeyRead(key.file, key.key, name, f"a copy of {copy.name} by its name{stored}", key.line),)
 
 
 @dataclass(frozen=True)
@@ -345,7 +365,7 @@ def trainer_step(
         tuple(framework.source for framework in reading.frameworks),
         said,
         (*reading.read, *counted),
-        reading.assumed,
+        (*reading.assumed, *_by_name(reading, model)),
         left,
         reading.unknown,
         reading.no_effect,

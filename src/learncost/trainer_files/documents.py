@@ -1,10 +1,12 @@
-"""Read YAML, JSON and TOML files into flat mappings from dotted keys to values.
+"""Read YAML, JSON and TOML files, shell scripts and assignments in Python into mappings from dotted keys to values.
 
-Files are limited in size, nodes and nesting. YAML is read by its safe loader, which makes plain values only.
+Files are limited in size, nodes and nesting. YAML is read by its safe loader, which makes plain values only. Shell and
+Python are read as text, and nothing in them is run.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from learncost.ir.errors import InputError, printable, shown, to_install
-from learncost.models.files import YAML, parse_json, parse_toml
+from learncost.models.files import PYTHON, SHELL, YAML, parse_json, parse_toml
+from learncost.trainer_files.shell import arguments_of
 
 LARGEST = 2**20  # bytes; the largest of 774 public files has 60 kB
 NODES = 10_000  # values and keys, with those of aliases counted wherever they are used
@@ -29,12 +32,14 @@ LONGEST = 1_000  # characters of a text with its references replaced
 class Document:
     """A file by its name, with its values by dotted keys; empty values are left out.
 
-    lines  the line of each key, where the format has them
+    lines     the line of each key, where the format has them
+    branches  the arguments that branches of a script add or change
     """
 
     name: str
     values: Mapping[str, Any]
     lines: Mapping[str, int] = field(default_factory=dict)
+    branches: Mapping[str, Any] = field(default_factory=dict)
 
     def at(self, key: str) -> str:
         """Return where a key is, for messages: the file, its line if known, and the key."""
@@ -43,7 +48,7 @@ class Document:
 
 
 def read_document(path: str) -> Document:
-    """Return the document of a YAML, JSON or TOML file.
+    """Return the document of a YAML, JSON, TOML or shell file, or of assignments in Python.
 
     Raises InputError for a file that cannot be read, is malformed, is no mapping, or exceeds the limits.
     """
@@ -60,6 +65,10 @@ def read_document(path: str) -> Document:
     suffix = Path(path).suffix.lower()
     if suffix in YAML:
         return _yaml(path, text)
+    if suffix == SHELL:
+        return Document(path, *arguments_of(text))
+    if suffix == PYTHON:
+        return Document(path, *_assigned(path, text))
     values = (parse_toml if suffix == ".toml" else parse_json)(text, printable(path))
     return Document(path, dict(flattened(values)))
 
@@ -71,6 +80,51 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from flattened(value, f"{prefix}{key}.")
         elif value is not None:
             yield f"{prefix}{key}", value
+
+
+def _assigned(path: str, text: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the values that a Python file assigns to names, and their lines; sums of text are left out.
+
+    Raises `InputError` for a file with anything else than assignments of plain values, and imports of time.
+    """
+    no_settings = InputError(f"{printable(path)} is no file of settings: it has more than names and plain values")
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise no_settings from None
+    values, lines = dict[str, Any](), dict[str, int]()
+    for each in tree.body:
+        match each:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                lines[name] = each.lineno
+                if (number := _plain(value)) is not None:
+                    values[name] = number
+                elif not (isinstance(value, ast.BinOp) and isinstance(_plain(value.left), str)):  # the name of a run
+                    raise no_settings
+            case ast.Expr(value=ast.Constant(value=str())) | ast.Import(names=[ast.alias(name="time")]):
+                pass
+            case _:
+                raise no_settings
+    return values, lines
+
+
+def _plain(node: ast.expr) -> Any:
+    """Return a plain value, or a product or sum of numbers; None for anything else."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            number = _plain(operand)
+            return -number if isinstance(number, int | float) else None
+        case ast.BinOp(left=left, op=ast.Mult() | ast.Add() | ast.Sub() | ast.FloorDiv() as operation, right=right):
+            first, second = _plain(left), _plain(right)
+            if not all(isinstance(each, int | float) and abs(each) < LARGEST**2 for each in (first, second)):
+                return None
+            if isinstance(operation, ast.FloorDiv):
+                return first // second if second else None
+            sign = -1 if isinstance(operation, ast.Sub) else 1
+            return first * second if isinstance(operation, ast.Mult) else first + sign * second
+    return None
 
 
 def _yaml(path: str, text: str) -> Document:

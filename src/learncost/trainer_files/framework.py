@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from learncost.ir.errors import InputError, printable
+from learncost.models.files import PYTHON
 from learncost.trainer_files.documents import Document
 from learncost.trainer_files.step import Step
 
@@ -33,7 +34,8 @@ class KeyRule:
     unless       by key, values at which it does not hold
     absent       keys that the file does not have
     where        by field, the values that the files before give the step; `none` is no value
-    fields       what the step has then; a value `$KEY` is the value of a key, and `sizes.NAME` is one of the sizes
+    fields       what the step has then; a value `$KEY` is the value of a key, `sizes.NAME` is one of the sizes, and
+                 `A to B` is A, up to a multiple of B
     unsupported  what is not counted then, and in which direction the answer errs
     refused      why the step is no training that can be predicted
     counted_by   the plan of the step that counts what is unsupported
@@ -62,6 +64,7 @@ class KeyRule:
         values = {**usual, **given}
         return (
             not any(key in given for key in self.absent)
+            and all(key in values for key in self.taken)
             and all(_is_one_of(before.get(name) or "none", wanted) for name, wanted in self.where.items())
             and all(key in values and _is_one_of(values[key], wanted) for key, wanted in self.conditions.items())
             and not any(key in values and _is_one_of(values[key], these) for key, these in self.unless.items())
@@ -94,6 +97,8 @@ class Framework:
     """A kind of file.
 
     needs, some, without  keys that a file has: all of these, one of these, none of these
+    suffixes              the endings of the files; none: any of data
+    underscores           whether hyphens in keys are underscores
     defaults              the value of an absent key, and where the framework sets it
     no_effect             keys that change neither memory nor time; a last `*` stands for any ending
     """
@@ -105,14 +110,28 @@ class Framework:
     needs: tuple[str, ...]
     some: tuple[str, ...]
     without: tuple[str, ...]
+    suffixes: tuple[str, ...]
     defaults: Mapping[str, tuple[Any, str]]
     rules: tuple[KeyRule, ...]
     no_effect: tuple[str, ...]
+    underscores: bool = False
+
+    def spelled(self, document: Document) -> Document:
+        """Return a document with its keys as the framework spells them."""
+        if not self.underscores:
+            return document
+        values, lines = (
+            {key.replace("-", "_"): value for key, value in every.items()}
+            for every in (document.values, document.lines)
+        )
+        return replace(document, values=values, lines=lines)
 
     def recognises(self, document: Document) -> bool:
         """Return whether a document has the keys of this framework."""
+        name, document = document.name.lower(), self.spelled(document)
         return (
-            all(_has(document, key) for key in self.needs)
+            (name.endswith(self.suffixes) if self.suffixes else not name.endswith(PYTHON))
+            and all(_has(document, key) for key in self.needs)
             and (not self.some or any(_has(document, key) for key in self.some))
             and not any(_has(document, key) for key in self.without)
         )
@@ -120,6 +139,10 @@ class Framework:
     def is_without_effect(self, key: str) -> bool:
         """Return whether a key is known to change neither memory nor time."""
         return any(key == known or (known.endswith(ANY) and key.startswith(known[:-1])) for known in self.no_effect)
+
+    def takes(self, key: str) -> bool:
+        """Return whether the value of a key decides what rules give, and not only whether the key is there."""
+        return any(key in rule.taken or ANY not in rule.conditions.get(key, (ANY,)) for rule in self.rules)
 
     def is_automatic(self, key: str, value: Any) -> bool:
         """Return whether a value of a sharding engine leaves the key to the trainer, and no rule is for that."""
@@ -190,7 +213,7 @@ def _of_file(path: Path) -> Framework:
     rules = tuple(rule for part in parts for rule in _rules(part))
     if wrong := {name.partition(".")[0] for rule in rules for name in rule.fields or ()} - known:
         raise ValueError(f"{path.name}: no fields of a step: {sorted(wrong)}")
-    recognised = {name: tuple(data["recognised"].get(name, ())) for name in ("needs", "some", "without")}
+    recognised = {name: tuple(data["recognised"].get(name, ())) for name in ("needs", "some", "without", "suffixes")}
     return Framework(
         name=path.stem,
         title=data["title"],
@@ -202,6 +225,7 @@ def _of_file(path: Path) -> Framework:
         },
         rules=rules,
         no_effect=tuple(key for part in parts for key in part.get("no_effect", ())),
+        underscores=data["recognised"].get("underscores", False),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.ir.errors import InputError, printable, shown
-from learncost.models.files import DATA_FILES
+from learncost.models.files import DATA_FILES, YAML
 from learncost.trainer_files.documents import Document, read_document
 from learncost.trainer_files.framework import ENGINE, LAUNCH, STEP, Framework, KeyRule, framework_of
 from learncost.trainer_files.step import Step
@@ -72,7 +72,7 @@ def is_trainer_file(path: object) -> bool:
     """Return whether a MODEL argument is a file of a trainer by its suffix and, for JSON, by its keys."""
     if not isinstance(path, str) or not path.lower().endswith(DATA_FILES) or not isfile(path):
         return False
-    if not path.lower().endswith((".json", ".toml")):
+    if path.lower().endswith(YAML):
         return True
     try:
         keys = read_document(path).values
@@ -168,7 +168,12 @@ class _Part:
             for key, value in document.values.items()
             if key not in self.given
         ]
-        unknown = [*strange, *(each for each in others if each not in idle)]
+        branches = [
+            KeyRead(document.name, key, value, "of a branch of the script, which is not taken")
+            for key, value in document.branches.items()
+            if not framework.is_without_effect(key)
+        ]
+        unknown = [*strange, *branches, *(each for each in others if each not in idle)]
         return {
             "read": read, "assumed": assumed, "no_effect": idle, "unsupported": unsupported, "unknown": unknown
         }  # fmt: skip
@@ -179,11 +184,14 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
     step, parts = Step(), list[_Part]()
     decided: dict[str, KeyRule] = {}
     given_by: dict[str, str] = {}
-    for framework, document in known:
+    for framework, given_document in known:
+        document = framework.spelled(given_document)
         given = {key: value for key, value in document.values.items() if not framework.is_automatic(key, value)}
         for key, value in given.items():
-            if key in framework.keys and isinstance(value, str) and "${" in value:
-                raise InputError(f"{document.at(key)} is {shown(value)}: references are read to keys of the file alone")
+            if framework.takes(key) and isinstance(value, str) and "$" in value:
+                raise InputError(
+                    f"{document.at(key)} is {shown(value)}: references are read to what the file sets alone"
+                )
         usual = {key: value for key, (value, _) in framework.defaults.items() if key not in given}
         holding, before = list[KeyRule](), step
         for rule in framework.rules:
@@ -216,12 +224,15 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
 def _asked(parts: Sequence[_Part], step: Step) -> set[str]:
     """Return what the files do not say."""
     asks = {rule.asks for part in parts for rule in part.holding if rule.asks}
-    if step.devices or step.shard or step.replicate or step.dp:
+    if step.devices and step.devices % prod(axis or 1 for axis in (step.tp, step.pp, step.cp)):
+        asks.add("devices")  # they are not those of the run
+    elif step.devices or step.shard or step.replicate or step.dp:
         asks.discard("devices")
     if step.get("sizes.vocab_size"):
         asks.discard("vocab_size")
     if any(part.framework.role == ENGINE for part in parts):
         asks.discard(ENGINE_FILE)
+    asks |= {"batch_size"} if step.micro_batch_size is None else set()
     return asks | ({"seq_len"} if step.seq_len is None else set())
 
 
@@ -230,11 +241,22 @@ def _key(document: Document, key: str, value: Any, effect: str = "") -> KeyRead:
 
 
 def _taken(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return the value of a rule's field: that of a key, as in $KEY, a product, as in 0.5 $KEY $KEY, or itself."""
+    """Return the value of a rule's field: that of a key, as in $KEY, a product, as in 0.5 $KEY $KEY, or itself.
+
+    `A to B` is A, up to a multiple of B.
+    """
     if not isinstance(value, str) or "$" not in value:
         return value
-    factors = [values[each[1:]] if each.startswith("$") else float(each) for each in value.split()]
-    if len(factors) == 1 or not all(isinstance(each, int | float) for each in factors):
+    number, *others = (_product(each, values) for each in value.split(" to "))
+    for multiple in others:
+        if isinstance(number, int) and isinstance(multiple, int) and multiple > 0:
+            return -(-number // multiple) * multiple
+    return number
+
+
+def _product(text: str, values: Mapping[str, Any]) -> Any:
+    factors = [values[each[1:]] if each.startswith("$") else float(each) for each in text.split()]
+    if (len(factors) == 1 and "$" in text) or not all(isinstance(each, int | float) for each in factors):
         return factors[-1]  # a text is refused where it is typed
     return int(product) if (product := prod(factors)) == int(product) else product
 

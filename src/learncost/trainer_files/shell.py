@@ -1,0 +1,188 @@
+"""Read the arguments of a training in a shell script. The script is read as text, and nothing in it is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from learncost.ir.errors import InputError
+
+CHANGED = "\0"  # behind the value of a variable that a branch replaces
+
+LONGEST = 100_000  # characters of a value with its variables replaced
+
+TOKEN = re.compile(
+    r"""(?P<space>[ \t]+|\\\r?\n)|(?P<comment>\#[^\n]*)|(?P<end>\r?\n|;;|;|&&|\|\||\||&)|(?P<open>\()|(?P<close>\))
+    |(?P<word>(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\([^()]*\)|\$\{[^}]*\}|`[^`]*`
+    |[^\s;&|()"'\\])+)""",
+    re.VERBOSE | re.DOTALL,
+)
+
+HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n.*?^\s*\1\s*$", re.DOTALL | re.MULTILINE)
+
+ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)(\+?=)(.*)", re.DOTALL)
+
+VARIABLE = re.compile(
+    r"\$\(\((?P<sum>(?:[^()]|\([^()]*\))*)\)\)|\$\{(?P<name>\w+)(?:\[[@*]\])?(?::?[-=](?P<usual>[^}]*))?\}|\$(?P<plain>\w+)"
+)
+
+ARGUMENT = re.compile(r"--(?P<flag>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?|\+*(?P<key>[a-z][\w.]*)=(?P<text>.*)", re.DOTALL)
+
+REDIRECTED = re.compile(r"\d?>|&>|<|\|")
+
+OPENS, CLOSES = ("if", "for", "while", "until", "case", "{"), ("fi", "done", "esac", "}")
+"""The words before and behind what may run once, never or several times."""
+
+
+@dataclass
+class Script:
+    """What is known of a script.
+
+    variables  the values of its variables outside of branches, with `CHANGED` behind those that a branch replaces
+    commands   the words of each command outside of branches, with its line
+    branches   the arguments that branches add, with their lines
+    """
+
+    variables: dict[str, str] = field(default_factory=dict)
+    commands: list[tuple[int, list[str]]] = field(default_factory=list)
+    branches: list[tuple[int, list[str]]] = field(default_factory=list)
+
+
+def arguments_of(text: str) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
+    """Return the arguments of the command with the most of them, their lines, and those that branches add or change.
+
+    Arguments are named without dashes in front: `--num-layers 24` and `--num-layers=24` are `num-layers`. One without a
+    value is True, one with several is their list. A value has its variables replaced that are set outside of branches.
+    """
+    script = Script()
+    depth = 0
+    for line, words in _statements(HEREDOC.sub(lambda found: "\n" * found[0].count("\n"), text)):
+        depth += sum(word in OPENS for word in words[:1])
+        body = [word for word in words if word not in (*OPENS, *CLOSES, "then", "else", "do", "elif")]
+        _add(script, line, body, depth > 0)
+        depth = max(0, depth - sum(word in CLOSES for word in words))
+    every = [(_arguments(words), line) for line, words in script.commands]
+    given, line = max(every, key=lambda each: len(each[0]), default=({}, 1))
+    ambiguous = {key: value for _, words in script.branches for key, value in _arguments(words).items()}
+    ambiguous |= {key: value for key, value in given.items() if CHANGED in "".join(value)}
+    values = {key: _valued(value) for key, value in given.items()}
+    return values, dict.fromkeys(values, line), {key: _valued(value) for key, value in ambiguous.items()}
+
+
+def _add(script: Script, line: int, words: Sequence[str], is_branch: bool) -> None:
+    """Add a statement: its assignments, and the words of its command."""
+    assigned = [found for word in words if (found := ASSIGNED.fullmatch(word))]
+    if not assigned or len(assigned) < len([word for word in words if word not in ("export", "local", "readonly")]):
+        command = [part for word in words for part in _expanded(word, script).split()]
+        (script.branches if is_branch else script.commands).append((line, command))
+        return
+    for found in assigned:
+        name, operator, text = found[1], found[2], _expanded(found[3], script)
+        before = script.variables.get(name, "")
+        if is_branch:
+            appends = operator == "+=" or (before and text.startswith(before))
+            script.branches.append((line, text.removeprefix(before).split() if appends else text.split()))
+            if name in script.variables and not appends:
+                script.variables[name] = before.rstrip(CHANGED) + CHANGED
+        else:
+            script.variables[name] = f"{before} {text}" if operator == "+=" else text
+
+
+def _statements(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the words of each statement with its line; an array is one assignment."""
+    words, array, place, line, start = list[str](), False, 0, 1, 1
+    while place < len(text):
+        found = TOKEN.match(text, place)
+        if found is None:  # a quote that does not end
+            place += 1
+            continue
+        kind, word, place = found.lastgroup, found[0], found.end()
+        if kind == "word":
+            start = start if words else line
+            glued = bool(words) and array
+            plain = _unquoted(word)
+            words = [*words[:-1], f"{words[-1]} {plain}"] if glued else [*words, plain]
+        elif kind == "open" and words and words[-1].endswith("="):
+            array = True
+        elif kind == "close" and array:
+            array = False
+        elif kind in ("end", "open", "close") and not array and words:
+            yield start, words
+            words = []
+        line += word.count("\n")
+    if words:
+        yield start, words
+
+
+def _unquoted(word: str) -> str:
+    """Return a word without its quotes and continuations of lines."""
+    return re.sub(r"\\\r?\n|[\"']|\\(?=.)", lambda found: " " if "\n" in found[0] else "", word)
+
+
+def _expanded(text: str, script: Script) -> str:
+    """Return a text with its variables replaced. Raises `InputError` for one that grows too long."""
+
+    def value_of(found: re.Match[str]) -> str:
+        if found["sum"] is not None:
+            return _sum(
+                _expanded(re.sub(r"\b([A-Za-z_]\w*)", r"${\1}", re.sub(r"[${}]", "", found["sum"])), script), found[0]
+            )
+        value = script.variables.get(found["name"] or found["plain"])
+        return value if value is not None else found[0] if found["usual"] is None else found["usual"]
+
+    result = VARIABLE.sub(value_of, text)
+    if len(result) > LONGEST:
+        raise InputError(f"a value of the script is longer than {LONGEST:,} characters, so it is not a trainer's file")
+    return result
+
+
+def _sum(text: str, otherwise: str) -> str:
+    """Return the result of one operation of whole numbers, else another text."""
+    while inner := re.search(r"\(([^()]*)\)", text):
+        text = text[: inner.start()] + _sum(inner[1], "?") + text[inner.end() :]
+    parts = re.findall(r"\d+|[-+*/%]", text)
+    if "".join(parts) != "".join(text.split()) or not parts or len(parts) % 2 == 0:
+        return otherwise
+    left = int(parts[0])
+    for operator, number in zip(parts[1::2], parts[2::2], strict=True):
+        right = int(number) if number.isdigit() else 0
+        if operator in "/%" and right == 0:
+            return otherwise
+        left = {"+": left + right, "-": left - right, "*": left * right}.get(operator, 0) if operator in "+-*" else (
+            left // right if operator == "/" else left % right
+        )  # fmt: skip
+    return str(left)
+
+
+def _arguments(words: Sequence[str]) -> dict[str, str | list[str]]:
+    """Return the values of `--key value`, `--key=value` and `key=value`; a flag has no value."""
+    found: dict[str, list[str]] = {}
+    key = ""
+    for word in words:
+        if REDIRECTED.match(word):
+            break
+        if given := ARGUMENT.fullmatch(word):
+            key = given["flag"] or ""
+            found[key or given["key"]] = [text] if (text := given["value"] or given["text"]) else []
+        elif word.endswith(".py"):  # the script that a launcher runs
+            key = ""
+        elif key:
+            found[key].append(word)
+    return {key: values if len(values) > 1 else "".join(values) for key, values in found.items()}
+
+
+def _valued(value: str | list[str]) -> Any:
+    """Return the value of an argument in its type; a flag is true."""
+    if isinstance(value, list):
+        return [_valued(each) for each in value]
+    value = value.replace(CHANGED, "")
+    if value.lower() in ("true", "", "false"):
+        return value.lower() != "false"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            pass
+    return value

@@ -1,6 +1,6 @@
 """Read the public trainers' files of trainer_files.json from a folder, and print by framework what became of them.
 
-python benchmarks/trainer_files.py FOLDER [--answer N --seed S] [--show WHAT]
+python benchmarks/trainer_files.py FOLDER [--answer N --seed S] [--show WHAT] [--readings]
 
 The folder has a folder OWNER/NAME for each repository of the list, with its files at the commit of the list. What
 files ask for is given: eight devices on top of the axes of the file, 8 sequences, 512 tokens, a vocabulary of 50,304.
@@ -13,6 +13,7 @@ The outcomes:
 - not recognized: a file of no known trainer
 
 --answer asks for the memory of N of them, drawn by the seed; --show prints the files with an outcome and its reason.
+--readings compares the steps of forty files with those that were read by hand.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ import argparse
 import json
 import random
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import learncost as lc
 from learncost.ir.errors import InputError
 from learncost.reports.trainer_step import keywords_of, read_step
+from learncost.trainer_files.names import copied, named
+
+READINGS = Path(__file__).with_name("trainer_files_readings.json")
+"""Forty files of the list, drawn by the seed that stands there and read by hand before they were compared."""
 
 LIST = Path(__file__).with_name("trainer_files.json")
 
@@ -65,6 +72,45 @@ def outcome(path: str, answers: bool = False) -> tuple[str, str, str]:
     return name, f"{whole}, asked" if reading.asks else whole, ", ".join(named)
 
 
+def differences(path: str, expected: Mapping[str, Any]) -> tuple[list[str], int]:
+    """Return the fields in which a file is read otherwise than by hand, and how many were compared."""
+    wrong = list[str]()
+    _, what, why = outcome(path)
+    kind = expected.get("outcome", "")
+    if kind != (what if what in ("another task", "unknown model") else ""):
+        wrong.append(f"outcome: {kind or 'a step'} by hand, {what}: {why[:150]}")
+    try:
+        reading, _ = read_step([path])
+    except InputError:
+        return wrong or ["not read"], len(expected) - 1
+    fields = {name: value for name, value in expected.items() if name not in ("file", "outcome", "asks", "sizes")}
+    if kind != "another task":
+        fields |= {f"sizes.{name}": value for name, value in expected.get("sizes", {}).items()}
+    for name, value in fields.items():
+        own = reading.step.get(name)
+        own = (found := named(own) or copied(own)[0]) and found.name if name == "model" and own else own
+        unset = {"optimizer": "adamw", "checkpointing": "none", "packed": False, "zero": 0}
+        if (unset.get(name) if own is None else own) != (unset.get(name) if value is None else value):
+            wrong.append(f"{name}: {value} by hand, {own}")
+    asks = [ask for ask in reading.asks if "asks" in expected or ask != "devices"]
+    if "asks" in expected and sorted(asks) != sorted(expected["asks"]):
+        wrong.append(f"asks: {expected['asks']} by hand, {asks}")
+    return wrong, len(fields) + 1 + ("asks" in expected)
+
+
+def compare_readings(folder: Path) -> None:
+    """Print the fields in which the forty files are read otherwise than by hand."""
+    data = json.loads(READINGS.read_text())
+    compared = right = 0
+    for expected in data["files"]:
+        wrong, count = differences(f"{folder}/{expected['file']}", expected)
+        compared, right = compared + count, right + count - len(wrong)
+        print(
+            "\n".join((expected["file"], *(f"    {each}" for each in wrong))) if wrong else f"{expected['file']}: equal"
+        )
+    print(f"seed {data['seed']}: {right} of {compared} fields as by hand")
+
+
 def main() -> None:
     """Print the counts of a folder."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -72,7 +118,11 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", default="")
+    parser.add_argument("--readings", action="store_true")
     options = parser.parse_args()
+    if options.readings:
+        compare_readings(options.folder)
+        return
     listed = json.loads(LIST.read_text())
     paths = [f"{options.folder}/{name}/{path}" for name, entry in listed.items() for path in entry["files"]]
     present = [path for path in paths if Path(path).is_file()]

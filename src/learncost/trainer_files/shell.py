@@ -11,6 +11,8 @@ from learncost.ir.errors import InputError
 
 CHANGED = "\0"  # behind the value of a variable that a branch replaces
 
+FEW = 3  # arguments of a command that is no training
+
 LONGEST = 100_000  # characters of a value with its variables replaced
 
 TOKEN = re.compile(
@@ -37,8 +39,8 @@ OPENS, CLOSES = ("if", "for", "while", "until", "case", "{"), ("fi", "done", "es
 
 
 @dataclass
-class Script:
-    """What is known of a script.
+class ShellScript:
+    """The values of a script that are known without running it.
 
     variables  the values of its variables outside of branches, with `CHANGED` behind those that a branch replaces
     commands   the words of each command outside of branches, with its line
@@ -54,24 +56,29 @@ def arguments_of(text: str) -> tuple[dict[str, Any], dict[str, int], dict[str, A
     """Return the arguments of the command with the most of them, their lines, and those that branches add or change.
 
     Arguments are named without dashes in front: `--num-layers 24` and `--num-layers=24` are `num-layers`. One without a
-    value is True, one with several is their list. A value has its variables replaced that are set outside of branches.
+    value is True, one with several is their list,
+    and `script` is the Python file that is run. A value has its variables replaced that are set outside of branches.
     """
-    script = Script()
+    script = ShellScript()
     depth = 0
     for line, words in _statements(HEREDOC.sub(lambda found: "\n" * found[0].count("\n"), text)):
         depth += sum(word in OPENS for word in words[:1])
         body = [word for word in words if word not in (*OPENS, *CLOSES, "then", "else", "do", "elif")]
         _add(script, line, body, depth > 0)
         depth = max(0, depth - sum(word in CLOSES for word in words))
-    every = [(_arguments(words), line) for line, words in script.commands]
-    given, line = max(every, key=lambda each: len(each[0]), default=({}, 1))
-    ambiguous = {key: value for _, words in script.branches for key, value in _arguments(words).items()}
+    outside, inside = (
+        [(_arguments(words), line) for line, words in every] for every in (script.commands, script.branches)
+    )
+    given, line = max(outside, key=lambda each: len(each[0]), default=({}, 1))
+    if len(given) < FEW:  # the command of the training is in a branch
+        given, line = max(inside, key=lambda each: len(each[0]), default=(given, line))
+    ambiguous = {key: value for each, _ in inside for key, value in each.items() if given.get(key) != value}
     ambiguous |= {key: value for key, value in given.items() if CHANGED in "".join(value)}
     values = {key: _valued(value) for key, value in given.items()}
     return values, dict.fromkeys(values, line), {key: _valued(value) for key, value in ambiguous.items()}
 
 
-def _add(script: Script, line: int, words: Sequence[str], is_branch: bool) -> None:
+def _add(script: ShellScript, line: int, words: Sequence[str], is_branch: bool) -> None:
     """Add a statement: its assignments, and the words of its command."""
     assigned = [found for word in words if (found := ASSIGNED.fullmatch(word))]
     if not assigned or len(assigned) < len([word for word in words if word not in ("export", "local", "readonly")]):
@@ -121,7 +128,7 @@ def _unquoted(word: str) -> str:
     return re.sub(r"\\\r?\n|[\"']|\\(?=.)", lambda found: " " if "\n" in found[0] else "", word)
 
 
-def _expanded(text: str, script: Script) -> str:
+def _expanded(text: str, script: ShellScript) -> str:
     """Return a text with its variables replaced. Raises `InputError` for one that grows too long."""
 
     def value_of(found: re.Match[str]) -> str:
@@ -168,6 +175,7 @@ def _arguments(words: Sequence[str]) -> dict[str, str | list[str]]:
             found[key or given["key"]] = [text] if (text := given["value"] or given["text"]) else []
         elif word.endswith(".py"):  # the script that a launcher runs
             key = ""
+            found.setdefault("script", [word.rpartition("/")[2]])
         elif key:
             found[key].append(word)
     return {key: values if len(values) > 1 else "".join(values) for key, values in found.items()}

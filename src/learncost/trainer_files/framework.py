@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,12 @@ class KeyRule:
         """The effect that is not counted, with the plan that counts it."""
         return self.unsupported + (f"; --plan {self.counted_by} counts it" if self.counted_by else "")
 
-    @property
+    @cached_property
     def keys(self) -> tuple[str, ...]:
         """The keys that the rule reads."""
         return (*self.conditions, *self.unless, *self.absent, *self.taken)
 
-    @property
+    @cached_property
     def taken(self) -> tuple[str, ...]:
         """The keys whose values are those of fields."""
         texts = [value for value in (self.fields or {}).values() if isinstance(value, str) and "$" in value]
@@ -161,7 +161,7 @@ class Framework:
         usual = self.defaults.get(key, (None, ""))[0]
         return takes or not named or value == usual or any(_is_one_of(value, wanted) for wanted in named)
 
-    @property
+    @cached_property
     def keys(self) -> frozenset[str]:
         """The keys that rules read."""
         return frozenset(key for rule in self.rules for key in rule.keys)

@@ -603,3 +603,28 @@ def test_a_share_is_of_answers():
 def test_unused_operations_that_are_no_whole_number_are_said_as_a_fraction():
     layer = lc.layer("t(X; g) -> Y\n  unused: 1/2\n  Y[B M d] = X[B M d] g[d]")
     assert "1/2 FLOPs of the forward pass are excluded" in " ".join(str(lc.cost(layer, B=1, M=2, d=3)).split())
+
+
+C = np.array([1.0, 0.0, 1.0])  # X < 0.5 below
+TRUTHS = {
+    "Y[b] = silu(C[b])": C / (1 + np.exp(-C)),
+    "Y[b] = tanh(C[b])": np.tanh(C),
+    "Y[b] = -1[] C[b]": -C,
+    "Y[b] = C[b] + D[b]": C + 1,
+    "Y[b] = C[b] - D[b]": C - 1,
+    "E[b] = C[b] C[b]\n  Y[b] = E[b] + E[b]": 2 * C,
+    "E[b] = select(C[b], C[b], D[b])\n  Y[b] = softmax[b](E[b])": np.full(3, 1 / 3),
+    "E[b k] = C[b] F[k]\n  Y[b] = E[b k] F[k]": 2 * C,
+}
+
+
+@pytest.mark.parametrize("line", TRUTHS)
+def test_truth_values_are_numbers_but_where_they_are_conditions(line):
+    """NumPy adds booleans to a boolean, refuses to negate them, and computes their functions in half precision."""
+    more = "  F[k] = less(Z[k], 0.5[])\n" if "F[" in line else ""
+    head = f"t(X{' Z' if more else ''}) -> Y V\n  C[b] = less(X[b], 0.5[])\n  D[b] = equal(X[b], X[b])\n"
+    table = f"{head}{more}  {line}\n  V[b] = D[b] X[b]"
+    assert fuzz_tables.tried(table) == ""  # the emitted program agrees
+    sizes = {"b": 3, **({"k": 2} if more else {})}
+    arrays = {"X": np.array([0.1, 0.9, 0.2]), **({"Z": np.zeros(2)} if more else {})}
+    assert np.allclose(lc.run(lc.layer(table), arrays, sizes)["Y"], TRUTHS[line], rtol=1e-12)

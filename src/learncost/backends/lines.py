@@ -85,16 +85,20 @@ def _product(scope: FunctionScope, line: Line) -> Code:
     if len(line.right) == 1:
         return _move(scope, line, line.right[0])
     first, second = line.right
+    if _is_truth(scope, first, second) and {*first.loops, *second.loops} <= set(want):
+        scope.conditional.add(left.name)  # both hold
     if {*first.loops, *second.loops} <= set(want):
         if isinstance(second, Literal) and second.sizes and second.power == -1 and second.value == 1:
             divisor = Literal(1.0, second.sizes)
             return binary(scope.operand(first, want), "/", scope.operand(divisor, want), PRODUCT)
         if isinstance(second, Literal) and second.value == -1 and not second.sizes:
-            return Code(f"-{scope.operand(first, want).atom}", PRODUCT)
+            return Code(f"-{_number(scope, first, want).atom}", PRODUCT)
         return binary(scope.operand(first, want), "*", scope.operand(second, want), PRODUCT)
     assert isinstance(first, Term)
     assert isinstance(second, Term)
     (a, a_axes), (b, b_axes) = scope.squeezed(first), scope.squeezed(second)
+    if _is_truth(scope, first, second):
+        a, b = (scope.backend.typed(each, scope.like) for each in (a, b))
     if set(a_axes) == set(b_axes):
         # No axis is in only one factor: elementwise product, then the sum.
         return _summed(scope, binary(a, "*", scope.spread(b, b_axes, a_axes), PRODUCT), a_axes, want)
@@ -152,7 +156,9 @@ def _move(scope: FunctionScope, line: Line, term: Operand) -> Code:
         code = gathered(scope, term, want)
         return scope.backend.cast(code, "fp32") if term.name in scope.low else code
     code, have = scope.squeezed(term)
-    code = _summed(scope, code, have, want, "count" if term.name in scope.conditional else "sum")
+    if _is_truth(scope, term) and set(have) <= set(want):
+        scope.conditional.add(line.left[0].name)
+    code = _summed(scope, code, have, want, "count" if _is_truth(scope, term) else "sum")
     return scope.backend.broadcast(code, scope.shape(want)) if set(want) - set(have) else code
 
 
@@ -172,10 +178,32 @@ def _summed(scope: FunctionScope, code: Code, have: tuple[str, ...], want: tuple
 
 def _sum(scope: FunctionScope, line: Sum) -> Code:
     want = line.left[0].loops
-    first = scope.operand(line.right[0], want)
+    operand = _number if _is_truth(scope, *line.right) else scope.__class__.operand
+    first = operand(scope, line.right[0], want)
     if len(line.right) == 1:
         return first
-    return binary(first, "+" if line.signs[1] > 0 else "-", scope.operand(line.right[1], want), SUM)
+    return binary(first, "+" if line.signs[1] > 0 else "-", operand(scope, line.right[1], want), SUM)
+
+
+def _is_truth(scope: FunctionScope, *operands: Operand) -> bool:
+    """Return whether all operands hold truth values."""
+    return all(isinstance(term, Term) and term.name in scope.conditional for term in operands)
+
+
+def _number(scope: FunctionScope, term: Operand, want: tuple[str, ...]) -> Code:
+    """Return an operand as numbers: libraries do not negate, subtract or add truth values."""
+    code = scope.operand(term, want)
+    return scope.backend.typed(code, scope.like) if _is_truth(scope, term) else code
+
+
+def _operands(scope: FunctionScope, line: Op, want: tuple[str, ...]) -> list[Code]:
+    """Return the operands of an operator, truth values as numbers but for its conditions."""
+    names = entry(line.op).inputs[-len(line.right) :] if line.part == "body" else ()
+    conditions = [name in entry(line.op).conditions for name in names] or [False] * len(line.right)
+    return [
+        scope.operand(term, want) if holds else _number(scope, term, want)
+        for term, holds in zip(line.right, conditions, strict=True)
+    ]
 
 
 def _is_whole(line: Op) -> bool:
@@ -218,7 +246,7 @@ def _primitive(scope: FunctionScope, line: Op) -> Code:
         return code if row.kind == "scan" else scope.spread(code, (*others, *free), want)
     if row.truth:
         scope.conditional.add(left.name)
-    operands = [scope.operand(term, want) for term in line.right]
+    operands = _operands(scope, line, want)
     numbers = [isinstance(term, Literal) for term in line.right]
     if len(operands) < len(row.inputs):
         operands.insert(0, scope.inside(line.where, want))
@@ -235,7 +263,7 @@ def _whole(scope: FunctionScope, line: Op, heading: str) -> None:
     acted = line.axes if is_along(op) else ()
     places = [str(want.index(axis) - len(want)) for axis in acted]
     axis = places[0] if len(places) == 1 else shape(places) if places else ""
-    operands = [scope.operand(term, want).text for term in line.right]
+    operands = [operand.text for operand in _operands(scope, line, want)]
     text = scope.helpers.call(line.op, line.part, line.gives, operands, axis)
     wrong = []
     for term in line.left:

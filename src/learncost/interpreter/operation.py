@@ -12,11 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from learncost.interpreter.moves import Array, Exchange, Sizes, beyond_of, collected, index_of, move_of, reader, spread
+from learncost.interpreter.moves import (
+    Array,
+    Exchange,
+    Reader,
+    Sizes,
+    beyond_of,
+    collected,
+    index_of,
+    move_of,
+    reader,
+    spread,
+)
 from learncost.ir.errors import InputError
 from learncost.ir.line import RELATIONS, Condition, Line, Op, Product, Sum
 from learncost.ir.polynomial import first_of, shape_of, size_of, whole
-from learncost.ir.term import Literal, Operand, Term
+from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.ops import OpDef, entry
 
@@ -126,13 +137,14 @@ def _product(line: Product, roles: Mapping[str, Value]) -> Operation:
     rows, columns, batch = sides.rows, sides.columns, sides.batch
     summed = (*sides.summed, *sides.lone)
     if not summed:
-        return _by_element(np.multiply, first, second, want)
+        left, right = reader(first, want), reader(second, want)
+        return lambda values, sizes, exchange: np.multiply(left(values, sizes), right(values, sizes))
     left, right = reader(first, (*batch, *rows, *summed)), reader(second, (*batch, *summed, *columns))
     after, over, back = len(batch), len(batch) + len(summed), move_of((*batch, *rows, *columns), want)
     are_matrices = len(rows) == len(columns) == len(summed) == 1
 
     def multiplied(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
-        a, b = _numbers(left(values, sizes)), right(values, sizes)
+        a, b = _numbers(left(values, sizes), values), right(values, sizes)
         if are_matrices:
             result = np.matmul(a, b)
         else:
@@ -143,11 +155,6 @@ def _product(line: Product, roles: Mapping[str, Value]) -> Operation:
         return result if back is None else back(result)
 
     return multiplied
-
-
-def _by_element(function: Callable[..., Array], first: Operand, second: Operand, want: tuple[str, ...]) -> Operation:
-    left, right = reader(first, want), reader(second, want)
-    return lambda values, sizes, exchange: function(left(values, sizes), right(values, sizes))
 
 
 def _moving(line: Product, roles: Mapping[str, Value]) -> Operation:
@@ -168,7 +175,7 @@ def _moving(line: Product, roles: Mapping[str, Value]) -> Operation:
     def moved(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
         array = values[name]
         if summed:
-            array = np.add.reduce(_numbers(array), axis=summed)
+            array = np.add.reduce(_numbers(array, values), axis=summed)
         if move is not None:
             array = move(array)
         return np.broadcast_to(array, shape_of(want, sizes), subok=True) if is_spread else array
@@ -215,12 +222,19 @@ def _sum(line: Sum) -> Operation:
         read = reader(line.right[0], want)
         return lambda values, sizes, exchange: read(values, sizes)
     function = np.add if line.signs[1] > 0 else np.subtract
-    return _by_element(lambda one, other: function(_numbers(one), other), line.right[0], line.right[1], want)
+    left, right = _of_numbers(reader(line.right[0], want)), reader(line.right[1], want)
+    return lambda values, sizes, exchange: function(left(values, sizes), right(values, sizes))
 
 
-def _numbers(array: Array) -> Array:
-    """Return booleans as numbers for addition: NumPy's sum of two booleans is a boolean."""
-    return array.astype(np.float32) if getattr(getattr(array, "dtype", None), "kind", "") == "b" else array
+def _numbers(array: Array, values: Mapping[str, Array]) -> Array:
+    """Return booleans as numbers: NumPy adds booleans to a boolean, and computes their functions in half precision."""
+    is_truth = getattr(getattr(array, "dtype", None), "kind", "") == "b"
+    return array.astype(precision(values)) if is_truth else array
+
+
+def _of_numbers(read: Reader) -> Reader:
+    """Return the reader of an operand whose booleans are numbers."""
+    return lambda values, sizes: _numbers(read(values, sizes), values)
 
 
 def _op(line: Op) -> Operation:
@@ -243,7 +257,14 @@ def _op(line: Op) -> Operation:
         return lambda values, sizes, exchange: _joined(line, want, values, sizes)
     if row.kind in ("scan", "choice"):
         return lambda values, sizes, exchange: _along(line, row, values, sizes)
-    function, readers = function_of(row), [reader(term, want) for term in line.right]
+    names = row.inputs[-len(line.right) :]
+    function, readers = (
+        function_of(row),
+        [
+            read if name in row.conditions or row.truth else _of_numbers(read)
+            for name, read in zip(names, (reader(term, want) for term in line.right), strict=True)
+        ],
+    )
     if len(readers) < len(row.inputs):  # the line's own condition is the mask
         readers.insert(0, lambda values, sizes: _inside(line.where, want, sizes))
     if len(readers) == 1:

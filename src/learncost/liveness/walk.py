@@ -20,7 +20,7 @@ from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, IdentityKey
 from learncost.program.calls import ScheduleRules, scheduled
 from learncost.program.lifetimes import Lifetimes, ScheduledArray, Walked, some_iterations
-from learncost.program.timeline import IntervalSet
+from learncost.program.program import IntervalSet
 
 
 @dataclass(frozen=True)

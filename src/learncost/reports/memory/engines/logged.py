@@ -7,8 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from learncost.ir.loop import walk
 from learncost.ir.table import Table
 from learncost.liveness import LiveInterval, Moment
-from learncost.program.program import BACKWARD, CLIP, FORWARD, GRADIENTS, OPTIMIZER, RECOMPUTE, Buffer, Program
-from learncost.program.timeline import TimelineLine, intervals, timeline
+from learncost.program.program import (
+    BACKWARD,
+    CLIP,
+    FORWARD,
+    GRADIENTS,
+    OPTIMIZER,
+    RECOMPUTE,
+    Buffer,
+    Program,
+    TimelineLine,
+    intervals,
+    timeline,
+)
 
 ENGINES = ()
 """Return nothing: this module has none."""

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.test_documentation_search import HIGHEST_SCORE_OF_TEXT, scores
 
 import learncost as lc
 from learncost.cli.command import COMMANDS, main
 from learncost.cli.typed import read
 from learncost.ir.precision import precision_of
 from learncost.reports.question import FLAGS, SWITCHES, canonical_arguments
+from test_documentation_search import HIGHEST_SCORE_OF_TEXT, scores
 
 ROWS = tomllib.loads(Path(__file__).with_name("field_words.toml").read_text(encoding="utf-8"))
 

@@ -123,7 +123,7 @@ def test_a_file_is_run_for_the_memory_of_its_module(capsys):
     file = Path(__file__).parent.parent / "examples" / "modules" / "transformer.py"
     assert main(["memory", f"{file}:build", "--B", "2", "--M", "16", "--precision", "bf16-masters"]) in (0, None)
     said = capsys.readouterr()
-    assert "by eager (itself, recorded): B = 2, M = 16" in said.out
+    assert "by eager (itself, recorded): B = 2, M = 16" in " ".join(said.out.split())
     assert "runs " in said.err
 
 

@@ -198,11 +198,11 @@ def _number(scope: FunctionScope, term: Operand, want: tuple[str, ...]) -> Code:
 
 def _operands(scope: FunctionScope, line: Op, want: tuple[str, ...]) -> list[Code]:
     """Return the operands of an operator, truth values as numbers but for its conditions."""
-    names = entry(line.op).inputs[-len(line.right) :] if line.part == "body" else ()
-    conditions = [name in entry(line.op).conditions for name in names] or [False] * len(line.right)
+    op = entry(line.op)
+    names = op.inputs[-len(line.right) :] if line.part == "body" else op.gradient_reads(line.gives)
     return [
-        scope.operand(term, want) if holds else _number(scope, term, want)
-        for term, holds in zip(line.right, conditions, strict=True)
+        scope.operand(term, want) if name in op.conditions else _number(scope, term, want)
+        for name, term in zip(names, line.right, strict=True)
     ]
 
 

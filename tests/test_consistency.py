@@ -137,6 +137,7 @@ def fields_of_memory(request):
 KINDS = {"gpt2": {}, "llama-3.2-1b": {"seq_len": 512}, "bert-base": {}, "vit-b-16": {}, "t5-small": {}}
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("model", KINDS)
 def test_a_plan_that_is_the_default_has_the_same_time_and_memory_when_given(model):
     """The engine decides who runs the step: that a plan was written changes neither the time nor the memory."""

@@ -35,6 +35,7 @@ def without(flags: str, change: str) -> str:
     return shlex.join([*words, *shlex.split(change)])
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     "flags",
     [

@@ -146,6 +146,7 @@ def test_fused_attention_is_recomputed_with_the_scan_of_its_block():
         assert worst(results(table, values, sizes), plain)[1] < 1e-12
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("model", OWN)
 def test_the_program_takes_less_memory_as_predicted(model):
     own = {"head_dim": 16} if model == "mamba2-130m" else {"intermediate_size": 64}

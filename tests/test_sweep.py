@@ -292,6 +292,7 @@ def test_a_million_configurations(book):
     check(rows_swept, "gpt2")
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("model", "sizes"),
     [

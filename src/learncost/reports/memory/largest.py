@@ -7,8 +7,11 @@ from math import inf, isinf
 
 from learncost.ir.errors import InputError
 
-LONGEST = 2**24
-"""The longest sequence that is tried."""
+FIRST, LONGEST = 1024, 2**24
+"""The first sequence that is tried after one of length 1, and the longest."""
+
+FURTHER = 16
+"""The most times that a length which fits is exceeded by the next: the peak may bend."""
 
 
 def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
@@ -32,9 +35,9 @@ def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
 def longest_within(peak: Callable[[int], int], capacity: int, most: int = LONGEST) -> int:
     """Return the largest length whose peak fits; length 1 fits, and the peak is non-decreasing.
 
-    A length for which the model has no positions is refused by `InputError`, and does not fit. Between one that fits
-    and one that does not, the next that is tried is where a line through both meets the capacity, or, each second time,
-    the one in the middle: a peak takes a while.
+    A length for which the model has no positions is refused by `InputError`, and does not fit. The next that is tried
+    is where a line through the two nearest meets the capacity, or the one in the middle where that left more than half:
+    a peak takes a while.
     """
 
     def over(length: int) -> float:
@@ -44,19 +47,22 @@ def longest_within(peak: Callable[[int], int], capacity: int, most: int = LONGES
             return inf
 
     low, under = 1, over(1)
-    high, above = 2, over(2)
+    high = min(FIRST, most)
+    above = over(high)
     while high < most and above <= 0:
-        low, under = high, above
-        high, above = 2 * high, over(2 * high)
+        more = int(-above * (high - low) / (above - under)) if above > under else most
+        low, under, high = high, above, min(high + max(more, 1), FURTHER * high, most)
+        above = over(high)
     if above <= 0:  # nobody looks further
-        above = inf
+        return high
     halve = isinf(above)
     while high - low > 1:
-        middle = (low + high) // 2 if halve else low + int((high - low) * under / (under - above))
+        between = high - low
+        middle = (low + high) // 2 if halve else low + int(between * under / (under - above))
         middle = min(max(middle, low + 1), high - 1)
         if (level := over(middle)) <= 0:
             low, under = middle, level
         else:
             high, above = middle, level
-        halve = isinf(above) or not halve
+        halve = isinf(above) or 2 * (high - low) > between
     return low

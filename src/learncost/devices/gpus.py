@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from learncost.devices.device import Device
@@ -100,7 +100,7 @@ ASSUMED = {PRODUCT: 0.12, ATTENTION: 0.2, CONVOLVED: 0.35, OTHERS: 0.15, ISSUE: 
 
 @cache
 def _constants() -> Mapping[str, Mapping[str, Any]]:
-    return tomllib.loads((files("learncost.devices") / "gpus.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))
 
 
 def gpu(device: Device) -> GPU:

@@ -274,7 +274,7 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
 def _largest(cost: Cost, memory: DeviceMemory) -> str:
     """Return the note on the largest batch of inference that fits the device."""
     if cost.letters:
-        return f"In {size_of(memory.available)} fits B = {memory.batch_size:,} at most."
+        return f"Up to B = {memory.batch_size:,} fits in {size_of(memory.available)}."
     batch, tokens = memory.batch_size or 0, cost.seq_len if cost.target_len is None else cost.target_len
     several = f"{batch:,} {cost.sample}" + ("s" if batch > 1 else "")
     each = f"of {tokens:,} tokens" if cost.context is None else f"with {cost.context:,} tokens in the cache"

@@ -66,7 +66,7 @@ def along(table: Table, name: str, smallest: int = 2) -> Iterator[Check]:
     derived = derive(table)
     if not derived.gradients:
         return
-    what = "the tangent with <gradient, direction>"
+    what = "the tangent with the gradient times a direction"
     try:
         moved = with_tangent(table)
     except InputError as refusal:

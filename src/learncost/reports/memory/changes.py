@@ -16,8 +16,8 @@ from learncost.reports.memory.on_device import memory_of
 from learncost.reports.question import flags_typed
 from learncost.reports.request import Request
 
-SHOWN = 3
-"""The changes that are shown."""
+SHOWN, LEAST = 3, 0.01
+"""The changes that are shown, and the part of the peak that each saves at least."""
 
 TRIED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "gradient checkpointing": ({"procedure": "recompute"}, {"plan": "recompute=block"}),
@@ -90,7 +90,7 @@ def _tried_as(request: Request, answer: Memory, name: str, settings: Mapping[str
         memory = memory_of(memory_question(changed), 0)
     except InputError:
         return None
-    if memory.unavailable or memory.engine != answer.engine or memory.peak >= answer.peak:
+    if memory.unavailable or memory.engine != answer.engine or memory.peak > (1 - LEAST) * answer.peak:
         return None
     return MemoryChange(name, " ".join(flags_typed(joined)), memory.peak, settings)
 

@@ -213,15 +213,17 @@ def _fits(memory: Memory) -> str:
     most = f"up to {batch:,}" if batch else "no"
     spare = "" if memory.unfit else f" with {needed} to spare"
     text = f"{too_much}; {present} hold " if too_much else f"Fits in {said_bytes(memory.budget)}{spare}: "
+    begin = text
     text += f"{most} {_samples(memory, batch or 1)} "
     text += f"with {memory.context:,} tokens in the cache" if decodes else f"of {memory.seq_len:,} tokens"
     if memory.letters:  # a table of a user's: its batch is B, where that is open at all
         text = f"In {said_bytes(memory.budget)} the step {'fits' if batch else 'does not fit'}"
         if "B = " in memory.letters:
-            text = f"In {said_bytes(memory.budget)} fits " + (f"B = {batch:,} at most" if batch else "no B")
+            text = begin + (f"up to B = {batch:,}" if batch else "no B")
     elif length is not None:
         of_tokens = "with up to {:,} tokens in the cache" if decodes else "of up to {:,} tokens"
-        text += f", or {memory.batch_size:,} {_samples(memory, memory.batch_size)} {of_tokens.format(length)}"
+        samples = f"{memory.batch_size:,} {_samples(memory, memory.batch_size)}"
+        text += f", {'or' if batch else 'but'} {samples} {of_tokens.format(length)}"
         if memory.positions and length > memory.positions:
             text += f", beyond the model's context of {memory.positions:,}"
     if not batch and memory.optimizer:

@@ -185,6 +185,7 @@ def test_checkpoints_of_blocks_are_the_procedure_recompute_and_cost_time(model):
     assert plan[3] * plan[4] / 86400 == pytest.approx(plan[5])
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(("mesh", "placement"), [("dp=4", "fsdp"), ("dp=2,tp=2", "zero-1,megatron-sp")])
 @pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita"])
 def test_a_mesh_has_one_default_plan_and_one_account_of_a_procedure(procedure, mesh, placement):

@@ -327,7 +327,7 @@ RECURRENCES = [
 ]
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize(
     ("model", "dtype", "setting", "shape"), sampled(RECURRENCES, 8, lambda case: (case[0], case[2], case[3]))
 )

@@ -194,7 +194,7 @@ QUESTIONS: Mapping[str, tuple[Asked, ...]] = {
 """The questions that several commands answer, and how each is asked: one sequence, one step of bp where it matters."""
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("model", KINDS)
 def test_all_who_answer_say_the_same(model, question):

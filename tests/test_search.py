@@ -376,6 +376,7 @@ ROWS = {
 }
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("case", ROWS)
 def test_each_row_of_a_drawn_sample_has_the_command_that_gives_it_to_the_byte_and_the_second(case, capsys):
     """ZeRO-1 and 3, experts, long sequences, schedules with several chunks, and sizes that no mesh divides."""

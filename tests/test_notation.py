@@ -628,3 +628,15 @@ def test_truth_values_are_numbers_but_where_they_are_conditions(line):
     sizes = {"b": 3, **({"k": 2} if more else {})}
     arrays = {"X": np.array([0.1, 0.9, 0.2]), **({"Z": np.zeros(2)} if more else {})}
     assert np.allclose(lc.run(lc.layer(table), arrays, sizes)["Y"], TRUTHS[line], rtol=1e-12)
+
+
+def test_the_error_function_has_extended_precision_as_input():
+    from math import erf
+
+    from learncost.interpreter.operation import function_of
+    from learncost.ops import entry
+
+    values = np.array([-1.0, 0.0, 0.5], np.longdouble)
+    found = function_of(entry("erf"))(values)
+    assert found.dtype == np.longdouble
+    assert np.allclose(found.astype(float), [erf(each) for each in (-1.0, 0.0, 0.5)], rtol=1e-15)

@@ -53,6 +53,8 @@ def _erf(x: Array) -> Array:
             from scipy.special import erf as _erf_ufunc
         except ImportError:
             _erf_ufunc = np.frompyfunc(math.erf, 1, 1)
+    if getattr(x, "dtype", None) == np.longdouble:  # which SciPy does not have
+        return _erf(x.astype(float)).astype(np.longdouble)
     result = _erf_ufunc(x)
     return result if result.dtype != object else result.astype(getattr(x, "dtype", float))
 

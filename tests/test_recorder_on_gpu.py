@@ -236,3 +236,20 @@ def test_a_compiler_that_fails_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(InputError, match="false does not compile the guard of device cuda"):
         device.compiled()
+
+
+def test_the_cache_holds_programs_alone():
+    import base64
+    import pickle
+    import zlib
+
+    from learncost.importer.recorder.process import packed, unpacked
+    from learncost.program.program import Buffer, Operand, Program, ProgramOp
+
+    operand = Operand(0, (2,), "float32", (1,), 0)
+    op = ProgramOp("aten::relu", "", (operand,), (operand,), {"size": [2, 1.5, None, True, "x"]}, "forward", 0, "relu")
+    program = Program((op,), (Buffer(8, "cuda", "weights", "w", -1, 0),), "cuda", {"torch": "2.13"})
+    assert unpacked(packed(program)) == program
+    for other in (print, [1], Buffer(8, "cuda", "weights", "w", -1, 0)):
+        assert unpacked(base64.b85encode(zlib.compress(pickle.dumps(other))).decode()) is None
+    assert unpacked("damaged") is None

@@ -279,12 +279,12 @@ def steps(wanted: Target, how: How) -> Steps:
 def _recorded_apart(
     wanted: Target, how: How, process: Callable[[], RecordingProcess], sizes: Mapping[str, int], request: StepRequest
 ) -> Program:
-    """Return the step on a GPU, from the cache or by a process of its own."""
+    """Return the step on a GPU, from the cache or by a separate process."""
     asked = [wanted.name, how.inputs, sorted(sizes.items()), repr(request)]
     place = CachePlace(wanted.file, asked, "recordings")
     known = place.read() if how.cache else None
-    if known:
-        return unpacked(known.text)
+    if known and (cached := unpacked(known.text)):
+        return cached
     compiled()  # refuses at once where the guard cannot be compiled
     with _shown() as stage:
         stage(f"recording a step of {wanted.file.name} for a GPU")

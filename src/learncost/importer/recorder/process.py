@@ -1,4 +1,4 @@
-"""Record the step of a file's module on a GPU in a process of its own, in which the guard of device cuda is loaded.
+"""Record the step of a file's module on a GPU in a separate process, in which the guard of device cuda is loaded.
 
 Nothing is patched in the process that asks. Records are cached by the file, the sizes, the request and all versions.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import base64
+import io
 import os
 import pickle
 import subprocess
@@ -19,7 +20,7 @@ from typing import IO, Any
 
 from learncost.importer.files.user_file import Target
 from learncost.ir.errors import InputError
-from learncost.program.program import Program, StepRequest
+from learncost.program.program import Buffer, Operand, Program, ProgramOp, StepRequest
 
 
 class RecordingProcess:
@@ -114,7 +115,20 @@ def packed(program: Program) -> str:
     return base64.b85encode(zlib.compress(pickle.dumps(program), 1)).decode()
 
 
-def unpacked(text: str) -> Program:
-    """Return the program of a text from the cache."""
-    program: Program = pickle.loads(zlib.decompress(base64.b85decode(text)))
-    return program
+def unpacked(text: str) -> Program | None:
+    """Return the program of a text from the cache; None for a text that has anything else."""
+    try:
+        program = _ProgramReader(io.BytesIO(zlib.decompress(base64.b85decode(text)))).load()
+    except (ValueError, EOFError, zlib.error, pickle.UnpicklingError):
+        return None
+    return program if isinstance(program, Program) else None
+
+
+class _ProgramReader(pickle.Unpickler):
+    """Reads programs and plain values alone: no other class or function of a file in the cache is loaded."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = {each.__name__: each for each in (Program, ProgramOp, Operand, Buffer)}
+        if module != Program.__module__ or name not in known:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a program")
+        return known[name]

@@ -72,7 +72,7 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
     def program(self) -> Program:
         """Return what was recorded; buffers that are not freed last to the end."""
         self.settle()
-        return replace(super().program(), versions={"torch": torch.__version__})
+        return replace(super().program(), versions={"torch": str(torch.__version__)})
 
     def settle(self) -> None:
         """Record accumulated gradients and filled zeros after their operands are freed, whose memory they reuse in a

@@ -6,6 +6,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,10 @@ import learncost as lc
 from learncost.cli.command import COMMAND_GROUPS, COMMANDS, MERGED, main
 from learncost.cli.help import page
 from learncost.cli.typed import read
+from learncost.cost_models.books import BOOKS
 from learncost.cost_models.errata import errata
+from learncost.cost_models.formula import formulas
+from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.reports.question import FLAGS
 
 COMMAND = [sys.executable, "-m", "learncost.cli.command"]
@@ -265,6 +270,23 @@ def test_a_merged_command_is_a_flag_of_one_of_the_twelve(name, words, capsys):
     lines = [f"{name} {words}", f"more {name} {words}", f"{MERGED[name]} {words} --{name}"]
     answers = [main(shlex.split(line)) or capsys.readouterr().out for line in lines]
     assert len({*answers}) == 1
+
+
+def test_cite_writes_the_works_of_price_books_and_procedures(capsys):
+    """Every entry is of a known name, and every name whose source is a publication has one."""
+    assert main(["cite"]) == 0
+    every = capsys.readouterr().out
+    named = {**BOOKS, **{name: formula.book for name, formula in formulas().items()}, **LEARNING, **INFERENCE}
+    for name, cited in named.items():
+        assert main(["cite", name]) == 0
+        entries = capsys.readouterr().out.strip().split("\n\n")
+        assert all(entry in every for entry in entries)
+        assert len(entries) > 2 or "et al" not in cited.source, name
+    with Path(learncost.__file__).with_name("cli").joinpath("references.toml").open("rb") as file:
+        assert {name for work in tomllib.load(file).values() for name in work["of"].split()} <= {*named}
+    assert "no price book or learning procedure is called 'palms'; did you mean 'palm'" in refused(
+        ["cite", "palms"], capsys
+    )
 
 
 def test_the_list_of_other_commands(capsys):

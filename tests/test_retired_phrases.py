@@ -113,8 +113,7 @@ def said() -> dict[str, str]:
     data = [file for kind in ("*.toml", "*.json", "*.js", "*.html") for file in SOURCE.rglob(kind)]
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     for file in [*data, *pages]:
-        if file.name != "moved.md":
-            found[str(file.relative_to(ROOT))] = file.read_text(encoding="utf-8")
+        found[str(file.relative_to(ROOT))] = file.read_text(encoding="utf-8")
     return {name: re.sub(r"\s+", " ", text).lower() for name, text in found.items()}
 
 

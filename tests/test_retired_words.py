@@ -108,7 +108,7 @@ PACKAGES = {
     "contest",
     "bench",
 }
-"""Packages of earlier versions; docs/moved.md has where their files are."""
+"""Packages of earlier versions."""
 
 CLAUSES = {"What", "Whether", "How", "Which", "Where", "Who", "Whose", "Whom", "When", "Why", "That"}
 """First words of docstrings that are a riddle in place of a sentence: "Return whether ..." says what is returned."""

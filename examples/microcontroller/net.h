@@ -1,5 +1,5 @@
 /*
- * net.table: one step of bp with momentum, by learncost 0.1.0.
+ * net.table: one step of bp with momentum, by learncost 0.2.0.
  *
  * For B = 4, under the plan fused,epilogue-update; entries: step, predict.
  *

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from learncost.viz.trace import Trace as Trace
     from learncost.viz.trace import trace as trace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "autodiff.derive": "derive Derived",

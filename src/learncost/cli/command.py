@@ -162,6 +162,9 @@ _COMMANDS: Mapping[str, Command] = {
     "report": Command(
         "viz.report:report", "One HTML file with cost, memory, time and formulas, with sliders.", (), False
     ),
+    "cite": Command(
+        "cli.cite:cite", "BibTeX of learncost, and of the works behind price books and learning procedures.", ()
+    ),
     "errata": Command("cli.errata:errata", "Errata of the publications, and their effect on totals."),
     "list": Command("cli.lists.listing:listing", "Models, sizes, price books, procedures, layers, operators and more."),
 }
@@ -189,6 +192,7 @@ MERGED = {
     "place": "search",
     "rules": "conventions",
     "errata": "conventions",
+    "cite": "conventions",
     "formulas": "explain",
     "import": "explain",
     "serve": "report",

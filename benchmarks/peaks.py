@@ -146,7 +146,7 @@ KINDS = {
     ),
     "rwkv": Kind("RwkvForCausalLM", STATE, "key,value,receptance"),
 }
-"""By transformers' model type. The first eleven are those of the table in docs/memory.md."""
+"""By transformers' model type. The first eleven are those of the table in docs/memory-autograd.md."""
 
 SHAPES = {"loss": (4, 64, 8000), "block": (4, 128, 256), "optimizer": (1, 16, 2000)}
 """What is the worst moment: sequences, tokens of each, tokens that there are."""

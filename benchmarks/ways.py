@@ -1,4 +1,4 @@
-"""Every way to learn on digits and on text: the contests of docs/ways.md, one file for each entrant.
+"""Every way to learn on digits and on text: the contests of docs/learned.md, one file for each entrant.
 
     python benchmarks/ways.py FOLDER                           all that is not there yet, one after another
     python benchmarks/ways.py FOLDER --only digits-2,text-2    these problems alone

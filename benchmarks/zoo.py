@@ -129,7 +129,7 @@ SHALLOW = {
     "fasternet_t0": (64, {"batch": 2}),
 }
 """Of timm, most with fewer blocks than they have: the side of an image, and what they are built with. With one image
-some would be held to gradients of PyTorch that are off (docs/any-module.md): of these a batch is two."""
+some would be held to gradients of PyTorch that are off (docs/module-limits.md): of these a batch is two."""
 IN_PARTS = {
     "video.r3d_18": (3, 4, 16, 16),
     "video.r2plus1d_18": (3, 4, 16, 16),

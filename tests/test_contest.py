@@ -99,7 +99,7 @@ def test_backpropagation_learns_the_digits_by_patches():
 
 
 def test_pepita_learns_more_than_the_head_on_a_dense_network():
-    """By over two points, each at the rate that a search finds; on a transformer it does not (docs/contest.md)."""
+    """By over two points, each at the rate that a search finds; not on a transformer (docs/contest-results.md)."""
     pepita, head = contest_of(mlp(), "pepita:paper", 300, 0.3), contest_of(mlp(), "head-only", 300, 1.0)
     assert pepita["pepita:paper"] > head["head-only"] + 0.02
 

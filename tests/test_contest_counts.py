@@ -36,7 +36,7 @@ PAGE = (
     ("Text", lambda: text([__file__], DECODER, {}, 64), "adamw"),
     ("Text, equal FLOPs", lambda: text([__file__], DECODER, {}, 64), "momentum"),
 )
-"""The sections of docs/contest.md, each with its problem; the counts of a text do not depend on what it says."""
+"""The sections of docs/contest-results.md, each with its problem; counts of a text do not depend on its words."""
 
 
 @cache
@@ -189,7 +189,7 @@ def test_the_program_gives_what_the_interpreter_gives(kind):
 @pytest.mark.parametrize(("heading", "given", "optimizer"), sampled(PAGE, 3))
 def test_the_counts_of_the_page(heading, given, optimizer):
     """What does not depend on a machine: MACCs, FLOPs and predicted bytes of every row."""
-    page = (Path(__file__).parent.parent / "docs" / "contest.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "contest-results.md").read_text(encoding="utf-8")
     section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
     rows = [row for row in rows if len(row) > 5 and row[4].isdigit()]

@@ -15,13 +15,15 @@ PAGES = {
     "emit": "arena, dead code, copy propagation, common-subexpression elimination",
     "inference": "KV cache, prefill, decode",
     "many-devices": "ZeRO, FSDP, DDP, sharding, tensor parallelism, sequence parallelism, expert parallelism, "
-    "context parallelism, ring attention",
-    "memory": "OOM, out of memory, liveness, saved tensors, optimizer state, Adam, peak memory, workspace",
+    "context parallelism",
+    "memory": "OOM, out of memory, optimizer state, Adam, peak memory",
+    "memory-engines": "liveness, saved tensors, workspace",
     "microcontrollers": "microcontroller, TinyML",
-    "notation": "loop-carried, scan",
+    "notation-loops": "loop-carried, scan",
     "plans": "gradient checkpointing, activation checkpointing, gradient accumulation, microbatch, flash attention, "
     "epilogue fusion, kernel fusion",
     "precision": "autocast, mixed precision, QLoRA, quantization, bf16, adamw8bit",
+    "ring-attention": "ring attention",
     "run-cost": "MFU, HFU, energy, price",
     "time": "roofline, calibration",
     "train": "checkpoint",

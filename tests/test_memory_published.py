@@ -145,7 +145,7 @@ def test_refusals(given, line):
         lc.memory("gpt2", seq_len=8, **given)
 
 
-PAGE = (Path(__file__).parent.parent / "docs" / "memory.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "memory-engines.md").read_text(encoding="utf-8")
 
 
 def test_the_python_of_the_page():

@@ -89,7 +89,7 @@ def test_no_line_is_faster_than_the_device(model, by):
     [("gpt2", 8, "bf16-masters", 22.8), ("gpt2", 32, "bf16-masters", 73.0), ("gpt2-medium", 8, "bf16-masters", 52.6)],
 )
 def test_a_step_with_fused_attention_takes_what_was_measured(model, batch, precision, milliseconds):
-    """Plain modules with flash attention on an H100, in bf16 throughout (`docs/time.md`, On a GPU)."""
+    """Plain modules with flash attention on an H100, in bf16 throughout (`docs/time-measured.md`, On a GPU)."""
     asked = {"batch_size": batch, "seq_len": 1024, "precision": precision, "optimizer": "adamw", "on": "H100-SXM"}
     assert 1e3 * lc.cost(model, **asked).timing.seconds == pytest.approx(milliseconds, rel=0.06)
     assert 1e3 * lc.cost(model, plan="none", **asked).timing.seconds > 1.3 * milliseconds  # it stores the scores

@@ -9,7 +9,9 @@ import learncost as lc
 from learncost.cli.lists.listing import listing
 from learncost.procedures import procedure
 
-PAGE = (Path(__file__).parents[1] / "docs" / "ways.md").read_text()
+PAGE, SAVING = (
+    (Path(__file__).parents[1] / "docs" / f"{name}.md").read_text() for name in ("ways", "saving-procedures")
+)
 FORMULAS = {
     cell.strip(): columns[3].strip().strip("`")
     for columns in (line.split("|") for line in PAGE.splitlines() if line.startswith("| ") and line.count("|") == 5)
@@ -53,7 +55,9 @@ def test_a_block_costs_what_the_page_says(procedure):
 
 def test_blocks_that_take_turns_cost_what_the_page_says():
     rows = {
-        row[1].strip(): row[2].strip().strip("`") for row in (r.split("|") for r in PAGE.splitlines()) if len(row) == 4
+        row[1].strip(): row[2].strip().strip("`")
+        for row in (r.split("|") for r in SAVING.splitlines())
+        if len(row) == 4
     }
     M, d, f, C, L = 5, 24, 32, 13, 4
     letters = {"M": M, "d": d, "f": f, "C": C, "L": L, "P": 4 * d * d + 2 * d * f, "A": 2 * M * d}

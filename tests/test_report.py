@@ -326,6 +326,30 @@ def test_keys_walk_the_icicle_and_the_memory(opened: Watched) -> None:
     assert slider.get_attribute("aria-valuenow") != "1"
 
 
+def test_a_part_is_shown_alone_and_left_by_the_breadcrumb(opened: Watched) -> None:
+    page = opened.page
+    whole = page.locator("#icicle [role=treeitem]").count()
+
+    def leads_to(path: str) -> None:
+        page.wait_for_function("path => document.getElementById('breadcrumb').textContent === path", arg=path)
+
+    page.locator("#icicle [data-key=forward]").dblclick()
+    leads_to("one step › forward")
+    assert "in=forward" in page.url
+    shown = page.locator("#icicle [role=treeitem]").evaluate_all("cells => cells.map((cell) => cell.dataset.key)")
+    assert all(key.split("/")[0] == "forward" for key in shown)
+    assert "33 %" in page.text_content("#icicle [data-key=forward]")  # of the whole step
+    page.focus('#icicle [tabindex="0"]')
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    leads_to("one step › forward › feed forward × 12")
+    page.go_back()
+    leads_to("one step › forward")
+    page.click("#breadcrumb button")
+    leads_to("")
+    assert page.locator("#icicle [role=treeitem]").count() == whole
+
+
 def test_every_formula_shown_equals_the_value_beside_it(opened: Watched) -> None:
     """The numbers that are put into a formula, multiplied out as they stand, are the value."""
     pairs = opened.page.evaluate("""() => page.view.lines.flatMap((line) => Object.entries(line.formulas ?? {})

@@ -61,11 +61,15 @@ function cells(root, width) {
   return boxes;
 }
 
+function nameOf(node) {
+  return node.kind === "layer" && node.repeat > 1 ? `${node.name} × ${node.repeat}` : node.name;
+}
+
 /** What is written in a cell: never more than fits, never cut. */
 function label(node, space, height, root, quantity) {
   if (height < 17) return [];
   const description = QUANTITIES[quantity];
-  const times = node.kind === "layer" && node.repeat > 1 ? `${node.name} × ${node.repeat}` : null;
+  const times = nameOf(node);
   const number = node.line?.equation ? `(${node.line.equation})` : "";
   const value = description.short(node.value),
     full = `${value} · ${share(node.value, root.value)}`;
@@ -85,31 +89,34 @@ function label(node, space, height, root, quantity) {
   return below ? [name, below] : [name];
 }
 
-function drawIcicle(place, root, quantity, current, choose) {
+/** The cells of the part `top` of the tree `root`; shares are those of the whole tree. */
+function drawIcicle(place, root, top, quantity, current, choose, zoom) {
   const width = widthOf(place);
   const turned = width < 560 && !page.paper;
-  const height = turned ? 560 : 4 * ROW + 3;
-  const boxes = cells(root, turned ? height : width);
-  const columns = [0, 0, 0.3, 0.66, 1].map((part) => part * width);
+  const levels = 4 - top.depth;
+  const height = turned ? 560 : levels * (ROW + 1) - 1;
+  const boxes = cells(top, turned ? height : width);
+  const columns = { 4: [0, 0, 0.3, 0.66, 1], 3: [0, 0, 0.45, 1], 2: [0, 0, 1] }[levels].map((part) => part * width);
   const svg = svgElement("svg", {
     viewBox: `0 0 ${width} ${height}`,
     height,
     role: "tree",
-    "aria-label": `Cost of ${root.name} by ${QUANTITIES[quantity].title}: arrow keys walk from cell to cell`,
+    "aria-label": `Cost of ${root.name} by ${QUANTITIES[quantity].title}: arrow keys walk from cell to cell, Enter zooms in, Escape out`,
     id: "icicle-svg",
   });
   let ring = null;
   for (const cell of boxes) {
     const { node } = cell;
-    if (turned && node.depth === 0) continue;
+    const row = node.depth - top.depth;
+    if (turned && row === 0) continue;
     const box = turned
       ? {
-          x: columns[node.depth],
+          x: columns[row],
           y: cell.x,
-          width: columns[node.depth + 1] - columns[node.depth] - 1,
+          width: columns[row + 1] - columns[row] - 1,
           height: Math.max(0.5, cell.width - 1),
         }
-      : { x: cell.x, y: node.depth * (ROW + 1), width: Math.max(0.5, cell.width - 1), height: ROW };
+      : { x: cell.x, y: row * (ROW + 1), width: Math.max(0.5, cell.width - 1), height: ROW };
     const texts = label(node, box.width, box.height, root, quantity);
     const pass = node.phase;
     const level = pass ? (node.depth === 1 ? "level-1" : `level-${node.depth}`) : null;
@@ -151,6 +158,7 @@ function drawIcicle(place, root, quantity, current, choose) {
     if (pass === "recomputation" && node.depth < 3)
       group.append(svgElement("rect", { ...box, fill: "url(#hatch)", "pointer-events": "none" }));
     group.addEventListener("click", () => choose(node, "fix"));
+    group.addEventListener("dblclick", () => zoom(node === top ? top.parent : node));
     group.addEventListener("pointerenter", (event) => event.pointerType !== "touch" && choose(node, "look"));
     if (node.key === current.key)
       ring = svgElement("rect", {
@@ -168,11 +176,24 @@ function drawIcicle(place, root, quantity, current, choose) {
   svg.prepend(hatch());
   if (ring) svg.append(ring);
   svg.addEventListener("pointerleave", () => choose(null, "look"));
-  svg.addEventListener("keydown", (event) => walkIcicle(event, root, current, boxes, choose));
+  svg.addEventListener("keydown", (event) => walkIcicle(event, top, current, boxes, choose, zoom));
   const focused = place.contains(document.activeElement);
   place.style.minHeight = `${height}px`;
   place.replaceChildren(svg);
   if (focused) svg.querySelector('[tabindex="0"]')?.focus({ preventScroll: true });
+}
+
+/** The part that is shown alone, and what it is part of, each a button that zooms out to it. */
+function drawBreadcrumb(place, top, zoom) {
+  const path = [];
+  for (let node = top; node; node = node.parent) path.unshift(node);
+  const steps = path.flatMap((node, at) => [
+    at ? " › " : null,
+    node === top
+      ? element("b", { "aria-current": "true" }, nameOf(node))
+      : element("button", { type: "button", onclick: () => zoom(node) }, nameOf(node)),
+  ]);
+  place.replaceChildren(...(top.parent ? steps.filter(Boolean) : []));
 }
 
 function hatch() {
@@ -187,10 +208,10 @@ function hatch() {
   );
 }
 
-function walkIcicle(event, root, current, boxes, choose) {
+function walkIcicle(event, top, current, boxes, choose, zoom) {
   const drawn = new Set(boxes.map((cell) => cell.node));
-  const above = current.parent,
-    among = (above?.parts ?? [root]).filter((node) => drawn.has(node));
+  const above = current === top ? null : current.parent,
+    among = (above?.parts ?? [top]).filter((node) => drawn.has(node));
   const at = among.indexOf(current);
   const largest = current.parts
     .filter((node) => drawn.has(node))
@@ -200,21 +221,16 @@ function walkIcicle(event, root, current, boxes, choose) {
     ArrowLeft: among[at - 1],
     ArrowDown: largest,
     ArrowUp: above,
-    Escape: root,
     Home: among[0],
     End: among[among.length - 1],
-    Enter: current,
     " ": current,
-  }[event.key];
-  if (
-    !(
-      event.key in
-      { ArrowRight: 1, ArrowLeft: 1, ArrowDown: 1, ArrowUp: 1, Escape: 1, Home: 1, End: 1, Enter: 1, " ": 1 }
-    )
-  )
-    return;
+  };
+  if (event.key === "Enter") zoom(current);
+  else if (event.key === "Escape" && current === top) zoom(top.parent);
+  else if (event.key === "Escape") choose(top, "fix");
+  else if (!(event.key in next)) return;
+  else if (next[event.key]) choose(next[event.key], "fix");
   event.preventDefault();
-  if (next) choose(next, "fix");
 }
 
 function drawLegend(place, root, quantity) {

@@ -11,7 +11,7 @@ function drawInspector(place, view, node, root, quantity) {
   const number = node.line?.equation ? ` · equation (${node.line.equation})` : "";
   const name = node.line
     ? [document.createTextNode("line "), element("code", {}, node.line.line), document.createTextNode(number)]
-    : [document.createTextNode(node.kind === "layer" && node.repeat > 1 ? `${node.name} × ${node.repeat}` : node.name)];
+    : [document.createTextNode(nameOf(node))];
   const inside = node.line?.inside && (quantity === "seconds" || quantity === "joules");
   const head = element(
     "div",
@@ -129,8 +129,7 @@ function inNumbers(view, count) {
 function largest(node, root, quantity) {
   const parts = [...node.parts].sort((left, right) => (right.value > left.value ? 1 : -1)).filter((part) => part.value);
   const rows = parts.slice(0, 4).map((part) => {
-    const name = part.kind === "layer" && part.repeat > 1 ? `${part.name} × ${part.repeat}` : part.name;
-    const go = element("button", { type: "button", onclick: () => chooseNode(part, "fix") }, name);
+    const go = element("button", { type: "button", onclick: () => chooseNode(part, "fix") }, nameOf(part));
     return element(
       "tr",
       {},
@@ -140,5 +139,7 @@ function largest(node, root, quantity) {
   });
   if (parts.length > 4)
     rows.push(element("tr", {}, element("td", {}, `${parts.length - 4} more`), element("td", {}, "")));
-  return element("table", { class: "parts" }, element("tbody", {}, ...rows));
+  const zoom =
+    node !== page.top && element("button", { type: "button", class: "zoom", onclick: () => zoomTo(node) }, "Zoom in");
+  return element("div", {}, element("table", { class: "parts" }, element("tbody", {}, ...rows)), zoom || null);
 }

@@ -42,7 +42,7 @@ function drawCost() {
       "order",
       { pass: "passes first", layer: "layers first" },
       order,
-      (chosen) => choose({ order: chosen, at: null }),
+      (chosen) => choose({ order: chosen, at: null, in: null }),
       "Order",
     ),
   );
@@ -56,8 +56,22 @@ function drawCost() {
 
 function drawCells(node) {
   const quantity = shownQuantity();
-  drawIcicle(document.getElementById("icicle"), page.root, quantity, page.fixed, chooseNode);
+  page.top = page.state.in ? nodeAt(page.root, page.state.in) : page.root;
+  if (page.top.line) page.top = page.top.parent;
+  if (!within(page.fixed, page.top)) node = page.fixed = page.top;
+  drawBreadcrumb(document.getElementById("breadcrumb"), page.top, zoomTo);
+  drawIcicle(document.getElementById("icicle"), page.root, page.top, quantity, page.fixed, chooseNode, zoomTo);
   drawInspector(document.getElementById("inspector"), page.view, node, page.root, quantity);
+}
+
+function within(node, top) {
+  return node === top || (node.parent ? within(node.parent, top) : false);
+}
+
+/** Show a part of the step alone, or with null what there is as it was; a line is no part. */
+function zoomTo(node) {
+  const top = node?.line ? node.parent : node;
+  if (top) choose({ in: top.key || null });
 }
 
 /** Look at a cell while the pointer is there, or stay at it. */
@@ -149,7 +163,7 @@ function drawLinks() {
       word,
     ]),
   ];
-  const nav = document.querySelector("nav"),
+  const nav = document.querySelector("header nav"),
     linkText = links.join();
   if (nav.dataset.links !== linkText)
     nav.replaceChildren(...links.map(([id, word]) => element("a", { href: `#${id}`, onclick: jump }, word)));

@@ -12,7 +12,7 @@ function withShared(step) {
   if (step.rates && step.time) step.time.rates = step.rates;
 }
 
-const VIEW_KEYS = { show: "flops", order: "pass", at: null, to: null, grow: "seq_len" };
+const VIEW_KEYS = { show: "flops", order: "pass", at: null, in: null, to: null, grow: "seq_len" };
 const CASES = ["model", "procedure"];
 
 const page = { state: {}, step: null, view: null, root: null, fixed: null, said: "", width: 0, paper: false };

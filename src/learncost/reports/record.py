@@ -294,6 +294,16 @@ class Cost(AtLength, Drawn):
         return bool(self.optimizer)
 
     @property
+    def maccs(self) -> Any:
+        """The MACCs of the step, as in `total`."""
+        return self.total.maccs
+
+    @property
+    def flops(self) -> Any:
+        """The FLOPs of the step, as in `total`."""
+        return self.total.flops
+
+    @property
     def seconds(self) -> float | None:
         """The seconds of a step on the device or cluster, if one is given."""
         timed = self.over_time or self.recorded or self.timing

@@ -330,7 +330,7 @@ class TrainerStep(Shown):
 def _short(value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     text = printable(" ".join(text.split()))
-    return text if len(text) <= 24 else f"{text[:21]}..."
+    return text if len(text) <= 18 else f"{text[:15]}..."
 
 
 def trainer_step(

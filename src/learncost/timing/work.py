@@ -269,6 +269,12 @@ def _of_norm(line: Line) -> bool:
     return line.meta.local != "merge" and (is_norm(line.meta.layer) or is_norm(line.meta.operator))
 
 
+def _masks_padding(line: Line) -> bool:
+    """Return whether a line only masks an axis from a number on: kernels that read it mask what they load."""
+    within = [each for each in line.where if each.relation == "<" and each.upper.isdigit()]
+    return isinstance(line, Op) and line.op == "select" and len(within) == len(line.where) > 0
+
+
 def _leaving(groups: Sequence[Sequence[Line]]) -> list[set[str]]:
     """Return the names that each group defines for others, or that nothing reads: those are carried, saved, or outputs.
 
@@ -288,7 +294,7 @@ def _leaving(groups: Sequence[Sequence[Line]]) -> list[set[str]]:
 
 
 def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]]:
-    numbered = _outside_kernels(rows)
+    numbered = [each for each in _outside_kernels(rows) if operators or not _masks_padding(each[1])]
     rule = _in_operators if operators else in_kernel
 
     def together(group: Sequence[_Numbered], item: _Numbered) -> bool:

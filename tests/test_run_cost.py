@@ -191,6 +191,21 @@ def test_the_total_is_the_time_of_a_step_times_the_steps():
     assert run.figures["time_at_published_mfu"].value == pytest.approx(at_it, rel=1e-3)
 
 
+@pytest.mark.parametrize("given", [{"mfu": 0.3}, {"hfu": 0.3}, {"tokens_per_second": 1e5}])
+def test_what_is_given_decides_and_the_modelled_step_is_a_comparison(given):
+    """One step on the screen: steps x step / devices are the days, and its joules those of the run without PUE."""
+    asked = {"tokens": 1024 * 10**6, "on": "A100 SXM 80GB", "devices": 4}
+    run, modelled = lc.run_cost("gpt2", **asked, **given), lc.run_cost("gpt2", **asked).figures
+    figures = {name: figure.value for name, figure in run.figures.items()}
+    assert figures["steps"] * figures["step"] / 4 == pytest.approx(run.days * 86_400)
+    assert figures["tokens_per_second"] * figures["step"] == pytest.approx(4 * 1024)
+    assert figures["steps"] * figures["step_energy"] * figures["pue"] == pytest.approx(run.energy_kwh * 3.6e6)
+    assert figures["modelled_step"] == modelled["step"].value
+    assert figures["modelled_step_mfu"] == modelled["step_mfu"].value
+    assert "step_mfu" not in figures
+    assert "the step as modelled is a comparison" in str(run)
+
+
 def test_intervals_are_the_outermost():
     """Every factor at its worst and at its best, by hand: default MFU, PUE, power, and the world's grid."""
     run = lc.run_cost("gpt2", 10**12, "RTX 4090")

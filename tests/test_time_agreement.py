@@ -95,5 +95,5 @@ def test_a_measured_machine_makes_the_time_of_the_run(tmp_path: Path, monkeypatc
 
 def test_where_the_step_is_not_known_the_run_still_is():
     run = lc.run_cost("gpt2", 10**9, "A10G", peak_tflops=70)
-    assert "has no bandwidth" in run.unknown["step"]
+    assert "has no bandwidth" in run.unknown["modelled_step"]
     assert run.days > 0

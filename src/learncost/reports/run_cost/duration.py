@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,18 +39,20 @@ def step_on(request: Request, measured: bool) -> tuple[Figure | str, str]:
     return seconds, timing.plan
 
 
-def show_step(figures: dict[str, Figure], seconds: Figure, tokens: int, most: float) -> None:
-    """Add the number of steps, a step's seconds, and the resulting utilization.
+def show_step(figures: dict[str, Figure], seconds: Figure | str, tokens: int, together: Sequence[Figure] = ()) -> None:
+    """Add the number of steps and, if they are known, a step's seconds and the resulting utilization.
 
-    most  the share of the peak that nothing was ever measured above
+    together  the number of devices that run one step together, over a mesh
     """
     steps = -(-int(figures["tokens"].value) // tokens)  # as `cost --tokens` has it: the last one may be partly filled
     figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
+    if isinstance(seconds, str):
+        return
     figures["step"] = seconds
     if "peak" in figures:
-        step_flops = figures["flops"].value * tokens / figures["tokens"].value
-        means = computed("", "FLOPs of a step / (step x peak)", [], [seconds, figures["peak"]], step_flops * 1e-12)
-        figures["step_mfu"] = up_to(most, means)
+        flops = figures["flops"].value * tokens / figures["tokens"].value
+        text = f"FLOPs of a step / (that step x peak{' x devices' if together else ''})"
+        figures["step_mfu"] = computed("", text, [], [seconds, figures["peak"], *together], flops * 1e-12)
 
 
 def step_over(request: Request, group: Cluster) -> Spread:
@@ -67,38 +69,24 @@ def up_to(most: float, share: Figure) -> Figure:
     return share if share.high is None else replace(share, high=max(share.value, min(share.high, most)))
 
 
-def show_step_over(figures: dict[str, Figure], many: Spread, most: float) -> Figure:
-    """Add the step of all devices, the bytes of the fullest one, its waits, and the steps of the run.
-
-    most  the share of the peak that nothing was ever measured above
-    """
+def show_step_over(figures: dict[str, Figure], many: Spread) -> None:
+    """Add the step of all devices, the bytes of the fullest one, its waits, and the steps of the run."""
     from learncost.reports.search.spread import described  # is there by now
 
     step = many.step
-    tokens = step.tokens
-    steps = -(-int(figures["tokens"].value) // tokens)
-    figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
     source = f"{described(step)} on {step.cluster.name}; {'; '.join((many.placed, *map(str, step.padded)))}"
     seconds = Figure(step.seconds, "s", "modelled", source, step.seconds * step.low, step.seconds * step.high)
-    figures["step"] = seconds
+    show_step(figures, seconds, step.tokens, [figures["devices"]])
     figures["memory"] = Figure(
         step.peak / 1e9, "GB", "counted", "of the device with the highest peak, from the sharded step"
     )
-    busy = step.computing + step.waiting
-    figures["bubble"] = Figure(step.bubble * busy, "s", "modelled", "idle time of the pipeline in a step")
+    idle = step.bubble * (step.computing + step.waiting)
+    figures["bubble"] = Figure(idle, "s", "modelled", "idle time of the pipeline in a step")
     figures["waiting"] = Figure(step.waiting, "s", "modelled", "for collectives that are not overlapped with compute")
-    if "peak" in figures:
-        step_flops = figures["flops"].value * tokens / figures["tokens"].value
-        of_all = [seconds, figures["peak"], figures["devices"]]
-        means = computed("", "FLOPs of a step / (step x peak x devices)", [], of_all, step_flops * 1e-12)
-        figures["step_mfu"] = up_to(most, means)
-    return seconds
 
 
-def days_over(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> str:
+def days_over(figures: dict[str, Figure]) -> str:
     """Add the days of steps of all devices."""
-    if speeds := [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]:
-        raise InputError(f"{speeds[0]} and the mesh both set the speed of the run: give one of them")
     figures["time"] = computed(
         "d", "steps x step", [figures["steps"], figures["step"]], (), 1 / published.SECONDS_A_DAY
     )
@@ -156,6 +144,7 @@ def days_on(
     """
     if "tokens_per_second" in typed:
         _days_of_measured(figures, typed["tokens_per_second"], f"{machine.name} in {kind}")
+        _show_implied_step(figures)
         return "tokens_per_second"
     if "step" in figures and not typed.keys() & {"mfu", "hfu"}:
         figures["time"] = published.days_of_steps(figures["steps"], figures["step"], figures["devices"])
@@ -163,12 +152,21 @@ def days_on(
         return "step"
     if "peak" in figures:
         _days_of_utilization(figures, typed, usual, most)
+        _show_implied_step(figures)
         return "hfu" if "hfu" in typed else "mfu"
     has = ", ".join(machine.peak_tflops) or "none"
     raise InputError(
         f"no peak rate of {machine.name} in {kind} is published (known: {has}); give --peak-tflops, or "
         "--tokens-per-second as measured"
     )
+
+
+def _show_implied_step(figures: dict[str, Figure]) -> None:
+    """Add the step that a rate implies; the modelled step and its utilization become comparisons with it."""
+    modelled = {f"modelled_{name}": figures.pop(name) for name in ("step", "step_mfu") if name in figures}
+    of_all, steps = [figures["time"], figures["devices"]], [figures["steps"]]
+    figures["step"] = computed("s", "time x devices / steps", of_all, steps, published.SECONDS_A_DAY)
+    figures |= modelled
 
 
 def _days_of_measured(figures: dict[str, Figure], rate: Figure, device: str) -> None:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 # What makes the time of the run, by the name of the figure that it rests on.
 TOTALS = {
-    "tokens_per_second": "the given tokens per second",
-    "hfu": "the given HFU",
-    "mfu": "the MFU, not the modelled step",
+    "tokens_per_second": "the given tokens per second; the step as modelled is a comparison",
+    "hfu": "the given HFU; the step as modelled is a comparison",
+    "mfu": "the MFU; the step as modelled is a comparison",
     "step": "the modelled steps; communication between devices is not included",
     "mesh": "the modelled step of all devices, with links, pipeline and waiting times",
 }

@@ -195,6 +195,8 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     grid_place = _place(typed, given.country, given.year)
     group = cluster_of(on)
     over_devices = group is not None or request.mesh is not None or bool(request.place or request.placement)
+    if over_devices and (speeds := [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]):
+        raise InputError(f"{speeds[0]} and the mesh both set the speed of the run: give one of them")
     dtype, precision = _type(request.dtype, request.precision)
     if group is not None:
         on = group.device
@@ -219,7 +221,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     many: Spread | None = None
     most = most_of_peak(machine, kind)
     usual = assumptions.mfu(machine, request.is_fine_tuning)
-    seconds: Figure | str
+    unknown = dict[str, str]()
     on_device: DeviceMemory | None
     if over_devices:
         if request.engine not in ("", GRAPH):
@@ -228,8 +230,8 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         many = step_over(asked, group or cluster_with(machine))
         on_device = DeviceMemory(int(many.memory), many.step.peak, GRAPH)
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
-        seconds, plan = show_step_over(figures, many, most), many.plan
-        total_by = days_over(figures, typed)
+        show_step_over(figures, many)
+        total_by, plan = days_over(figures), many.plan
         show_attained(figures, usual, most)
     else:
         if named := [name for name in ("microbatch", "chunks") if getattr(request, name)]:
@@ -237,12 +239,11 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         alone = replace(one, price_book="run", on=on, precision=precision)
         on_device = memory_on_device(alone)
         seconds, plan = step_on(alone, attained is not None)
-        if isinstance(seconds, Figure):
-            show_step(figures, seconds, step.tokens_per_step, most)
+        show_step(figures, seconds, step.tokens_per_step)
+        unknown = {"modelled_step": seconds} if isinstance(seconds, str) else {}
         total_by = days_on(figures, typed, machine, kind, usual, most)
     show_rate(figures)
     figures["device_hours"] = published.device_hours(figures["time"], number)
-    unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
     measured = total_by == "tokens_per_second"
     counted_step, books = (useful, [*every()]) if measured else (step, OTHER_BOOKS)

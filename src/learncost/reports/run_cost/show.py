@@ -38,6 +38,8 @@ _NAMES = {
     "tokens_per_second_per_device": "tokens per second, device",
     "step": "a step",
     "step_mfu": "MFU of that step",
+    "modelled_step": "a step as modelled",
+    "modelled_step_mfu": "MFU as modelled",
     "memory": "memory per device",
     "bubble": "pipeline bubble",
     "waiting": "waiting for collectives",
@@ -53,6 +55,7 @@ _NAMES = {
     "co2": "CO2e",
     "price_per_hour": "price per hour",
 }
+_SHARES = ("mfu", "hfu", "step_mfu", "modelled_step_mfu", "published_mfu")
 _COUNTS = ("", "FLOP", "h", "PF/s-days", "1/s")
 _REQUIRED = {"energy": "no energy without --power", "price": "no price without --price-per-hour"}
 _ANSWERS = ("time", "energy", "co2", "price")
@@ -62,7 +65,7 @@ def sheets(run: RunCost, width: int = WIDTH) -> tuple[Sheet, ...]:
     """Return the figures with intervals and labels, the requested ones in bold, and their sources below."""
     rows = []
     for name, figure in run.figures.items():
-        write = _share if name in ("mfu", "hfu", "step_mfu", "published_mfu") else _written(figure.unit)
+        write = _share if name in _SHARES else _written(figure.unit)
         between = _between(figure, write) if figure.interval else ""
         style = "bold" if name in _ANSWERS else ""
         rows.append(SheetRow((_named(name), write(figure.value), between, figure.label), style))

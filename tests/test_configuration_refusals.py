@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import learncost as lc
 from fuzz_configuration import ODD, keys_of, made, target
+from learncost.cli.command import main
 from learncost.ir.errors import InputError
 from learncost.models.argument import presets
 from learncost.models.configuration import Configuration, configure
@@ -30,6 +31,16 @@ ENCODER = {
 def read(values: object, **overrides: object) -> Configuration:
     text = values if isinstance(values, str) else json.dumps(values)
     return configure("-", overrides, io.StringIO(text))
+
+
+def test_sizes_that_contradict_each_other_in_a_file_are_named_as_its_keys(tmp_path, capsys):
+    path, keys = tmp_path / "config.json", {"model_type": "bert", **ENCODER, "hidden_size": 9}
+    path.write_text(json.dumps(keys), encoding="utf-8")
+    contradiction = "hidden_size 9 is not a multiple of num_attention_heads 2: change one of them"
+    assert main(["cost", str(path)]) == 2
+    assert f"{path}: {contradiction}" in capsys.readouterr().err
+    assert main(["cost", "bert-base", "--hidden-size", "9", "--num-attention-heads", "2"]) == 2
+    assert "--hidden-size 9 is not a multiple of --num-attention-heads 2" in capsys.readouterr().err
 
 
 GPT2 = '{"model_type": "gpt2", %s}'

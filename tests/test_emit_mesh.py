@@ -52,7 +52,7 @@ def test_a_program_for_pytorch_takes_a_mesh():
     ("backend", "flags", "message"),
     [
         ("c99", {"mesh": "dp=2", "placement": "ddp"}, "mesh requires backend='numpy', torch or jax"),
-        ("jax", {"placement": "ddp"}, "require mesh, for example"),
+        ("jax", {"placement": "ddp"}, "requires mesh, for example"),
         ("jax", {"mesh": "tp=2", "placement": "megatron"}, "50,257, which is not divisible by the mesh: use 50,258"),
         ("jax", {"mesh": "pp=2", "placement": "pp"}, "pipeline stages require backend='torch'"),
         ("jax", {"mesh": "cp=2", "placement": "cp", "plan": "zigzag"}, "since it reorders positions"),

@@ -47,11 +47,11 @@ def of_memory(kind, given, **more):
 def of_fit(kind, given, room):
     model, sizes = KINDS[kind]
     answer = of_memory(kind, given)
-    plan = "flash" if answer.engine == "eager" and not answer.plan else answer.plan  # its default, which names no plan
-    settings = {"plan": plan, **given}
+    settings = {"plan": answer.plan or "none", **given}
     if settings.get("engine") == "torch" and "plan" not in given:
         settings.pop("plan")
     (row,) = lc.fit(model, room, procedures=settings.pop("procedure", "bp"), **{**sizes, **settings}).rows
+    assert row.plan == answer.plan
     return row
 
 

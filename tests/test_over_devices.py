@@ -179,7 +179,7 @@ def test_memory_of_one_device_is_of_its_part():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"placement": "fsdp"}, "require mesh, for example"),
+        ({"placement": "fsdp"}, "requires mesh, for example"),
         ({"mesh": "dp=2"}, "mesh requires a sharding"),
         (
             {"mesh": "dp=2", "placement": "ddp", "engine": "eager", "plan": "fused-update"},

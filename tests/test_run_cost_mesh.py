@@ -144,7 +144,7 @@ def test_a_device_is_no_cluster():
         ("--mesh pp=2 --procedure pepita --batch-size 2", "pipeline stages require --procedure bp or recompute, not"),
         ("--devices 8 --procedure recompute", "--procedure recompute requires --mesh; without --mesh the fastest mesh"),
         ("--mesh pp=2 --schedule 2f2b --batch-size 2", "schedule must be one of"),
-        ("--placement fsdp", "require --mesh, for example"),
+        ("--placement fsdp", "--placement fsdp requires --mesh, for example"),
         ("--mesh pp=2 --place 'd over pp' --batch-size 2", "pp shards the stack of blocks: write n_layer over pp, not"),
         ("--mesh pp=2 --place 'blocks over pp of 1 3' --batch-size 2", "only equal stages are supported"),
     ],

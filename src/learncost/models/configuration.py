@@ -348,6 +348,12 @@ def _says(entry: GivenValue | None) -> bool:
     return entry is not None and entry.value is not None
 
 
+def _file(entries: Mapping[str, GivenValue]) -> str:
+    """Return the file that gives all values, as an error begins; empty where flags give some."""
+    files = {entry.where for entry in entries.values()}
+    return f"{files.pop()}: " if len(files) == 1 and "" not in files else ""
+
+
 def _settings(family: Family, entries: Mapping[str, GivenValue]) -> dict[str, Any]:
     """Return the family's settings, validated and completed by defaults. Null, or -1 for a number, disables a
     setting."""
@@ -383,9 +389,9 @@ def _sizes(
         try:
             value = evaluate(family.derived[size], {**dict.fromkeys(family.optional, 0), **settings, **sizes}, exact)
         except NotWholeError as error:
-            raise InputError(f"{error}: change one of them, or give {size}") from None
+            raise InputError(f"{_file(entries)}{error}: change one of them, or give {size}") from None
         if not (isinstance(value, int) and 1 <= value <= LARGEST):
-            raise InputError(f"{size} would be {shown(value)} ({family.derived[size]}); give {size}")
+            raise InputError(f"{_file(entries)}{size} would be {shown(value)} ({family.derived[size]}); give {size}")
         sizes[size] = value
     return {size: sizes[size] for size in family.sizes if size in sizes}
 
@@ -443,8 +449,7 @@ def _refuse_unsupported(family: Family, entries: Mapping[str, GivenValue], value
         if "expert" in family.axes.get("t", "") and axis in family.axes:
             few, several = family.axes[axis], family.axes[of]
             if evaluate(few, values) > evaluate(several, values):
-                raise InputError(
-                    f"{few} {evaluate(few, values):,} is more than {several} {evaluate(several, values):,}"
-                )
+                few_text, several_text = (f"{name} {evaluate(name, values):,}" for name in (few, several))
+                raise InputError(f"{_file(entries)}{few_text} is more than {several_text}")
     if "pruned_heads" in entries and entries["pruned_heads"].value:
         raise InputError(f"{entries['pruned_heads'].label} is not supported: every block has all its heads")

@@ -256,8 +256,8 @@ def over_stages(request: Request) -> tuple[PreparedRun, tuple[OverMesh, ...]]:
 
     Without a batch size, there is one sequence for each device along the mesh axes that shard the batch.
     """
-    if request.mesh is None:
-        raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
+    if not request.is_sharded or request.mesh is None:
+        raise InputError("give --mesh, for example --mesh dp=2,tp=4")
     mesh, place_, placement, procedure = request.mesh, request.place, request.placement, request.procedure
     run, kind = prepare(with_global_batch(request)), request.kind()
     optimizer, grid = run.optimizer or default_optimizer(run.book), parse_mesh(mesh)

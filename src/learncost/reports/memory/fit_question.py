@@ -219,7 +219,8 @@ class FitQuestion:
         most = max(needs.split, key=lambda part: needs.split[part])
         fits = self.stored(flash) and needs.bytes <= self.budget  # a peak may take long: it is asked for once
         batch = largest(step, chosen_engine, self.budget) if fits else 0
-        fitting = Fitting(procedure, step.plan, chosen_engine.name, needs.bytes, flash, batch, most, chosen.why)
+        plan = step.plan_of_module if chosen_engine.module else step.plan
+        fitting = Fitting(procedure, plan, chosen_engine.name, needs.bytes, flash, batch, most, chosen.why)
         return FitPlan(
             fitting,
             lines,

@@ -137,7 +137,8 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     named = memory.plan != usual and with_engine == with_procedure
     plan = f" under {memory.plan}" if memory.plan and named else ""
     plan += f" by {run_by(memory)}" if _executed(memory) and with_engine and with_procedure else ""
-    parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
+    each = f" of {memory.batch_size // memory.accumulate:,}" if memory.batch_size else ""
+    parts = f" in {memory.accumulate:,} microbatches{each}" if memory.accumulate > 1 else ""
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
     if with_procedure and memory.procedure in INFERENCE and memory.context is None:
         step = memory.procedure

@@ -92,9 +92,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     mesh, place, placement, asked = request.mesh, request.place, request.placement, pipeline_asked(request)
     devices = int(request.devices or 1)
     memory = float(cluster.device.ram)
-    if mesh is None:
-        if place or placement:
-            raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
+    if not request.is_sharded or mesh is None:
         best = search(replace(request, on=cluster), devices, top=1).best
         text = f"{best.zero}, the fastest mesh that learncost search finds"
         return Spread(best.step, text, memory, False, best.split, best.plan)

@@ -299,6 +299,8 @@ def _without_collections() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            gc.freeze()  # moves all objects to the oldest generation, without looking at them
+            gc.unfreeze()
             gc.enable()
 
 

@@ -115,8 +115,8 @@ def test_what_a_repeat_hands_out_is_kept_too() -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="markdown"):
-        explain("attention", format="html")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="format must be one of table, json, csv, md, latex, html"):
+        explain("attention").show("markdowns")
     (tmp_path / "bad.table").write_text("bad(X) -> Y\n  Y[M] = nosuchword(X[M])\n")
     with pytest.raises(InputError, match="nosuchword"):
         explain(str(tmp_path / "bad.table"))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import cast, get_args
 
 from learncost.cost_models import price
-from learncost.ir.errors import InputError
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, repeats, visit, walk
 from learncost.ir.polynomial import Polynomial, base
@@ -16,7 +14,7 @@ from learncost.layers.layer import Layer
 from learncost.liveness import live
 from learncost.ops import op_called
 from learncost.reports import notation as write
-from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase, Explanation, Format, SavedValue
+from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase, Explanation, SavedValue, explained
 from learncost.reports.formulas.of_model import model_explained
 from learncost.reports.formulas.of_op import op_explained
 from learncost.reports.formulas.subject import (
@@ -37,7 +35,7 @@ from learncost.reports.trainer_step import TrainerStep, paths_of, trainer_step
 
 
 @takes_request(
-    "subject layer / * price_book procedure jacobian optimizer format batch_size seq_len target_len", procedure=None
+    "subject layer / * price_book procedure jacobian optimizer batch_size seq_len target_len", procedure=None
 )
 def explain(
     request: Request,
@@ -45,7 +43,6 @@ def explain(
     layer: str | None = None,
     *,
     jacobian: bool | None = None,
-    format: str = "text",
 ) -> Explanation | TrainerStep:
     """Explain a layer, an operator or a model's layer line by line: forward, backward, weight update, saved tensors.
 
@@ -64,8 +61,6 @@ def explain(
     optimizer
         For a model and the layer optimizer: adamw, sgd or momentum. The default is adamw, and sgd under the paper's
         price books.
-    format
-        The output format: text, markdown, latex or json.
     batch_size
         For a model: sequences in one step. The default is 1.
     seq_len
@@ -106,24 +101,21 @@ def explain(
     """
     if paths := paths_of(subject):
         return trainer_step(paths)
-    if format not in get_args(Format):
-        raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
-    shown_as = cast("Format", format)
     procedure, price_book, optimizer = request.procedure, request.price_book, request.optimizer
     of_models = {"procedure": procedure, **settings_of_a_model(request)}
     name = name_of(subject)
     if layer is not None or is_model(subject, of_models):
         of_a_model(subject, layer, jacobian)
         run = prepared(replace(request, model=subject, procedure=procedure or BP))
-        return model_explained(run, procedure or BP, layer or "", shown_as)
+        return model_explained(run, procedure or BP, layer or "")
     not_of_a_model(name, of_models | ({"procedure": None} if is_layer(subject) else {}))
     if not is_layer(subject) and (op := op_called(name)):
-        return op_explained(op, of_an_op(op.name, price_book, jacobian, optimizer), shown_as)
+        return op_explained(op, of_an_op(op.name, price_book, jacobian, optimizer))
     topic = find_subject(subject, price_book, jacobian, optimizer, procedure)
     parts = tuple(ExplainedPhase(phase, tuple(_steps(table, topic))) for phase, table in topic.tables.items())
     source = topic.layer.source
     kept_values = _kept(topic)
-    return Explanation(topic.name, source, topic.book, topic.jacobian, parts, kept_values, topic.axes, shown_as)
+    return Explanation(topic.name, source, topic.book, topic.jacobian, parts, kept_values, topic.axes)
 
 
 def _steps(table: Table, topic: Subject) -> Iterator[ExplainedLine]:
@@ -136,17 +128,8 @@ def _steps(table: Table, topic: Subject) -> Iterator[ExplainedLine]:
             yield ExplainedLine("", str(line).split("\n", 1)[0], "", "", Polynomial(), Polynomial(), depth)
             continue
         row = next(rows)
-        bare = replace(line, meta=replace(line.meta, equation=""))
-        yield ExplainedLine(
-            write.equation(line),
-            str(bare),
-            write.latex(bare, topic.gradient_names),
-            write.mathml(bare, topic.gradient_names, display=False),
-            row.maccs,
-            row.flops,
-            depth,
-            row.outside_paper,
-        )
+        counts = row.maccs, row.flops
+        yield explained(line, topic.gradient_names, counts, depth=depth, outside_paper=row.outside_paper)
         if withdrawn := topic.book.withdrawn.get((line.meta.layer, line.meta.local)):
             back = next(rows)
             text = f"the publication's total omits {write.equation(line)}"

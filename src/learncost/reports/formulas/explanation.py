@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import Book
-from learncost.ir.errors import InputError
+from learncost.ir.line import Line
 from learncost.ir.polynomial import Polynomial, total
 from learncost.reports import notation as write
-from learncost.reports.sheet import SPELLED, Readable, Sheet, SheetRow, number
+from learncost.reports.sheet import SPELLED, WIDTH, Sheet, SheetRow, Shown, number
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table as Grid
-
-Format = Literal["text", "markdown", "latex", "json"]
 
 # Widths of the columns, together 80 with the numbers of equations and the gaps.
 _WHOLE, _MACCS, _FLOPS = 77, 9, 14
@@ -37,6 +34,20 @@ class ExplainedLine:
     flops: Polynomial
     depth: int = 0
     outside_paper: bool = False
+
+
+def explained(
+    line: Line,
+    names: Collection[str],
+    counts: tuple[Polynomial, Polynomial],
+    times: str = "",
+    depth: int = 0,
+    outside_paper: bool = False,
+) -> ExplainedLine:
+    """Return a line with its MACCs and FLOPs; `names` are those whose gradients are called by a `d` before them."""
+    bare = replace(line, meta=replace(line.meta, equation=""))
+    formulas = write.latex(bare, names), write.mathml(bare, names, display=False)
+    return ExplainedLine(write.equation(line), f"{bare}{times}", *formulas, *counts, depth, outside_paper)
 
 
 @dataclass(frozen=True)
@@ -79,8 +90,40 @@ class SavedValue:
         return f"{self.name}[{' '.join(self.axes)}]"
 
 
+class InLetters(Shown):
+    """An answer whose counts are polynomials in the axes: per sequence if possible, and h d_k as d_model."""
+
+    axes: frozenset[str]
+    price_book: Book
+    jacobian: bool
+
+    @property
+    def counts(self) -> tuple[Polynomial, ...]:
+        """All counts that are shown in letters."""
+        raise NotImplementedError
+
+    @cached_property
+    def per_sequence(self) -> bool:
+        """Return whether counts are per sequence: every one has the batch as a factor, which is omitted."""
+        return any(self.counts) and write.divided(self.counts, "B") is not None
+
+    def written(self, count: Polynomial) -> Polynomial:
+        """Return the displayed count: per sequence if possible, with h d_k as d_model."""
+        if self.per_sequence:
+            (count,) = write.divided((count,), "B") or (count,)
+        return write.one_width(count, self.axes)
+
+    @property
+    def book_notes(self) -> list[str]:
+        """Return the notes on the price book and its backward pass."""
+        book = self.price_book
+        backward = f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}."
+        notes = [f"Price book {book.name}: {book.title}; {book.source}."]
+        return notes if self.jacobian == book.jacobian else [*notes, backward]
+
+
 @dataclass(frozen=True, repr=False)
-class Explanation(Readable):
+class Explanation(InLetters):
     """A layer line by line under a price book, and its saved tensors.
 
     Attributes
@@ -100,8 +143,6 @@ class Explanation(Readable):
         The values that the forward pass keeps: `name`, `axes`, `elements`, and the lines that read them.
     axes
         Every axis of the layer.
-    format
-        The format of its text: text, markdown, latex or json.
     sizes
         Of a model, the sizes at which counts are shown.
     letters
@@ -125,28 +166,27 @@ class Explanation(Readable):
     parts: tuple[ExplainedPhase, ...]
     kept: tuple[SavedValue, ...]
     axes: frozenset[str] = frozenset()
-    format: Format = "text"
     sizes: Mapping[str, int] = field(default_factory=dict)  # of a model: counts are shown at these
     letters: str = ""  # what the axes stand for, where it is known
     part: str = ""  # of a model: the layer that was asked for
     made: tuple[str, ...] = ()  # of a model: the lines that make inputs from positions and settings, once
 
     def __str__(self) -> str:
-        return self.show(self.format)
+        return plain(self._table())
 
-    def __rich__(self) -> RenderableType:
-        return self._table() if self.format == "text" else self.show(self.format)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
+        yield self._table()
 
-    def _repr_html_(self) -> str:
-        columns = ("", "line", "MACCs", "FLOPs")
-        rows, left = tuple(self._lines()), frozenset({0, 1})
-        return Sheet(f"{self.layer}: {self.source}", columns, rows, self.notes, left).html()
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        """Return the lines of all phases, and the saved tensors, as one table."""
+        columns, rows = ("", "line", "MACCs", "FLOPs"), tuple(self._sheet_rows())
+        return (Sheet(f"{self.layer}: {self.source}", columns, rows, self.notes, frozenset({0, 1})),)
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Mapping[str, Any]]:
         parts = self.to_dict()["macro_operations"]
         return [{"macro_operation": name, **line} for name, part in parts.items() for line in part["lines"]]
 
-    def _lines(self) -> Iterator[SheetRow]:
+    def _sheet_rows(self) -> Iterator[SheetRow]:
         """Return the lines as rows of one table."""
         for part in self.parts:
             yield SheetRow(("", part.title, "", ""), "bold")
@@ -157,9 +197,10 @@ class Explanation(Readable):
         for array in self.kept:
             yield SheetRow(("kept", array.text, self.short(array.elements), ""))
 
-    def show(self, format: str) -> str:
-        """Return the explanation as table (or text), md (or markdown), latex, json or html."""
-        return in_format(self, format, md=self.markdown, latex=self._latex)
+    def show(self, format: str = "table") -> str:
+        """Return the explanation as table, json, csv, md, latex or html."""
+        own = {"md": self.markdown, "latex": self._latex}.get(SPELLED.get(format, format))
+        return own() if own else super().show(format)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as data; counts are Python expressions, to be multiplied by `times`."""
@@ -215,20 +256,11 @@ class Explanation(Readable):
 
     # How counts are written.
 
-    @cached_property
-    def per_sequence(self) -> bool:
-        """Return whether counts are per sequence: every one has the batch as a factor, which is omitted."""
-        if self.sizes:
-            return False
+    @property
+    def counts(self) -> tuple[Polynomial, ...]:
+        """All counts; none of a model, whose are at its sizes."""
         counts = [c for part in self.parts for step in part.steps for c in (step.maccs, step.flops)]
-        counts += [array.elements for array in self.kept]
-        return any(counts) and write.divided(counts, "B") is not None
-
-    def written(self, count: Polynomial) -> Polynomial:
-        """Return the displayed count: per sequence if possible, with h d_k as d_model."""
-        if self.per_sequence:
-            (count,) = write.divided((count,), "B") or (count,)
-        return write.one_width(count, self.axes)
+        return () if self.sizes else (*counts, *(array.elements for array in self.kept))
 
     def _at(self, count: Polynomial) -> int:
         """Return the count at the model's sizes."""
@@ -264,9 +296,7 @@ class Explanation(Readable):
         if any(step.outside_paper for part in self.parts for step in part.steps):
             notes.append("* not in the publication, priced by run.")
         notes += [f"{array.name} is line {array.line} of the body of {array.op}." for array in self.kept if array.line]
-        notes.append(f"Price book {self.price_book.name}: {self.price_book.title}; {self.price_book.source}.")
-        if self.jacobian != self.price_book.jacobian:
-            notes.append(f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}.")
+        notes += self.book_notes
         if self.made:
             notes += ["Computed once, outside the step, from positions and settings:", *self.made]
         return tuple(notes)
@@ -375,19 +405,6 @@ class Explanation(Readable):
                 rows.append(rf"& {left} && {maccs}\ \text{{MACCs}},\ {flops}\ \text{{FLOPs}}{number}")
             lines += [" \\\\\n".join(rows), r"\end{align*}"]
         return "\n".join([*lines, *(f"% {note}" for note in self.notes)])
-
-
-def in_format(answer: Any, format: str, **others: Callable[[], str]) -> str:
-    """Return an answer in a format: table, json, html, or another of its formats."""
-    writers = {
-        "table": lambda: plain(answer._table()),
-        "json": lambda: json.dumps(answer.to_dict(), indent=2),
-        **others,
-    }
-    writers["html"] = answer._repr_html_
-    if (chosen := SPELLED.get(format, format)) not in writers:
-        raise InputError(f"format must be one of {', '.join(writers)}, not {format!r}")
-    return writers[chosen]()
 
 
 def plain(table: RenderableType, width: int = 80) -> str:

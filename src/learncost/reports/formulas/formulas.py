@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any
 
 from learncost.cost_models import Book, PricedLine, price
-from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.serializable import attributes
 from learncost.ir.table import Table
@@ -20,7 +19,7 @@ from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
 from learncost.reports import notation as write
-from learncost.reports.formulas.explanation import in_format
+from learncost.reports.formulas.explanation import InLetters
 from learncost.reports.formulas.of_model import ModelFormulas, model_formulas
 from learncost.reports.formulas.of_op import op_explained
 from learncost.reports.formulas.subject import (
@@ -36,12 +35,7 @@ from learncost.reports.formulas.subject import (
 )
 from learncost.reports.formulas.subject import subject as find_subject
 from learncost.reports.request import Request, takes_request
-from learncost.reports.sheet import Readable
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-Format = Literal["text", "latex", "mathml", "json"]
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ class PhaseFormula:
 
 
 @dataclass(frozen=True, repr=False)
-class Formulas(Readable):
+class Formulas(InLetters):
     """The formulas of a layer under a price book; prints as `learncost formulas` does.
 
     Counts are polynomials in the sizes. What is printed leaves the batch out where it divides all of them, and writes
@@ -91,8 +85,6 @@ class Formulas(Readable):
         The differences under other procedures.
     axes
         Every axis of the layer.
-    format
-        The format of its text: text, latex, mathml or json.
 
     Examples
     --------
@@ -110,20 +102,24 @@ class Formulas(Readable):
     total: PhaseFormula
     others: tuple[PhaseFormula, ...] = ()
     axes: frozenset[str] = frozenset()
-    format: Format = "text"
 
-    def __str__(self) -> str:
-        return self.show(self.format)
-
-    def __rich__(self) -> RenderableType:
-        return self._table() if self.format == "text" else self.show(self.format)
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        """Return the table of formulas."""
+        rows = []
+        for row in self._shown():
+            style = "bold" if row is self.total else ""
+            rows.append(SheetRow((row.title, "MACCs", write.plain(self.written(row.maccs))), style))
+            rows.append(SheetRow((row.subtitle, "FLOPs", write.plain(self.written(row.flops))), style))
+        title = f"{self.layer}: {self.source}" if self.source else self.layer
+        return (Sheet(title, ("", "", "formula"), tuple(rows), self.notes, frozenset({0, 1, 2})),)
 
     def _repr_html_(self) -> str:
         return self._mathml()
 
-    def show(self, format: str) -> str:
-        """Return the formulas as table (or text), latex, mathml, json or html."""
-        return in_format(self, format, latex=self._latex, mathml=self._mathml)
+    def show(self, format: str = "table") -> str:
+        """Return the formulas as table, json, csv, md, latex, html or mathml."""
+        own = {"latex": self._latex, "mathml": self._mathml}.get(format)
+        return own() if own else super().show(format)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the formulas as data; counts are Python expressions, to be multiplied by `times`."""
@@ -138,7 +134,7 @@ class Formulas(Readable):
             "total": self._row(self.total),
         }
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[Mapping[str, Any]]:
         return [self._row(formula) for formula in (*self.rows, *self.others)] + [self._row(self.total)]
 
     def _row(self, formula: PhaseFormula) -> dict[str, Any]:
@@ -158,20 +154,9 @@ class Formulas(Readable):
         return tuple(c for row in (*self.rows, *self.others, self.total) for c in (row.maccs, row.flops))
 
     @property
-    def per_sequence(self) -> bool:
-        """Return whether counts are per sequence: every one has the batch as a factor, which is omitted."""
-        return any(self.counts) and write.divided(self.counts, "B") is not None
-
-    @property
     def one_width(self) -> bool:
         """Return whether some count has h d_k written as d_model."""
         return any(write.one_width(count, self.axes).terms != count.terms for count in self.counts)
-
-    def written(self, count: Polynomial) -> Polynomial:
-        """Return the displayed count: per sequence if possible, with h d_k as d_model."""
-        if self.per_sequence:
-            (count,) = write.divided((count,), "B") or (count,)
-        return write.one_width(count, self.axes)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -187,35 +172,12 @@ class Formulas(Readable):
             notes.append("Forward: all passes, the modulated one counted as dense.")
         elif book.rule == "executed" and compares:
             notes.append(f"{self.procedure} also compares values; `learncost cost` includes those lines.")
-        notes.append(f"Price book {book.name}: {book.title}; {book.source}.")
-        if self.jacobian != book.jacobian:
-            notes.append(f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}.")
-        return tuple(notes)
+        return (*notes, *self.book_notes)
 
     # The formats.
 
     def _shown(self) -> list[PhaseFormula]:
         return [*self.rows, *self.others, self.total] if len(self.rows) > 1 else list(self.rows)
-
-    def _table(self) -> RenderableType:
-        from rich.console import Group
-        from rich.padding import Padding
-        from rich.table import Table as Grid
-        from rich.text import Text
-
-        grid = Grid.grid(padding=(0, 2, 0, 0))
-        grid.add_column()
-        grid.add_column()
-        grid.add_column()
-        for row in self._shown():
-            style = "bold" if row is self.total else ""
-            grid.add_row(
-                Text(row.title, style), Text("MACCs", "dim"), Text(write.plain(self.written(row.maccs)), style)
-            )
-            grid.add_row(row.subtitle, Text("FLOPs", "dim"), Text(write.plain(self.written(row.flops)), style))
-        notes = [Text(note, "dim") for note in self.notes]
-        heading = [Text.assemble((self.layer, "bold"), f"  {self.source}" if self.source else "")]
-        return Group(*heading, Text(), Padding(grid, (0, 0, 0, 2)), Text(), *notes)
 
     def _latex(self) -> str:
         lines = [f"% {self.layer}: {self.source}" if self.source else f"% {self.layer}", r"\begin{array}{lll}"]
@@ -232,14 +194,13 @@ class Formulas(Readable):
         return write.mathml_grid(rows, self.notes)
 
 
-@takes_request("subject layer / * price_book procedure jacobian optimizer format batch_size seq_len target_len")
+@takes_request("subject layer / * price_book procedure jacobian optimizer batch_size seq_len target_len")
 def formulas(
     request: Request,
     subject: str | Layer,
     layer: str | None = None,
     *,
     jacobian: bool | None = None,
-    format: str = "text",
 ) -> Formulas | ModelFormulas:
     """Return MACCs and FLOPs as formulas: of a layer in the symbols of the paper, or of a model's layers.
 
@@ -255,8 +216,6 @@ def formulas(
     optimizer
         For a model and the layer optimizer: adamw, sgd or momentum. The default is adamw, and sgd under the paper's
         price books.
-    format
-        The output format of a layer's formulas: text, latex, mathml or json.
     batch_size
         For a model: sequences in one step. The default is 1.
     seq_len
@@ -290,8 +249,6 @@ def formulas(
     >>> lc.formulas("gpt2", "attention").rows[0].values
     (48318382080, 97731477504)
     """
-    if format not in get_args(Format):
-        raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
     procedure, price_book, optimizer = request.procedure, request.price_book, request.optimizer
     find_procedure(procedure)
     of_models = settings_of_a_model(request)
@@ -302,7 +259,7 @@ def formulas(
         return model_formulas(run, procedure, layer or "")
     not_of_a_model(name, of_models)
     if not is_layer(subject) and (op := op_called(name)):
-        return _of_an_op(op, of_an_op(op.name, price_book, jacobian, optimizer), cast("Format", format))
+        return _of_an_op(op, of_an_op(op.name, price_book, jacobian, optimizer))
     topic = find_subject(subject, price_book, jacobian, optimizer)
     priced = {phase: _priced(table, topic.book) for phase, table in topic.tables.items()}
     rows, others = _rows(topic, priced, procedure)
@@ -317,16 +274,15 @@ def formulas(
         PhaseFormula("total", maccs, flops),
         others,
         topic.axes,
-        cast("Format", format),
     )
 
 
-def _of_an_op(op: OpDef, book: Book, format: Format) -> Formulas:
+def _of_an_op(op: OpDef, book: Book) -> Formulas:
     """Return the cost of an operator and its gradient as executed."""
     explanation = op_explained(op, book)
     rows = tuple(PhaseFormula(part.macro_operation, part.maccs, part.flops) for part in explanation.parts[:2])
     whole_cost = PhaseFormula("total", total(row.maccs for row in rows), total(row.flops for row in rows))
-    return Formulas(op.name, explanation.source, book, "bp", False, rows, whole_cost, (), explanation.axes, format)
+    return Formulas(op.name, explanation.source, book, "bp", False, rows, whole_cost, (), explanation.axes)
 
 
 Cost = tuple[Polynomial, Polynomial]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from learncost.cost_models import PricedLine
@@ -18,7 +18,7 @@ from learncost.ops import plain
 from learncost.passes.normal_forms import shape
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.reports import notation as write
-from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase, Explanation, Format
+from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase, Explanation, explained
 from learncost.reports.run import PreparedRun
 from learncost.reports.sheet import WIDTH, Sheet, Shown, number
 from learncost.reports.sheet import SheetRow as Cells
@@ -159,7 +159,7 @@ def model_formulas(run: PreparedRun, procedure: str, layer: str = "") -> ModelFo
     )
 
 
-def model_explained(run: PreparedRun, procedure: str, layer: str = "", format: Format = "text") -> Explanation:
+def model_explained(run: PreparedRun, procedure: str, layer: str = "") -> Explanation:
     """Return a model's step, or one of its layers, line by line as in the model's table."""
     rows = _rows(run, procedure, layer)
     name = run.model.configuration.name
@@ -175,7 +175,6 @@ def model_explained(run: PreparedRun, procedure: str, layer: str = "", format: F
         run.book.jacobian,
         tuple(parts),
         (),
-        format=format,
         sizes=run.axes,
         letters=letters,
         part=layers_shown if layer else "",
@@ -212,20 +211,13 @@ def _steps(run: PreparedRun, rows: list[PricedLine]) -> Iterator[ExplainedLine]:
     names_known = frozenset(run.model.table.axes)
     for group in groups.values():
         line, first = group[0].source, group[0]
-        maccs, flops = total(row.maccs for row in group), total(row.flops for row in group)
-        if isinstance(line, Line):
-            bare = replace(line, meta=replace(line.meta, equation=""))
-            text, latex, mathml = (
-                str(bare),
-                write.latex(bare, names_known),
-                write.mathml(bare, names_known, display=False),
-            )
-            equation = write.equation(line)
-        else:
-            text, latex, mathml, equation = str(line), "", "", first.equation or first.line
+        counts = total(row.maccs for row in group), total(row.flops for row in group)
         times = f" ({len(group)} equal lines)" if len(group) > 1 else ""
         outside = any(row.outside_paper for row in group)
-        yield ExplainedLine(equation, text + times, latex, mathml, maccs, flops, 0, outside)
+        if isinstance(line, Line):
+            yield explained(line, names_known, counts, times, outside_paper=outside)
+        else:
+            yield ExplainedLine(first.equation or first.line, line + times, "", "", *counts, 0, outside)
 
 
 def used(counts: Any, sizes: Mapping[str, int]) -> list[str]:

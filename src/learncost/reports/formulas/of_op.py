@@ -11,14 +11,13 @@ from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.term import Term
 from learncost.ops import OpDef, entry
 from learncost.passes.lower import lower_line
-from learncost.reports import notation as write
-from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase, Explanation, Format
+from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase, Explanation, explained
 
 _AXES: Mapping[str, str] = {"_": "B"}
 _PARTS = {"forward": "body", "backward": "gradient", "jacobian": "jacobian"}
 
 
-def op_explained(op: OpDef, book: Book, format: Format = "text") -> Explanation:
+def op_explained(op: OpDef, book: Book) -> Explanation:
     """Return an operator's body, gradient and explicit Jacobian, if any, with the cost of their lines."""
     parts = []
     for phase, part in _PARTS.items():
@@ -39,7 +38,6 @@ def op_explained(op: OpDef, book: Book, format: Format = "text") -> Explanation:
         tuple(parts),
         (),
         frozenset({"B", "n"}),
-        format,
         letters=letters,
     )
 
@@ -70,6 +68,4 @@ def _steps(lines: Iterable[Line], op: OpDef) -> Iterator[ExplainedLine]:
             moved = replace(moved, given=own_op.inputs, gives=own_op.outputs)
         priced = [executed(part) for part in lower_line(moved)]
         maccs, flops = total(maccs for maccs, _ in priced), total(flops for _, flops in priced)
-        bare = replace(moved, meta=replace(moved.meta, equation=""))
-        latex, mathml = write.latex(bare, names_known), write.mathml(bare, names_known, display=False)
-        yield ExplainedLine("", str(bare), latex, mathml, maccs or Polynomial(), flops or Polynomial())
+        yield explained(moved, names_known, (maccs or Polynomial(), flops or Polynomial()))

@@ -1,13 +1,13 @@
 """Build a program op by op, from a run on tensors without values.
 
-A loop of many equal iterations does not run completely: `ProgramBuilder.iterations` yields those that do.
+A buffer is in use until the last op that reads or writes it, or until it is freed. A loop of many equal iterations does
+not run completely: `ProgramBuilder.iterations` yields those that do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from weakref import ref
 
 from learncost.program.program import FORWARD, Buffer, Operand, Program, ProgramOp, made_in
 
@@ -40,30 +40,45 @@ class ProgramBuilder:
         self.device, self.where, self.phase, self.microbatch = device, where, FORWARD, 0
         self.ops: list[ProgramOp] = []
         self.buffers: list[Buffer] = []
+        self._last: list[int] = []
         self._open: set[int] = set()
         self._repeats: list[tuple[int, int, int]] = []
-        self._recorded: list[tuple[int, list[ref[Allocation]]]] = []
+        self._recorded: list[tuple[int, int]] = []
+        self._copied: list[tuple[range, int, int]] = []
 
     def add(self, buffer: Buffer) -> int:
-        """Add a buffer, and return its number; its last op is set when it is freed."""
+        """Add a buffer that is in use until it is freed, and return its number."""
         self.buffers.append(buffer)
+        self._last.append(buffer.last)
         self._open.add(len(self.buffers) - 1)
         return len(self.buffers) - 1
 
     def allocate(self, size: int, role: str = "", label: str = "", first: int | None = None) -> int:
-        """Add a buffer that is in use from an op on, by default the next one."""
+        """Add a buffer that is in use from an op on, by default the next one, until it is freed."""
         role = role or made_in(self.phase)
         first = len(self.ops) if first is None else first
         return self.add(Buffer(size, self.device, role, label or self.where(), first, BEFORE))
+
+    def make(self, size: int, role: str = "", label: str = "", first: int | None = None) -> int:
+        """Add a buffer that is in use from an op on until the last op that reads or writes it."""
+        buffer = self.allocate(size, role, label, first)
+        self._open.discard(buffer)
+        return buffer
 
     def give(self, role: str, size: int, label: str = "") -> None:
         """Add bytes that are in use throughout the step."""
         self.allocate(size, role, label or role, BEFORE)
 
-    def free(self, buffer: int) -> None:
-        """Record that nothing refers to a buffer after the last op."""
-        self._open.discard(buffer)
-        self.buffers[buffer] = replace(self.buffers[buffer], last=len(self.ops) - 1)
+    def free(self, *buffers: int) -> None:
+        """Record that nothing refers to buffers after the last op."""
+        self._open.difference_update(buffers)
+        self.hold(*buffers)
+
+    def hold(self, *buffers: int) -> None:
+        """Record that buffers are in use until the last op, as those of a variable are that nothing reads."""
+        for buffer in buffers:
+            if buffer != BEFORE:  # the storage of weights that are not gathered
+                self._last[buffer] = len(self.ops) - 1
 
     def assign(self, buffer: int, role: str) -> None:
         """Set the role of a buffer."""
@@ -80,38 +95,40 @@ class ProgramBuilder:
         """Record an op, whose results were added before."""
         place = self.phase, self.microbatch, label or self.where()
         self.ops.append(ProgramOp(name, "", tuple(inputs), tuple(outputs), {}, *place, scratch=scratch))
+        self.hold(*(operand.buffer for operand in (*inputs, *outputs)))
 
     @property
     def in_use(self) -> int:
-        """The bytes that are in use now."""
+        """The bytes of the buffers that are not freed yet."""
         return sum(self.buffers[buffer].bytes for buffer in self._open)
 
     def program(self) -> Program:
         """Return the program; buffers that are not freed last to its end."""
         end = len(self.ops)
-        buffers = (replace(each, last=end) if at in self._open else each for at, each in enumerate(self.buffers))
+        lasts = (end if number in self._open else last for number, last in enumerate(self._last))
+        buffers = [replace(each, last=last) for each, last in zip(self.buffers, lasts, strict=True)]
+        copies: dict[int, list[Buffer]] = {}
+        for numbers, first, omitted in self._copied:
+            for number in numbers:
+                if buffers[number].last >= first:
+                    several = copies.setdefault(number, [buffers[number]])
+                    several += [
+                        replace(each, bytes=each.bytes * omitted, count=each.count * omitted, first=first)
+                        for each in several
+                    ]
+        buffers += [copy for several in copies.values() for copy in several[1:]]
         return Program(tuple(self.ops), tuple(buffers), self.device, repeats=tuple(self._repeats))
-
-    def made(self, allocation: Allocation) -> None:
-        """Record what is allocated in an iteration that stands for several."""
-        for _, recorded in self._recorded:
-            recorded.append(ref(allocation))
 
     def record(self) -> None:
         """Begin an iteration that stands for several."""
-        self._recorded.append((len(self.ops), []))
+        self._recorded.append((len(self.ops), len(self.buffers)))
 
     def recorded(self, omitted: int) -> Callable[[], None]:
-        """End such an iteration, and return a function that adds what others leave, as much as is left of it."""
-        first, recorded = self._recorded.pop()
-        self._repeats.append((first, len(self.ops) - 1, omitted))
-
-        def repeat() -> None:
-            for reference in recorded:
-                if allocation := reference():
-                    allocation.repeat(omitted)
-
-        return repeat
+        """End such an iteration, and return a function that adds what others leave: as much as is in use then."""
+        op, buffer = self._recorded.pop()
+        self._repeats.append((op, len(self.ops) - 1, omitted))
+        numbers = range(buffer, len(self.buffers))
+        return lambda: self._copied.append((numbers, len(self.ops), omitted))
 
     def iterations(self, count: int) -> Iterator[int]:
         """Yield the iterations of a loop that run: all of up to `FEW`; of more those at its ends, and one for the rest.
@@ -131,44 +148,3 @@ class ProgramBuilder:
         yield from range(count - ENDS, count - ENDS + SHOWN)
         repeat()
         yield from range(count - ENDS + SHOWN, count)
-
-
-class Allocation:
-    """A buffer that is in use as long as anything refers to it."""
-
-    __slots__ = ("__weakref__", "buffers", "builder")
-
-    def __init__(
-        self, builder: ProgramBuilder, size: int, role: str = "", label: str = "", first: int | None = None
-    ) -> None:
-        self.builder, self.buffers = builder, [builder.allocate(size, role, label, first)]
-        builder.made(self)
-
-    @property
-    def buffer(self) -> int:
-        """The buffer of what ran; none while a storage is freed."""
-        return self.buffers[0] if self.buffers else BEFORE
-
-    def repeat(self, omitted: int) -> None:
-        """Add those of iterations that do not run."""
-        for each in [self.builder.buffers[buffer] for buffer in self.buffers]:
-            size, count, first = each.bytes * omitted, each.count * omitted, len(self.builder.ops)
-            self.buffers.append(self.builder.add(replace(each, bytes=size, count=count, first=first)))
-
-    def __del__(self) -> None:
-        for buffer in self.buffers:
-            self.builder.free(buffer)
-
-
-class TensorStorage(Allocation):
-    """A storage that is freed and allocated again while tensors refer to it, as by PyTorch's `resize_`."""
-
-    __slots__ = ()
-
-    def __init__(self, builder: ProgramBuilder) -> None:
-        self.builder, self.buffers = builder, []
-
-    def resize(self, size: int, label: str = "") -> None:
-        """Free the storage, and allocate it with a new size."""
-        self.__del__()
-        self.buffers = [self.builder.allocate(size, label, label)] if size else []

@@ -1,7 +1,7 @@
 """The optimizer's step under autograd: gradient clipping, and the temporaries of each implementation of PyTorch's.
 
-Each function allocates and frees as the Python code of its source does: a local name holds an array until it is
-assigned again.
+Each function makes and holds what the Python code of its source does: a local name holds an array until it is assigned
+again.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from learncost.program.builder import ProgramBuilder
 
 Shapes: TypeAlias = "Sequence[tuple[int, ...]]"
-New: TypeAlias = "Callable[[int, int], object]"
-"""Allocates an array of a number of elements of a number of bytes each."""
+STEP = "optimizer step"
+"""The label of the step's ops."""
 
 FLOAT, BFLOAT16 = 4, 2
 
@@ -68,126 +71,125 @@ def default_implementation(optimizer: str, cuda: bool) -> str:
     return "foreach" if cuda and optimizer in FOREACH_ON_GPU else CLASSES[optimizer].implementations[0]
 
 
-def step_weights(stepping: Stepping, shapes: Shapes, new: New) -> None:
-    """Allocate and free the temporaries of an optimizer's step over weights of these shapes."""
+def step_weights(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
+    """Run the temporaries of an optimizer's step over weights of these shapes."""
     if stepping.clip:
-        _clip(stepping, shapes, new)
+        _clip(stepping, shapes, builder)
     if run := TEMPORARIES.get((stepping.optimizer, stepping.how)):
-        run(stepping, shapes, new)
+        run(stepping, shapes, builder)
 
 
-def _clip(stepping: Stepping, shapes: Shapes, new: New) -> None:
+def _new(builder: ProgramBuilder, elements: int, width: int) -> int:
+    """Run an op that makes an array of a number of elements of a number of bytes each."""
+    buffer = builder.make(elements * width, label=STEP)
+    builder.run("optimizer", label=STEP)
+    builder.hold(buffer)
+    return buffer
+
+
+def _clip(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
     """`torch.nn.utils.clip_grad_norm_`: a norm of every gradient; on a GPU one of each of its chunks."""
-    norms = [new(1, stepping.width) for _ in shapes]
+    norms = [_new(builder, 1, stepping.width) for _ in shapes]
     if stepping.cuda and shapes:
-        chunks = new(len(shapes) * max(-(-prod(shape) // CHUNK) for shape in shapes), FLOAT)
-        del chunks
-    stacked = new(len(shapes), stepping.width)
-    del norms, stacked
+        _new(builder, len(shapes) * max(-(-prod(shape) // CHUNK) for shape in shapes), FLOAT)
+    _new(builder, len(shapes), stepping.width)
+    builder.hold(*norms)
 
 
-def _roots(stepping: Stepping, shapes: Shapes, new: New) -> None:
+def _roots(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
     """`_multi_tensor_adamw`, `_multi_tensor_rmsprop`: `torch._foreach_sqrt` of all second moments."""
-    roots = [new(prod(shape), stepping.width) for shape in shapes]
-    del roots
+    builder.hold(*[_new(builder, prod(shape), stepping.width) for shape in shapes])
 
 
-def _adamw(stepping: Stepping, shapes: Shapes, new: New) -> None:
+def _adamw(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
     """`_single_tensor_adamw`: exp_avg_sq.sqrt() / bias_correction2_sqrt."""
-    denominator: object = None
+    denominator: list[int] = []
     for shape in shapes:
-        root = new(prod(shape), stepping.width)
-        denominator = new(prod(shape), stepping.width)
-        del root
-    del denominator
+        root = _new(builder, prod(shape), stepping.width)
+        new = _new(builder, prod(shape), stepping.width)
+        builder.hold(root, *denominator)
+        denominator = [new]
 
 
-def _rmsprop(stepping: Stepping, shapes: Shapes, new: New) -> None:
+def _rmsprop(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
     """`_single_tensor_rmsprop`: square_avg.sqrt()."""
-    average: object = None
+    average: list[int] = []
     for shape in shapes:
-        average = new(prod(shape), stepping.width)
-    del average
+        new = _new(builder, prod(shape), stepping.width)
+        builder.hold(*average)
+        average = [new]
 
 
-def _lion(stepping: Stepping, shapes: Shapes, new: New) -> None:
+def _lion(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
     """google/automl, lion_pytorch.py: update = exp_avg * beta1 + grad * (1 - beta1)."""
-    update: object = None
+    update: list[int] = []
     for shape in shapes:
-        parts = [new(prod(shape), stepping.width) for _ in range(2)]
-        update = new(prod(shape), stepping.width)
-        del parts
-    del update
+        *parts, new = (_new(builder, prod(shape), stepping.width) for _ in range(3))
+        builder.hold(*parts, *update)
+        update = [new]
 
 
-def _adafactor(stepping: Stepping, shapes: Shapes, new: New) -> None:
+def _adafactor(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
     """`_single_tensor_adafactor`: means of squares; their product is the update."""
-    row: object = None
-    column: object = None
-    squared: object = None
-    estimate: object = None
-    update: object = None
+    variables: dict[str, int] = {}
     for shape in shapes:
         elements, width = prod(shape), stepping.width
+        sizes = {"squared": elements, "estimate": elements}
         if len(shape) > 1:
-            row = new(elements // shape[-1], width)
-            column = new(elements // shape[-2], width)
-        else:
-            squared = new(elements, width)
-        estimate = new(elements, width)
-        update = estimate
-    del row, column, squared, estimate, update
+            sizes = {"row": elements // shape[-1], "column": elements // shape[-2], "estimate": elements}
+        for name, size in sizes.items():
+            new = _new(builder, size, width)
+            builder.hold(*variables.values())
+            variables[name] = new
 
 
-def _adafactor_foreach(stepping: Stepping, shapes: Shapes, new: New) -> None:
+def _adafactor_foreach(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
     """`_multi_tensor_adafactor`: all matrices, then all vectors, while the matrices' list is still held."""
     width = stepping.width
-    estimates: list[object] = []
+    estimates: list[int] = []
     for matrices in (True, False):
         group = [shape for shape in shapes if (len(shape) > 1) == matrices]
-        if matrices:
-            for axis in (-1, -2):
-                means = [new(prod(shape) // shape[axis], width) for shape in group]
-                del means
-        else:
-            squared = [new(prod(shape), width) for shape in group]
-            del squared
-        estimates = [new(prod(shape), width) for shape in group]
-    del estimates
+        for axis in (-1, -2) if matrices else ():
+            builder.hold(*[_new(builder, prod(shape) // shape[axis], width) for shape in group])
+        if not matrices:
+            builder.hold(*[_new(builder, prod(shape), width) for shape in group])
+        new = [_new(builder, prod(shape), width) for shape in group]
+        builder.hold(*estimates, *new)
+        estimates = new
 
 
 NEWTON_SCHULZ = 5
 """The steps of `torch.optim.Muon` by default."""
 
 
-def _muon(stepping: Stepping, shapes: Shapes, new: New) -> None:
-    """`_single_tensor_muon` of matrices, with `_zeropower_via_newtonschulz` in bf16; fused AdamW of all else."""
-    update: object = None
+def _muon(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
+    """`_single_tensor_muon` of matrices, with `_zeropower_via_newtonschulz` in bf16; fused AdamW of all else.
+
+    It has the matrix and its square, of the shorter side, at each step.
+    """
+    update: list[int] = []
     for shape in (shape for shape in shapes if len(shape) == 2):
-        elements = prod(shape)
-        update = new(elements, stepping.width)
-        update = _orthogonal(shape, stepping.width, update, new)
+        elements, square = prod(shape), min(shape) ** 2
+        before = _new(builder, elements, stepping.width)
+        builder.hold(*update)
+        result = before if stepping.width == BFLOAT16 else _new(builder, elements, BFLOAT16)
+        inner: list[int] = []
+        for _ in range(NEWTON_SCHULZ):
+            gram = _new(builder, square, BFLOAT16)
+            builder.hold(result, *inner)
+            change = _new(builder, square, BFLOAT16)
+            builder.hold(result, gram, *inner[1:])
+            new = _new(builder, elements, BFLOAT16)
+            builder.hold(result, gram, change)
+            result, inner = new, [gram, change]
+        builder.hold(before)
         if stepping.width != BFLOAT16 and not stepping.cuda:  # add_ casts its operand on a CPU
-            cast = new(elements, stepping.width)
-            del cast
-    del update
+            _new(builder, elements, stepping.width)
+        builder.hold(result)
+        update = [result]
 
 
-def _orthogonal(shape: tuple[int, ...], width: int, update: object, new: New) -> object:
-    """`_zeropower_via_newtonschulz`, with the matrix and its square, of the shorter side, at each step."""
-    elements, square = prod(shape), min(shape) ** 2
-    result = update if width == BFLOAT16 else new(elements, BFLOAT16)
-    gram: object = None
-    change: object = None
-    for _ in range(NEWTON_SCHULZ):
-        gram = new(square, BFLOAT16)
-        change = new(square, BFLOAT16)
-        result = new(elements, BFLOAT16)
-    del gram, change
-    return result
-
-
-TEMPORARIES: Mapping[tuple[str, str], Callable[[Stepping, Shapes, New], None]] = {
+TEMPORARIES: Mapping[tuple[str, str], Callable[[Stepping, Shapes, ProgramBuilder], None]] = {
     ("adamw", "foreach"): _roots,
     ("adamw", "for-loop"): _adamw,
     ("rmsprop", "foreach"): _roots,

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from learncost.importer.recorder.recorder import STEP, Recorder
-from learncost.program.builder import Allocation
-from learncost.program.optimizer_step import Stepping, step_weights
+from learncost.importer.recorder.recorder import Recorder
+from learncost.program.optimizer_step import STEP, Stepping, step_weights
 from learncost.program.program import CLIP, MOVED, OPTIMIZER, STATES, ProgramOp
 
 CLASSES: Mapping[str, tuple[str, Mapping[str, float]]] = {
@@ -71,10 +70,5 @@ def update(recorder: Recorder, given: Mapping[str, int], weights: Sequence[torch
 
 def temporaries(recorder: Recorder, stepping: Stepping, weights: Sequence[torch.Tensor]) -> None:
     """Record the temporaries of an optimizer's step that PyTorch does not run over these weights."""
-
-    def new(elements: int, width: int) -> Allocation:
-        allocation = Allocation(recorder, elements * width, label=STEP)
-        recorder.run("optimizer", label=STEP)
-        return allocation
-
-    in_phase(recorder, OPTIMIZER, lambda: step_weights(stepping, [tuple(each.shape) for each in weights], new))
+    shapes = [tuple(each.shape) for each in weights]
+    in_phase(recorder, OPTIMIZER, lambda: step_weights(stepping, shapes, recorder))

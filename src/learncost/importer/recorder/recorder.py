@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from learncost.importer.inputs import MOST
 from learncost.importer.recorder.workspace import buffers, packed, results
 from learncost.program.builder import BEFORE, ProgramBuilder
+from learncost.program.optimizer_step import STEP
 from learncost.program.program import (
     BACKWARD,
     FORWARD,
@@ -168,10 +169,6 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
             self._paths.setdefault(torch.autograd._get_sequence_nr(), self.path)  # type: ignore[attr-defined]
             return self.path
         return self._paths.get(node._sequence_nr() + 1, "")
-
-
-STEP = "optimizer step"
-"""The label of all operators of an optimizer's step."""
 
 
 def _label(func: Any, phase: str, path: str) -> str:

@@ -181,7 +181,7 @@ def _linear(names: ScopeNames, call: Linear, values: Values) -> None:
             if call.heads and names.module.heads == "copies":
                 part = part.contiguous()
             values[projection.makes.name] = part
-        del x, part
+        names.tape.hold(x)
 
 
 def _path(names: ScopeNames, group: Sequence[Projection], x: TapeTensor) -> tuple[list[TapeTensor], int]:
@@ -210,6 +210,7 @@ def _attention(names: ScopeNames, call: Attention, values: Values) -> TapeTensor
     windows = [where.window for where in first.where if where.window]
     terms = [term for line in call.lines for term in line.right if isinstance(term, Term)]
     masks = count((*batch, place)) * length
+    added = [names.operand(term, values) for term in terms if term.name in call.added]
     attention_scores = AttentionInputs(
         groups=groups,
         heads=count([axis for axis in first.sides.batch if axis not in batch]),
@@ -221,7 +222,7 @@ def _attention(names: ScopeNames, call: Attention, values: Values) -> TapeTensor
         windowed=any(size_of(window, names.state.sizes) < length for window in windows),
         filled=bool(windows) and length == names.module.window,
         padded=call.padded,
-        added=[names.operand(term, values) for term in terms if term.name in call.added],
+        added=added,
         capped=call.capped,
         scaled=call.scaled,
         sink=names.leaf(call.sink) if call.sink else None,
@@ -229,6 +230,7 @@ def _attention(names: ScopeNames, call: Attention, values: Values) -> TapeTensor
         cached=bool(first.where) or base(keys[-1]) != base(place),
         identical=sum(widths) == count(last.sides.columns),
         cache=names.state.cache,
+        held=[q, k, *added],
     )
 
     def mask(width: int, elements: int = 0) -> TapeTensor:
@@ -236,7 +238,10 @@ def _attention(names: ScopeNames, call: Attention, values: Values) -> TapeTensor
         elements = elements or (masks if spread else count((place,)) * length)
         return names.state.mask((masks, width, *first.where), elements, width)
 
-    return names.module.attended(q, k, names.found(call.values, values), attention_scores, mask)
+    result = names.module.attended(q, k, names.found(call.values, values), attention_scores, mask)
+    result = result.transpose().contiguous()
+    names.tape.hold(*attention_scores.held)
+    return result
 
 
 def _joined(parts: Sequence[TapeTensor], widths: Sequence[int]) -> TapeTensor:
@@ -281,14 +286,13 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
     """
     count, tape = names.count, names.tape
     shares = names.found(call.shares, values)
-    order = TapeTensor(tape, tape.new(shares.elements, INTEGER))
+    order = tape.new(shares.elements, INTEGER)
     selected = count(call.outward.left[0].declared)
     rows = names.found(call.value, values).gather(order, selected)
     sizes = [count(line.left[0].declared) for line in call.inward]
     parts = linear(rows, names.leaf(*(line.right[1].name for line in call.inward)), sum(sizes)).split(sizes)
     local = {**values, **{line.name: part for line, part in zip(call.inward, parts, strict=True)}}
     left = Counter(name for line in call.lines for name in line.reads)
-    del parts
     biased: set[str] = set()
     biases: list[TapeTensor] = []
     for line in call.lines[:-1]:
@@ -299,7 +303,6 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
             bias = names.operand(line.right[-1], local)
             biases = [bias] if call.outward.name in biased else [*biases, bias]
             local[line.name] = local[line.right[0].name].add_(bias)
-            del bias
         elif line not in call.inward:
             local[line.name] = _line(names, line, local)
         for name in line.reads:
@@ -312,7 +315,7 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
     local.clear()
     result = result.gather(order, selected)
     result = result.viewed().sum(count(call.makes[0].declared)).to(width)
-    del rows, biases
+    tape.hold(rows, *biases)
     return result
 
 
@@ -337,7 +340,7 @@ def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
     """Run a single line: a product is multiplied and summed, a sum added, an op its function."""
     elements = names.count(line.left[0].loops)
     if is_choice(line):
-        return TapeTensor(names.tape, names.tape.new(elements, INTEGER))  # indices have no gradient
+        return names.tape.new(elements, INTEGER)  # indices have no gradient
     if (pooled := _pooled(line)) is not None:
         return names.found(pooled.name, values).pooled(elements, isinstance(line, Op))
     terms = [term for term in line.right if isinstance(term, Term)]

@@ -117,7 +117,7 @@ def selective_state_space(scope: MixerScope) -> None:
     entered = delta.times(entering.in_float(), count("I"))
     entered_now = entered * hidden.in_float()
     scope.at("h")
-    state = TapeTensor(tape, tape.new(count("h")))
+    state = tape.new(count("h"))
     results = []
     for _ in tape.iterations(scope.size("M")):
         scope.at("h")
@@ -129,7 +129,7 @@ def selective_state_space(scope: MixerScope) -> None:
     scanned = scanned + hidden * scope.weight("s", 1).in_float()
     scope.at("H")
     scanned = scanned * gate.apply("silu")
-    del step, delta, entering, read, kept, entered, entered_now, state, results, at_place
+    tape.hold(step, delta, entering, read, kept, entered, entered_now, state, *results)
     scope.give("H", scope.rows(scanned.to(width)))
     scope.run("Y")
 
@@ -141,7 +141,7 @@ def _shifted(scope: MixerScope, names: str) -> None:
     for name in names:
         mix = scope.weight(f"E{name}")
         scope.give(f"F{name}", hidden * mix + shifted * (1.0 + mix.apply("neg")))
-    del hidden, shifted
+    scope.names.tape.hold(hidden, shifted)
 
 
 def time_mixing(scope: MixerScope) -> None:
@@ -155,8 +155,8 @@ def time_mixing(scope: MixerScope) -> None:
     gate = gate.apply("sigmoid")
     scope.at("y")
     at_place = count("s")
-    result = TapeTensor(tape, tape.new(key.elements))
-    numerator, denominator, exponent = (TapeTensor(tape, tape.new(at_place, FLOAT)) for _ in range(3))
+    result = tape.new(key.elements)
+    numerator, denominator, exponent = (tape.new(at_place, FLOAT) for _ in range(3))
     decay = scope.weight("e").apply("exp").apply("neg")
     first = scope.weight("s")
     for _ in tape.iterations(scope.size("M")):
@@ -175,7 +175,7 @@ def time_mixing(scope: MixerScope) -> None:
         exponent = largest
     scope.at("O")
     scope.give("O", gate * result)
-    del key, value, gate, result, numerator, denominator, exponent, largest, before, new, above, below, now, entered
+    tape.hold(key, value, gate, numerator, denominator, exponent, before, new, above, below, now, entered)
     scope.run("Y")
 
 
@@ -196,15 +196,19 @@ def channel_mixing(scope: MixerScope) -> None:
 
 def _segment_sum(x: TapeTensor, length: int) -> TapeTensor:
     """Run `segment_sum`, between two masks of booleans."""
-    masks = [TapeTensor(x.tape, x.tape.new(length * length, BOOLEAN)) for _ in range(2)]
+    masks = [x.tape.new(length * length, BOOLEAN) for _ in range(2)]
     masked = x.expanded(x.elements * length).masked(masks[0])
-    return masked.cumsum().masked(masks[1])
+    result = masked.cumsum().masked(masks[1])
+    x.tape.hold(masked)
+    return result
 
 
 def _product(left: TapeTensor, right: TapeTensor, elements: int, copied: Sequence[bool] = (True, True)) -> TapeTensor:
     """Run `einsum` of two operands as `bmm`, whose operands in another layout are copied, as is its gradient."""
     first, second = (x.cloned() if copies else x for x, copies in zip((left, right), copied, strict=True))
-    return first.matmul(second, elements).viewed()
+    result = first.matmul(second, elements).viewed()
+    left.tape.hold(first, second)
+    return result
 
 
 def state_space_duality(scope: MixerScope) -> None:
@@ -213,8 +217,7 @@ def state_space_duality(scope: MixerScope) -> None:
     gate, *projected, step = scope.run_joined(("Z", "PX", "PB", "PC", "PT"))
     widths = [one.elements for one in projected]
     decay = scope.weight("a").in_float().apply("exp").apply("neg")
-    mixed = cat(projected, views=gate.value.allocation)
-    del projected
+    mixed = cat(projected, views=gate.storage)
     mixed = scope.convolved(mixed, ("QX", "QB", "QC"), "U")
     hidden, entering, read = mixed.split(widths)
     scope.at("delta")
@@ -227,7 +230,7 @@ def state_space_duality(scope: MixerScope) -> None:
     scope.at("R")
     scanned = scope.weight("R", 1) * scanned
     scope.give("R", scanned.to(tape.width))
-    del scanned, gate, step, decay, mixed, hidden, entering, read, delta, variance
+    tape.hold(gate, step, decay, mixed, hidden, entering, read, delta, variance)
     scope.run("Y")
 
 
@@ -266,7 +269,7 @@ def _chunk_scan(
     last = (sums.slice(rows // length) + sums).apply("exp")
     decayed = entering * last
     states = _product(decayed, hidden, rows // length * width * inside, (not alone, chunks > 1))
-    first = TapeTensor(states.tape, states.tape.new(states.elements // chunks, FLOAT))
+    first = states.tape.new(states.elements // chunks, FLOAT)
     states = cat((first, states))
     ends = sums.slice(rows // length).copied(batch * heads * (chunks + 1))
     between = _segment_sum(ends, chunks + 1).apply("exp")
@@ -279,6 +282,8 @@ def _chunk_scan(
     result = (inner + outer).cloned()
     scope.at("O")
     result = result + residual
+    variables = (hidden, decays, entering, read, sums, kept, scores, weights, inner, last, decayed, states, first, ends)
+    result.tape.hold(*variables, between, every, out, across, outer)
     return result if rows * width == scope.count("J") else result.slice(scope.count("J"))
 
 

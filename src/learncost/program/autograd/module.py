@@ -49,6 +49,7 @@ class AttentionInputs:
     cached    whether keys and values are of the same positions as the queries
     identical whether values are as wide as keys
     cache     the KV cache until the model returns
+    held      what variables hold until the heads of the result are concatenated
     """
 
     groups: int
@@ -69,6 +70,7 @@ class AttentionInputs:
     cached: bool
     identical: bool
     cache: list[TapeTensor]
+    held: list[TapeTensor]
 
 
 @dataclass(frozen=True)
@@ -162,14 +164,12 @@ class Module:
         if x.tape.cuda:
             return rms_norm(x, [weights[0] + 1.0] if from_one else weights, rows)
         normed = x * (x.pow().mean(rows) + 1e-6).apply("rsqrt")
-        del x
         return normed * (weights[0] + 1.0 if from_one else weights[0]) if weights else normed
 
     def rotated(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
         """Run `x * cosine + cat((-second, first)) * sine`, with the halves first and second of a head."""
         fixed = x * cosine
         first, second = x.split((x.elements // 2, x.elements // 2))
-        del x
         return fixed + cat((-second, first)) * sine
 
     def attended(
@@ -178,7 +178,7 @@ class Module:
         unfused = self.attention == "eager"
         mask = masks(q.width) if scores.windowed or scores.padded or (unfused and scores.causal) else None
         attend = _eager if scores.capped or scores.sink or unfused else _sdpa
-        return attend(q, k, v, scores, mask).transpose().contiguous()
+        return attend(q, k, v, scores, mask)
 
     def activated(self, x: TapeTensor, op: str) -> TapeTensor:
         return x.apply(op)
@@ -219,7 +219,9 @@ class Transformers(Module):
             mean = hidden.mean(rows)
             deviation = ((hidden + mean).pow().mean(rows) + 1e-6).apply("sqrt")
             hidden = (hidden + mean).divided(deviation).to(width)
-            return weights[0] * hidden + weights[1]
+            result = weights[0] * hidden + weights[1]
+            x.tape.hold(mean, deviation, hidden)
+            return result
         if op.op == "normalize":
             return layer_norm(x, weights, rows)
         if op.meta.block:  # MambaBlock casts its residual, which may be in float, and norm_f does not
@@ -227,15 +229,18 @@ class Transformers(Module):
             x = x.to(width)
         hidden = x.in_float()
         variance = hidden.pow().mean(rows)
+        x.tape.hold(hidden)
         if self.norm == "own":
             hidden = x
-        del x
         hidden = hidden * (variance + 1e-6).apply("rsqrt")
         if from_one:
-            return (hidden * (weights[0].in_float() + 1.0)).to(width)
-        if self.norm == "after":
-            return (weights[0] * hidden).to(width)
-        return weights[0] * hidden.to(width) if weights else hidden.to(width)
+            result = (hidden * (weights[0].in_float() + 1.0)).to(width)
+        elif self.norm == "after":
+            result = (weights[0] * hidden).to(width)
+        else:
+            result = weights[0] * hidden.to(width) if weights else hidden.to(width)
+        x.tape.hold(hidden)
+        return result
 
     def rotated(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
         """Run `apply_rotary_pos_emb`, with slices in `rotate_half`."""
@@ -246,14 +251,14 @@ class Transformers(Module):
 
     def _turned(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
         half = x.elements // 2
-        return x * cosine + cat((-x.slice(half), x.slice(half)), x.value.turned) * sine
+        return x * cosine + cat((-x.slice(half), x.slice(half)), x.turned) * sine
 
     def attended(
         self, q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, masks: Masks
     ) -> TapeTensor:
         """Run keys and values through the cache, then `sdpa_attention_forward` or `eager_attention_forward`."""
         if self.attention == "disentangled":
-            return _disentangled(q, k, v, scores, masks(FLOAT), self.heads == "copies").transpose().contiguous()
+            return _disentangled(q, k, v, scores, masks(FLOAT), self.heads == "copies")
         broadcast = self.grouped == "broadcast" and scores.groups > 1
         if broadcast and scores.heads > 1:
             q, k, v = q.repeated(1), k.repeated(scores.groups), v.repeated(scores.groups)
@@ -265,18 +270,19 @@ class Transformers(Module):
             mask = masks(q.width) if scores.causal or scores.padded else None
             if self.scores == "products":
                 q, k = q.in_float(), k.in_float()
-            return _eager(q, k, v, scores, mask, self.scores != "nothing").transpose().contiguous()
+            return _eager(q, k, v, scores, mask, self.scores != "nothing")
         if self.masks == "always" and scores.added:  # position biases are in the mask of all layers
-            return _sdpa(q, k, v, replace(scores, added=()), masks(q.width, scores.elements)).transpose().contiguous()
+            return _sdpa(q, k, v, replace(scores, added=()), masks(q.width, scores.elements))
         scores = replace(scores, added=[bias.copied() for bias in scores.added])  # create_position_bias_mask
+        scores.held.extend(scores.added)
         if self.zeros and not scores.added and self.checkpointed:
-            return _math(q, k, v, scores, masks(q.width)).transpose().contiguous()
+            return _math(q, k, v, scores, masks(q.width))
         windowed = scores.windowed or scores.filled  # _ignore_causal_mask_sdpa: kv_length >= local_attention_size
         needs_mask = windowed or scores.padded or (scores.causal and self.masks == "always")
         mask = masks(BOOLEAN).copied(scores.masked, q.width) if needs_mask else None  # convert_boolean_attn_mask
         if broadcast:
-            return _math(q, k, v, scores, mask, broadcast=True).transpose().contiguous()
-        return _sdpa(q, k, v, scores, mask).transpose().contiguous()
+            return _math(q, k, v, scores, mask, broadcast=True)
+        return _sdpa(q, k, v, scores, mask)
 
     def activated(self, x: TapeTensor, op: str) -> TapeTensor:
         written = self.written.get(op, op)
@@ -349,7 +355,7 @@ def _math(
         shares = shares.dropout()
     converted = shares.to(width)
     result = shares.matmul(value.repeated(spread).contiguous(), scores.results).to(width)
-    del converted, query
+    q.tape.hold(query, key, value, scaled, shares, converted)
     return result
 
 
@@ -393,14 +399,15 @@ def _disentangled(
     related: TapeTensor | None = None
     for bias in scores.added:
         related = related.add_(bias) if related else bias + 0.0
-        del bias
     if related:
         weights = weights + related
     weights = weights.masked(mask.apply("neg", BOOLEAN))
     weights = weights.apply("softmax")
     if scores.dropped:
         weights = weights.dropout()
-    return weights.matmul(v.contiguous(), scores.results)
+    result = weights.matmul(v.contiguous(), scores.results)
+    q.tape.hold(q, k, related)
+    return result
 
 
 MODULES: Mapping[str, type[Module]] = {

@@ -3,7 +3,7 @@ order.
 
 They follow `tools/autograd/derivatives.yaml` and the CPU kernels of PyTorch 2.13; where CUDA kernels differ, the tape
 has a flag. Workspace inside of kernels is not counted. A tensor here has only a number of elements and a width, and is
-written as in PyTorch: `x * y + 1`. Backward functions capture numbers, never tensors.
+written as in PyTorch: `x * y + 1`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
 
 from learncost.ops import op_called
-from learncost.program.autograd.tape import Gradients, Tape, TapeValue
-from learncost.program.builder import Allocation
+
+if TYPE_CHECKING:
+    from learncost.program.autograd.tape import Tape, TapeNode
 
 FLOAT = 4
 """Bytes of torch.float32, in which norms, softmax and losses are computed whatever the module's type."""
@@ -76,60 +78,74 @@ def _row(name: str) -> OperatorRow:
     return OperatorRow("result" if op and reads & {*op.outputs} and not reads & {*op.inputs} else "operand")
 
 
+Gradients: TypeAlias = "list[TapeTensor | None]"
+"""The gradients of a node's results, or of its operands."""
+
+
+@dataclass(slots=True)
+class Storage:
+    """The memory of a tensor and of its views: a buffer."""
+
+    buffer: int
+
+
+@dataclass(eq=False, slots=True)
 class TapeTensor:
-    """A tensor without values that is written as in PyTorch; `value` is its entry on the tape."""
+    """A tensor without values, written as in PyTorch.
 
-    __slots__ = ("tape", "value")
+    elements  their number
+    width     bytes of one
+    storage   its memory, that of another tensor for a view
+    node      the node that receives its gradient, with the number of the result; None where it requires none
+    turned    whether its layout has heads and positions exchanged
+    """
 
-    def __init__(self, tape: Tape, value: TapeValue) -> None:
-        self.tape, self.value = tape, value
+    tape: Tape
+    elements: int
+    width: int
+    storage: Storage
+    node: TapeNode | None = None
+    result: int = 0
+    view: bool = False
+    turned: bool = False
 
-    @property
-    def elements(self) -> int:
-        return self.value.elements
-
-    @property
-    def width(self) -> int:
-        return self.value.width
+    def viewed_as(self, elements: int, width: int = 0, turned: bool = False) -> TapeTensor:
+        """Return a view without a gradient."""
+        return TapeTensor(self.tape, elements, width or self.width, self.storage, view=True, turned=turned)
 
     @property
     def learns(self) -> bool:
         """Return whether it requires a gradient."""
-        return self.value.node is not None
+        return self.node is not None
 
     # Of one operand.
 
     def apply(self, name: str, width: int = 0) -> TapeTensor:
         """Run an operator of `POINTWISE`, whose result may have another type."""
-        row = _row(name)
-        x, tape = self.value, self.tape
-        elements, own_width, result_width = x.elements, x.width, width or x.width
+        row, tape, result_width = _row(name), self.tape, width or self.width
 
-        def backward(gradients: Gradients) -> list[TapeValue | None]:
-            gradient = gradients.pop()
-            assert gradient
-            turned = gradient.turned
-            temporaries = [tape.new(elements, result_width, turned) for _ in range(row.temporaries)]
-            result = tape.new(elements, result_width, turned)
-            del temporaries
-            if own_width != result_width:
-                result = tape.new(elements, own_width, turned)
-            return [result]
+        def backward(gradients: Gradients) -> Gradients:
+            turned = _given(gradients).turned
+            temporaries = [tape.new(self.elements, result_width, turned) for _ in range(row.temporaries)]
+            result = tape.new(self.elements, result_width, turned)
+            tape.hold(*temporaries)
+            return [tape.new(self.elements, self.width, turned) if self.width != result_width else result]
 
-        kept: dict[str, tuple[TapeValue | int, ...]] = {"operand": (x,), "result": (0,), "both": (x, 0)}
-        before = [tape.new(elements, result_width, x.turned) for _ in range(row.before)]
+        kept: dict[str, tuple[TapeTensor | int, ...]] = {"operand": (self,), "result": (0,), "both": (self, 0)}
+        before = [tape.new(self.elements, result_width, self.turned) for _ in range(row.before)]
         (result,) = tape.run(
             NAMES.get(name, name),
-            (x,),
-            ((elements, result_width),),
+            (self,),
+            ((self.elements, result_width),),
             _same if name == "shift" else backward,
             kept.get(row.keeps, ()),
-            turned=x.turned,
+            turned=self.turned,
         )
-        del before
-        tests = tape.new(elements, BOOLEAN) if row.tested else None
-        del tests
-        return TapeTensor(tape, result)
+        tape.hold(*before)
+        if row.tested:
+            tape.new(self.elements, BOOLEAN)
+            tape.hold(self)
+        return result
 
     @property
     def coded(self) -> bool:
@@ -138,11 +154,11 @@ class TapeTensor:
 
     def decoded(self) -> TapeTensor:
         """Return a weight as numbers: a dequantized copy if it is quantized."""
-        return TapeTensor(self.tape, self.tape.new(self.elements)) if self.coded else self
+        return self.tape.new(self.elements) if self.coded else self
 
     def to(self, width: int) -> TapeTensor:
         """Cast to another type; return itself where it has that."""
-        return self if width == self.width else self.copied(self.elements, width, self.value.turned)
+        return self if width == self.width else self.copied(self.elements, width, self.turned)
 
     def in_float(self) -> TapeTensor:
         return self.to(FLOAT) if self.width < FLOAT else self
@@ -156,7 +172,7 @@ class TapeTensor:
         self,
         name: str,
         elements: int,
-        keeps: Sequence[TapeValue] = (),
+        keeps: Sequence[TapeTensor] = (),
         views: bool = False,
         width: int = 0,
         turned: bool = False,
@@ -167,11 +183,13 @@ class TapeTensor:
         views   whether the result is a view
         turned  whether the result has heads and positions exchanged, and `laid`, whether its gradient has
         """
-        x, tape = self.value, self.tape
-        own = x.elements, x.width, laid
-        sizes, allocation = ((elements, width or x.width),), x.allocation if views else None
-        (result,) = tape.run(name, (x,), sizes, lambda _: (tape.new(*own),), keeps, allocation, turned)
-        return TapeTensor(tape, result)
+        sizes, storage = ((elements, width or self.width),), self.storage if views else None
+
+        def backward(_: Gradients) -> Gradients:
+            return [self.tape.new(self.elements, self.width, laid)]
+
+        (result,) = self.tape.run(name, (self,), sizes, backward, keeps, storage, turned)
+        return result
 
     def repeated(self, times: int) -> TapeTensor:
         """Run `repeat_kv`: every head `times` times, in a copy."""
@@ -179,8 +197,8 @@ class TapeTensor:
 
     def cloned(self) -> TapeTensor:
         """Return a copy in another layout, through which the gradient passes unchanged."""
-        (result,) = self.tape.run("clone", (self.value,), ((self.elements, self.width),), _same)
-        return TapeTensor(self.tape, result)
+        (result,) = self.tape.run("clone", (self,), ((self.elements, self.width),), _same)
+        return result
 
     def cumsum(self) -> TapeTensor:
         return self.apply("cumsum")
@@ -190,7 +208,7 @@ class TapeTensor:
         return self._sized("expand", elements, views=True)
 
     def contiguous(self) -> TapeTensor:
-        return self.copied(self.elements) if self.value.turned else self
+        return self.copied(self.elements) if self.turned else self
 
     def mean(self, rows: int) -> TapeTensor:
         """Return the mean over all but `rows` rows."""
@@ -202,60 +220,50 @@ class TapeTensor:
 
     def sum(self, rows: int) -> TapeTensor:
         """Return the sum over all but `rows` rows; its gradient is one of as many elements, expanded."""
-        x, tape = self.value, self.tape
-        elements, width = x.elements, x.width
 
-        def backward(gradients: Gradients) -> list[TapeValue | None]:
-            gradient = gradients.pop()
-            assert gradient
-            return [TapeValue(elements, width, gradient.allocation, view=True)]
+        def backward(gradients: Gradients) -> Gradients:
+            return [_given(gradients).viewed_as(self.elements, self.width)]
 
-        (result,) = tape.run("sum", (x,), ((rows, width),), backward)
-        return TapeTensor(tape, result)
+        (result,) = self.tape.run("sum", (self,), ((rows, self.width),), backward)
+        return result
 
     def transpose(self) -> TapeTensor:
         """Return a view with heads and positions exchanged; a gradient with another layout is copied."""
-        x, tape = self.value, self.tape
-        elements, width, turned = x.elements, x.width, not x.turned
+        tape, sizes, turned = self.tape, (self.elements, self.width), not self.turned
 
-        def backward(gradients: Gradients) -> list[TapeValue | None]:
-            gradient = gradients.pop()
-            assert gradient
-            if gradient.turned == turned:
-                return [TapeValue(elements, width, gradient.allocation, view=True)]
-            return [TapeValue(elements, width, tape.new(elements, width).allocation, view=True)]
+        def backward(gradients: Gradients) -> Gradients:
+            gradient = _given(gradients)
+            laid = gradient if gradient.turned == turned else tape.new(*sizes)
+            return [laid.viewed_as(*sizes)]
 
-        (result,) = tape.run("transpose", (x,), ((elements, width),), backward, views=x.allocation, turned=turned)
-        return TapeTensor(tape, result)
+        (result,) = tape.run("transpose", (self,), (sizes,), backward, views=self.storage, turned=turned)
+        return result
 
     def split(self, sizes: Sequence[int]) -> list[TapeTensor]:
         """Return views by `split` or `chunk`; their gradients are concatenated."""
-        x, tape = self.value, self.tape
-        all_elements, width = x.elements, x.width
-        parts = tape.run(
+        return self.tape.run(
             "split",
-            (x,),
-            [(size, width) for size in sizes],
-            lambda _: (tape.new(all_elements, width),),
-            views=x.allocation,
-            turned=x.turned,
+            (self,),
+            [(size, self.width) for size in sizes],
+            lambda _: [self.tape.new(self.elements, self.width)],
+            views=self.storage,
+            turned=self.turned,
         )
-        return [TapeTensor(tape, part) for part in parts]
 
     def slice(self, elements: int) -> TapeTensor:
         """Return a view of a part; its gradient has the full size, zero elsewhere."""
-        return self._sized("slice", elements, views=True, turned=self.value.turned)
+        return self._sized("slice", elements, views=True, turned=self.turned)
 
     def pooled(self, elements: int, chooses: bool) -> TapeTensor:
         """Return the maximum of every window, with saved indices, or the mean; both save their operand."""
         indices = [self.tape.new(elements, INTEGER)] if chooses else []
         name = "max_pool2d_with_indices" if chooses else "avg_pool2d"
-        return self._sized(name, elements, (self.value, *indices))
+        return self._sized(name, elements, (self, *indices))
 
     def gather(self, index: TapeTensor, elements: int, keeps: bool = False) -> TapeTensor:
         """Return the elements at an index; its gradient has the operand's full size."""
-        operand = (self.value,) if keeps else ()
-        return self._sized("gather" if keeps else "embedding", elements, (index.value, *operand))
+        operand = (self,) if keeps else ()
+        return self._sized("gather" if keeps else "embedding", elements, (index, *operand))
 
     def dropout(self) -> TapeTensor:
         """Run `functional.dropout`: on a CPU a product with noise of the operand's type; on CUDA `native_dropout`,
@@ -263,21 +271,19 @@ class TapeTensor:
         """
         if self.tape.cuda:
             return self._dropped()
-        noise = TapeTensor(self.tape, self.tape.new(self.elements, self.width, self.value.turned))
+        noise = self.tape.new(self.elements, self.width, self.turned)
         return self * noise
 
     def _dropped(self) -> TapeTensor:
-        x, tape = self.value, self.tape
-        elements, width, turned = x.elements, x.width, x.turned
-        result, _ = tape.run(
+        result, _ = self.tape.run(
             "native_dropout",
-            (x,),
-            ((elements, width), (elements, BOOLEAN)),
-            lambda _: (tape.new(elements, width, turned),),
+            (self,),
+            ((self.elements, self.width), (self.elements, BOOLEAN)),
+            lambda _: [self.tape.new(self.elements, self.width, self.turned)],
             (1,),
-            turned=turned,
+            turned=self.turned,
         )
-        return TapeTensor(tape, result)
+        return result
 
     def __neg__(self) -> TapeTensor:
         return self.apply("neg")
@@ -287,53 +293,46 @@ class TapeTensor:
 
     def masked(self, mask: TapeTensor) -> TapeTensor:
         """Run `masked_fill`, which saves the boolean mask."""
-        return self._sized("masked_fill", self.elements, (mask.value,))
+        return self._sized("masked_fill", self.elements, (mask,))
 
     # Of two.
 
     def divided(self, other: TapeTensor) -> TapeTensor:
         """Divide by one number per row: both operands are saved, and the divisor's gradient recomputes a quotient."""
-        tape, operands = self.tape, (self.value, other.value)
-        elements, width = self.elements, self.width
+        tape, sizes = self.tape, (self.elements, self.width)
 
-        def backward(gradients: Gradients) -> list[TapeValue | None]:
-            temporaries = [tape.new(elements, width) for _ in range(3)]  # -grad * ((self / other) / other)
-            divisor = tape.new(elements, width)
-            del temporaries
-            return [tape.new(elements, width), divisor]
+        def backward(_: Gradients) -> Gradients:
+            temporaries = [tape.new(*sizes) for _ in range(3)]  # -grad * ((self / other) / other)
+            divisor = tape.new(*sizes)
+            tape.hold(*temporaries)
+            result = tape.new(*sizes)
+            return [result, divisor]
 
-        (result,) = tape.run("div", operands, ((elements, width),), backward, operands)
-        return TapeTensor(tape, result)
+        (result,) = tape.run("div", (self, other), (sizes,), backward, (self, other))
+        return result
 
     def maximum(self, other: TapeTensor) -> TapeTensor:
         """Return the larger of two, both of which are saved: where(self == other, grad / 2, grad), masked."""
-        tape, operands, elements, width = self.tape, (self.value, other.value), self.elements, self.width
-        needed = [each.node is not None for each in operands]
+        operands, sizes = (self, other), (self.elements, self.width)
 
-        def backward(gradients: Gradients) -> list[TapeValue | None]:
-            return [tape.new(elements, width) if is_needed else None for is_needed in needed]
+        def backward(_: Gradients) -> Gradients:
+            return [self.tape.new(*sizes) if each.learns else None for each in operands]
 
-        (result,) = tape.run("maximum", operands, ((elements, width),), backward, operands)
-        return TapeTensor(tape, result)
+        (result,) = self.tape.run("maximum", operands, (sizes,), backward, operands)
+        return result
 
     def set_slice(self, part: TapeTensor) -> TapeTensor:
         """Run `self[:, i] = part`, whose backward copies the gradient of the whole (`CopySlices`)."""
-        tape, elements, width, part_elements, part_width = (
-            self.tape,
-            self.elements,
-            self.width,
-            part.elements,
-            part.width,
-        )
+        tape, sizes = self.tape, (self.elements, self.width)
 
-        def backward(gradients: Gradients) -> list[TapeValue | None]:
-            whole = tape.new(elements, width)
+        def backward(gradients: Gradients) -> Gradients:
+            whole = tape.new(*sizes)
             gradients.clear()
-            return [whole, tape.new(part_elements, part_width)]
+            tape.read()
+            return [whole, tape.new(part.elements, part.width)]
 
-        operands = (self.value, part.value)
-        (result,) = tape.run("copy_", operands, ((elements, width),), backward, views=self.value.allocation)
-        return TapeTensor(tape, result)
+        (result,) = tape.run("copy_", (self, part), (sizes,), backward, views=self.storage)
+        return result
 
     def __mul__(self, other: TapeTensor | float) -> TapeTensor:
         if not isinstance(other, TapeTensor):
@@ -364,19 +363,25 @@ class TapeTensor:
 
     def add_(self, other: TapeTensor) -> TapeTensor:
         """Return a sum in-place of its first operand."""
-        return _plus(self, other, self.elements, self.value.allocation)
+        return _plus(self, other, self.elements, self.storage)
 
     def matmul(self, other: TapeTensor, elements: int) -> TapeTensor:
         """Return a product with a sum; each factor is saved for the other's gradient."""
-        tape, (first, second) = self.tape, (self.value, other.value)
-        sizes = [(each.elements, each.width, each.node is not None) for each in (first, second)]
-        keeps = [factor for factor, needed in ((second, sizes[0][2]), (first, sizes[1][2])) if needed]
+        tape, factors = self.tape, (self, other)
+        keeps = [factor for factor, each in zip(factors[::-1], factors, strict=True) if each.learns]
 
-        def backward(gradients: Gradients) -> list[TapeValue | None]:
-            return [tape.new(size, width) if needed else None for size, width, needed in sizes]
+        def backward(_: Gradients) -> Gradients:
+            return [tape.new(each.elements, each.width) if each.learns else None for each in factors]
 
-        (result,) = tape.run("bmm", (first, second), ((elements, max(first.width, second.width)),), backward, keeps)
-        return TapeTensor(tape, result)
+        (result,) = tape.run("bmm", factors, ((elements, max(self.width, other.width)),), backward, keeps)
+        return result
+
+
+def _given(gradients: Gradients) -> TapeTensor:
+    """Take the last gradient, which there is."""
+    gradient = gradients.pop()
+    assert gradient
+    return gradient
 
 
 def _same(gradients: Gradients) -> Gradients:
@@ -384,58 +389,50 @@ def _same(gradients: Gradients) -> Gradients:
     return [gradients.pop()]
 
 
-def _cast_copies(tape: Tape, sizes: Sequence[tuple[int, int]], width: int) -> list[TapeValue]:
+def _cast_copies(operands: Sequence[TapeTensor], width: int) -> list[TapeTensor]:
     """Return copies of operands of narrower types, which a CPU operator makes (`TensorIterator.cpp`); CUDA casts while
     reading (`gpu_kernel_with_dynamic_casting`).
     """
-    if tape.cuda:
-        return []
-    return [tape.new(elements, width) for elements, own_width in sizes if own_width < width]
+    return [each.tape.new(each.elements, width) for each in operands if each.width < width and not each.tape.cuda]
 
 
 def _times(left: TapeTensor, right: TapeTensor, elements: int) -> TapeTensor:
     """Return an elementwise product, factors broadcast: each is saved for the other's gradient."""
-    tape, operands, width = left.tape, (left.value, right.value), max(left.width, right.width)
-    needed = [each.node is not None for each in operands]
-    sizes = [(each.elements, each.width) for each in operands]
+    tape, operands, width = left.tape, (left, right), max(left.width, right.width)
     turned = max(operands, key=lambda each: each.elements).turned
 
-    def backward(gradients: Gradients) -> list[TapeValue | None]:
+    def backward(gradients: Gradients) -> Gradients:
         incoming = gradients[0]
         assert incoming
-        laid = incoming.turned
-        del incoming
-        results: list[TapeValue | None] = [None, None]
+        results: Gradients = [None, None]
         for number in (1, 0):  # the second operand's first, as in Functions.cpp
-            copies = _cast_copies(tape, [sizes[1 - number]], width) if needed[number] else []
-            results[number] = tape.new(elements, width, laid) if needed[number] else None
-            del copies
+            if operands[number].learns:
+                copies = _cast_copies([operands[1 - number]], width)
+                results[number] = tape.new(elements, width, incoming.turned)
+                tape.hold(*copies)
         return results
 
-    keeps = [factor for factor, is_needed in zip(operands[::-1], needed, strict=True) if is_needed]
-    copies = _cast_copies(tape, sizes, width)
+    keeps = [factor for factor, each in zip(operands[::-1], operands, strict=True) if each.learns]
+    copies = _cast_copies(operands, width)
     (result,) = tape.run("mul", operands, ((elements, width),), backward, keeps, turned=turned)
-    del copies
-    return TapeTensor(tape, result)
+    tape.hold(*copies)
+    return result
 
 
-def _plus(left: TapeTensor, right: TapeTensor, elements: int, allocation: Allocation | None = None) -> TapeTensor:
+def _plus(left: TapeTensor, right: TapeTensor, elements: int, storage: Storage | None = None) -> TapeTensor:
     """Return a sum, operands broadcast: nothing is saved, and the gradient passes through."""
-    tape, operands, width = left.tape, (left.value, right.value), max(left.width, right.width)
-    needed = [each.node is not None for each in operands]
+    tape, operands, width = left.tape, (left, right), max(left.width, right.width)
     turned = max(operands, key=lambda each: each.elements).turned
 
-    def backward(gradients: Gradients) -> list[TapeValue | None]:
+    def backward(gradients: Gradients) -> Gradients:
         incoming = gradients.pop()
-        assert incoming
-        return [incoming if is_needed else None for is_needed in needed]
+        return [incoming if each.learns else None for each in operands]
 
-    copies = _cast_copies(tape, [(each.elements, each.width) for each in operands], width)
-    (result,) = tape.run(
-        "add_" if allocation else "add", operands, ((elements, width),), backward, views=allocation, turned=turned
-    )
-    del copies
-    return TapeTensor(tape, result)
+    copies = _cast_copies(operands, width)
+    name = "add_" if storage else "add"
+    (result,) = tape.run(name, operands, ((elements, width),), backward, views=storage, turned=turned)
+    tape.hold(*copies)
+    return result
 
 
 def cat(
@@ -443,7 +440,7 @@ def cat(
     turned: bool = False,
     shares: Sequence[int] = (),
     elements: int = 0,
-    views: Allocation | None = None,
+    views: Storage | None = None,
 ) -> TapeTensor:
     """Run `torch.cat`, a copy unless the parts are adjacent `views`; its gradient is split into views.
 
@@ -454,19 +451,15 @@ def cat(
     sizes = [part.elements for part in parts]
     spread = tuple(shares) or tuple(sizes)
 
-    def backward(gradients: Gradients) -> list[TapeValue | None]:
-        incoming = gradients.pop()
-        assert incoming
+    def backward(gradients: Gradients) -> Gradients:
+        incoming = _given(gradients)
         return [
-            TapeValue(size, width, incoming.allocation, view=True, turned=incoming.turned)
-            if size == share
-            else tape.new(size, width)
+            incoming.viewed_as(size, width, incoming.turned) if size == share else tape.new(size, width)
             for size, share in zip(sizes, spread, strict=True)
         ]
 
-    operands, sizes_made = [part.value for part in parts], ((elements or sum(spread), width),)
-    (result,) = tape.run("cat", operands, sizes_made, backward, views=views, turned=turned)
-    return TapeTensor(tape, result)
+    (result,) = tape.run("cat", parts, ((elements or sum(spread), width),), backward, views=views, turned=turned)
+    return result
 
 
 def embedding(weight: TapeTensor, index: TapeTensor, elements: int) -> TapeTensor:
@@ -487,25 +480,20 @@ def linear(
     For a quantized weight it is bitsandbytes' `MatMul4Bit`, which dequantizes in both directions and holds the codes
     itself.
     """
-    tape, operands = x.tape, [each.value for each in (x, weight, bias) if each]
-    sizes = [(each.elements, each.width, each.node is not None) for each in operands]
-    coded = weight.elements if weight.coded else 0
+    tape, operands = x.tape, [each for each in (x, weight, bias) if each]
 
-    def backward(gradients: Gradients) -> list[TapeValue | None]:
-        numbers = tape.new(coded) if coded else None
-        gradients_back = [
-            TapeValue(size, width, tape.new(size, width).allocation, view=True) if needed else None
-            for size, width, needed in sizes
-        ]
-        del numbers
-        return gradients_back
+    def backward(_: Gradients) -> Gradients:
+        numbers = weight.decoded()
+        results = [tape.new(each.elements, each.width) if each.learns else None for each in operands]
+        tape.hold(numbers)
+        return [result and result.viewed_as(result.elements) for result in results]
 
-    needed = (x.value, saves_both or weight.learns), (weight.value, saves_both or (x.learns and not coded))
+    needed = (x, saves_both or weight.learns), (weight, saves_both or (x.learns and not weight.coded))
     keeps = [factor for factor, is_needed in needed if is_needed]
     numbers = weight.decoded()
     (result,) = tape.run(name, operands, ((elements, x.width),), backward, keeps)
-    del numbers
-    return TapeTensor(tape, result)
+    tape.hold(numbers)
+    return result
 
 
 def flash_attention(
@@ -516,18 +504,17 @@ def flash_attention(
     The result has the queries' layout, and gradients have positions before heads (`empty_like`, `zeros`); on CUDA in
     float the result does too (`_efficient_attention_forward`).
     """
-    tape, operands = q.tape, [q.value, k.value, v.value]
-    sizes = [(each.elements, each.width) for each in operands]
-    keeps = [*operands, mask.value] if mask else operands
+    tape, operands = q.tape, [q, k, v]
+    keeps = [*operands, mask] if mask else operands
     result, _ = tape.run(
         "_scaled_dot_product_flash_attention",
         operands,
         ((elements, q.width), (rows, max(FLOAT, q.width))),
-        lambda _: [tape.new(size, width, True) for size, width in sizes],
+        lambda _: [tape.new(each.elements, each.width, True) for each in operands],
         (*keeps, 0, 1),
-        turned=q.value.turned or (tape.cuda and q.width >= FLOAT),
+        turned=q.turned or (tape.cuda and q.width >= FLOAT),
     )
-    return TapeTensor(tape, result)
+    return result
 
 
 def layer_norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int) -> TapeTensor:
@@ -542,17 +529,16 @@ def rms_norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int) -> TapeTen
 
 def _norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int, name: str, numbers: int) -> TapeTensor:
     """Run a norm in one kernel, with `numbers` saved numbers per row."""
-    tape, operands = x.tape, [x.value, *(weight.value for weight in weights)]
-    sizes = [(each.elements, each.width, each.node is not None) for each in operands]
+    tape, operands = x.tape, [x, *weights]
     of_row = rows, max(FLOAT, x.width) if tape.cuda else x.width
     result, *_ = tape.run(
         name,
         operands,
         ((x.elements, x.width), *[of_row] * numbers),
-        lambda _: [tape.new(size, width) if needed else None for size, width, needed in sizes],
-        (x.value, *range(1, numbers + 1)),
+        lambda _: [tape.new(each.elements, each.width) if each.learns else None for each in operands],
+        (x, *range(1, numbers + 1)),
     )
-    return TapeTensor(tape, result)
+    return result
 
 
 def convolution(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | None = None) -> TapeTensor:
@@ -567,33 +553,26 @@ def linear_cross_entropy(x: TapeTensor, weight: TapeTensor, bias: TapeTensor | N
     The forward pass computes the gradients of its operands, which are all that is kept, and those of a chunk's logits
     are in place of these. A chunk has the power of two of tokens whose logits are about as large as the operand.
     """
-    tape, operands = x.tape, [each.value for each in (x, weight, bias) if each]
+    tape, operands = x.tape, [each for each in (x, weight, bias) if each]
     rows = x.elements * classes // weight.elements
     chunks = -(-classes * rows // x.elements)
     tokens = min(1 << (-(-rows // chunks) - 1).bit_length(), rows)
-    made = [tape.new(each.elements, each.width) if each.node else None for each in operands]
-    logits = tape.new(tokens * classes, x.width)
-    del logits
-
-    def backward(_: Gradients) -> Gradients:
-        gradients = [*made]
-        made.clear()
-        return gradients
-
-    (loss,) = tape.run("linear_cross_entropy", operands, ((1, FLOAT),), backward)
-    return TapeTensor(tape, loss)
+    made = [tape.new(each.elements, each.width) if each.learns else None for each in operands]
+    tape.new(tokens * classes, x.width)
+    tape.hold(*made)
+    (loss,) = tape.run("linear_cross_entropy", operands, ((1, FLOAT),), lambda _: made)
+    return loss
 
 
 def cross_entropy(scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:
     """Run `functional.cross_entropy`: log-softmax saves its result, and so does the loss."""
     logs = scores.apply("log_softmax")
-    tape, elements, width = logs.tape, logs.elements, logs.width
-    keeps = (logs.value, targets.value) if targets else (logs.value,)
-    loss, _ = tape.run(
+    keeps = (logs, targets) if targets else (logs,)
+    loss, _ = logs.tape.run(
         "nll_loss",
-        (logs.value,),
-        ((1, width), (1, width)),
-        lambda _: (tape.new(elements, width),),
+        (logs,),
+        ((1, logs.width), (1, logs.width)),
+        lambda _: [logs.tape.new(logs.elements, logs.width)],
         (*keeps, 1),
     )
-    return TapeTensor(tape, loss)
+    return loss

@@ -13,10 +13,9 @@ from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.program.autograd.module import Module
-from learncost.program.autograd.operators import TapeTensor
-from learncost.program.autograd.tape import Tape, TapeNode, TapeValue
+from learncost.program.autograd.operators import Storage, TapeTensor
+from learncost.program.autograd.tape import Tape, TapeNode
 from learncost.program.autograd.wrapped import ParameterGroup, Sharded, Wrapping
-from learncost.program.builder import Allocation
 from learncost.program.optimizer_step import Stepping
 
 
@@ -102,7 +101,7 @@ class StepState:
     table: Table
     sizes: Mapping[str, int]
     asked: StepOptions
-    allocations: dict[str, Allocation] = field(default_factory=dict)
+    storages: dict[str, Storage] = field(default_factory=dict)
     leaves: dict[tuple[str, ...], TapeTensor] = field(default_factory=dict)
     masks: dict[tuple[object, ...], TapeTensor] = field(default_factory=dict)
     embedded: list[TapeTensor] = field(default_factory=list)
@@ -150,21 +149,20 @@ class StepState:
         """Return a weight of an iteration, or several that are one."""
         key = tuple(part for name in names for part in name)
         if key not in self.leaves:
-            allocation, width = (
-                self.allocations[names[0][0]],
-                0 if names[0][0] in self.asked.coded else self.asked.width,
-            )
+            storage = self.storages[names[0][0]]
+            width = 0 if names[0][0] in self.asked.coded else self.asked.width
             learns = any(name[0] in self.asked.learning for name in names)
             if self.sharded:
                 block = self.blocks.get(names[0][0])
                 group = self.group(block, int(names[0][1])) if block else self.sharded.group(ROOT)
-                allocation = group.allocation
+                storage = group.storage
             rows = self.asked.matrices.get(names[0][0], 0)
             shape = (rows, elements // rows) if rows else (elements,)
-            value = self.tape.weight(shape, width, allocation) if learns else TapeValue(elements, width, allocation)
+            frozen = TapeTensor(self.tape, elements, width, storage)
+            leaf = self.tape.weight(shape, width, storage) if learns else frozen
             if self.sharded:
-                group.weights.append(value)
-            self.leaves[key] = TapeTensor(self.tape, value)
+                group.weights.append(leaf)
+            self.leaves[key] = leaf
         return self.leaves[key]
 
     def embeds(self, weight: str, embedded: TapeTensor) -> None:
@@ -174,13 +172,23 @@ class StepState:
         if self.asked.module.holds == "embeddings":
             self.embedded.append(embedded)
         if self.asked.checkpoint and not embedded.learns and weight == self.tokens:  # enable_input_require_grads
-            embedded.value.node = TapeNode(None)
+            embedded.node = TapeNode(None)
             self.inputs.append(embedded)
+
+    def release(self, tensors: list[TapeTensor]) -> None:
+        """Hold tensors until here, and forget them."""
+        self.tape.hold(*tensors)
+        tensors.clear()
+
+    def release_masks(self) -> None:
+        """Hold masks until here; the next forward pass makes new ones."""
+        self.tape.hold(*self.masks.values())
+        self.masks.clear()
 
     def mask(self, key: tuple[object, ...], elements: int, width: int) -> TapeTensor:
         """Return a mask that is created once and lives until the model returns; with recomputation, as long as that."""
         if key not in self.masks:
-            self.masks[key] = TapeTensor(self.tape, self.tape.new(elements, width))
+            self.masks[key] = self.tape.new(elements, width)
         return self.masks[key]
 
     def count(self, axes: Sequence[str]) -> int:
@@ -244,4 +252,4 @@ class ScopeNames:
         return tensor.gather(places, elements, keeps)
 
     def fresh(self, elements: int) -> TapeTensor:
-        return TapeTensor(self.tape, self.tape.new(elements))
+        return self.tape.new(elements)

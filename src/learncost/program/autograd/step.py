@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from learncost.ir.loop import Loop, Statement
@@ -21,18 +20,18 @@ from learncost.program.autograd.calls import (
     Single,
     local_name,
 )
-from learncost.program.autograd.operators import INTEGER, TapeTensor, cat
+from learncost.program.autograd.operators import INTEGER, Storage, TapeTensor, cat
 from learncost.program.autograd.state import ROOT, ScopeNames, StepOptions, StepState, Values, blocks_of, whole_block
-from learncost.program.autograd.tape import Tape, TapeValue
+from learncost.program.autograd.tape import Tape
 from learncost.program.autograd.wrapped import BUCKETS
-from learncost.program.builder import BEFORE, Allocation
-from learncost.program.optimizer_step import step_weights
+from learncost.program.builder import BEFORE
+from learncost.program.optimizer_step import STEP, step_weights
 from learncost.program.program import ACTIVATIONS, FORWARD, OPTIMIZER, WEIGHTS
 
 
 def run_lines(names: ScopeNames, lines: Sequence[Statement], values: Values, outputs: Sequence[str]) -> None:
     """Run the lines of a scope on its inputs; their results are added to the values."""
-    _run(names, _calls(names, lines, outputs), values, outputs)
+    _run(names, _calls(names, lines, outputs), values)
 
 
 def _calls(names: ScopeNames, lines: Sequence[Statement], outputs: Sequence[str]) -> list[OperatorCall | Loop]:
@@ -55,27 +54,26 @@ def _calls(names: ScopeNames, lines: Sequence[Statement], outputs: Sequence[str]
     return in_order
 
 
-def _run(names: ScopeNames, calls: Sequence[OperatorCall | Loop], values: Values, outputs: Sequence[str]) -> None:
-    """Run call by call; a value is freed when nothing reads it any more."""
-    left = Counter(name for call in calls for name in call.reads) + Counter(outputs)
-    module, values_read = names.module, Values()
+def _run(names: ScopeNames, calls: Sequence[OperatorCall | Loop], values: Values) -> None:
+    """Run call by call; the caller of a module holds its operands until it returns."""
+    holds, operands = names.module.holds == "sublayers", list[TapeTensor]()
+    last = {name: call for call in calls for name in call.reads}
     for call in calls:
         if isinstance(call, Loop):
             _repeat(names, call, values)
         else:
             if isinstance(call, Linear | LinearLoss | Loss) and not names.around:
-                names.state.embedded.clear()  # the model has returned, and its head begins
+                names.state.release(names.state.embedded)  # the model has returned, and its head begins
             names.tape.label = call.title
-            call_module(names, call, values)
-        for name in call.reads:
-            left[name] -= 1
-            if not left[name] and name in values:
-                tensor = values.pop(name)
-                if module.holds == "sublayers" and isinstance(call, Linear | Single):
-                    values_read[name] = tensor
-                del tensor
-        if isinstance(call, Norm):
-            values_read.clear()
+            given = [values[name] for name in call.reads if name in values]
+            try:
+                call_module(names, call, values)
+            finally:  # a recomputation may end inside
+                names.tape.hold(*given, *operands)
+            if holds and isinstance(call, Linear | Single):
+                operands += [values[name] for name in call.reads if name in values and last[name] is call]
+            if isinstance(call, Norm):
+                operands.clear()
 
 
 def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
@@ -107,20 +105,19 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
             if how == "reentrant":
                 given = [*starts, *(name for name, tensor in around.items() if tensor.learns)]
                 inner.around = {name: tensor for name, tensor in inner.around.items() if name not in given}
-                more = [around[name].value for name in given[len(starts) :]]
-                results = tape.reentrant(
-                    _iteration(inner, calls, given, ends), [*(tensor.value for tensor in starts_given), *more]
-                )
+                more = [around[name] for name in given[len(starts) :]]
+                results = tape.reentrant(_iteration(inner, calls, given, ends), [*starts_given, *more])
             else:
-                again = _held(_iteration(inner, calls, starts, ends), [tensor.value for tensor in starts_given])
-                results = tape.checkpoint(again) if how else again()
-            starts_given = [TapeTensor(tape, value) for value in results]
-            del results
+                run = _iteration(inner, calls, starts, ends)
+                results = tape.checkpoint(run, starts_given, around.values()) if how else run(starts_given)
+            tape.hold(*starts_given)
+            starts_given = results
             if sharded:
                 sharded.after_forward(group)
                 starts_given = sharded.left(group, starts_given)
         for several in reversed(kept):
             several.append(starts_given.pop())
+    tape.hold(*around.values())
     for carry, tensor in zip(repeat.carry, starts_given, strict=True):
         values[carry.final] = tensor
     for (_, stack), several in zip(repeat.keep, kept, strict=True):
@@ -154,31 +151,22 @@ def _inside(
         elif inside in stacks:
             slices[inside] = stacks[inside][iteration]
         else:
-            stack, elements = names.found(outer, values).value, names.count(repeat.axes[inside])
-            slices[inside] = TapeTensor(names.tape, TapeValue(elements, stack.width, stack.allocation, view=True))
+            slices[inside] = names.found(outer, values).viewed_as(names.count(repeat.axes[inside]))
     seen = {**names.around, **around, **slices}
     return ScopeNames(names.state, {**names.axes, **repeat.axes}, weights, frozenset(drawn), seen)
 
 
 def _iteration(
     names: ScopeNames, calls: Sequence[OperatorCall | Loop], starts: Sequence[str], ends: Sequence[str]
-) -> Callable[[Sequence[TapeValue]], list[TapeValue]]:
+) -> Callable[[Sequence[TapeTensor]], list[TapeTensor]]:
     """Return a function that runs an iteration, or a block of one, once or again, on its inputs."""
-    tape = names.tape
 
-    def run(arguments: Sequence[TapeValue]) -> list[TapeValue]:
-        values = {name: TapeTensor(tape, value) for name, value in zip(starts, arguments, strict=True)}
-        _run(names, calls, values, ends)
-        return [values[name].value for name in ends]
+    def run(arguments: Sequence[TapeTensor]) -> list[TapeTensor]:
+        values = dict(zip(starts, arguments, strict=True))
+        _run(names, calls, values)
+        return [values[name] for name in ends]
 
     return run
-
-
-def _held(
-    run: Callable[[Sequence[TapeValue]], list[TapeValue]], arguments: Sequence[TapeValue]
-) -> Callable[[], list[TapeValue]]:
-    """Bind an iteration to its inputs, which it holds."""
-    return lambda: run(arguments)
 
 
 def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOptions) -> None:
@@ -195,18 +183,19 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
         if builder.microbatch:
             tape.accumulate()
         builder.phase = FORWARD
-        outputs = [tensor.value for tensor in _forward(state)]
+        outputs = _forward(state)
         if state.sharded:
             state.sharded.before_backward(state.sharded.group(ROOT))
         tape.backward(outputs)
-        outputs.clear()
+        tape.hold(*outputs)
         if state.sharded:
             state.sharded.finish()
-        state.inputs.clear()
-        state.masks.clear()
-    tape.label, builder.phase = "optimizer step", OPTIMIZER
-    step_weights(asked.stepping, tape.learned, tape.new)
+        state.release(state.inputs)
+        state.release_masks()
+    tape.label, builder.phase = STEP, OPTIMIZER
+    step_weights(asked.stepping, tape.learned, builder)
     builder.run("optimizer")
+    tape.hold_gradients()
 
 
 DIFFERENT = 2
@@ -215,9 +204,10 @@ DIFFERENT = 2
 
 def _forward(state: StepState) -> list[TapeTensor]:
     """Return the outputs of the model, after the allocation of its weights and inputs."""
-    table, values, asked = state.table, Values(), state.asked
+    table, values, asked, builder = state.table, Values(), state.asked, state.tape.builder
+    reads = {name for line in table.lines for name in line.reads} - {*table.weights}
     for name in (*table.inputs, *table.weights):
-        if name in asked.drawn or name in state.allocations:
+        if name in asked.drawn or name in state.storages:
             continue
         elements = state.count(table.axes[name])
         width = INTEGER if name in table.indices else asked.width if name in table.weights else state.tape.width
@@ -226,11 +216,12 @@ def _forward(state: StepState) -> list[TapeTensor]:
             learned = state.sharded.wrapping.stored
             size = state.sharded.wrapping.part(elements) * (learned if name in asked.learning else width)
         role = WEIGHTS if name in table.weights else ACTIVATIONS
-        allocation = Allocation(state.tape.builder, size, role, name, None if state.tape.builder.ops else BEFORE)
+        add = builder.make if name in reads else builder.allocate
+        storage = Storage(add(size, role, name, None if builder.ops else BEFORE))
         if name in table.weights:
-            state.allocations[name] = allocation
+            state.storages[name] = storage
         else:
-            values[name] = TapeTensor(state.tape, TapeValue(elements, width, allocation))
+            values[name] = TapeTensor(state.tape, elements, width, storage)
             # Images or sounds: the caller holds them. transformers' modules create their own constants.
             role = table.values[name].role
             if role == "value" or (role == "constant" and asked.module.name == "plain"):
@@ -242,10 +233,10 @@ def _forward(state: StepState) -> list[TapeTensor]:
         root = state.sharded.group(ROOT, others)
         state.sharded.before_forward(root)
     run_lines(names, table.lines, values, table.outputs)
-    state.embedded.clear()
-    state.cache.clear()
+    state.release(state.embedded)
+    state.release(state.cache)
     if not asked.checkpoint:
-        state.masks.clear()
+        state.release_masks()
     if state.sharded:
         state.sharded.after_forward(root, keeps=True)
     return [values[name] for name in table.outputs]

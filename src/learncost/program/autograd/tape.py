@@ -6,44 +6,23 @@ where the first has no other owner (`input_buffer.cpp`); a node's saved tensors 
 part of the forward pass under `torch.utils.checkpoint`: it saves its inputs, and is recomputed when the first of its
 nodes is needed: up to the last saved tensor, or completely with `use_reentrant=True`.
 
-Memory is freed as in Python: a tensor's allocation lives as long as anything refers to it.
+A tensor is in memory until the last operator that reads or writes it, or `hold`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 
-from learncost.program.builder import ENDS, SHOWN, Allocation, ProgramBuilder, omitted_of
+from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
+from learncost.program.builder import ENDS, SHOWN, ProgramBuilder, omitted_of
 from learncost.program.program import BACKWARD, GRADIENTS, RECOMPUTE, WORKSPACE, Operand
 
-
-@dataclass(eq=False, slots=True)
-class TapeValue:
-    """A tensor without values.
-
-    elements  their number
-    width     bytes of one
-    allocation  its memory, that of another tensor for a view
-    node      the node that receives its gradient, with the number of the result; None where it requires none
-    turned    whether its layout has heads and positions exchanged
-    """
-
-    elements: int
-    width: int
-    allocation: Allocation
-    node: TapeNode | None = None
-    result: int = 0
-    view: bool = False
-    turned: bool = False
-
-
-Gradients = list[TapeValue | None]
-Backward = Callable[[Gradients], Sequence[TapeValue | None]]
-"""A function from the gradients of a node's results to those of its operands; the caller gives up both."""
+Backward = Callable[[Gradients], Gradients]
+"""A function from the gradients of a node's results to those of its operands."""
 
 
 @dataclass(eq=False, slots=True)
@@ -60,7 +39,7 @@ class TapeNode:
     backward: Backward | None
     operands: tuple[tuple[TapeNode, int, int, int] | None, ...] = ()
     gradients: Gradients = field(default_factory=lambda: [None])
-    kept: tuple[TapeValue, ...] = ()
+    kept: tuple[TapeTensor, ...] = ()
     frame: Frame | None = None
     label: str = ""
     name: str = ""
@@ -69,9 +48,10 @@ class TapeNode:
 
 @dataclass(eq=False, slots=True)
 class Frame:
-    """A part of the forward pass: `run` recomputes it; `nodes` are those with saved tensors."""
+    """A part of the forward pass: `run` recomputes it from its inputs; `nodes` are those with saved tensors."""
 
     run: Callable[[], object]
+    inputs: Sequence[TapeTensor]
     nodes: list[TapeNode] = field(default_factory=list)
 
 
@@ -113,27 +93,35 @@ class Tape:
         self._again: list[TapeNode] | None = None
         self._without = False
         self._hooked, self._sum_width = hooked, summed
-        self._summed: dict[TapeNode, TapeValue] = {}
+        self._summed: dict[TapeNode, TapeTensor] = {}
         self._readers: Counter[TapeNode] = Counter()
         self._waiting: Counter[int] = Counter()  # gradients that no node has read yet, by their buffers
 
-    def new(self, elements: int, width: int = 0, turned: bool = False, name: str = "") -> TapeValue:
+    def new(self, elements: int, width: int = 0, turned: bool = False, name: str = "") -> TapeTensor:
         """Run a kernel, which allocates its result; `name` is its operator's, by default that of the node that runs."""
         value = self._value(elements, width or self.width, turned)
         self.builder.run(f"aten::{name or self._name}", self._read, [self._operand(value)])
         return value
 
-    def _value(self, elements: int, width: int, turned: bool) -> TapeValue:
-        return TapeValue(elements, width, Allocation(self.builder, elements * width), turned=turned)
+    def _value(self, elements: int, width: int, turned: bool) -> TapeTensor:
+        return TapeTensor(self, elements, width, Storage(self.builder.make(elements * width)), turned=turned)
 
-    def _operand(self, value: TapeValue) -> Operand:
-        return Operand(value.allocation.buffer, (value.elements,), TYPES.get(value.width, ""), (), 0)
+    def read(self, *values: TapeTensor | None) -> None:
+        """Set what the next kernels read."""
+        self._read = [self._operand(value) for value in values if value]
 
-    def weight(self, shape: Sequence[int], width: int, allocation: Allocation) -> TapeValue:
-        """Return a trainable weight of a shape, in an allocation that may hold others, too."""
+    def hold(self, *values: TapeTensor | None) -> None:
+        """Hold tensors until here, as a variable of a module's code does that nothing reads any more."""
+        self.builder.hold(*(value.storage.buffer for value in values if value))
+
+    def _operand(self, value: TapeTensor) -> Operand:
+        return Operand(value.storage.buffer, (value.elements,), TYPES.get(value.width, ""), (), 0)
+
+    def weight(self, shape: Sequence[int], width: int, storage: Storage) -> TapeTensor:
+        """Return a trainable weight of a shape, in a storage that may hold others, too."""
         node, elements = TapeNode(None, label=WEIGHT, shape=tuple(shape)), prod(shape)
         self._weights.append(node)
-        return TapeValue(elements, width, allocation, node)
+        return TapeTensor(self, elements, width, storage, node)
 
     @property
     def learned(self) -> list[tuple[int, ...]]:
@@ -147,21 +135,24 @@ class Tape:
             if gradient:
                 self._summed[node] = gradient
 
+    def hold_gradients(self) -> None:
+        """Hold the gradients of weights, and the sums of those of several microbatches."""
+        self.hold(*(node.gradients[0] for node in self._weights), *self._summed.values())
+
     def run(
         self,
         name: str,
-        operands: Sequence[TapeValue],
+        operands: Sequence[TapeTensor],
         results: Sequence[tuple[int, int]],
         backward: Backward,
-        keeps: Sequence[TapeValue | int] = (),
-        views: Allocation | None = None,
+        keeps: Sequence[TapeTensor | int] = (),
+        views: Storage | None = None,
         turned: bool = False,
-    ) -> list[TapeValue]:
+    ) -> list[TapeTensor]:
         """Run an operator and return its results, with new allocations of the given sizes, or as views.
 
         name           PyTorch's
         keeps          operands that its backward needs, and results, by number
-        backward       must not capture tensors
         """
         needed = not self._without and any(operand.node for operand in operands)
         target = self._again.pop(0) if self._again and needed and keeps else None
@@ -170,10 +161,11 @@ class Tape:
             target.kept = kept
             raise _RemadeError
         if views:
-            made_values = [TapeValue(size, width, views, None, 0, True, turned) for size, width in results]
+            made_values = [TapeTensor(self, *size, views, view=True, turned=turned) for size in results]
         else:
             made_values = [self._value(size, width, turned) for size, width in results]
         self.builder.run(f"aten::{name}", [*map(self._operand, operands)], [*map(self._operand, made_values)])
+        self.hold(*kept)
         if not needed:
             return made_values
         remembered = (*kept, *(made_values[each] for each in keeps if isinstance(each, int)))
@@ -192,10 +184,10 @@ class Tape:
     def _node(
         self,
         name: str,
-        operands: Sequence[TapeValue],
+        operands: Sequence[TapeTensor],
         results: int,
         backward: Backward,
-        remembered: tuple[TapeValue, ...],
+        remembered: tuple[TapeTensor, ...],
     ) -> TapeNode:
         places = tuple(
             (operand.node, operand.result, operand.elements, operand.width) if operand.node else None
@@ -223,43 +215,47 @@ class Tape:
             if omitted and iteration == ENDS:
                 self._nodes.append(self.builder.record)
 
-    def checkpoint(self, run: Callable[[], list[TapeValue]]) -> list[TapeValue]:
-        """Run a part of the forward pass whose operators save nothing; `run` holds the part's inputs."""
-        self._frame = Frame(run)
-        result = run()
+    def checkpoint(
+        self,
+        run: Callable[[Sequence[TapeTensor]], list[TapeTensor]],
+        inputs: Sequence[TapeTensor],
+        others: Iterable[TapeTensor],
+    ) -> list[TapeTensor]:
+        """Run a part of the forward pass whose operators save nothing; `others` are inputs of several parts."""
+        self._frame = Frame(lambda: run(inputs), (*inputs, *others))
+        result = run(inputs)
         self._frame = None
         return result
 
     def reentrant(
-        self, run: Callable[[Sequence[TapeValue]], list[TapeValue]], arguments: Sequence[TapeValue]
-    ) -> list[TapeValue]:
+        self, run: Callable[[Sequence[TapeTensor]], list[TapeTensor]], arguments: Sequence[TapeTensor]
+    ) -> list[TapeTensor]:
         """Run a reentrant checkpoint: the part runs without a tape, and its node recomputes it with one."""
         self._without = True
         results = run(arguments)
         self._without = False
         if not any(value.node for value in arguments):
             return results  # as in PyTorch: without an input that requires a gradient, nothing inside has one
-        sizes = [(value.elements, value.width, value.allocation) for value in results]
         needs = [bool(value.node) for value in arguments]
         detached = [
-            TapeValue(value.elements, value.width, value.allocation, turned=value.turned) for value in arguments
+            TapeTensor(self, value.elements, value.width, value.storage, turned=value.turned) for value in arguments
         ]
 
-        def backward(gradients: Gradients) -> Sequence[TapeValue | None]:
+        def backward(gradients: Gradients) -> Gradients:
             return self._run_again(run, detached, needs, gradients)
 
-        node = self._node("", arguments, len(sizes), backward, ())
+        node = self._node("", arguments, len(results), backward, ())
         for number, value in enumerate(results):
             value.node, value.result = node, number
         return results
 
     def _run_again(
         self,
-        run: Callable[[Sequence[TapeValue]], list[TapeValue]],
-        detached: list[TapeValue],
+        run: Callable[[Sequence[TapeTensor]], list[TapeTensor]],
+        detached: list[TapeTensor],
         needs: list[bool],
         gradients: Gradients,
-    ) -> Sequence[TapeValue | None]:
+    ) -> Gradients:
         before, self._nodes, label = self._nodes, [], self.label
         self.builder.phase = RECOMPUTE
         leaves = [TapeNode(None) if need else None for need in needs]
@@ -270,32 +266,25 @@ class Tape:
             if value.node:
                 value.node.gradients[value.result] = gradient = gradients.pop(0)
                 self._wait(gradient)
-        outputs = [value.allocation for value in results]  # CheckpointFunction.backward has them to its end
-        del results, value, gradient
-        gradients.clear()
-        for operand in detached:
-            operand.node = None
-        detached.clear()
         self.builder.phase = BACKWARD
         self._backward()
-        del outputs
+        self.hold(*results)  # CheckpointFunction.backward has them to its end
         self._nodes, self.label = before, label
         made = [leaf.gradients.pop() if leaf else None for leaf in leaves]
         for each in made:
             self._wait(each, -1)
         return made
 
-    def backward(self, outputs: Sequence[TapeValue]) -> None:
+    def backward(self, outputs: Sequence[TapeTensor]) -> None:
         """Run backward from the outputs, with given gradients, to the gradients of all weights."""
         for output in outputs:
             if output.node:
                 seed = self.new(output.elements, output.width, name="ones_like")
                 output.node.gradients[output.result] = seed
                 self._wait(seed)
-                del seed
         self.builder.phase = BACKWARD
         self._backward()
-        self._name, self._read = "", []
+        self._name = ""
 
     def _backward(self) -> None:
         nodes = (node for node in self._nodes if isinstance(node, TapeNode))
@@ -306,13 +295,14 @@ class Tape:
                 node()
                 continue
             if not any(node.gradients):
-                node.kept = ()
+                self.hold(*node.kept)
                 self._ran(node)
                 continue
             self.label = node.label if node.label.endswith(", backward") else f"{node.label}, backward"
-            again = node.frame is not None
+            frame = node.frame
             self._remake(node)
-            self._back(node, again)
+            self.hold(*(frame.inputs if frame else ()))
+            self._back(node, frame is not None)
 
     def _remake(self, node: TapeNode) -> None:
         frame = node.frame
@@ -329,53 +319,47 @@ class Tape:
         gradients, node.gradients = node.gradients, []
         assert node.backward
         self._name = node.name
-        self._read = [self._operand(value) for value in (*gradients, *node.kept) if value]
+        self.read(*gradients, *node.kept)
         for incoming in gradients:
             self._wait(incoming, -1)
-        del incoming
-        results = list(node.backward(gradients))
-        if again:
-            node.kept = ()  # the hook that unpacks a recomputed tensor no longer holds it
+        results = [*node.backward(gradients)]
+        self.hold(*results)
         for number, place in enumerate(node.operands):
-            gradient, results[number] = results[number], None
+            gradient = results[number]
             results[number] = self._settled(gradient, *place[2:]) if place and gradient else None
             self._wait(results[number])
-            del gradient
-        del gradients
-        node.kept = ()
-        node.backward = None
-        for place in reversed(node.operands):
-            gradient = results.pop()
+        self.hold(*gradients)
+        if not again:  # the hook that unpacks a recomputed tensor no longer holds it
+            self.hold(*node.kept)
+        for place, gradient in zip(reversed(node.operands), reversed(results), strict=True):
             if place and gradient:
                 owner, number, *_ = place
                 other = owner.gradients[number]
-                owner.gradients[number] = self._sum(other, gradient) if other else gradient
-                if owner.label == WEIGHT and (waiting := owner.gradients[number]):
-                    self.builder.assign(waiting.allocation.buffer, GRADIENTS)
-                    del waiting
-                del other
-            del gradient
+                owner.gradients[number] = result = self._sum(other, gradient) if other else gradient
+                if owner.label == WEIGHT:
+                    self.builder.assign(result.storage.buffer, GRADIENTS)
         self._ran(node)
+        self.read()
 
-    def _wait(self, gradient: TapeValue | None, times: int = 1) -> None:
+    def _wait(self, gradient: TapeTensor | None, times: int = 1) -> None:
         """Count a gradient among those that wait for their nodes."""
         if gradient:
-            self._waiting[gradient.allocation.buffer] += times
+            self._waiting[gradient.storage.buffer] += times
 
-    def _sum(self, first: TapeValue, second: TapeValue) -> TapeValue:
+    def _sum(self, first: TapeTensor, second: TapeTensor) -> TapeTensor:
         """Return the sum of two waiting gradients of one tensor, in place of the first unless this is a view, or waits
         for another node too.
         """
-        alone = not first.view and self._waiting[first.allocation.buffer] == 1
+        alone = not first.view and self._waiting[first.storage.buffer] == 1
         self._wait(second, -1)
-        self._read = [self._operand(first), self._operand(second)]
+        self.read(first, second)
         if alone:
             self.builder.run("aten::add_", self._read, self._read[:1])
             return first
         self._wait(first, -1)
         result = self.new(second.elements, second.width, second.turned, "add")
         self._wait(result)
-        self.builder.assign(first.allocation.buffer, WORKSPACE)
+        self.builder.assign(first.storage.buffer, WORKSPACE)
         return result
 
     def _ran(self, node: TapeNode) -> None:
@@ -388,16 +372,16 @@ class Tape:
                 if weight.label == WEIGHT and not self._readers[weight] and frees:
                     gradient, weight.gradients[number] = weight.gradients[number], None
                     self._wait(gradient, -1)
-                    cast = gradient and self._sum_width and not self.cuda  # by add_ on a CPU, as TensorIterator does
-                    copy = self.new(gradient.elements, self._sum_width) if gradient and cast else None
-                    del gradient, copy
+                    if gradient and self._sum_width and not self.cuda:  # add_ casts on a CPU, as TensorIterator does
+                        self.read(gradient)
+                        self.new(gradient.elements, self._sum_width)
 
-    def _settled(self, gradient: TapeValue, elements: int, width: int) -> TapeValue:
+    def _settled(self, gradient: TapeTensor, elements: int, width: int) -> TapeTensor:
         """Return a gradient in its operand's form (`validate_outputs`): reduced over broadcast axes, in its type."""
         if gradient.elements > elements:
-            self._read = [self._operand(gradient)]
+            self.read(gradient)
             gradient = self.new(elements, gradient.width, name="sum")
         if gradient.width == width:
             return gradient
-        self._read = [self._operand(gradient)]
+        self.read(gradient)
         return self.new(elements, width, gradient.turned, "_to_copy")

@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from learncost.program.autograd.operators import TapeTensor
-from learncost.program.autograd.tape import Gradients, Tape, TapeValue
-from learncost.program.builder import Allocation, TensorStorage
+from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
+from learncost.program.autograd.tape import Tape
+from learncost.program.builder import BEFORE
 from learncost.program.program import GRADIENTS
 
 BUCKETS, GATHERED, MESSAGES = "buckets", "gathered weights", "messages"
@@ -62,10 +62,10 @@ class ParameterGroup:
     """The weights of a block, or those outside of blocks: `elements` of all, padded; `place` among the blocks."""
 
     elements: int
-    allocation: TensorStorage
+    storage: Storage = field(default_factory=lambda: Storage(BEFORE))
     place: int = -1
-    message: Allocation | None = None
-    weights: list[TapeValue] = field(default_factory=list)
+    message: int | None = None
+    weights: list[TapeTensor] = field(default_factory=list)
     is_done: bool = False
 
 
@@ -79,40 +79,50 @@ class Sharded:
         self.tape, self.wrapping, self.width = tape, wrapping, width
         self._groups: dict[Hashable, ParameterGroup] = {}
         self._order: list[ParameterGroup] = []
-        self._gathered: Allocation | None = None  # the bucket of the previous block, in the forward pass
-        self._scattered: Allocation | None = None  # and in the backward pass
+        self._gathered: int | None = None  # the bucket of the previous block, in the forward pass
+        self._scattered: int | None = None  # and in the backward pass
 
     def group(self, key: Hashable, elements: Sequence[int] = ()) -> ParameterGroup:
         """Return the group of weights with these elements, which are given at the first call."""
         if key not in self._groups:
             padded = sum(self.wrapping.part(several) for several in elements) * self.wrapping.parts
-            self._groups[key] = ParameterGroup(padded, TensorStorage(self.tape.builder))
+            self._groups[key] = ParameterGroup(padded)
         return self._groups[key]
 
-    def _allocation(self, size: int, label: str) -> Allocation:
-        allocation = Allocation(self.tape.builder, size, label, label)
+    def _allocated(self, size: int, label: str) -> int:
+        buffer = self.tape.builder.allocate(size, label, label)
         self.tape.builder.run("c10d::allgather_", label=label)
-        return allocation
+        return buffer
+
+    def _free(self, buffer: int | None) -> None:
+        if buffer is not None:
+            self.tape.builder.free(buffer)
+
+    def _resize(self, group: ParameterGroup, size: int) -> None:
+        """Free the weights of a group, and allocate them with a new size, as PyTorch's `resize_`."""
+        if group.storage.buffer != BEFORE:
+            self._free(group.storage.buffer)
+        group.storage.buffer = self.tape.builder.allocate(size, GATHERED, GATHERED) if size else BEFORE
 
     def _gather(self, group: ParameterGroup) -> None:
         """Start an all-gather: shards in float are cast first, and the bucket has the shards of all devices."""
-        if group.message is None and not group.allocation.buffers:
+        if group.message is None and group.storage.buffer == BEFORE:
             casts = 0 if self.wrapping.stored else group.elements // self.wrapping.parts * self.width
-            cast = self._allocation(casts, MESSAGES)
-            group.message = self._allocation(group.elements * self.width, MESSAGES)
-            del cast
+            cast = self._allocated(casts, MESSAGES)
+            group.message = self._allocated(group.elements * self.width, MESSAGES)
+            self._free(cast)
 
-    def _copy_out(self, group: ParameterGroup) -> Allocation | None:
+    def _copy_out(self, group: ParameterGroup) -> int | None:
         """Copy weights out of their bucket, and return that."""
         message, group.message = group.message, None
-        if message:
-            group.allocation.resize(group.elements * self.width, GATHERED)
+        if message is not None:
+            self._resize(group, group.elements * self.width)
             self.tape.builder.run("aten::split_with_sizes_copy", label=GATHERED)
         return message
 
     def before_forward(self, group: ParameterGroup) -> None:
         self._gather(group)
-        self._gathered = None
+        self._free(self._gathered)
         self._gathered = self._copy_out(group)
 
     def after_forward(self, group: ParameterGroup, keeps: bool = False) -> None:
@@ -120,14 +130,14 @@ class Sharded:
         group.place = len(self._order)
         self._order.append(group)
         if keeps:
+            self._free(self._gathered)
             self._gathered = None
         else:
-            group.allocation.resize(0)
+            self._resize(group, 0)
 
     def before_backward(self, group: ParameterGroup) -> None:
         self._gather(group)
-        message = self._copy_out(group)
-        del message
+        self._free(self._copy_out(group))
         if group.place > 0:
             self._gather(self._order[group.place - 1])
 
@@ -135,19 +145,19 @@ class Sharded:
         """Reduce-scatter a block's gradients, so that this device has its shard of each."""
         learned = [weight.node for weight in group.weights if weight.node and weight.node.gradients[0]]
         parts = [self.wrapping.part(node.gradients[0].elements) for node in learned if node.gradients[0]]
-        group.allocation.resize(0)
+        self._resize(group, 0)
         group.is_done = True
+        self._free(self._scattered)
         self._scattered = None
         if not learned:
             return
         elements, width = sum(parts), self.wrapping.reduced
-        message = self._allocation(elements * self.wrapping.parts * width, MESSAGES)
-        for node in learned:
-            node.gradients[0] = None
-        reduced = Allocation(self.tape.builder, elements * width, GRADIENTS)
+        message = self._allocated(elements * self.wrapping.parts * width, MESSAGES)
+        self.tape.hold(*(node.gradients[0] for node in learned))
+        reduced = Storage(self.tape.builder.make(elements * width, GRADIENTS))
         self.tape.builder.run("c10d::reduce_scatter_")
         for node, part in zip(learned, parts, strict=True):
-            node.gradients[0] = TapeValue(part, width, reduced, view=True)
+            node.gradients[0] = TapeTensor(self.tape, part, width, reduced, view=True)
         self._scattered = message
 
     def finish(self) -> None:
@@ -155,7 +165,7 @@ class Sharded:
         for group in self._groups.values():
             if not group.is_done:
                 self.after_backward(group)
-        self._scattered = None
+        self._free(self._scattered)
 
     def entered(self, group: ParameterGroup, given: Sequence[TapeTensor]) -> list[TapeTensor]:
         """Return the inputs of a block, watched for the end of its backward."""
@@ -171,12 +181,11 @@ class Sharded:
         self, tensor: TapeTensor, report: Callable[[ParameterGroup], None], group: ParameterGroup
     ) -> TapeTensor:
         """Return the same tensor with a callback for its gradient."""
-        value = tensor.value
 
         def backward(gradients: Gradients) -> Gradients:
             report(group)
             return [gradients.pop()]
 
-        sizes = ((value.elements, value.width),)
-        (result,) = self.tape.run("view", (value,), sizes, backward, views=value.allocation, turned=value.turned)
-        return TapeTensor(self.tape, result)
+        sizes = ((tensor.elements, tensor.width),)
+        (result,) = self.tape.run("view", (tensor,), sizes, backward, views=tensor.storage, turned=tensor.turned)
+        return result

@@ -9,7 +9,19 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from learncost.program.builder import Allocation, ProgramBuilder
+from learncost.program.builder import ProgramBuilder
+
+
+class Allocation:
+    """A buffer that is in use as long as anything refers to it, as in CPython."""
+
+    __slots__ = ("buffer", "builder")
+
+    def __init__(self, builder: ProgramBuilder, size: int, role: str = "") -> None:
+        self.builder, self.buffer = builder, builder.allocate(size, role)
+
+    def __del__(self) -> None:
+        self.builder.free(self.buffer)
 
 
 class StridedLayout:

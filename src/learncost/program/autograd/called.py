@@ -301,6 +301,7 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
             local[line.name] = linear(local[line.right[0].name], names.leaf(line.right[1].name), selected)
         elif isinstance(line, Sum) and line.right[-1].name in names.weights:  # out.add_(bias)
             bias = names.operand(line.right[-1], local)
+            tape.hold(*biases)
             biases = [bias] if call.outward.name in biased else [*biases, bias]
             local[line.name] = local[line.right[0].name].add_(bias)
         elif line not in call.inward:

@@ -239,7 +239,7 @@ class Transformers(Module):
             result = (weights[0] * hidden).to(width)
         else:
             result = weights[0] * hidden.to(width) if weights else hidden.to(width)
-        x.tape.hold(hidden)
+        x.tape.hold(hidden, variance)
         return result
 
     def rotated(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
@@ -381,6 +381,7 @@ def _eager(
         weights = weights.slice(scores.elements)
     if scores.dropped:
         weights = weights.dropout()
+    scores.held.extend((k, v))
     return weights.matmul(v.contiguous(), scores.results)
 
 

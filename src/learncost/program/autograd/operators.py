@@ -575,4 +575,5 @@ def cross_entropy(scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:
         lambda _: [logs.tape.new(logs.elements, logs.width)],
         (*keeps, 1),
     )
+    scores.tape.hold(scores)
     return loss

@@ -15,12 +15,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from learncost.importer.recorder import ModuleStep
 from learncost.program.autograd import Stepping
+from learncost.program.builder import FEW, ProgramBuilder
 from learncost.program.program import (
     Buffer,
+    Operand,
     Program,
     ProgramOp,
     StepRequest,
     flops,
+    levels,
     library_workspace,
     peak,
     peak_by_phase,
@@ -48,6 +51,30 @@ def test_the_peak_of_a_program_is_what_is_live_and_scratch():
     assert library_workspace(program) == 40 + 100 - 90
     late = Program((*ops[:2], op("backward", scratch=31), ops[3]), buffers)
     assert (peak(late).bytes, peak(late).by_role["workspace"]) == (91, 50 + 31)
+
+
+def test_a_buffer_is_in_use_until_the_last_op_that_reads_or_writes_it_or_a_variable_holds_it():
+    """Ops that make 1, 10 and 100 bytes, then one that reads the first; a variable holds the second for one more."""
+    builder = ProgramBuilder()
+    made = []
+    for size in (1, 10, 100):
+        made.append(builder.make(size))
+        builder.run("make", (), (Operand(made[-1], (size,), "uint8", (1,), 0),))
+        builder.hold(*made[1:2])
+    builder.run("read", (Operand(made[0], (1,), "uint8", (1,), 0),))
+    assert levels(builder.program()) == [1, 11, 111, 1]
+
+
+def test_what_iterations_leave_counts_for_those_that_do_not_run():
+    """Every iteration makes 3 bytes that nothing reads after it, and 7 that are read when all have run."""
+    builder, count, left = ProgramBuilder(), 2 * FEW, []
+    for _ in builder.iterations(count):
+        several = [builder.make(3), builder.make(7)]
+        builder.run("make", (), [Operand(buffer, (1,), "uint8", (1,), 0) for buffer in several])
+        left.append(several[1])
+    assert len(left) < FEW
+    builder.run("read", [Operand(buffer, (1,), "uint8", (1,), 0) for buffer in left])
+    assert levels(builder.program())[-2:] == [7 * count + 3, 7 * count]
 
 
 class Products(nn.Module):

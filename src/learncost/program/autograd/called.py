@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -292,7 +291,6 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
     sizes = [count(line.left[0].declared) for line in call.inward]
     parts = linear(rows, names.leaf(*(line.right[1].name for line in call.inward)), sum(sizes)).split(sizes)
     local = {**values, **{line.name: part for line, part in zip(call.inward, parts, strict=True)}}
-    left = Counter(name for line in call.lines for name in line.reads)
     biased: set[str] = set()
     biases: list[TapeTensor] = []
     for line in call.lines[:-1]:
@@ -306,14 +304,9 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
             local[line.name] = local[line.right[0].name].add_(bias)
         elif line not in call.inward:
             local[line.name] = _line(names, line, local)
-        for name in line.reads:
-            left[name] -= 1
-            if not left[name]:
-                local.pop(name, None)
     (last,) = (term.name for term in call.lines[-1].right if term.name != call.shares)
     width = local[last].width
-    result = local.pop(last) * names.module.routed(shares).gather(order, shares.elements)
-    local.clear()
+    result = local[last] * names.module.routed(shares).gather(order, shares.elements)
     result = result.gather(order, selected)
     result = result.viewed().sum(count(call.makes[0].declared)).to(width)
     tape.hold(rows, *biases)

@@ -54,11 +54,11 @@ class MixerScope:
         """Run the products that end in these names as one matrix; return their results, which are views."""
         calls, group = zip(*(self._product(local) for local in names), strict=True)
         self.run_call(self.names, replace(calls[0], groups=(group,)), self.values)
-        return [self.take(local) for local in names]
+        return [self.value(local) for local in names]
 
-    def take(self, local: str) -> TapeTensor:
-        """Return the value of a name, which the layer gives up."""
-        return self.values.pop(self.call.lines_of[local].name)
+    def value(self, local: str) -> TapeTensor:
+        """Return the value of a name."""
+        return self.values[self.call.lines_of[local].name]
 
     def read(self) -> TapeTensor:
         """Return the mixer's input."""
@@ -100,16 +100,14 @@ def selective_state_space(scope: MixerScope) -> None:
     """Run `MambaMixer` with `mamba_selective_scan` of modeling_mamba.py."""
     tape, count, width = scope.names.tape, scope.count, scope.names.tape.width
     scope.run("S", "Z")
-    hidden, gate = scope.take("S"), scope.take("Z")
+    hidden, gate = scope.value("S"), scope.value("Z")
     decay = scope.weight("a").in_float().apply("exp").apply("neg")
     hidden = scope.convolved(hidden, ["V"], "U")
     scope.give("U", scope.rows(hidden))
     scope.run(*"REC")
-    scope.take("U")
-    entering, read = scope.take("E"), scope.take("C")
+    entering, read = scope.value("E"), scope.value("C")
     scope.run("T")
-    scope.take("R")
-    step = scope.take("T").cloned()
+    step = scope.value("T").cloned()
     delta = (step + scope.weight("L", 1).to(width)).apply("softplus")
     scope.at("F")
     kept = decay.times(delta, count("G")).apply("exp")
@@ -148,10 +146,8 @@ def time_mixing(scope: MixerScope) -> None:
     """Run `RwkvSelfAttention` with `rwkv_linear_attention_cpu` of modeling_rwkv.py."""
     tape, count, width = scope.names.tape, scope.count, scope.names.tape.width
     _shifted(scope, "KVR")
-    for local in "KVR":
-        scope.run(local)
-        scope.take(f"F{local}")
-    key, value, gate = scope.take("K"), scope.take("V"), scope.take("R")
+    scope.run(*"KVR")
+    key, value, gate = scope.value("K"), scope.value("V"), scope.value("R")
     gate = gate.apply("sigmoid")
     scope.at("y")
     at_place = count("s")
@@ -183,15 +179,12 @@ def channel_mixing(scope: MixerScope) -> None:
     """Run `RwkvFeedForward` of modeling_rwkv.py."""
     _shifted(scope, "KR")
     scope.run("K")
-    scope.take("FK")
-    scope.give("H", scope.take("K").apply("relu").pow())
+    scope.give("H", scope.value("K").apply("relu").pow())
     scope.run("V")
-    scope.take("H")
     scope.run("R")
-    scope.take("FR")
-    gate = scope.take("R").apply("sigmoid")
+    gate = scope.value("R").apply("sigmoid")
     scope.at("Y")
-    scope.give("Y", gate * scope.take("V"))
+    scope.give("Y", gate * scope.value("V"))
 
 
 def _segment_sum(x: TapeTensor, length: int) -> TapeTensor:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from learncost.program.builder import ProgramBuilder
 
 Shapes: TypeAlias = "Sequence[tuple[int, ...]]"
+Temporaries: TypeAlias = "Callable[[Stepping, Shapes, ProgramBuilder], None]"
+"""The temporaries of an optimizer's step."""
 STEP = "optimizer step"
 """The label of the step's ops."""
 
@@ -101,46 +103,29 @@ def _roots(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
     builder.hold(*[_new(builder, prod(shape), stepping.width) for shape in shapes])
 
 
-def _adamw(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
-    """`_single_tensor_adamw`: exp_avg_sq.sqrt() / bias_correction2_sqrt."""
-    denominator: list[int] = []
-    for shape in shapes:
-        root = _new(builder, prod(shape), stepping.width)
-        new = _new(builder, prod(shape), stepping.width)
-        builder.hold(root, *denominator)
-        denominator = [new]
+def _for_loop(assigned: Callable[[tuple[int, ...], int], Mapping[str, int]], *deleted: str) -> Temporaries:
+    """Return the step of one weight after the other.
+
+    assigned  the variables that it assigns for a weight of a shape and so many elements, in order, with their elements
+    deleted   those that no longer hold their array when the next weight is stepped
+    """
+
+    def run(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
+        variables: dict[str, int] = {}
+        for shape in shapes:
+            for name, elements in assigned(shape, prod(shape)).items():
+                new = _new(builder, elements, stepping.width)
+                builder.hold(*variables.values())
+                variables[name] = new
+            variables = {name: buffer for name, buffer in variables.items() if name not in deleted}
+
+    return run
 
 
-def _rmsprop(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
-    """`_single_tensor_rmsprop`: square_avg.sqrt()."""
-    average: list[int] = []
-    for shape in shapes:
-        new = _new(builder, prod(shape), stepping.width)
-        builder.hold(*average)
-        average = [new]
-
-
-def _lion(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
-    """google/automl, lion_pytorch.py: update = exp_avg * beta1 + grad * (1 - beta1)."""
-    update: list[int] = []
-    for shape in shapes:
-        *parts, new = (_new(builder, prod(shape), stepping.width) for _ in range(3))
-        builder.hold(*parts, *update)
-        update = [new]
-
-
-def _adafactor(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
+def _factored(shape: tuple[int, ...], elements: int) -> Mapping[str, int]:
     """`_single_tensor_adafactor`: means of squares; their product is the update."""
-    variables: dict[str, int] = {}
-    for shape in shapes:
-        elements, width = prod(shape), stepping.width
-        sizes = {"squared": elements, "estimate": elements}
-        if len(shape) > 1:
-            sizes = {"row": elements // shape[-1], "column": elements // shape[-2], "estimate": elements}
-        for name, size in sizes.items():
-            new = _new(builder, size, width)
-            builder.hold(*variables.values())
-            variables[name] = new
+    of_matrix = {"row": elements // shape[-1], "column": elements // shape[-2]} if len(shape) > 1 else {}
+    return (of_matrix or {"squared": elements}) | {"estimate": elements}
 
 
 def _adafactor_foreach(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
@@ -189,13 +174,16 @@ def _muon(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
         update = [result]
 
 
-TEMPORARIES: Mapping[tuple[str, str], Callable[[Stepping, Shapes, ProgramBuilder], None]] = {
+TEMPORARIES: Mapping[tuple[str, str], Temporaries] = {
     ("adamw", "foreach"): _roots,
-    ("adamw", "for-loop"): _adamw,
+    # _single_tensor_adamw: exp_avg_sq.sqrt() / bias_correction2_sqrt
+    ("adamw", "for-loop"): _for_loop(lambda _, n: {"root": n, "denominator": n}, "root"),
     ("rmsprop", "foreach"): _roots,
-    ("rmsprop", "for-loop"): _rmsprop,
-    ("lion", "for-loop"): _lion,
-    ("adafactor", "for-loop"): _adafactor,
+    # _single_tensor_rmsprop: square_avg.sqrt()
+    ("rmsprop", "for-loop"): _for_loop(lambda _, n: {"average": n}),
+    # google/automl, lion_pytorch.py: update = exp_avg * beta1 + grad * (1 - beta1)
+    ("lion", "for-loop"): _for_loop(lambda _, n: {"average": n, "part": n, "update": n}, "average", "part"),
+    ("adafactor", "for-loop"): _for_loop(_factored),
     ("adafactor", "foreach"): _adafactor_foreach,
     ("muon", "for-loop"): _muon,
 }

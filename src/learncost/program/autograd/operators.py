@@ -188,8 +188,7 @@ class TapeTensor:
         def backward(_: Gradients) -> Gradients:
             return [self.tape.new(self.elements, self.width, laid)]
 
-        (result,) = self.tape.run(name, (self,), sizes, backward, keeps, storage, turned)
-        return result
+        return self.tape.run(name, (self,), sizes, backward, keeps, storage, turned)[0]
 
     def repeated(self, times: int) -> TapeTensor:
         """Run `repeat_kv`: every head `times` times, in a copy."""
@@ -197,8 +196,7 @@ class TapeTensor:
 
     def cloned(self) -> TapeTensor:
         """Return a copy in another layout, through which the gradient passes unchanged."""
-        (result,) = self.tape.run("clone", (self,), ((self.elements, self.width),), _same)
-        return result
+        return self.tape.run("clone", (self,), ((self.elements, self.width),), _same)[0]
 
     def cumsum(self) -> TapeTensor:
         return self.apply("cumsum")
@@ -224,8 +222,7 @@ class TapeTensor:
         def backward(gradients: Gradients) -> Gradients:
             return [_given(gradients).viewed_as(self.elements, self.width)]
 
-        (result,) = self.tape.run("sum", (self,), ((rows, self.width),), backward)
-        return result
+        return self.tape.run("sum", (self,), ((rows, self.width),), backward)[0]
 
     def transpose(self) -> TapeTensor:
         """Return a view with heads and positions exchanged; a gradient with another layout is copied."""
@@ -236,8 +233,7 @@ class TapeTensor:
             laid = gradient if gradient.turned == turned else tape.new(*sizes)
             return [laid.viewed_as(*sizes)]
 
-        (result,) = tape.run("transpose", (self,), (sizes,), backward, views=self.storage, turned=turned)
-        return result
+        return tape.run("transpose", (self,), (sizes,), backward, views=self.storage, turned=turned)[0]
 
     def split(self, sizes: Sequence[int]) -> list[TapeTensor]:
         """Return views by `split` or `chunk`; their gradients are concatenated."""
@@ -275,15 +271,14 @@ class TapeTensor:
         return self * noise
 
     def _dropped(self) -> TapeTensor:
-        result, _ = self.tape.run(
+        return self.tape.run(
             "native_dropout",
             (self,),
             ((self.elements, self.width), (self.elements, BOOLEAN)),
             lambda _: [self.tape.new(self.elements, self.width, self.turned)],
             (1,),
             turned=self.turned,
-        )
-        return result
+        )[0]
 
     def __neg__(self) -> TapeTensor:
         return self.apply("neg")
@@ -308,8 +303,7 @@ class TapeTensor:
             result = tape.new(*sizes)
             return [result, divisor]
 
-        (result,) = tape.run("div", (self, other), (sizes,), backward, (self, other))
-        return result
+        return tape.run("div", (self, other), (sizes,), backward, (self, other))[0]
 
     def maximum(self, other: TapeTensor) -> TapeTensor:
         """Return the larger of two, both of which are saved: where(self == other, grad / 2, grad), masked."""
@@ -318,8 +312,7 @@ class TapeTensor:
         def backward(_: Gradients) -> Gradients:
             return [self.tape.new(*sizes) if each.learns else None for each in operands]
 
-        (result,) = self.tape.run("maximum", operands, (sizes,), backward, operands)
-        return result
+        return self.tape.run("maximum", operands, (sizes,), backward, operands)[0]
 
     def set_slice(self, part: TapeTensor) -> TapeTensor:
         """Run `self[:, i] = part`, whose backward copies the gradient of the whole (`CopySlices`)."""
@@ -331,8 +324,7 @@ class TapeTensor:
             tape.read()
             return [whole, tape.new(part.elements, part.width)]
 
-        (result,) = tape.run("copy_", (self, part), (sizes,), backward, views=self.storage)
-        return result
+        return tape.run("copy_", (self, part), (sizes,), backward, views=self.storage)[0]
 
     def __mul__(self, other: TapeTensor | float) -> TapeTensor:
         if not isinstance(other, TapeTensor):
@@ -373,8 +365,7 @@ class TapeTensor:
         def backward(_: Gradients) -> Gradients:
             return [tape.new(each.elements, each.width) if each.learns else None for each in factors]
 
-        (result,) = tape.run("bmm", factors, ((elements, max(self.width, other.width)),), backward, keeps)
-        return result
+        return tape.run("bmm", factors, ((elements, max(self.width, other.width)),), backward, keeps)[0]
 
 
 def _given(gradients: Gradients) -> TapeTensor:
@@ -458,8 +449,7 @@ def cat(
             for size, share in zip(sizes, spread, strict=True)
         ]
 
-    (result,) = tape.run("cat", parts, ((elements or sum(spread), width),), backward, views=views, turned=turned)
-    return result
+    return tape.run("cat", parts, ((elements or sum(spread), width),), backward, views=views, turned=turned)[0]
 
 
 def embedding(weight: TapeTensor, index: TapeTensor, elements: int) -> TapeTensor:
@@ -506,15 +496,14 @@ def flash_attention(
     """
     tape, operands = q.tape, [q, k, v]
     keeps = [*operands, mask] if mask else operands
-    result, _ = tape.run(
+    return tape.run(
         "_scaled_dot_product_flash_attention",
         operands,
         ((elements, q.width), (rows, max(FLOAT, q.width))),
         lambda _: [tape.new(each.elements, each.width, True) for each in operands],
         (*keeps, 0, 1),
         turned=q.turned or (tape.cuda and q.width >= FLOAT),
-    )
-    return result
+    )[0]
 
 
 def layer_norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int) -> TapeTensor:
@@ -531,14 +520,13 @@ def _norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int, name: str, nu
     """Run a norm in one kernel, with `numbers` saved numbers per row."""
     tape, operands = x.tape, [x, *weights]
     of_row = rows, max(FLOAT, x.width) if tape.cuda else x.width
-    result, *_ = tape.run(
+    return tape.run(
         name,
         operands,
         ((x.elements, x.width), *[of_row] * numbers),
         lambda _: [tape.new(each.elements, each.width) if each.learns else None for each in operands],
         (x, *range(1, numbers + 1)),
-    )
-    return result
+    )[0]
 
 
 def convolution(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | None = None) -> TapeTensor:
@@ -560,8 +548,7 @@ def linear_cross_entropy(x: TapeTensor, weight: TapeTensor, bias: TapeTensor | N
     made = [tape.new(each.elements, each.width) if each.learns else None for each in operands]
     tape.new(tokens * classes, x.width)
     tape.hold(*made)
-    (loss,) = tape.run("linear_cross_entropy", operands, ((1, FLOAT),), lambda _: made)
-    return loss
+    return tape.run("linear_cross_entropy", operands, ((1, FLOAT),), lambda _: made)[0]
 
 
 def cross_entropy(scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:

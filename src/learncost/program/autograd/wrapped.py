@@ -187,5 +187,4 @@ class Sharded:
             return [gradients.pop()]
 
         sizes = ((tensor.elements, tensor.width),)
-        (result,) = self.tape.run("view", (tensor,), sizes, backward, views=tensor.storage, turned=tensor.turned)
-        return result
+        return self.tape.run("view", (tensor,), sizes, backward, views=tensor.storage, turned=tensor.turned)[0]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
@@ -236,44 +236,31 @@ class Tape:
         self._without = False
         if not any(value.node for value in arguments):
             return results  # as in PyTorch: without an input that requires a gradient, nothing inside has one
-        needs = [bool(value.node) for value in arguments]
         detached = [
-            TapeTensor(self, value.elements, value.width, value.storage, turned=value.turned) for value in arguments
+            replace(value, node=TapeNode(None) if value.node else None, result=0, view=False) for value in arguments
         ]
 
         def backward(gradients: Gradients) -> Gradients:
-            return self._run_again(run, detached, needs, gradients)
+            before, self._nodes, label = self._nodes, [], self.label
+            self.builder.phase = RECOMPUTE
+            again = run(detached)
+            for value in again:
+                if value.node:
+                    value.node.gradients[value.result] = gradient = gradients.pop(0)
+                    self._wait(gradient)
+            self.builder.phase = BACKWARD
+            self._backward()
+            self.hold(*again)  # CheckpointFunction.backward has them to its end
+            self._nodes, self.label = before, label
+            made = [value.node.gradients[0] if value.node else None for value in detached]
+            for each in made:
+                self._wait(each, -1)
+            return made
 
         node = self._node("", arguments, len(results), backward, ())
         for number, value in enumerate(results):
             value.node, value.result = node, number
         return results
-
-    def _run_again(
-        self,
-        run: Callable[[Sequence[TapeTensor]], list[TapeTensor]],
-        detached: list[TapeTensor],
-        needs: list[bool],
-        gradients: Gradients,
-    ) -> Gradients:
-        before, self._nodes, label = self._nodes, [], self.label
-        self.builder.phase = RECOMPUTE
-        leaves = [TapeNode(None) if need else None for need in needs]
-        for value, leaf in zip(detached, leaves, strict=True):
-            value.node, value.result = leaf, 0
-        results = run(detached)
-        for value in results:
-            if value.node:
-                value.node.gradients[value.result] = gradient = gradients.pop(0)
-                self._wait(gradient)
-        self.builder.phase = BACKWARD
-        self._backward()
-        self.hold(*results)  # CheckpointFunction.backward has them to its end
-        self._nodes, self.label = before, label
-        made = [leaf.gradients.pop() if leaf else None for leaf in leaves]
-        for each in made:
-            self._wait(each, -1)
-        return made
 
     def backward(self, outputs: Sequence[TapeTensor]) -> None:
         """Run backward from the outputs, with given gradients, to the gradients of all weights."""

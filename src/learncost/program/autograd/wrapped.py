@@ -64,7 +64,7 @@ class ParameterGroup:
     elements: int
     storage: Storage = field(default_factory=lambda: Storage(BEFORE))
     place: int = -1
-    message: int | None = None
+    message: int = BEFORE
     weights: list[TapeTensor] = field(default_factory=list)
     is_done: bool = False
 
@@ -79,8 +79,8 @@ class Sharded:
         self.tape, self.wrapping, self.width = tape, wrapping, width
         self._groups: dict[Hashable, ParameterGroup] = {}
         self._order: list[ParameterGroup] = []
-        self._gathered: int | None = None  # the bucket of the previous block, in the forward pass
-        self._scattered: int | None = None  # and in the backward pass
+        self._gathered = BEFORE  # the bucket of the previous block, in the forward pass
+        self._scattered = BEFORE  # and in the backward pass
 
     def group(self, key: Hashable, elements: Sequence[int] = ()) -> ParameterGroup:
         """Return the group of weights with these elements, which are given at the first call."""
@@ -89,40 +89,38 @@ class Sharded:
             self._groups[key] = ParameterGroup(padded)
         return self._groups[key]
 
-    def _allocated(self, size: int, label: str) -> int:
-        buffer = self.tape.builder.allocate(size, label, label)
-        self.tape.builder.run("c10d::allgather_", label=label)
+    def _message(self, size: int) -> int:
+        """Return a new bucket."""
+        buffer = self.tape.builder.make(size, MESSAGES, MESSAGES)
+        self.tape.builder.run("c10d::allgather_", label=MESSAGES)
+        self.tape.builder.hold(buffer)
         return buffer
-
-    def _free(self, buffer: int | None) -> None:
-        if buffer is not None:
-            self.tape.builder.free(buffer)
 
     def _resize(self, group: ParameterGroup, size: int) -> None:
         """Free the weights of a group, and allocate them with a new size, as PyTorch's `resize_`."""
-        if group.storage.buffer != BEFORE:
-            self._free(group.storage.buffer)
-        group.storage.buffer = self.tape.builder.allocate(size, GATHERED, GATHERED) if size else BEFORE
+        self.tape.builder.hold(group.storage.buffer)
+        group.storage.buffer = self.tape.builder.make(size, GATHERED, GATHERED) if size else BEFORE
 
     def _gather(self, group: ParameterGroup) -> None:
         """Start an all-gather: shards in float are cast first, and the bucket has the shards of all devices."""
-        if group.message is None and group.storage.buffer == BEFORE:
+        if group.message == group.storage.buffer == BEFORE:
             casts = 0 if self.wrapping.stored else group.elements // self.wrapping.parts * self.width
-            cast = self._allocated(casts, MESSAGES)
-            group.message = self._allocated(group.elements * self.width, MESSAGES)
-            self._free(cast)
+            cast = self._message(casts)
+            group.message = self._message(group.elements * self.width)
+            self.tape.builder.hold(cast)
 
-    def _copy_out(self, group: ParameterGroup) -> int | None:
+    def _copy_out(self, group: ParameterGroup) -> int:
         """Copy weights out of their bucket, and return that."""
-        message, group.message = group.message, None
-        if message is not None:
+        message, group.message = group.message, BEFORE
+        if message != BEFORE:
             self._resize(group, group.elements * self.width)
             self.tape.builder.run("aten::split_with_sizes_copy", label=GATHERED)
+            self.tape.builder.hold(message)
         return message
 
     def before_forward(self, group: ParameterGroup) -> None:
         self._gather(group)
-        self._free(self._gathered)
+        self.tape.builder.hold(self._gathered)
         self._gathered = self._copy_out(group)
 
     def after_forward(self, group: ParameterGroup, keeps: bool = False) -> None:
@@ -130,14 +128,13 @@ class Sharded:
         group.place = len(self._order)
         self._order.append(group)
         if keeps:
-            self._free(self._gathered)
-            self._gathered = None
+            self.tape.builder.hold(self._gathered)
         else:
             self._resize(group, 0)
 
     def before_backward(self, group: ParameterGroup) -> None:
         self._gather(group)
-        self._free(self._copy_out(group))
+        self._copy_out(group)
         if group.place > 0:
             self._gather(self._order[group.place - 1])
 
@@ -147,25 +144,24 @@ class Sharded:
         parts = [self.wrapping.part(node.gradients[0].elements) for node in learned if node.gradients[0]]
         self._resize(group, 0)
         group.is_done = True
-        self._free(self._scattered)
-        self._scattered = None
+        self.tape.builder.hold(self._scattered)
+        self._scattered = BEFORE
         if not learned:
             return
         elements, width = sum(parts), self.wrapping.reduced
-        message = self._allocated(elements * self.wrapping.parts * width, MESSAGES)
+        self._scattered = self._message(elements * self.wrapping.parts * width)
         self.tape.hold(*(node.gradients[0] for node in learned))
         reduced = Storage(self.tape.builder.make(elements * width, GRADIENTS))
         self.tape.builder.run("c10d::reduce_scatter_")
         for node, part in zip(learned, parts, strict=True):
             node.gradients[0] = TapeTensor(self.tape, part, width, reduced, view=True)
-        self._scattered = message
 
     def finish(self) -> None:
         """Reduce the groups that no gradient passed through, at the end of the backward pass."""
         for group in self._groups.values():
             if not group.is_done:
                 self.after_backward(group)
-        self._free(self._scattered)
+        self.tape.builder.hold(self._scattered)
 
     def entered(self, group: ParameterGroup, given: Sequence[TapeTensor]) -> list[TapeTensor]:
         """Return the inputs of a block, watched for the end of its backward."""

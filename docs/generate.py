@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import gallery
@@ -29,7 +29,7 @@ from learncost.procedures.step import step
 from learncost.reports import notation as print_reading
 from learncost.reports.formulas.explain import explain
 from learncost.reports.formulas.explanation import ExplainedPhase, Explanation
-from learncost.reports.formulas.formulas import formulas
+from learncost.reports.formulas.formulas import Formulas, formulas
 from learncost.reports.formulas.subject import Subject, layers, subject
 from learncost.reports.memory.planner import memory
 
@@ -107,6 +107,7 @@ def layers_page() -> str:
 def layer_page(name: str) -> str:
     """Return the page of a layer: equations and forward cost; folded, every phase under every book, line by line."""
     found, explained = subject(name), explain(name)
+    answers = {book: formulas(name, price_book=book) for book in BOOKS}
     table_of = found.layer.table if found.layer.table.lines else next(iter(found.tables.values()))
     parts = [
         f"# {name}",
@@ -115,10 +116,10 @@ def layer_page(name: str) -> str:
         "In the [notation](../notation.md):",
         f"```text\n{written(found)}\n```",
         f"## {first_pass(explained)}",
-        costs_of(name, next(iter(explained.parts)).macro_operation),
+        costs_of(answers, next(iter(explained.parts)).macro_operation),
         "For more, run these commands or open the sections below:",
         f"```sh\nlearncost explain {name}\nlearncost formulas {name} --price-book paper\n```",
-        folded("Every phase under every price book", costs(name)),
+        folded("Every phase under every price book", costs(answers)),
         *(folded(f"{part.title}, line by line", lines_of(explained, part)) for part in explained.parts),
     ]
     if explained.kept:
@@ -179,11 +180,10 @@ def kept_of(explained: Explanation) -> str:
     return table(("value", "elements", "read by"), [*rows, whole])
 
 
-def costs_of(name: str, phase: str) -> str:
+def costs_of(answers: Mapping[str, Formulas], phase: str) -> str:
     """Return MACCs and FLOPs of one phase, with price books that agree in one row."""
     rows: dict[tuple[str, ...], list[str]] = {}
-    for book in BOOKS:
-        found = formulas(name, price_book=book)
+    for book, found in answers.items():
         row = next(row for row in (*found.rows, found.total) if row.macro_operation == phase or row is found.total)
         counts = tuple(print_reading.breakable(found.written(c)) for c in (row.maccs, row.flops))
         rows.setdefault(counts, []).append(f"`{book}`")
@@ -192,11 +192,10 @@ def costs_of(name: str, phase: str) -> str:
     return f"{table(('[price book](../conventions.md)', 'MACCs', 'FLOPs'), shown)}\n{times}".rstrip()
 
 
-def costs(name: str) -> str:
+def costs(answers: Mapping[str, Formulas]) -> str:
     """Return MACCs and FLOPs of every phase under every book, once for books that agree."""
     parts: dict[str, list[str]] = {}
-    for book in BOOKS:
-        found = formulas(name, price_book=book)
+    for book, found in answers.items():
         rows = []
         for row in (*found.rows, *found.others, found.total) if len(found.rows) > 1 else found.rows:
             label = f"{row.title} {row.subtitle}".strip()

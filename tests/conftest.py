@@ -65,6 +65,12 @@ def _looked_through_once() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """Pytest collects once more at the end: what all tests have left is not walked again."""
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked `one_in`, the first case and every so-many-th after it run by default; the others are slow."""
     cases: Counter[str] = Counter()

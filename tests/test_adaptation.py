@@ -123,6 +123,7 @@ FROZEN = {
 }
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("case", "model_type", "tied"),
     sampled(product(FROZEN, ARCHITECTURES, (True, False)), 4),

@@ -329,6 +329,7 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == learncost.__version__
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("line", ["cost gpt2", "compare gpt2", "errata", "errata e2", "list", "list models"])
 def test_screens_are_plain_and_narrow_when_piped(line, capsys):
     assert main(line.split()) == 0

@@ -46,6 +46,7 @@ def of_page(read):
     return [int(read["totals"][name]) for name in ("maccs", "flops", "parameters")]
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 300))])
 def test_one_request_has_one_answer_whoever_asks(number, capsys):
     request = draw(random.Random(f"{SEED} {number}"))
@@ -66,6 +67,7 @@ def test_one_request_has_one_answer_whoever_asks(number, capsys):
     assert of_page(json.loads(reply.content)) == numbers(expected), shown
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 300))])
 def test_one_request_about_memory_has_one_answer_over_devices_too(number, capsys):
     asked = drawn_memory(number)
@@ -200,6 +202,7 @@ def test_a_mesh_has_one_default_plan_and_one_account_of_a_procedure(procedure, m
     assert run.plan == "flash"
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("plan", [None, "none", "fused-update", "recompute=block"])
 @pytest.mark.parametrize("model", KINDS)
 def test_the_plan_of_an_answer_gives_the_same_answer(model, plan):

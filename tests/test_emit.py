@@ -31,7 +31,7 @@ def expected(table, arrays, sizes):
     return values
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
@@ -48,6 +48,7 @@ def test_a_layer_forward_backward_and_update(name, backend):
     assert worst(executed, expected(table, arrays, sizes))[1] < NEAR
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("name", LEARNING)
 def test_emitted_gradients_are_those_of_autograd_through_the_emitted_forward_pass(name):
     # The forward program alone, differentiated by PyTorch, knows nothing of our rules of derivation.
@@ -71,6 +72,7 @@ def test_emitted_gradients_are_those_of_autograd_through_the_emitted_forward_pas
     assert worst(autograd, gradients)[1] < NEAR
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("backend", "seed"), [(b, s) for b, n in (("numpy", 40), ("torch", 20), ("jax", 2)) for s in range(n)]
 )
@@ -131,6 +133,7 @@ def test_a_layer_with_an_optimizer_gives_new_weights():
 ALLOWED = {"math", "typing", "numpy", "torch", "torch.nn", "jax", "jax.numpy", "scipy.special"}
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", [*shipped(), "gpt2"])
 def test_a_program_names_nothing_of_ours(name, backend):

@@ -290,6 +290,7 @@ def test_a_file_with_its_type_alone_reads_as_the_defaults_of_transformers(family
         assert probability == getattr(theirs, name)
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(("family", "seed"), CASES)
 def test_what_transformers_writes_reads_as_the_short_file(family, seed):
     values = draw_configuration(family, seed)

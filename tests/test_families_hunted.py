@@ -19,6 +19,7 @@ def ones(*shape, device="meta"):
     return torch.ones(*shape, dtype=torch.long, device=device)
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("labels", [1, 2, 5])
 @pytest.mark.parametrize(
     ("family", "name"),

@@ -125,6 +125,7 @@ def test_totals_follow_table_2(name: str, procedure: str) -> None:
     assert answer.total.maccs.terms == sum((r.maccs * r.passes for r in answer.rows), Polynomial()).terms
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(("name", "book"), sampled([(name, book) for name in layers() for book in BOOKS], 5))
 def test_written_counts_keep_their_value(name: str, book: str) -> None:
     answer = formulas(name, price_book=book)
@@ -143,6 +144,7 @@ def test_written_counts_keep_their_value(name: str, book: str) -> None:
             assert write.plain(answer.written(count)) == written_text.replace("**", "^")
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("name", "format"), sampled([(name, form) for name in layers() for form in ("text", "latex", "mathml", "json")], 5)
 )
@@ -179,6 +181,7 @@ def assert_mathml(element: ElementTree.Element) -> None:
             assert len(inner) == CHILDREN[meta], ElementTree.tostring(inner)
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("name", shipped())
 @pytest.mark.parametrize("jacobian", [False, True])
 def test_every_table_as_latex_and_mathml(name: str, jacobian: bool) -> None:

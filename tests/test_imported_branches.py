@@ -40,6 +40,7 @@ SETTLED = {
 }
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("name", SETTLED)
 @pytest.mark.parametrize("inputs", ["float 3 4", "float M 4"])
 def test_a_branch_on_values_that_follow_from_sizes_is_taken_as_in_a_run(name, inputs):

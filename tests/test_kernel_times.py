@@ -116,7 +116,7 @@ def test_what_the_kernel_before_wrote_is_read_from_the_cache():
 def test_views_allocations_and_tensors_of_the_cpu_have_no_kernel():
     x = operand(0, 4, 4)
     for name in ("view", "transpose", "detach"):
-        assert not kernels(op(name, [x], [replace(x, shape=(16,), strides=(1,))]))
+        assert not kernels(op(name, [x], [x._replace(shape=(16,), strides=(1,))]))
     assert not kernels(op("empty_like", [x], [operand(1, 4, 4)]))
     assert kernels(op("add_", [x, operand(1, 4, 4)], [x]))
     add = op("add", [x], [operand(1, 4, 4)])
@@ -126,8 +126,8 @@ def test_views_allocations_and_tensors_of_the_cpu_have_no_kernel():
 
 def attention(name, length, head, causal, dtype="bfloat16", gradient=False):
     x = operand(0, 4, 16, length, head, dtype=dtype)
-    rows = [x, *(replace(x, buffer=place) for place in (1, 2, 3))]
-    return op(name, rows if gradient else rows[:3], [replace(x, buffer=5)], is_causal=causal)
+    rows = [x, *(x._replace(buffer=place) for place in (1, 2, 3))]
+    return op(name, rows if gradient else rows[:3], [x._replace(buffer=5)], is_causal=causal)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_a_fused_optimizer_moves_seven_numbers_per_weight():
 
 def test_an_operator_of_lists_reads_as_many_as_it_has():
     large = [operand(place, 2**24, dtype="float32") for place in range(3)]
-    scaled = replace(op("_foreach_mul_", large[:1], [], "optimizer"), overload="Scalar")
-    added = replace(op("_foreach_addcmul_", large, [], "optimizer"), overload="Scalar")
+    scaled = op("_foreach_mul_", large[:1], [], "optimizer")._replace(overload="Scalar")
+    added = op("_foreach_addcmul_", large, [], "optimizer")._replace(overload="Scalar")
     seconds = [kernels(each)[0].seconds - LEAST for each in (scaled, added)]
     assert seconds[1] == pytest.approx(2 * seconds[0])  # 3 reads and a write, and 1 read and a write
 

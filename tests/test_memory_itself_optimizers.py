@@ -110,6 +110,7 @@ def train(module, given, name, how, dtype):
         steps.step()
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(("module", "name", "how", "dtype"), sampled(CASES, 24, lambda case: case[1:3]))
 def test_the_peak_is_that_of_the_allocator(module, name, how, dtype):
     build, given = MODULES[module]

@@ -12,6 +12,7 @@ from nbclient import NotebookClient
 NOTEBOOKS = Path(__file__).parent.parent / "examples" / "notebooks"
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_it_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)

@@ -15,7 +15,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 import screens as documentation
 
 ROOT = documentation.ROOT
-SCREENS = [screen for page in documentation.PAGES for screen in documentation.screens(page)]
+LONG = ("qlora.yaml --on", "--precision qlora", "transformer.py:build", "learncost search")
+"""Parts of the commands whose screens take more than two seconds of a processor: `pytest -m slow` prints these."""
+
+SCREENS = [
+    pytest.param(
+        screen,
+        marks=[pytest.mark.slow] if any(part in screen.command for part in LONG) else [],
+        id=f"{screen.page.stem}: {screen.command[:60]}",
+    )
+    for page in documentation.PAGES
+    for screen in documentation.screens(page)
+]
 
 SLOW = ("train", "sample", "contest", "calibrate", "verify", "serve")
 """Commands that take long, all cores, or until Ctrl-C: their arguments are read; the slow test runs what it can."""
@@ -55,7 +66,7 @@ def arguments(line):
     return shlex.split(text, comments=True)[1:]
 
 
-@pytest.mark.parametrize("screen", SCREENS, ids=lambda screen: f"{screen.page.stem}: {screen.command[:60]}")
+@pytest.mark.parametrize("screen", SCREENS)
 def test_a_screen(screen):
     """`python docs/screens.py` writes what is out of date anew."""
     code, printed = documentation.printed(screen)

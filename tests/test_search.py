@@ -402,6 +402,7 @@ def test_each_row_of_a_drawn_sample_has_the_command_that_gives_it_to_the_byte_an
         assert each.split["optimizer state"] == pytest.approx(8 * parameters / devices, rel=0.1), shown
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("plan", ["flash,fused", "flash,fused,recompute=block"])
 @pytest.mark.parametrize(
     ("mesh", "place", "batch"),

@@ -22,7 +22,7 @@ class MeshOf:
     """A library's device mesh: its type and its expressions for an axis, `{}`.
 
     imports  what programs import for it
-    devices  how many lie along it; place, which of them this one is
+    devices  how many there are along it; place, which of them this one is
     text     the type itself, which programs have on their top where no module has it
     """
 
@@ -146,7 +146,7 @@ def all_reduce_among(X, mesh, over, *places):
     return {_SENT}.wait_tensor({_SENT}.all_reduce(X.contiguous(), "sum", group))''',
     "dispatch": f'''\
 def dispatch(X, I, mesh, over, owned):
-    """Rows go to the device that owns what they read at an index; there they stand along the first of their axes."""
+    """Rows go to the device that owns what they read at an index; there along the first of their axes."""
 {_ROWS}
     X = X.expand(*I.shape, *X.shape[I.ndim :]).flatten(0, I.ndim - 1)[order]
     X = {_SENT}.all_to_all_single(X, here.tolist(), there.tolist(), group.group_name)

@@ -63,7 +63,7 @@ class _LoopWriter:
     ) -> None:
         self.around, self.handed = around, handed
         self.iterations, self.scope, self.line, self.names = iterations, scope, line, scope.identifiers
-        self.iteration, self.number = self.names.of("turn", "loop"), next(iterations.numbers)
+        self.iteration, self.number = self.names.of("iteration", "loop"), next(iterations.numbers)
         self.title = title(line, iterations.table)
         slices = {inside: scope.axes[outer][1:] for inside, outer in line.each if outer in scope.axes}
         axes = {**scope.axes, **slices, **line.axes}
@@ -350,7 +350,7 @@ def loop_title(loop: CallLoop, table: Table) -> str:
     if loop.repeat.count != "B":
         return title(loop.repeat, table)
     layers = dict.fromkeys(line.meta.layer for each in every_call((loop,)) for line in each.lines)
-    return "_".join(layer for layer in layers if layer) or "turn"
+    return "_".join(layer for layer in layers if layer) or "iteration"
 
 
 def _what(line: Loop) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 DEVICE = '''\
 class Device:
-    """One of the devices of a mesh, each a thread: how many lie along every axis, and where this one does."""
+    """One of the devices of a mesh, each a thread: how many there are along every axis, and which one it is."""
 
     def __init__(self, sizes, place, meetings):
         self.sizes, self.place, self.meetings = sizes, place, meetings
@@ -91,7 +91,7 @@ def pass_on(X, mesh, over):
     return mesh.meet(over, X, lambda arrays: np.array(arrays[mesh.place[over] - 1]))''',
     "dispatch": '''\
 def dispatch(X, I, mesh, over, owned):
-    """Rows go to the device that owns what they read at an index; there they stand along the first of their axes."""
+    """Rows go to the device that owns what they read at an index; there along the first of their axes."""
     place, form = mesh.place[over], X.shape[len(I.shape) :]
     owner = (I // owned).reshape(-1)
     X = np.broadcast_to(X, (*I.shape, *form)).reshape(-1, *form)

@@ -94,7 +94,7 @@ class ProgramBuilder:
     ) -> None:
         """Record an op, whose results were added before."""
         place = self.phase, self.microbatch, label or self.where()
-        self.ops.append(ProgramOp(name, "", tuple(inputs), tuple(outputs), {}, *place, scratch=scratch))
+        self.ops.append(ProgramOp(name, "", tuple(inputs), tuple(outputs), {}, *place, "", "", scratch))
         self.hold(*(operand.buffer for operand in (*inputs, *outputs)))
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from learncost.program.optimizer_step import Stepping
 
@@ -37,8 +37,7 @@ def made_in(phase: str) -> str:
     return ACTIVATIONS if phase in (FORWARD, RECOMPUTE) else WORKSPACE
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """A tensor that an op reads or writes: a view of a buffer.
 
     dtype    PyTorch's name of the type, such as bfloat16
@@ -52,8 +51,7 @@ class Operand:
     offset: int
 
 
-@dataclass(frozen=True)
-class ProgramOp:
+class ProgramOp(NamedTuple):
     """An operator that runs once.
 
     name         PyTorch's name, such as aten::addmm, and its overload
@@ -83,7 +81,7 @@ class ProgramOp:
     synchronizes: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Buffer:
     """A block of memory from its allocation until nothing refers to it.
 

@@ -20,7 +20,7 @@ _RESERVED = (
     *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum", "extern"),
     *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
     *("sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while"),
-    *("place", "bf16", "memory", "thread", "threads", "turn", "sums", "sum", "one", "number", "i", "j"),
+    *("place", "bf16", "memory", "thread", "threads", "iteration", "sums", "sum", "one", "number", "i", "j"),
     *("real", "whole", "LOWEST", "int8_t", "int32_t", "int64_t", "uint8_t", "uint32_t", "uint64_t"),
     *("pair", "pairs", "lanes", "loose", "LANES", "TALL", "first", "odd"),
     *("bind", "own", "own_memory", "own_size", "exp", "log", "pow", "free", "abort"),

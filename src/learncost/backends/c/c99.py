@@ -21,7 +21,7 @@ TYPES = {
 BASIS = """\
 typedef int32_t place; /* a position along an axis, or what an index holds */
 
-#define LOWEST ((real)-1e30) /* what stands for minus infinity */
+#define LOWEST ((real)-1e30) /* in place of minus infinity */
 """
 
 WHOLE_BASIS = BASIS.replace("-1e30", "-1073741824")
@@ -67,7 +67,7 @@ def product_text(left: str, right: str) -> str:
         lines += [f"    {line}" for line in _tile(total, tall, wide)]
     body = BODY + "".join(f"{' ' * 12}{line}\n" for line in (*lines, "}")) + "        }\n    }\n}\n"
     return (
-        "/* C = A B, or C += A B. Of each factor: how far apart its rows lie, and its columns; the rows of C are "
+        "/* C = A B, or C += A B. Of each factor: the stride of its rows, and of its columns; the rows of C are "
         "contiguous. */\n"
         + textwrap.fill(head, 118, subsequent_indent=indent)
         + "\n"

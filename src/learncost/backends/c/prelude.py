@@ -51,7 +51,7 @@ static inline float shift_float(float x, float z) { return (float)shift_double(x
 static inline float bits_float(float x) { return (float)bits_double(x); }
 #define coin_double coin_float
 
-/* C = A B, or C += A B; the places of a row, or of a turned factor's column, lie side by side. */
+/* C = A B, or C += A B; the elements of a row, or of a transposed factor's column, are adjacent. */
 #define LOOPS(TYPE)                                                                                                    \
     static inline void loops_##TYPE(int a_turned, int b_turned, place rows, place columns, place inner,                \
                                     const TYPE *a, place a_stride, const TYPE *b, place b_stride, int add, TYPE *c,    \

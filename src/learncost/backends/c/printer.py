@@ -35,8 +35,8 @@ class Printer:
     tiles        whether products in float are made of tiles
     real         the type of all numbers; empty: float or double, as the arrays are
     types        of arrays by what the notation calls theirs
-    alone        whether a single thread runs it, in given memory: sums over iterations are made in place
-                 to lie, scratch is a parameter, and numbers of sizes are written out
+    alone        whether a single thread runs it, in given memory: sums over iterations are made where
+                 they are stored, scratch is a parameter, and numbers of sizes are written out
     tile         rows and columns of a product that are there at once in a kernel that ends it
     """
 

@@ -156,7 +156,7 @@ static int in_processor_tiles(place rows, place columns, place cells, const pair
 }
 #endif
 
-/* Of the left factor: its rows as they lie or, turned, the summed axis; of pairs, rows as they were packed with
+/* Of the left factor: its rows as stored or, transposed, the summed axis; of pairs, rows as they were packed with
    a_inner. */
 static inline void tiled_float(int a_turned, place rows, place columns, place inner, const float *a, place a_stride,
                                const float *b, place b_inner, int add, float *c, place c_stride) {

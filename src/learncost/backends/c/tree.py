@@ -27,7 +27,7 @@ class NameExpression(Expression):
     text: str
 
 
-ITERATION = "turn"
+ITERATION = "iteration"
 ZERO, ONE = NameExpression("0"), NameExpression("1")
 
 
@@ -139,7 +139,7 @@ class SimultaneousStores(CStatement):
 class ForLoop(CStatement):
     """A loop over positions; with a step, over blocks.
 
-    over         counters that stand still inside of it; none: its own
+    over         counters that do not change inside of it; none: its own
     independent  whether no iteration reads what another writes
     """
 

@@ -23,7 +23,7 @@ ARENAS = {
     "int64": "places",
     **dict.fromkeys(("uint8", "bool"), "flags"),
 }
-"""The arena in which arrays of a type lie: memory never changes its type, which C forbids, but for bytes that are read
+"""The arena that stores arrays of a type: memory never changes its type, which C forbids, but for bytes that are read
 as such (6.5, paragraph 7)."""
 
 STATIC = ArenaRules(WIDTHS, arenas=ARENAS, effort=300_000, codes=True, copies=True)

@@ -48,7 +48,7 @@ RESERVED = (
         "product_codes_codes",
         "real",
     ),
-    *("whole", "place", "main", "loss", "t", "turn", "odd", "LOWEST", "enum", "double", "int8_t"),
+    *("whole", "place", "main", "loss", "t", "iteration", "odd", "LOWEST", "enum", "double", "int8_t"),
     *("float", "int", "char", "void", "static", "const", "auto", "default", "do", "else", "extern", "for", "goto"),
     *("inline", "long", "register", "restrict", "short", "signed", "sizeof", "struct", "switch", "typedef", "union"),
     *("unsigned", "volatile", "while", "break", "case", "continue", "if", "return", "memcpy", "memset"),
@@ -62,7 +62,7 @@ COMPILERS = """\
 #pragma STDC FP_CONTRACT OFF /* what gcc does by -std=c99 */
 #endif
 
-#ifdef __GNUC__ /* an array begins where its type may: else gcc begins some at multiples of 8, and bytes lie between */
+#ifdef __GNUC__ /* an array begins where its type may: else gcc aligns some to 8 bytes, with a gap before */
 #define PLACED __attribute__((used))
 #else
 #define PLACED
@@ -101,7 +101,7 @@ class FirmwareInputs:
     fixed    inputs that never change though the table does not say so
     parts    microbatches of a step, where it is in two halves
     dropout  the probability that a mask has 0
-    regions  of RAM over which the arrays are laid out; none where all lie in one
+    regions  of RAM over which the arrays are laid out; none where all are in one
     stays    trained values that the program holds and continues from
     """
 
@@ -120,7 +120,7 @@ class Firmware:
 
     names  what C calls the arrays and the learning rate, by their names in the table
     given  of what these hold: its group in `ProgramMemory`, its axes, its type
-    calls  by the numbers that stand before their equations; `entries` says in which entry each is
+    calls  by the numbers before their equations; `entries` says in which entry each is
     places  the regions of RAM with their arrays, if regions were given
     """
 
@@ -460,7 +460,7 @@ class _FirmwareWriter:
             f"typedef {REAL[self.dtype]} {prefix}_real;\n",
             f"#define {upper}_RAM_BYTES {self.program_memory.ram} /* all variables, in .data and .bss */",
             f"#define {upper}_FLASH_BYTES {self.program_memory.constants} "
-            "/* what of it lies in .rodata, code aside */\n",
+            "/* what of it is stored in .rodata, code aside */\n",
         ]
         if self._steps:
             rates = (value.power for value in self.values.values() if value.role == "number" and value.of == "lr")

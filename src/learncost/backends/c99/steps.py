@@ -42,7 +42,7 @@ class StepsWriter:
     spell        what C calls an array that is given
     constant     whether C knows an array by this name as one that never changes
     identifiers  of the functions in the file
-    calls        those of the file by the numbers that stand before their equations, to which these are added
+    calls        those of the file by the numbers before their equations, to which these are added
     texts        functions of iterations, in the order of definition
     tables       addresses that do not follow from the iteration, as constants: their text by their name
     """
@@ -225,7 +225,7 @@ class StepsWriter:
 
 def iteration(depth: int) -> str:
     """Return the C name of a loop's iteration at a depth."""
-    return f"turn_{depth + 1}" if depth else "turn"
+    return f"iteration_{depth + 1}" if depth else "iteration"
 
 
 def _affine(places: dict[tuple[int, ...], int]) -> tuple[int, ...] | None:

@@ -46,7 +46,7 @@ class ArenaRules:
     copies: bool = False
 
     def arena(self, dtype: str) -> str:
-        """Return the arena in which arrays of a type lie."""
+        """Return the arena that stores arrays of a type."""
         return self.arenas[dtype] if self.arenas else ""
 
     def widest(self, dtypes: Iterable[str]) -> dict[str, int]:
@@ -133,7 +133,7 @@ class InPlaceLayout:
         return self.rules.widths[self.dtypes[array.name]]
 
     def arena_of(self, array: ScheduledArray) -> str:
-        """Return the arena in which an array lies."""
+        """Return the arena that stores an array."""
         return self.rules.arena(self.dtypes[array.name])
 
     def number(self, size: str) -> int:

@@ -37,32 +37,33 @@ COLUMN = 84
 
 LAY_OUT = '''\
 def lay_out(given, memory):
-    """Records of views, one for the step and one for each turn of a loop.
+    """Records of views, one for the step and one for each iteration of a loop.
 
     given    tensors by their names in PLACES: weights, the optimizer's state, inputs; changed in place
     memory   BYTES bytes: torch.empty(BYTES, dtype=torch.uint8)
     """
 
-    def view(shape, kind, place, turn):
+    def view(shape, kind, place, iteration):
         if isinstance(place, list):
-            place = place[turn]
+            place = place[iteration]
         if isinstance(place, tuple):
             return given[place[0]][place[1:]].view(shape)
         if isinstance(place, str):
             array = given[place.removesuffix("[]")]
-            return (array[turn] if place.endswith("[]") else array).view(shape)
+            return (array[iteration] if place.endswith("[]") else array).view(shape)
         size = math.prod(shape) * kind.itemsize
         return memory[place : place + size].view(kind).view(shape)
 
     records = {}
-    for scope, (_, turns, fields) in PLACES.items():
+    for scope, (_, iterations, fields) in PLACES.items():
         records[scope] = [
-            SimpleNamespace(**{name: view(*found, turn) for name, found in fields.items()}) for turn in range(turns)
+            SimpleNamespace(**{name: view(*found, iteration) for name, found in fields.items()})
+            for iteration in range(iterations)
         ]
-    for scope, (around, turns, _) in PLACES.items():
-        for turn, record in enumerate(records.get(around, ())):
-            each = turns // len(records[around])
-            setattr(record, scope, records[scope][turn * each : (turn + 1) * each])
+    for scope, (around, iterations, _) in PLACES.items():
+        for iteration, record in enumerate(records.get(around, ())):
+            each = iterations // len(records[around])
+            setattr(record, scope, records[scope][iteration * each : (iteration + 1) * each])
     return records["step"][0]'''
 
 
@@ -128,7 +129,7 @@ class _InPlaceWriter:
                 "kernels",
                 between.MESH,
                 *between.HELPERS,
-                "turn",
+                "iteration",
                 "step",
                 "lay_out",
                 "PLACES",
@@ -188,7 +189,11 @@ class _InPlaceWriter:
         iterations = f"range({self.layout.count(repeat.count)})"
         if repeat.reverse:
             iterations = f"reversed({iterations})"
-        return ["", f"for turn in {iterations}:", f"    {title}(m.{title}[turn], {self.arguments.removeprefix('m, ')})"]
+        return [
+            "",
+            f"for iteration in {iterations}:",
+            f"    {title}(m.{title}[iteration], {self.arguments.removeprefix('m, ')})",
+        ]
 
     def _cut(self, scope: _PlacedScope) -> None:
         """Set the row axes with which products read each array; an array that no product reads is a vector."""

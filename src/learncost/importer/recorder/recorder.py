@@ -83,7 +83,7 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
             if (tensor := deferred()) is not None:
                 op = self.ops[place]
                 name = "aten::add_" if op.name == "aten::add" and op.inputs[0].buffer not in self._open else op.name
-                self.ops[place] = replace(op, name=name, outputs=(*op.outputs, self._operand(tensor, label)))
+                self.ops[place] = op._replace(name=name, outputs=(*op.outputs, self._operand(tensor, label)))
         self._deferred = []
 
     def _take(self, tensor: torch.Tensor, label: str) -> int:
@@ -138,9 +138,9 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
         op = ProgramOp(func._schema.name, func._schema.overload_name, read, written, _arguments(func, args, kwargs),
                 phase, self.microbatch, label, path, node.name() if node is not None else "")  # fmt: skip
         if self.device == "cpu":
-            op = replace(op, scratch=buffers(func, args, kwargs, result), library=packed(func, args, result))
+            op = op._replace(scratch=buffers(func, args, kwargs, result), library=packed(func, args, result))
         else:
-            op = replace(op, synchronizes=func is torch.ops.aten._local_scalar_dense.default)
+            op = op._replace(synchronizes=func is torch.ops.aten._local_scalar_dense.default)
         self.ops.append(op)
 
     def _operand(self, tensor: torch.Tensor, label: str) -> Operand:

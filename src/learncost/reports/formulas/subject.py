@@ -21,6 +21,7 @@ from learncost.models.argument import GENERIC, preset, preset_names
 from learncost.models.files import looks_like_path
 from learncost.models.files import read_layer as read_file
 from learncost.ops import entries, entry, op_called, plain
+from learncost.ops.optimizers import Optimizer
 from learncost.procedures.feedback import with_feedback
 from learncost.procedures.optimizer import default_optimizer, optimizer
 from learncost.procedures.procedure import ELSEWHERE, LEARNING, MOVES, procedure
@@ -70,11 +71,12 @@ def subject(
     chosen = book(price_book)
     through = chosen.jacobian if jacobian is None else jacobian
     learning = procedure(procedure_name or BP)
-    stepping = _optimizer(optimizer_name or default_optimizer(chosen))
+    stepping = optimizer(optimizer_name or default_optimizer(chosen))
     if name == "optimizer":
         if learning.name != BP:
             raise _of_models(learning.name, name)
-        return Subject(stepping, chosen, through, {"optimizer_step": stepping.table}, None)
+        update = _update(stepping)
+        return Subject(update, chosen, through, {"optimizer_step": update.table}, None)
     layer = read_layer(name)
     table = layer.table
     check_known(table.lines, "a formula")
@@ -156,9 +158,8 @@ def is_layer(name: str | Layer) -> bool:
     return isinstance(name, Layer) or plain(name) in usual_names() or name == "optimizer"
 
 
-def _optimizer(name: str) -> Layer:
+def _update(chosen: Optimizer) -> Layer:
     """Return one optimizer step of a parameter tensor as a table."""
-    chosen = optimizer(name)
     op = entry(chosen.op)
 
     def term(name: str) -> str:
@@ -168,7 +169,7 @@ def _optimizer(name: str) -> Layer:
     others = " ".join(operand for operand in op.inputs if operand != "W")
     head = f"optimizer({others}; W) -> {' '.join(op.outputs)}"
     body = f"{left} = {op.name}({', '.join(map(term, op.inputs))})"
-    return layer(f"% One step of {name} on all parameters: {op.source}\n{head}\n  {body}")
+    return layer(f"% One step of {chosen.name} on all parameters: {op.source}\n{head}\n  {body}")
 
 
 def of_a_model(subject: str | Layer, layer: str | None, jacobian: bool | None) -> None:

@@ -97,8 +97,8 @@ def _by_phase(found: dict) -> object:
 
 
 def _first(found: dict) -> dict:
-    """The row of a sweep; of `fit` that of the step as it is, without a plan."""
-    (row,) = (row for row in found["rows"] if not row.get("plan"))
+    """The row of a sweep; of `fit` that of the step as it is, under the default plan."""
+    (row,) = (row for row in found["rows"] if row.get("plan", "") in ("", "flash"))
     return row
 
 

@@ -211,19 +211,6 @@ def formulas(
         as in learncost cost.
     layer
         A layer of the model. By default all layers of the model are shown.
-    jacobian
-        For a layer: backward through explicit Jacobians, or in closed form. The default is that of the price book.
-    optimizer
-        For a model and the layer optimizer: adamw, sgd or momentum. The default is adamw, and sgd under the paper's
-        price books.
-    batch_size
-        For a model: sequences in one step. The default is 1.
-    seq_len
-        For a model: tokens in a sequence. The default is its context, at most 4,096.
-    target_len
-        For an encoder-decoder: tokens in a decoder sequence. The default is `seq_len`.
-    sizes
-        For a model: any size or setting, such as `num_hidden_layers` 4.
 
     Returns
     -------

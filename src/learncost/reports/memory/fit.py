@@ -250,8 +250,6 @@ def fit(
         that eager does not support use graph, and say so.
     module
         The module whose autograd step is simulated: transformers (the default) or plain, as in learncost memory.
-    optimizer_implementation
-        The implementation of PyTorch's optimizer under `engine` eager: fused (the default), foreach or for-loop.
     on
         A published device (`learncost list devices`) or a file that describes one; the defaults of `budget` and
         `flash_size`. On a GPU `engine` eager uses the GPU's kernels; cuda is any GPU. For a microcontroller the

@@ -219,8 +219,7 @@ class FitQuestion:
         most = max(needs.split, key=lambda part: needs.split[part])
         fits = self.stored(flash) and needs.bytes <= self.budget  # a peak may take long: it is asked for once
         batch = largest(step, chosen_engine, self.budget) if fits else 0
-        plan = step.plan_of_module if chosen_engine.module else step.plan
-        fitting = Fitting(procedure, plan, chosen_engine.name, needs.bytes, flash, batch, most, chosen.why)
+        fitting = Fitting(procedure, chosen.plan, chosen_engine.name, needs.bytes, flash, batch, most, chosen.why)
         return FitPlan(
             fitting,
             lines,

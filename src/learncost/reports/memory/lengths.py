@@ -184,7 +184,8 @@ def _learned(
         if chosen_engine.name == GRAPH and question.stored(step.flash)
         else None
     )
-    return FitAtLengths(procedure, step.run.plan, chosen_engine.name, tuple(batches), most)
+    plan = chosen.plan if chosen_engine.module else step.run.plan  # which a planner chooses anew for every length
+    return FitAtLengths(procedure, plan, chosen_engine.name, tuple(batches), most)
 
 
 def _served(question: FitQuestion, run: Any, lengths: tuple[int, ...], why_not: dict[int, str]) -> FitAtLengths:

@@ -293,8 +293,6 @@ def memory(request: Request) -> Memory | MemoryComparison:
         The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True) or plain (a hand-optimized
         implementation); for an imported module itself (the default).
-    optimizer_implementation
-        The implementation of PyTorch's optimizer under `engine` eager: fused (the default), foreach or for-loop.
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
 
@@ -445,8 +443,26 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         why += f" Attention scores are stored: --plan {FUSED_ATTENTION},{step.run.plan} stores none."
     if step.model.configuration.not_read:
         why += f" The configuration has {step.model.configuration.not_read}."
+    axes = step.run.axes
+    batch_size, seq_len, target_len = step.model.lengths(axes)
     return Memory(
-        **_described(step) | ({"plan": step.plan_of_module} if chosen_engine.module else {}),
+        model=step.model.configuration.name,
+        procedure=step.procedure,
+        optimizer=step.optimizer.name,
+        dtype=step.kind.name,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        target_len=target_len,
+        accumulate=step.accumulate,
+        trained=step.run.trained,
+        mode=step.mode,
+        updates=_updates(step),
+        letters=letters_of(step.model.configuration.layer, axes),
+        over=step.over,
+        sample=step.model.sample,
+        positions=step.model.positions,
+        length_note=step.run.length_note,
+        plan=chosen.plan,
         peak=needs.bytes,
         moment=needs.moment,
         split=needs.split,
@@ -462,31 +478,6 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         buffers=needs.buffers,
         module=step.module if chosen_engine.module else "",
     )
-
-
-def _described(step: MemoryStep) -> dict[str, Any]:
-    """Return the fields of `Memory` that describe the request."""
-    axes = step.run.axes
-    batch_size, seq_len, target_len = step.model.lengths(axes)
-    return {
-        "model": step.model.configuration.name,
-        "procedure": step.procedure,
-        "plan": step.plan,
-        "optimizer": step.optimizer.name,
-        "dtype": step.kind.name,
-        "batch_size": batch_size,
-        "seq_len": seq_len,
-        "target_len": target_len,
-        "accumulate": step.accumulate,
-        "trained": step.run.trained,
-        "mode": step.mode,
-        "updates": _updates(step),
-        "letters": letters_of(step.model.configuration.layer, axes),
-        "over": step.over,
-        "sample": step.model.sample,
-        "positions": step.model.positions,
-        "length_note": step.run.length_note,
-    }
 
 
 def _updates(step: MemoryStep) -> EpilogueUpdates | None:

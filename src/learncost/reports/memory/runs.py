@@ -25,6 +25,11 @@ class ChosenEngine:
     step: MemoryStep
     why: str = ""
 
+    @property
+    def plan(self) -> str:
+        """The plan that runs: of a module with its own fused attention."""
+        return self.step.plan_of_module if self.chosen_engine.module else self.step.plan
+
 
 def engine_of(step: MemoryStep, engine: str = "", is_tried: bool = False) -> ChosenEngine:
     """Return the engine of a step, with the step under its default plan: the one that is named, or the default.

@@ -133,16 +133,12 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         The year of the carbon intensity. The default is the latest known.
     carbon_intensity
         Carbon intensity in kilograms of CO2 equivalents per kWh, instead of a country's.
-    price_per_hour
-        The price of one device per hour, in US dollars.
     batch_size
         Sequences in one step of a device, by default 1; over a mesh the global batch, by default about 4 million
         tokens.
     seq_len
         Tokens in a sequence; in the encoder's sequence for an encoder-decoder. The default is the model's number of
         positions.
-    target_len
-        Tokens in a decoder sequence of an encoder-decoder. The default is `seq_len`.
     optimizer
         adamw, sgd or momentum, for price books that count the optimizer. The default is adamw, and sgd under the
         paper's books.

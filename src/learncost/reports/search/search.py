@@ -329,8 +329,6 @@ def search(
         Available memory of a device, as 80GB or 75GiB. The default is the device's memory.
     top
         The number of configurations to show.
-    price_per_hour
-        The price of one device per hour, in US dollars.
 
     Returns
     -------

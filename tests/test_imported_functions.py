@@ -5,14 +5,13 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from scipy import special
 from torch import nn
 
 import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.importer.replaced import least_squares
 from learncost.importer.rule import RULES, rule_of
-from learncost.importer.rules.attention import AttentionSettings, EfficientAttentionSettings, FlashAttentionSettings
+from learncost.importer.rules.attention import AttentionSettings
 from learncost.importer.walk import read_module
 from learncost.interpreter import run
 from learncost.verification.imported import parity, products
@@ -79,20 +78,10 @@ FUNCTIONS = {
     "asin": (torch.asin, np.linspace(-0.9999999, 0.9999999, 41), lambda x: 1 / np.sqrt((1 - x) * (1 + x)), np.arcsin),
     "acos": (torch.acos, np.linspace(-0.9999999, 0.9999999, 41), lambda x: -1 / np.sqrt((1 - x) * (1 + x)), np.arccos),
     "atan": (torch.atan, np.linspace(-50, 50, 41), lambda x: 1 / (1 + x * x), np.arctan),
-    "lgamma": (torch.lgamma, np.linspace(-5.4, 40, 101), special.digamma, special.gammaln),
-    "lgamma of large numbers": (torch.lgamma, np.geomspace(1, 1e30, 41), special.digamma, special.gammaln),
-    "lgamma at whole numbers": (torch.lgamma, np.arange(1.0, 12), special.digamma, special.gammaln),
-    "digamma": (torch.digamma, np.linspace(-5.4, 40, 101), lambda x: special.polygamma(1, np.abs(x)), special.digamma),
-    "erfinv": (
-        torch.erfinv,
-        np.linspace(-0.99999, 0.99999, 101),
-        lambda x: np.sqrt(np.pi) / 2 * np.exp(special.erfinv(x) ** 2),
-        special.erfinv,
-    ),
 }
 
 
-@pytest.mark.parametrize("name", sampled(FUNCTIONS, 4))
+@pytest.mark.parametrize("name", sampled(FUNCTIONS, 2))
 def test_values_and_slopes_are_those_of_scipy(name):
     function, x, slope, value = FUNCTIONS[name]
     _, imported = read(function, x)
@@ -101,10 +90,7 @@ def test_values_and_slopes_are_those_of_scipy(name):
     (output,) = layer.table.outputs
     values = run(layer, {"x": x, f"d{output}": np.ones_like(x)}, {"B": len(x)})
     np.testing.assert_allclose(values[output], value(x), rtol=1e-12, atol=1e-12)
-    right = slope(x)
-    if name == "digamma":  # of negative numbers by reflection, Abramowitz & Stegun 6.4.7
-        right = np.where(x < 0, (np.pi / np.sin(np.pi * x)) ** 2 - special.polygamma(1, 1 - np.minimum(x, 0)), right)
-    np.testing.assert_allclose(values["dx"], right, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(values["dx"], slope(x), rtol=1e-11, atol=1e-12)
     assert step.outputs
 
 
@@ -236,7 +222,7 @@ class Kernel(nn.Module):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_called_by_the_operator_of_its_kernel_is_read_by_its_own_schema(causal):
+def test_attention_called_by_the_operator_of_its_kernel_is_counted_by_its_own_formula(causal):
     given = torch.randn(2, 6, 8), torch.randn(6, 6)
     apart = parity(Kernel(causal), given, read_module(Kernel(causal), given))
     assert max(apart.value, apart.gradient) < 1e-5
@@ -245,14 +231,6 @@ def test_attention_called_by_the_operator_of_its_kernel_is_read_by_its_own_schem
     assert cost.macro_operations["forward"][1].flops == forward
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("scaled_dot_product_attention", AttentionSettings),
-        ("_scaled_dot_product_flash_attention_for_cpu", FlashAttentionSettings),
-        ("_scaled_dot_product_efficient_attention", EfficientAttentionSettings),
-    ],
-)
-def test_settings_of_attention_are_those_of_the_schema(name, settings):
-    arguments = getattr(torch.ops.aten, name).default._schema.arguments
-    assert tuple(each.name for each in arguments[3:]) == settings._fields
+def test_settings_of_attention_are_those_of_the_schema():
+    arguments = torch.ops.aten.scaled_dot_product_attention.default._schema.arguments
+    assert tuple(each.name for each in arguments[3:]) == AttentionSettings._fields

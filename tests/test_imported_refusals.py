@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import learncost as lc
 from learncost.cli.command import main
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity
+from learncost.verification.imported import parity, ran_both
 
 
 class Masked(nn.Module):
@@ -78,15 +78,11 @@ class Sign(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("as_run", [False, True])
-def test_a_function_of_its_own_is_refused_without_a_way_that_is_refused_again(as_run):
-    with pytest.raises(lc.InputError, match=r"write it with operations that have this gradient") as refused:
-        lc.from_module(Computes(Sign.apply), {"x": "float 3 6"}, as_run=as_run)
-    assert "as_run" not in str(refused.value)
-    straight = Computes(lambda x: x + (torch.sign(x) - x).detach())
-    assert lc.cost(lc.from_module(straight, {"x": "float 3 6"}), price_book="matmul").total.flops == 432
-    if not as_run:  # the other way that is told
-        parts = lc.from_module(Computes(Sign.apply), {"x": "float 3 6"}, unknown="zero")
-        assert lc.cost(parts, price_book="matmul").macro_operations["forward"][1].flops == 2 * 3 * 6 * 6
+def test_a_function_with_a_gradient_of_its_own_costs_what_its_lines_cost(as_run):
+    ours = lc.from_module(Computes(Sign.apply), {"x": "float 3 6"}, as_run=as_run)
+    straight = lc.from_module(Computes(lambda x: x + (torch.sign(x) - x).detach()), {"x": "float 3 6"})
+    assert {lc.cost(each, price_book="matmul").total.flops for each in (ours, straight)} == {432}
+    assert "functions::Sign" in str(lc.cost(ours))
 
 
 DISTRIBUTIONS = {
@@ -120,29 +116,42 @@ def test_nested_tensors_are_refused_in_our_words(make, as_run):
     assert "as_run" not in str(refused.value)
 
 
-def test_a_scan_runs_a_graph_of_its_own_and_a_loop_has_lines():
-    from torch._higher_order_ops.map import map as mapped
+def _scanned(y, weight):
     from torch._higher_order_ops.scan import scan
 
-    scanned = Computes(lambda y: scan(lambda c, x: (c * 0.5 + x, c + x), torch.zeros_like(y[0]), y)[1])
-    for as_run in (False, True):
-        with pytest.raises(
-            lc.InputError, match=r"torch.scan, which runs a separate graph for each.*a loop in Python"
-        ) as refused:
-            lc.from_module(scanned, {"x": "float 4 6"}, as_run=as_run)
-        assert "values" not in str(refused.value)
+    return scan(lambda c, x: (x + (c @ weight).tanh(), c + x), torch.zeros_like(y[0]), y)[1]
 
-    def loop(y):
-        carried, results = torch.zeros_like(y[0]), []
-        for x in y:
-            results.append(carried + x)
-            carried = carried * 0.5 + x
-        return torch.stack(results)
 
-    assert lc.from_module(Computes(loop), {"x": "float 4 6"})
-    with pytest.raises(lc.InputError, match=r"torch.map, which runs a separate graph for each.*torch.vmap"):
-        lc.from_module(Computes(lambda y: mapped(torch.tanh, y)), {"x": "float 4 6"})
-    assert lc.from_module(Computes(torch.vmap(torch.tanh)), {"x": "float 4 6"})
+def _mapped(y, weight):
+    from torch._higher_order_ops.map import map as mapped
+
+    return mapped(lambda x, w: (x @ w).sin(), y, weight)
+
+
+def _branches(y, weight):
+    return torch.cond(y.sum() > 0, lambda a, w: a @ w, lambda a, w: a.cos(), (y, weight))
+
+
+@pytest.mark.one_in(every=2)
+@pytest.mark.parametrize("function", [_scanned, _mapped, _branches])
+def test_an_operator_that_runs_a_function_costs_the_function_at_every_position(function):
+    """Of branches the larger one; FlopCounterMode counts the function once, by hand."""
+
+    class Running(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.weight = nn.Linear(6, 6), nn.Parameter(torch.randn(6, 6))
+
+        def forward(self, x):
+            return function(self.layer(x), self.weight)
+
+    imported = read_module(Running(), (torch.randn(4, 6),), {"x": "B 6"})
+    ran = ran_both(Running(), (torch.randn(5, 6),), imported, lc.layer(imported.text))
+    assert max(ran.value, ran.gradient) < 1e-12
+    costs = lc.cost(lc.layer(imported.text), B=5, price_book="matmul")
+    product = 2 * 5 * 6 * 6
+    assert costs.macro_operations["forward"][1].flops == 2 * product
+    assert costs.total.flops == 2 * product + 3 * product  # the input of the layer has no gradient
 
 
 def test_a_branch_within_a_scan_is_not_sent_to_a_traced_run():

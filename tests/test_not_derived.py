@@ -255,7 +255,7 @@ def test_a_factorization_whose_gradient_takes_no_open_size_says_what_to_do():
     with pytest.raises(
         lc.InputError, match="of the gradient of aten::linalg_cholesky_ex are not known: at fixed sizes"
     ):
-        lc.from_module(Of(), (torch.ones(2, 4, 4),), symbols={"x": "B 4 4"})
+        lc.from_module(Of(), (torch.ones(2, 4, 4, requires_grad=True),), symbols={"x": "B 4 4"})
 
 
 def test_a_transform_of_open_length_is_refused():

@@ -6,11 +6,13 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from learncost.importer.pointwise import POINTWISE, reduced
+import torch
+
 from learncost.importer.rule import with_settings
 from learncost.importer.rules.attention import AttentionSettings
+from learncost.importer.rules.enlargements import NEAREST, is_uneven
 from learncost.importer.rules.reductions import BagSettings
 
 
@@ -19,8 +21,6 @@ def attention_with_dropout(query: Any, key: Any, value: Any, *, settings: Attent
 
     A call without dropout is not decomposed.
     """
-    import torch
-
     attn_mask, dropout_p, is_causal, scale, enable_gqa = settings
     if not dropout_p:
         return NotImplemented
@@ -38,63 +38,8 @@ def attention_with_dropout(query: Any, key: Any, value: Any, *, settings: Attent
     return torch.dropout(scores.softmax(-1), dropout_p, True) @ value
 
 
-def distances_of_rows(x: Any, p: float = 2.0) -> Any:
-    """Return `pdist`, the distances of each row from the rows behind it."""
-    import torch
-
-    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device).unbind()
-    return torch.linalg.vector_norm(x[first] - x[second], p, -1)
-
-
-def several_labels_with_a_margin(x: Any, target: Any, reduction: int = 1) -> Any:
-    """Return `multilabel_margin_loss`; a row's labels end at its first -1. PyTorch 2.13's decomposition also has terms
-    for the positions behind that, which its kernels leave out.
-    """
-    import torch
-
-    places = torch.arange(x.shape[-1], device=x.device)
-    label = (target == -1).cumsum(-1) == 0
-    places_of_labels = torch.where(label, target, 0)
-    is_label = ((places == places_of_labels.unsqueeze(-1)) & label.unsqueeze(-1)).any(-2).unsqueeze(-2)
-    apart = 1 - x.gather(-1, places_of_labels).unsqueeze(-1) + x.unsqueeze(-2)
-    counts = label.unsqueeze(-1) & is_label.logical_not()
-    each = torch.where(counts, apart.clamp_min(0), 0.0).sum((-2, -1)) / x.shape[-1]
-    return reduced(each, reduction)
-
-
-class GroupNormSettings(NamedTuple):
-    """The sizes of an input of `native_group_norm`, and its settings."""
-
-    N: Any
-    C: Any
-    HxW: Any
-    group: int
-    eps: float
-
-
-def normalized_in_groups(x: Any, weight: Any, bias: Any, *, settings: GroupNormSettings) -> Any:
-    """Return `native_group_norm` with its means and reciprocal deviations."""
-    import torch
-
-    parts = x.reshape(settings.N, settings.group, -1)
-    variance, mean = torch.var_mean(parts, -1, correction=0, keepdim=True)
-    share = torch.rsqrt(variance + settings.eps)
-    result = ((parts - mean) * share).reshape(x.shape)
-    row = [1, settings.C] + [1] * (x.dim() - 2)
-    result = result if weight is None else result * weight.reshape(row)
-    result = result if bias is None else result + bias.reshape(row)
-    return result, mean.squeeze(-1), share.squeeze(-1)
-
-
-def put(x: Any, places: Any, source: Any, accumulate: bool = False) -> Any:
-    """Return `x.put(places, source)`, indexed into the flattened tensor."""
-    return x.reshape(-1).index_put((places.reshape(-1),), source.reshape(-1), accumulate).reshape(x.shape)
-
-
 def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
     """Return x with the first numbers of a source, in order, where a mask is true."""
-    import torch
-
     mask = mask.expand(x.shape)
     places = mask.reshape(-1).cumsum(0).clamp_min(1) - 1
     return torch.where(mask, source.reshape(-1)[places].reshape(x.shape), x)
@@ -102,8 +47,6 @@ def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
 
 def bags_at_offsets(weight: Any, places: Any, offsets: Any, *, settings: BagSettings) -> Any:
     """Return `_embedding_bag`: each row is added to its bag; `max` mode is not read."""
-    import torch
-
     scale_grad_by_freq, mode, _, per_sample_weights, include_last_offset, padding_idx = settings
     if scale_grad_by_freq or mode > 1:
         return NotImplemented
@@ -122,165 +65,130 @@ def bags_at_offsets(weight: Any, places: Any, offsets: Any, *, settings: BagSett
     return bags, bag, size, size
 
 
-def cross_entropy(
-    x: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100, label_smoothing: float = 0.0
-) -> Any:
-    """Return `cross_entropy_loss` with label smoothing and class weights, as in PyTorch's documentation."""
-    import torch
-
-    if not label_smoothing or weight is None or target.is_floating_point():
-        return NotImplemented
-    classes = 1 if x.dim() > 1 else 0
-    logarithms = torch.log_softmax(x, classes)
-    counts = target != ignore_index
-    label = torch.where(counts, target, 0)
-    of_class = weight.index_select(0, label.reshape(-1)).reshape(label.shape)
-    shares = torch.where(counts, of_class, 0.0)
-    of_label = logarithms.gather(classes, label.unsqueeze(classes)).squeeze(classes) * shares
-    by_class = weight.reshape([-1] + [1] * (x.dim() - classes - 1))
-    of_all = torch.where(counts, (logarithms * by_class).sum(classes), 0.0)
-    each = -(1 - label_smoothing) * of_label - label_smoothing / x.shape[classes] * of_all
-    return each.sum() / shares.sum() if reduction == 1 else reduced(each, reduction)
-
-
-def onto_a_diagonal(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    """Return `diagonal_scatter`, x with other values on a diagonal of two of its dimensions."""
-    import torch
-
-    turned = x.movedim((dim1, dim2), (0, 1))
-    places = torch.arange(source.shape[-1], device=x.device)
-    at = (places + max(0, -offset), places + max(0, offset))
-    return turned.index_put(at, source.movedim(-1, 0)).movedim((0, 1), (dim1, dim2))
-
-
 def by_strides(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
     """Return `as_strided` of a contiguous tensor as an indexed read."""
-    return x.reshape(-1)[_places_by_strides(x, size, stride, storage_offset)]
-
-
-def onto_strides(x: Any, source: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """Return `as_strided_scatter` onto a contiguous tensor as an indexed write."""
-    places = _places_by_strides(x, size, stride, storage_offset)
-    return x.reshape(-1).index_put((places,), source).reshape(x.shape)
-
-
-def _places_by_strides(x: Any, size: Any, stride: Any, storage_offset: int | None) -> Any:
-    import torch
-
     places = torch.full((), storage_offset or 0, device=x.device)
     for count, step in zip(size, stride, strict=True):
         places = places.unsqueeze(-1) + step * torch.arange(count, device=x.device)
-    return places
+    return x.reshape(-1)[places]
 
 
-def logarithm_of_a_determinant(x: Any) -> Any:
-    """Return `logdet` for a positive determinant; PyTorch returns nan for a negative one."""
-    import torch
-
-    return torch.linalg.slogdet(x)[1]
-
-
-def pseudo_inverse(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
-    """Return `linalg_pinv` by singular values; those no larger than a tolerance count as 0."""
-    import torch
-
-    left, values, right = torch.linalg.svd(x, full_matrices=False)
-    largest = values.amax(-1, keepdim=True)
-    if rtol is None:
-        rtol = 0.0 if atol is not None else torch.finfo(x.dtype).eps * max(x.shape[-2:])
-    bound = largest * rtol if atol is None else torch.maximum(largest * rtol, torch.zeros_like(largest) + atol)
-    shares = torch.where(values > bound, 1 / values, 0.0)
-    return (right.mT * shares.unsqueeze(-2)) @ left.mT
-
-
-def sampled_in_space(x: Any, grid: Any, interpolation: int, padding: int, align_corners: bool) -> Any:
-    """Return `grid_sampler_3d` as PyTorch's kernels compute it: eight corners, or the nearest position."""
-    import torch
-
-    sides = x.shape[2:]
-    batch = torch.arange(x.shape[0], device=x.device).view(-1, 1, 1, 1)
-    at = [_along_a_side(grid[..., 2 - dim], side, padding, align_corners) for dim, side in enumerate(sides)]
-    low = [place.round() if interpolation else place.floor() for place in at]
-    result: Any = 0.0
-    for corner in itertools.product(*[(0,) if interpolation else (0, 1)] * 3):
-        weight: Any = 1.0
-        holds: Any = True
-        places = []
-        for place, first, side, step in zip(at, low, sides, corner, strict=True):
-            here = first + step
-            if not interpolation:
-                weight = weight * (place - first if step else 1 - (place - first))
-            holds = (here >= 0) & (here < side) & holds
-            places.append(here.clamp(0, side - 1).long())
-        rows = x[batch, :, places[0], places[1], places[2]]
-        share = torch.where(holds, weight, 0.0).to(x.dtype)
-        result = result + rows * share.unsqueeze(-1)
-    return result.movedim(-1, 1)
-
-
-def _along_a_side(place: Any, side: int, padding: int, align_corners: bool) -> Any:
-    """Map a coordinate from -1 to 1 to a point of a side; points beyond it are clamped or reflected."""
-    import torch
-
-    place = (place + 1) / 2 * (side - 1) if align_corners else ((place + 1) * side - 1) / 2
-    if padding == 2:
-        first, span = (0.0, side - 1) if align_corners else (-0.5, side)
-        if not span:
-            return torch.zeros_like(place)
-        apart = (place - first).abs()
-        iterations = (apart / span).floor()
-        rest = apart - iterations * span
-        place = torch.where(iterations % 2 == 0, rest, span - rest) + first
-    return place.clamp(0, side - 1) if padding else place
+def around(x: Any, pads: Any) -> Any:
+    """Return x with circular padding, a pair for each dimension from the last one on, as indexed reads."""
+    for place in range(len(pads) // 2):
+        (before, after), dim = pads[2 * place : 2 * place + 2], x.dim() - 1 - place
+        if before or after:
+            places = torch.arange(-before, x.shape[dim] + after, device=x.device) % x.shape[dim]
+            x = x.index_select(dim, places)
+    return x
 
 
 def product_along(x: Any, dim: int | None = None, keepdim: bool = False, **_: Any) -> Any:
     """Return `prod` as a product of parts, whose gradient exists where a part is 0."""
-    import torch
-
     result = functools.reduce(torch.mul, (x.reshape(-1) if dim is None else x).unbind(dim or 0))
     return result.unsqueeze(dim) if keepdim and dim is not None else result
 
 
 def products_so_far(x: Any, dim: int, **_: Any) -> Any:
     """Return `cumprod` as products of parts."""
-    import torch
-
     return torch.stack(list(itertools.accumulate(x.unbind(dim), torch.mul)), dim)
 
 
-def extremes_so_far(x: Any, dim: int, largest: bool = True) -> Any:
-    """Return `cummax` or `cummin`; among equal ones the last has the gradient."""
-    import torch
-
-    first, *others = x.unbind(dim)
-    values, places = [first], [torch.zeros_like(first, dtype=torch.long)]
-    for place, part in enumerate(others, 1):
-        kept = part < values[-1] if largest else values[-1] < part
-        values.append(torch.where(kept, values[-1], part))
-        places.append(torch.where(kept, places[-1], place))
-    return torch.stack(values, dim), torch.stack(places, dim)
+# Elementwise operators and losses that PyTorch writes in its primitives, or with nan
 
 
-def logarithm_of_sums_so_far(x: Any, dim: int) -> Any:
-    """Return `logcumsumexp`."""
-    import torch
-
-    high = torch.ops.aten.detach.default(x).amax(dim, keepdim=True)
-    return (x - high).exp().cumsum(dim).log() + high
+def _fmod(x: Any, z: Any) -> Any:
+    return x - _detached(torch.div(x, z, rounding_mode="trunc")) * z
 
 
-def in_order(x: Any, place: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """Return `kthvalue`, the value at a place of the ascending order, and its position."""
-    parts = [each.narrow(dim, place - 1, 1) for each in x.sort(dim)]
-    return tuple(each if keepdim else each.squeeze(dim) for each in parts)
+def _rounded(x: Any, *, decimals: int = 0) -> Any:
+    """Return the nearest integer, ties to even; or the nearest number with this many decimals."""
+    if decimals:
+        return _rounded(x * 10.0**decimals) * 10.0**-decimals
+    raised = x + 0.5
+    upper = raised.floor()
+    odd = upper - (upper * 0.5).floor() * 2.0
+    return upper - odd * (upper == raised)
 
 
-def middle(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Return `median`, the lower one of an even number."""
-    rows, along = (x.reshape(-1), 0) if dim is None else (x, dim)
-    found = in_order(rows, (rows.shape[along] + 1) // 2, along, keepdim)
-    return found[0] if dim is None else found
+def _detached(x: Any) -> Any:
+    return torch.ops.aten.detach.default(x)
+
+
+def _fake_quantized(x: Any, scale: Any, zero: Any, low: int, high: int) -> Any:
+    """Return the nearest of the numbers that codes represent; the gradient passes where a code is in range."""
+    step = scale if isinstance(scale, torch.Tensor) else torch.full((), scale, dtype=x.dtype, device=x.device)
+    code = _detached(_rounded(x / step) + zero)  # no product with 1/scale, which another number may round to
+    kept = code.clamp(float(low), float(high))
+    passed = (kept == code) * x
+    return passed + _detached((kept - zero) * scale - passed)
+
+
+def _fake_quantized_by_channel(x: Any, scale: Any, zero: Any, dim: int, low: int, high: int) -> Any:
+    shape = [-1 if place == dim else 1 for place in range(x.dim())]
+    return _fake_quantized(x, scale.reshape(shape), zero.reshape(shape), low, high)
+
+
+def _across(x: Any) -> Any:
+    """Return the root of 1 - x^2, by factors, without loss of digits."""
+    return ((1 - x) * (x + 1.0)).sqrt()
+
+
+# Losses
+
+_LEAST_SPREAD = 9.999999960041972e-13
+"""1e-12 in fp32, which it is in PyTorch's kernel for processors, whatever the type (EPSILON, ATen/native/Loss.cpp)."""
+
+
+def reduced(each: Any, reduction: int) -> Any:
+    """Return the terms of a loss, their mean or their sum, by PyTorch's number of a reduction."""
+    return each.mean() if reduction == 1 else each.sum() if reduction else each
+
+
+def _binary(x: Any, z: Any, weight: Any = None, reduction: int = 1) -> Any:
+    """Return -(z log x + (1 - z) log(1 - x)) with logarithms >= -100, and the gradient (x - z) / max(x (1 - x), 1e-12).
+
+    Both bounds are PyTorch's (torch.nn.BCELoss, and binary_cross_entropy_backward in ATen/native/Loss.cpp). The second
+    bounds only the gradient, so a separate term provides it: slope x minus its detached value is 0 and has this
+    gradient.
+    """
+    other = 1 - x
+    yes, no = (_detached(each.log().clamp(min=-100.0)) for each in (x, other))
+    along = _detached((x - z) / (x * other).clamp(min=_LEAST_SPREAD)) * x
+    each = along - _detached(along) - (z * yes + (1 - z) * no)
+    return reduced(each if weight is None else each * weight, reduction)
+
+
+def _divergence(x: Any, z: Any, reduction: int = 1, *, log_target: bool = False) -> Any:
+    """Return `kl_div`. Where a weight is 0 nothing is added: the logarithm of 1 is taken there."""
+    shares, logarithms = (z.exp(), z) if log_target else (z, (z + (z == 0)).log())
+    return reduced(shares * (logarithms - x), reduction)
+
+
+ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
+    "tan": lambda x: x.sin() / x.cos(),
+    "sinh": lambda x: (x.exp() - (-x).exp()) * 0.5,
+    "cosh": lambda x: (x.exp() + (-x).exp()) * 0.5,
+    "asinh": lambda x: x.sign() * (x.abs() + (x * x + 1.0).sqrt()).log(),
+    "acosh": lambda x: (x + (x * x - 1.0).sqrt()).log(),
+    "atanh": lambda x: (x.log1p() - (-x).log1p()) * 0.5,
+    "asin": lambda x: torch.atan2(x, _across(x)),
+    "acos": lambda x: torch.atan2(_across(x), x),
+    "log2": lambda x: x.log() * (1 / math.log(2)),
+    "log10": lambda x: x.log() * (1 / math.log(10)),
+    "exp2": lambda x: (x * math.log(2)).exp(),
+    "erfc": lambda x: 1 - x.erf(),
+    "lerp": lambda x, end, weight: x + (end - x) * weight,
+    "hypot": lambda x, z: (x * x + z * z).sqrt(),
+    "ceil": lambda x: -(-x).floor(),
+    "round": _rounded,
+    "fmod": _fmod,
+    "remainder": lambda x, z: x - torch.div(x, z, rounding_mode="floor") * z,
+    "fake_quantize_per_tensor_affine": _fake_quantized,
+    "fake_quantize_per_channel_affine": _fake_quantized_by_channel,
+    "binary_cross_entropy": _binary,
+    "kl_div": _divergence,
+}
 
 
 def _argument(node: Any, name: str) -> Any:
@@ -293,10 +201,6 @@ def _argument(node: Any, name: str) -> Any:
 def _drops(node: Any) -> bool:
     """Return whether a call of attention has dropout."""
     return bool(_argument(node, "dropout_p"))
-
-
-def _smooths_with_weights(node: Any) -> bool:
-    return bool(_argument(node, "label_smoothing")) and _argument(node, "weight") is not None
 
 
 def _lie_at_offsets(node: Any) -> bool:
@@ -319,13 +223,11 @@ def _with_what_it_divides_by(node: Any) -> bool:
     return any(user.users for user in node.users if user.args[1] in (1, 2))
 
 
-def _of_pytorch(name: str) -> Callable[..., Any]:
+def _of_pytorch(name: str, overload: str = "default") -> Callable[..., Any]:
     """Return PyTorch's decomposition of an operator."""
 
     def parts(*arguments: Any, **named: Any) -> Any:
-        import torch
-
-        return torch._decomp.decomposition_table[getattr(torch.ops.aten, name).default](*arguments, **named)
+        return torch._decomp.decomposition_table[getattr(getattr(torch.ops.aten, name), overload)](*arguments, **named)
 
     return parts
 
@@ -335,8 +237,9 @@ def _is_scaled(node: Any) -> bool:
     return any(setting not in (1, 20) for setting in node.args[2 if "elu" in str(node.target) else 1 :])
 
 
-def _is_in_evaluation(node: Any) -> bool:
-    return not _argument(node, "training")
+def _is_off_the_diagonal(node: Any) -> bool:
+    """Return whether a triangle ends beside the diagonal, or is of one row or column."""
+    return bool(_argument(node, "diagonal")) or 1 in node.meta["val"].shape[-2:]
 
 
 def _is_listed(node: Any) -> bool:
@@ -352,36 +255,23 @@ def _always(_: Any) -> bool:
 
 
 WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
-    **{name: (function, _always) for name, function in POINTWISE.items()},
+    **{name: (function, _always) for name, function in ELEMENTWISE.items()},
     "scaled_dot_product_attention": (with_settings(AttentionSettings, attention_with_dropout), _drops),
-    "cross_entropy_loss": (cross_entropy, _smooths_with_weights),
     "_embedding_bag": (with_settings(BagSettings, bags_at_offsets), _lie_at_offsets),
     "embedding_bag.padding_idx": (with_settings(BagSettings, bags_at_offsets), _lie_at_offsets),
-    "_pdist_forward": (distances_of_rows, _always),
-    "multilabel_margin_loss": (several_labels_with_a_margin, _always),
-    "multilabel_margin_loss_forward": (lambda *given: (several_labels_with_a_margin(*given), given[1]), _always),
     "masked_scatter": (masked_scatter, _always),
-    "put": (put, _always),
-    "diagonal_scatter": (onto_a_diagonal, _always),
     "as_strided": (by_strides, _is_contiguous),
-    "as_strided_scatter": (onto_strides, _is_contiguous),
-    "prims.as_strided_scatter": (onto_strides, _is_contiguous),
-    "logdet": (logarithm_of_a_determinant, _always),
-    "grid_sampler_3d": (sampled_in_space, _always),
-    "linalg_pinv.atol_rtol_tensor": (pseudo_inverse, _always),
+    **{name: (_of_pytorch(name), is_uneven) for name in NEAREST},
+    **{f"{name}.vec": (_of_pytorch(name, "vec"), is_uneven) for name in NEAREST},
+    **{name: (_of_pytorch(name), _is_off_the_diagonal) for name in ("tril", "triu")},
+    "_pad_circular": (around, _always),
+    "logdet": (lambda x: torch.linalg.slogdet(x)[1], _always),  # PyTorch's is nan where a determinant is negative
     "prod": (product_along, _is_listed),
     "cumprod": (products_so_far, _is_listed),
-    "cummax": (extremes_so_far, _is_listed),
-    "cummin": (functools.partial(extremes_so_far, largest=False), _is_listed),
-    "logcumsumexp": (logarithm_of_sums_so_far, _always),
-    "kthvalue": (in_order, _is_listed),
-    "median": (middle, _is_listed),
-    "nanmedian": (middle, _is_listed),
-    "elu": (POINTWISE["elu"], _is_scaled),
-    "softplus": (POINTWISE["softplus"], _is_scaled),
-    "rrelu_with_noise_functional": (POINTWISE["rrelu_with_noise_functional"], _is_in_evaluation),
+    "elu": (_of_pytorch("elu"), _is_scaled),
+    "softplus": (_of_pytorch("softplus"), _is_scaled),
     "native_layer_norm": (_of_pytorch("native_layer_norm"), _with_what_it_divides_by),
-    "native_group_norm": (with_settings(GroupNormSettings, normalized_in_groups), _with_what_it_divides_by),
+    "native_group_norm": (_of_pytorch("native_group_norm"), _with_what_it_divides_by),
 }
 """The decomposition of an operator by its name, and the calls that it applies to; `NotImplemented` keeps a call as it
 is.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from learncost.importer.axes import ApartError, AxisClass, Size, make_same, product
 from learncost.importer.views import At, AxisIndex, Index, StoredValue, View, ViewAxis
@@ -78,6 +78,7 @@ class Equation:
     place: str = ""  # the line of the user's code, for a message
     again: str = ""
     cost: Opaque | None = None  # of a line that is not derived, in the graph's symbols
+    call: Any = None  # the operator that it calls
     running: StatisticsUpdate | None = None
 
     @property

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from learncost.importer.checkpoints import marked
+from learncost.importer.own_functions import operator_of
 from learncost.importer.replaced import attributes_replaced
 from learncost.importer.tried import drawn, gradients, has_fraction, identical, size_of_example
 from learncost.ir.errors import InputError
@@ -48,11 +49,7 @@ def held_to_their_lines() -> Iterator[list[str]]:
             if key not in known:
                 known[key] = _is_same(kind, run, arguments)
             if not known[key]:
-                raise InputError(
-                    f"an export keeps only the forward pass of {kind.__name__}, whose backward pass is different: "
-                    "write it with operations that have this gradient, such as x + (sign(x) - x).detach(), or as a "
-                    "torch.library.custom_op with a formula of its FLOPs"
-                )
+                return operator_of(kind, run, arguments)(*arguments)
         return run(*arguments)
 
     take, run_back = torch.autograd.grad, torch.autograd.backward

@@ -123,13 +123,8 @@ def _reflected(x: Sequence[Any], reflectors: Sequence[Any], *_: Any, **__: Any) 
     return many * (4 * m * n * k - 2 * (m + n) * k * k + 4 * k**3 // 3)
 
 
-def _compared(x: Sequence[Any], dim: int, places: Sequence[Any], source: Sequence[Any], *_: Any, **__: Any) -> Any:
-    return prod(places if len(places) == len(source) else source)
-
-
 _ATEN = torch.ops.aten
 _FFT = "N log2 N for N points, as FFTW is measured (Frigo & Johnson 2005, The design and implementation of FFTW3)"
-_WRITTEN = "one for each number that is written; a gradient as PyTorch has it: compared, counted and multiplied"
 FORMULAS = (
     FlopFormula(_ATEN._fft_c2c, _complex, f"5 {_FFT}", 1),
     FlopFormula(_ATEN._fft_r2c, _from_real, f"2.5 {_FFT}", 2),
@@ -149,8 +144,6 @@ FORMULAS = (
             "squarings; a gradient 8 times that, of a matrix twice as wide (Bader, Blanes & Casas 2019)", 8),
     FlopFormula(_ATEN.linalg_householder_product, _reflected, "4 m n k - 2 (m + n) k^2 + 4 k^3/3 (LAPACK Working "
             "Note 41, ORGQR), a gradient twice that", 2),
-    FlopFormula(_ATEN.scatter_reduce, _compared, _WRITTEN, 3),
-    FlopFormula(_ATEN.index_reduce, _compared, _WRITTEN, 3),
     FlopFormula(_ATEN.linalg_qr, _orthogonal, f"4 n^2 (m - n/3) for both factors, {_GOLUB}, chapter 5"),
     FlopFormula(_ATEN._linalg_eigh, _symmetric, f"9 n^3, 4 n^3/3 without vectors, {_GOLUB}, chapter 8"),
     FlopFormula(

@@ -3,18 +3,91 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from learncost.importer.axes import AxisClass, equal
 from learncost.importer.equations import Equation, NamedView
-from learncost.importer.nodes import size_of
-from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue
-from learncost.importer.registered import name_of, registered
-from learncost.importer.views import StoredValue, View
+from learncost.importer.nodes import is_empty, size_of
+from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue, Masked
+from learncost.importer.registered import name_of, registered, run_bodies
+from learncost.importer.tried import has_fraction
+from learncost.importer.views import StoredValue, View, ViewAxis
+from learncost.ir.line import Op
 
 if TYPE_CHECKING:
     from learncost.importer.reader import GraphReader
+
+
+@dataclass(frozen=True)
+class CalledOperator:
+    """The call of a PyTorch operator, which a line without derivation stands for.
+
+    given   for each tensor among its arguments, its dimensions that are axes of the line, in their order there
+    """
+
+    node: Any
+    given: Sequence[Sequence[int]]
+
+    def run(self, of_node: Mapping[str, Any], line: Op, arrays: Sequence[Any]) -> list[Any]:
+        """Return the results of a line in float64, or the gradients that autograd has of them.
+
+        of_node   the values of the graph, by name: numbers among the arguments, and the shapes and types of tensors
+        """
+        import torch
+
+        named = dict(zip(line.given, map(torch.tensor, arrays), strict=True))
+        operands = {name: each for name, each in named.items() if name.startswith("X")}
+        operands = {
+            n: each.double().requires_grad_() if each.is_floating_point() else each for n, each in operands.items()
+        }
+        parts = zip(operands.values(), self.given, strict=True)
+
+        def filled(leaf: Any) -> Any:
+            value = of_node[leaf.name] if isinstance(leaf, torch.fx.Node) else leaf
+            if not isinstance(leaf, torch.fx.Node) or not isinstance(value, torch.Tensor):
+                return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+            def part() -> Any:
+                numbers, dims = next(parts)
+                inside = numbers.reshape([value.shape[dim] for dim in dims])
+                inside = inside.permute([dims.index(dim) for dim in sorted(dims)])
+                shape = [size if dim in dims else 1 for dim, size in enumerate(value.shape)]
+                return inside.reshape(shape).expand(value.shape)
+
+            if value.is_complex():
+                return torch.complex(part(), part())
+            numbers = part()
+            return numbers if value.is_floating_point() else numbers.to(value.dtype)
+
+        with torch.enable_grad():
+            arguments, by_name = torch.utils._pytree.tree_map(filled, (self.node.args, self.node.kwargs))
+            if isinstance(self.node.target, torch._ops.HigherOrderOperator):
+                several = run_bodies(str(self.node.target), arguments)
+            else:
+                several = self.node.target(*arguments, **by_name)
+        results = [
+            part for each in _leaves(several) for part in ([each.real, each.imag] if each.is_complex() else [each])
+        ]
+        if line.part == "body":
+            return [each.detach().numpy() for each in results]
+        seeds = {place: named[f"dY{place}"] for place in range(1, len(results) + 1) if f"dY{place}" in named}
+        gradients = torch.autograd.grad(
+            [results[place - 1] for place in seeds],
+            [operands[name.removeprefix("d")] for name in line.gives],
+            [seed.reshape(results[place - 1].shape) for place, seed in seeds.items()],
+            allow_unused=True,
+        )
+        targets = [named[name.removeprefix("d")] for name in line.gives]
+        pairs = zip(gradients, targets, strict=True)
+        return [(torch.zeros_like(of) if each is None else each).numpy() for each, of in pairs]
+
+
+def _leaves(several: Any) -> list[Any]:
+    """Return the results of an operator that a line has: its tensors of real or complex numbers with elements."""
+    results = several if isinstance(several, tuple | list) else [several]
+    return [each for each in results if has_fraction(each) and not is_empty(each)]
 
 
 def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
@@ -25,7 +98,7 @@ def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
 
     if getattr(node.meta["val"], "layout", torch.strided) is not torch.strided:
         raise reader.refusal("a sparse tensor", "; use dense tensors")
-    known, missing = registered(node, reader.examples)
+    known, missing = registered(node, reader.examples, {*node.all_input_nodes} - reader.learned)
     if missing and not reader.allows_unknown:
         what = f"the operator {name_of(node.target)}"
         raise reader.refusal(what, f"; no rule reads it, and {missing}, --unknown zero leaves them out")
@@ -35,16 +108,20 @@ def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
     for value in _tensors(arguments):
         view = reader.view(value).fresh()
         stored = tuple(tuple(slot for slot in row if slot not in view.spread) for row in view.dims)
-        view = View(view.stored, view.index, stored)  # a dimension that it broadcasts is not an axis of the line
-        operands.append(view if view.is_plain else recorder.regrouped_whole(view))
+        if any(left and len(left) < len(row) for left, row in zip(stored, view.dims, strict=True)):
+            view = recorder.whole_spread(view, range(len(view.dims)))
+        else:  # a dimension that it broadcasts is not an axis of the line
+            view = View(view.stored, view.index, stored)
+        ordered = _places(view) == sorted(_places(view)) or all(len(row) < 2 for row in view.dims)
+        operands.append(view if view.is_plain and ordered else recorder.regrouped_whole(view))
     reads = tuple(NamedView(view, _letters(view)) for view in operands)
     several = node.meta["val"]
-    results = [_result(reader, each) for each in (several if isinstance(several, tuple | list) else [several])]
-    left = tuple(NamedView(view, _letters(view)) for view in _tensors(results))
-    recorder.add(Equation("op", left, reads, op="opaque", cost=known))
-    if isinstance(several, torch.Tensor):
-        return results[0]
-    return results
+    each_result = several if isinstance(several, tuple | list) else [several]
+    results = [_result(reader, each, place) for place, each in enumerate(each_result)]
+    left = tuple(NamedView(view, _letters(view)) for view in _tensors(results) if isinstance(view, View))
+    call = CalledOperator(node, [list(dict.fromkeys(_places(view))) for view in operands])
+    recorder.add(Equation("op", left, reads, op="opaque", cost=known, call=call))
+    return results[0] if isinstance(several, torch.Tensor) else results
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:
@@ -55,9 +132,15 @@ def _tensors(values: Sequence[Any]) -> list[Any]:
             tensors += _tensors(value)
         elif isinstance(value, Complex):
             tensors += _tensors([value.real, value.imaginary])
-        elif isinstance(value, View | ChosenPlaces | IntegerValue | GivenTensor):
+        elif isinstance(value, View | ChosenPlaces | IntegerValue | Masked | GivenTensor):
             tensors.append(value)
     return tensors
+
+
+def _places(view: View) -> list[int]:
+    """Return the dimension of each axis of a plain view, in the order in which the axes lie."""
+    dims = {slot: dim for dim, row in enumerate(view.dims) for slot in row}
+    return [dims[slot] for slot in view.index if isinstance(slot, ViewAxis)]
 
 
 def _letters(view: View) -> tuple[Hashable, ...]:
@@ -71,19 +154,15 @@ def _letters(view: View) -> tuple[Hashable, ...]:
     return tuple(letters)
 
 
-def _result(reader: GraphReader, value: Any) -> Any:
-    """Return a result of the operation, with new axes; None for results without gradient, such as an error code, and
-    empty ones.
-    """
+def _result(reader: GraphReader, value: Any, place: int) -> Any:
+    """Return a result of the operation, with new axes; integers and empty results are outside."""
     import torch
 
     if not isinstance(value, torch.Tensor):  # a size, or nothing
         return value
-    if not (value.dtype.is_floating_point or value.dtype.is_complex):
-        return None
+    if not has_fraction(value) or is_empty(value):
+        return next((GivenTensor(user) for user in reader.node.users if user.args[1:] == (place,)), None)
     sizes = [size_of(size) for size in value.shape]
-    if any(equal(size, 0) for size in sizes):
-        return None
 
     def part() -> View:
         stored = StoredValue(reader.recorder.name, tuple(AxisClass(size) for size in sizes if not equal(size, 1)))

@@ -76,6 +76,7 @@ class GraphReader:
     averages: frozenset[str] = frozenset()  # modules whose running statistics cover all batches equally
     statistics: dict[str, StoredValue] = field(default_factory=dict)  # those that a step updates, by path
     lines_of_made: dict[Any, View | None] = field(default_factory=dict)  # outside nodes that have lines
+    learned: Set[Any] = frozenset()  # the nodes that may have a gradient
     node: Any = None
 
     # Operands

@@ -26,17 +26,6 @@ from learncost.importer.rule import COMPLEX_RULES, INDEX_RULES, RULES, VIEW_RULE
 from learncost.importer.views import View
 from learncost.ir.errors import InputError
 
-ON_VALUES = "whose course depends on values,"
-OF_A_GRAPH = "which runs a separate graph for each position,"
-
-COURSES = {
-    "cond": (ON_VALUES, "torch.where computes both branches"),
-    "while_loop": (ON_VALUES, "a loop in Python runs as often as it says"),
-    "scan": (OF_A_GRAPH, "a loop in Python over a size that is a number has lines for each place"),
-    "map_impl": (OF_A_GRAPH, "torch.vmap, or the function of all places at once, has lines"),
-}
-"""Control-flow operators: the reason why they have no lines, and how to obtain lines for them."""
-
 TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy")
 """Operators that may read masked scores without materializing them."""
 
@@ -69,25 +58,12 @@ def _value(reader: GraphReader, node: Any) -> Any:
     if isinstance(result, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
         return result
     reader.set_position(node)
-    known = _rule(reader, operator_name(node.target), operands)
+    known = rule_of(operator_name(node.target), COMPLEX_RULES if is_complex(operands) else RULES)
     if known is not None:
         return _by_rule(reader, known, node, arguments, named)
     if isinstance(result, torch.Tensor) and not result.dtype.is_floating_point and not result.dtype.is_complex:
         return GivenTensor(node)
     return opaque(reader, node, operands)
-
-
-def _rule(reader: GraphReader, name: str, operands: Sequence[Any]) -> Rule | None:
-    """Return the rule of an operator for these operands; None if it has none."""
-    known = rule_of(name, RULES)
-    if is_complex(operands):
-        of_real, known = known, rule_of(name, COMPLEX_RULES)
-        if known is None and of_real is not None:
-            raise reader.refusal(f"{name} of complex numbers")
-    if known is None and name in COURSES:
-        why, way = COURSES[name]
-        raise reader.refusal(f"torch.{name.removesuffix('_impl')}, {why}", f"; {way}")
-    return known
 
 
 def _by_rule(reader: GraphReader, known: Rule, node: Any, arguments: list[Any], named: Mapping[str, Any]) -> Any:

@@ -6,7 +6,7 @@ is run on tensors without values, and its operations are counted in the same way
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from learncost.importer.constants import NodeConstants
 from learncost.importer.known_flops import FORMULAS, OpenError
 from learncost.importer.nodes import size_of
+from learncost.importer.own_functions import FUNCTIONS
 from learncost.importer.sequences import OVER_SEQUENCES, flops, has_offsets, sequences
 from learncost.ir.line import Opaque
 
@@ -25,11 +26,11 @@ class _Unknown:
     names: list[str] = field(default_factory=list)
 
 
-def registered(node: Any, values: NodeConstants) -> tuple[Opaque, str]:
+def registered(node: Any, values: NodeConstants, given: Collection[Any] = ()) -> tuple[Opaque, str]:
     """Return the known cost of a node of an exported graph, in the graph's symbols, and a clause with what is unknown.
 
-    The clause is empty if everything is known. `values` are the tensors of the module and the integers of the example
-    inputs: sequence offsets among them give the lengths of the sequences.
+    The clause is empty if everything is known. Operands in `given` have no gradient. `values` are the tensors of the
+    module and the integers of the example inputs: sequence offsets among them give the lengths of the sequences.
     """
     name = name_of(node.target)
     if name in OVER_SEQUENCES and (over := sequences(node, values)) is not None:
@@ -37,9 +38,12 @@ def registered(node: Any, values: NodeConstants) -> tuple[Opaque, str]:
         visible = over.visible
         share = "" if visible is None else f"{visible.numerator}/{visible.denominator}"
         return Opaque(forward, backward, f"the products over {over}, with the scores twice in a step", share), ""
+    from torch._ops import HigherOrderOperator
+    from torch.utils.flop_counter import flop_registry
+
     open_before = _open_sizes(node)
     try:
-        forward, backward, unknown = _counted(node)
+        forward, backward, unknown = _counted(node, given)
     except OpenError as error:
         return Opaque(), str(error)
     except RuntimeError:  # PyTorch's formulas that do not accept symbolic sizes
@@ -51,7 +55,11 @@ def registered(node: Any, values: NodeConstants) -> tuple[Opaque, str]:
     texts = [None if count is None else polynomial(count) for count in (forward, backward)]
     packet = getattr(node.target, "_overloadpacket", None)
     textbook = next((row.source for row in FORMULAS if row.packet is packet), "")
-    source = textbook or f"the FLOP formula registered for {name}"
+    source = textbook or NO_FORMULA
+    if packet in flop_registry:
+        source = f"the FLOP formula registered for {name}"
+    elif isinstance(node.target, HigherOrderOperator) or node.target in FUNCTIONS:
+        source = "the products of its functions, forward and backward"
     if has_offsets(node):
         source += ", with every sequence as long as the longest: an upper bound"
     for count, text, of in zip((forward, backward), texts, ("", "the gradient of "), strict=True):
@@ -63,13 +71,85 @@ def registered(node: Any, values: NodeConstants) -> tuple[Opaque, str]:
     return Opaque() if texts[0] is None else Opaque(texts[0], texts[1], source), missing
 
 
+PYTORCH = ("aten", "prim", "prims")
+"""The namespaces of PyTorch's own operators: those without a formula have no products."""
+
+
+NO_FORMULA = "PyTorch's FLOP registry, which has no formula for it"
+
+
 def name_of(target: Any) -> str:
     """Return the name of an operator in Python's registry: `mylib::scan`."""
     return str(target).removesuffix(".default").replace(".", "::", 1)
 
 
-def _counted(node: Any) -> tuple[Any, Any, str]:
+def _counted(node: Any, given: Collection[Any]) -> tuple[Any, Any, str]:
     """Return the FLOPs forward and backward, None if unknown, and the name of an operation without a formula."""
+    import torch
+    from torch.utils.flop_counter import flop_registry
+
+    packet = getattr(node.target, "_overloadpacket", None)
+    rows = {row.packet: row for row in FORMULAS if row.packet not in flop_registry}
+    if packet in rows and (times := rows[packet].backward) is not None:
+        forward = rows[packet].of(node)
+        return forward, forward * times, ""
+    formulas = {packet: row.flops for packet, row in rows.items()}
+    arguments, named = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: _value_of(each, each in given))
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return _of_bodies(node, arguments, formulas)
+    function = FUNCTIONS.get(node.target, node.target)
+    own = function is not node.target or node.target.namespace in PYTORCH
+    if packet not in flop_registry and packet not in formulas and not own:
+        return None, None, ""
+    return _run(_mode_of(node), function, arguments, named, formulas)
+
+
+def _of_bodies(node: Any, arguments: Sequence[Any], formulas: Mapping[Any, Any]) -> tuple[Any, Any, str]:
+    """Return the FLOPs of the functions that an operator runs: of each position, or of the larger branch."""
+
+    import torch
+
+    mode, name = _mode_of(node), str(node.target)
+    if name == "cond":
+        _, *branches, operands = arguments
+        counts = [_run(mode, torch.fx.Interpreter(each).run, operands, {}, formulas) for each in branches]
+        forward, backward = (max(each[place] or 0 for each in counts) for place in (0, 1))
+        return forward, backward, next((each[2] for each in counts if each[2]), "")
+    if name not in OVER_POSITIONS:
+        return None, None, ""
+    body, *starts, rows, others = arguments
+    with mode:
+        places = [_leaf_of(each.detach()[0]) for each in rows]
+    flat = [*(_leaf_of(each) for several in starts for each in several), *places, *others]
+    forward, backward, unknown = _run(mode, torch.fx.Interpreter(body).run, flat, {}, formulas)
+    many = rows[0].shape[0]
+    return forward * many, None if backward is None else backward * many, unknown
+
+
+OVER_POSITIONS = ("scan", "map_impl")
+"""Operators that run a function for each position of the first axis."""
+
+
+def run_bodies(name: str, arguments: Sequence[Any]) -> Any:
+    """Return the results of an operator that runs functions."""
+    import torch
+
+    if name == "cond":
+        holds, first, second, operands = arguments
+        return (first if holds else second)(*operands)
+    body, *starts, rows, others = arguments
+    carry, several = [each for start in starts for each in start], []
+    for place in range(rows[0].shape[0]):
+        results = body(*carry, *(each[place] for each in rows), *others)
+        carry, made = results[: len(carry)], results[len(carry) :]
+        several.append(made)
+    return [*carry, *map(torch.stack, zip(*several, strict=True))]
+
+
+def _run(
+    mode: Any, function: Any, arguments: Any, named: Mapping[str, Any], formulas: Mapping[Any, Any]
+) -> tuple[Any, Any, str]:
+    """Return the FLOPs of a function and of autograd's backward pass of it, on tensors without values."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode, flop_registry
@@ -78,37 +158,27 @@ def _counted(node: Any) -> tuple[Any, Any, str]:
 
     class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if function._overloadpacket not in flop_registry and function.namespace not in ("aten", "prim", "prims"):
+            if function._overloadpacket not in flop_registry and function.namespace not in PYTORCH:
                 seen.names.append(name_of(function))
             return function(*args, **(kwargs or {}))
 
-    packet = getattr(node.target, "_overloadpacket", None)
-    rows = {row.packet: row for row in FORMULAS if row.packet not in flop_registry}
-    if packet in rows and (times := rows[packet].backward) is not None:
-        forward = rows[packet].of(node)
-        return forward, forward * times, ""
-    formulas = {packet: row.flops for packet, row in rows.items()}
-    if packet not in flop_registry and packet not in formulas:
-        return None, None, ""
-    mode = _mode_of(node)
-    arguments, named = (
-        torch.fx.node.map_arg(value, lambda each: _leaf(each.meta["val"])) for value in (node.args, node.kwargs)
-    )
-    leaves = [each for each in torch.utils._pytree.tree_leaves((arguments, named)) if isinstance(each, torch.Tensor)]
-    leaves = [each for each in leaves if each.requires_grad]
-    counts = FlopCounterMode(display=False, custom_mapping=formulas)
+    leaves = [each for each in _leaves((arguments, named)) if isinstance(each, torch.Tensor) and each.requires_grad]
+    counts = FlopCounterMode(display=False, custom_mapping=dict(formulas))
     with mode, torch.enable_grad(), counts as counter, OperatorWatch():  # type: ignore[no-untyped-call]
-        result = node.target(*arguments, **named)
+        result = function(*arguments, **named)
         forward = counter.get_total_flops()
-        results = [each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
-        learned = [each for each in results if each.requires_grad]
+        learned = [each for each in _leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
         seen.names.clear()
         if not learned or not leaves:
-            return forward, None, ""
-        with suppress(Exception):  # any error of the backward pass of a user's operation
+            return forward, None if leaves else 0, ""
+        try:
             torch.autograd.grad(learned, leaves, [torch.ones_like(each) for each in learned], allow_unused=True)
-            if not seen.names:
-                return forward, counter.get_total_flops() - forward, ""
+            is_known = True
+        except Exception as error:  # a user's, or of an operator of PyTorch's that runs on tensors with values alone
+            without = getattr(function, "namespace", "") in PYTORCH and function._overloadpacket not in formulas
+            is_known = without and "derivative for" not in str(error)
+        if is_known and not seen.names:
+            return forward, counter.get_total_flops() - forward, ""
         return forward, None, next(iter(seen.names), "")
 
 
@@ -128,7 +198,21 @@ def _open_sizes(node: Any) -> set[str]:
     return {str(symbol) for each in values for size in getattr(each, "shape", ()) for symbol in _symbols(size)}
 
 
-def _leaf(value: Any) -> Any:
+def _value_of(node: Any, given: bool) -> Any:
+    """Return the value of a node, which requires a gradient if it is not given, or the graph that it is."""
+    value = body_of(node) or node.meta["val"]
+    return value if given else _leaf_of(value)
+
+
+def body_of(node: Any) -> Any:
+    """Return the graph that a node is, which an operator runs; None for other nodes."""
+    import torch
+
+    held = getattr(node.graph.owning_module, node.target, None) if node.op == "get_attr" else None
+    return held if isinstance(held, torch.fx.GraphModule) else None
+
+
+def _leaf_of(value: Any) -> Any:
     """Return a tensor that requires a gradient, if it may have one."""
     import torch
 

@@ -106,7 +106,7 @@ def flops(node: Any, over: Sequences) -> tuple[int, int]:
 
 def _arguments(node: Any) -> dict[str, Any]:
     """Return the arguments of a node by the names of its schema, with the defaults of those that it leaves out."""
-    schema = node.target._schema.arguments
+    schema = node.target._schema.arguments if hasattr(node.target, "_schema") else ()
     named = {each.name: each.default_value for each in schema if each.has_default_value()}
     return named | {each.name: value for each, value in zip(schema, node.args, strict=False)} | dict(node.kwargs)
 

@@ -222,6 +222,7 @@ MOST_ROUNDS = 6
 def _decompositions(program: Any) -> dict[Any, Any]:
     """Return PyTorch's decompositions of the operators of a graph that no rule reads, without composite ones."""
     import torch
+    from torch.utils.flop_counter import flop_registry
 
     table = torch._decomp.decomposition_table
     parts: dict[Any, Any] = {}
@@ -248,11 +249,20 @@ def _decompositions(program: Any) -> dict[Any, Any]:
             continue
         if name in RULES or name.partition(".")[0] in RULES or node.target._can_decompose():
             continue
-        if node.target in table and (torch.Tag.core not in node.target.tags or not _is_reference(table[node.target])):
-            parts[node.target] = table[node.target]
+        parts_of = table.get(node.target)
+        counted = name.startswith(RECOMPUTES) and node.target._overloadpacket in flop_registry
+        if parts_of is not None and not counted and not _is_of_primitives(parts_of):
+            parts[node.target] = parts_of
     return parts
 
 
-def _is_reference(function: Any) -> bool:
-    """Return whether a decomposition is a reference in other primitives, rather than in smaller operators."""
-    return str(getattr(function, "__module__", "")).startswith("torch._refs")
+RECOMPUTES = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention")
+"""Prefixes of operators that compute products again backward, which their decompositions do not."""
+
+
+def _is_of_primitives(function: Any) -> bool:
+    """Return whether a decomposition is a reference in PyTorch's primitives, which are the same operators by other
+    names, or has nan for a number.
+    """
+    code = inspect.unwrap(function).__code__
+    return not {"prims", "copy_to", "signbit", "nan"}.isdisjoint((*code.co_names, *code.co_consts))

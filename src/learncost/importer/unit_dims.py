@@ -12,7 +12,6 @@ from learncost.importer.rule import RULES, VIEW_RULES
 from learncost.importer.views import AxisIndex, Index, StoredValue, View, ViewAxis
 
 PRODUCTS = ("linear", "mm", "addmm", "matmul", "einsum", "bmm", "baddbmm", "addbmm")
-CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
 
 
 def kept_axes(shape: Sequence[Size], nodes: Iterable[Any]) -> list[int]:
@@ -25,7 +24,7 @@ def kept_axes(shape: Sequence[Size], nodes: Iterable[Any]) -> list[int]:
     readers = set(_readers(nodes)) if ones else set[str]()
     if len(shape) > 1 and not readers.isdisjoint(PRODUCTS):
         kept = ones & ({0, 1} if len(shape) == 2 else {len(shape) - 1})  # the column of a stack
-    elif len(shape) > 2 and not readers.isdisjoint(CONVOLUTIONS):
+    elif len(shape) > 2 and "convolution" in readers:
         kept = ones & ({0, 1} if len(ones - {0}) == len(shape) - 1 else {0})
     return [place for place in range(len(shape)) if place not in ones or place in kept]
 
@@ -42,7 +41,7 @@ def _readers(nodes: Iterable[Any]) -> Iterator[str]:
             look = RULES.get(name)
             if look in VIEW_RULES:
                 left.append(user)
-            elif name not in CONVOLUTIONS or (
+            elif name != "convolution" or (
                 user.args[1] is node and equal(shape_of(user.args[0])[1 - len(shape_of(node))], shape_of(node)[1])
             ):
                 yield name

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.importer.nodes import operator_name
+from learncost.importer.registered import OVER_POSITIONS, run_bodies
 from learncost.importer.walk import ImportedModule
 
 
@@ -60,6 +61,8 @@ def run_graph(
             return result
 
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            if isinstance(target, torch._ops.HigherOrderOperator) and str(target) in ("cond", *OVER_POSITIONS):
+                return double(run_bodies(str(target), args))
             if operator_name(target) == "_assert_tensor_metadata":
                 return None
             if operator_name(target) == "with_effects":  # a check, with what orders it

@@ -14,12 +14,14 @@ from learncost.importer.changes import changes, following, unsettled
 from learncost.importer.constants import NodeConstants
 from learncost.importer.equations import Equation, NamedView
 from learncost.importer.export import Exported, export
-from learncost.importer.fold import Item, folded
+from learncost.importer.fold import Item, folded, lines_of
 from learncost.importer.layer_text import LayerText
 from learncost.importer.nodes import SAME_SIZES, operator_name, size_of
+from learncost.importer.opaque import CalledOperator
 from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue, Masked
 from learncost.importer.reader import GraphReader
 from learncost.importer.reading import read
+from learncost.importer.registered import body_of
 from learncost.importer.text import TextWriter, needed, read_in_products
 from learncost.importer.unit_dims import as_given, kept_axes
 from learncost.importer.views import StoredValue, View
@@ -36,6 +38,7 @@ class ImportedModule:
     weights   the parameters' paths, by name: one, or those of all iterations
     outputs   their names; `output_nodes` are their nodes in the graph
     changed   the buffer, parameter or input that an output is the new value of, if it is changed in place
+    calls     the operators of lines without derivation, by the name of their first result
     derived   expressions of the sizes that follow from open ones
     met       sizes of axes without an open letter, in the order in which they got a letter
     """
@@ -50,6 +53,7 @@ class ImportedModule:
     derived: Mapping[str, str]
     met: Sequence[Size] = ()
     changed: Mapping[str, str] = field(default_factory=dict)
+    calls: Mapping[str, CalledOperator] = field(default_factory=dict)
 
     def at(self, expression: str, sizes: Mapping[str, int]) -> int:
         """Return a derived size for given sizes. Raises `InputError` if some of them are missing."""
@@ -120,13 +124,14 @@ def read_exported(
     reader.buffers = dict(exported.program.graph_signature.inputs_to_buffers)
     reader.counted = frozenset(exported.program.graph_signature.buffers_to_mutate.values())
     reader.averages = frozenset(path for path, part in module.named_modules() if getattr(part, "momentum", 0.0) is None)
+    reader.learned = _learned(exported)
     weights: dict[StoredValue, str] = {}
     graph = exported.program.graph
     for node in graph.nodes:
         if node.op == "placeholder":
             reader.values[node] = _given(reader, exported, node, weights)
         elif node.op == "get_attr":
-            reader.values[node] = GivenTensor(node)
+            reader.values[node] = body_of(node) or GivenTensor(node)
         elif node.op == "call_function":
             read(reader, node)
     writer = TextWriter(exported.letters.symbols, stated)
@@ -142,12 +147,10 @@ WITHOUT_GRADIENT = (
 """Operators that pass no gradient to their arguments."""
 
 
-def _check_given(exported: Exported, reader: GraphReader, given: Mapping[str, Sequence[StoredValue]]) -> None:
-    """Refuse an input of the table that follows from trainable values: its gradient would be lost silently."""
-    learned = set()
-    nodes = {}
+def _learned(exported: Exported) -> set[Any]:
+    """Return the nodes that follow from trainable values by operators that pass a gradient."""
+    learned = set[Any]()
     for node in exported.program.graph.nodes:
-        nodes[node.name] = node
         path = exported.weights.paths.get(node.name)
         if node.op == "placeholder":
             if (path is not None and exported.weights.learns[path]) or exported.wants_gradient.get(node.name):
@@ -161,9 +164,15 @@ def _check_given(exported: Exported, reader: GraphReader, given: Mapping[str, Se
         read = node.all_input_nodes[:1] if name == "type_as" else node.all_input_nodes  # of the second the type alone
         if has_gradient and name not in WITHOUT_GRADIENT and not learned.isdisjoint(read):
             learned.add(node)
+    return learned
+
+
+def _check_given(exported: Exported, reader: GraphReader, given: Mapping[str, Sequence[StoredValue]]) -> None:
+    """Refuse an input of the table that follows from trainable values: its gradient would be lost silently."""
+    nodes = {node.name: node for node in exported.program.graph.nodes}
     for stored in (each for several in given.values() for each in several):
         node = nodes.get(stored.target)
-        if stored.kind in ("constant", "real part", "imaginary part") and node in learned:
+        if stored.kind in ("constant", "real part", "imaginary part") and node in reader.learned:
             reader.node = node
             raise reader.refusal(f"{stored.name}, an input of the table that depends on trainable values,")
 
@@ -315,6 +324,7 @@ def _written(
         {letter: writer.size(size) for letter, size in writer.sizes.items() if not isinstance(size, int)},
         writer.met,
         of_changed,
+        {writer.name(each.stored): each.call for each in lines_of(items) if each.call},
     )
 
 

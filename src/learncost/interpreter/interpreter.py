@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from learncost.autodiff.derive import derive
 from learncost.interpreter.moves import Array, Exchange, Sizes
 from learncost.interpreter.operation import Operation, prepared
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line
+from learncost.ir.line import Line, Op
 from learncost.ir.loop import Loop, Statement, added, begun, check_derived, empty, walk, windows
 from learncost.ir.polynomial import base, came_from, shape_of, size_of
 from learncost.ir.table import Table
@@ -24,6 +24,7 @@ from learncost.passes.normal_forms import joined
 
 Values = dict[str, Array]
 Watch = Callable[[Line, MutableMapping[str, Array]], None]
+Call = Callable[[Op, Sequence[Array]], Sequence[Array]]
 
 
 def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None = None) -> Values:
@@ -62,16 +63,23 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     >>> found["Y"].shape, found["dW"].shape, float(found["dW"][0, 0])
     ((1, 2, 4), (3, 4), 2.0)
     """
+    return run_with(layer, arrays, sizes or {})
+
+
+def run_with(
+    layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, int], calls: Mapping[str, Call] = {}
+) -> Values:
+    """Run a layer as `run` does, with functions for its opaque lines, by the name of their first result."""
     table = layer.table if isinstance(layer, Layer) else layer
     seeds = {name: f"d{table.header(name)}" for name in table.outputs}
     outputs = [name for name, seed in seeds.items() if seed in arrays and seed not in table.inputs]
     numbers = {name: int(value) for name, value in arrays.items() if name not in table.axes and _is_number(value)}
-    sizes = {**numbers, **(sizes or {})}
+    sizes = {**numbers, **sizes}
     sizes = infer_sizes(table, arrays, sizes, table.sizes)
     values = {name: _array(arrays[name]) for name in (*table.inputs, *table.weights) if name not in sizes}
     if not outputs:
         table = _keeping(table)
-        execute(lower(table), values, sizes)
+        execute(lower(table), values, sizes, calls=calls)
         return _public(values, table)
     derived = derive(table, given=outputs)
     for name in outputs:
@@ -80,7 +88,7 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
         if np.shape(seed) != shape:
             raise InputError(f"{seeds[name]} has the shape {np.shape(seed)}, but its output has {shape}")
     step = _keeping(derived.step)
-    execute(lower(step), values, sizes)
+    execute(lower(step), values, sizes, calls=calls)
     for name, gradient in list(derived.gradients.items()):
         values[f"d{name}"] = values[gradient]
     for name in (*table.inputs, *table.weights):
@@ -203,13 +211,16 @@ def execute(
     sizes: Sizes,
     watch: Watch | None = None,
     exchange: Exchange | None = None,
+    calls: Mapping[str, Call] = {},
 ) -> None:
     """Run the lines of a lowered table. `values` receives every name; `watch` is called after every line.
 
     exchange  the communication with other devices, for the table of one device of a mesh
+    calls     the functions of opaque lines, by the name of their first result
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        _execute(program(table), values, sizes, watch, exchange)
+        steps = _prepared(table.lines, table.values, calls=calls) if calls else program(table)
+        _execute(steps, values, sizes, watch, exchange)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,23 +258,46 @@ def _program(same: IdentityKey[Table]) -> Program:
     return _prepared(table.lines, table.values)
 
 
-def _prepared(lines: tuple[Statement, ...], roles: Mapping[str, Value], zeros: frozenset[str] = frozenset()) -> Program:
+def _prepared(
+    lines: tuple[Statement, ...],
+    roles: Mapping[str, Value],
+    zeros: frozenset[str] = frozenset(),
+    calls: Mapping[str, Call] = {},
+) -> Program:
     """Return the program of one scope; `zeros` are loop-carried accumulators that are still zero."""
     nothing = zeros | empty(lines)
-    return tuple(
-        _repeated(line, roles, nothing)
-        if isinstance(line, Loop)
-        else _LineStep(line, line.name, prepared(added(line, zeros), roles))
-        for line in lines
-    )
+
+    def step(line: Statement) -> _LineStep | _LoopProgram:
+        if isinstance(line, Loop):
+            return _repeated(line, roles, nothing, calls)
+        if isinstance(line, Op) and line.opaque:
+            return _LineStep(line, line.name, _called(line, calls[line.opaque.call]))
+        return _LineStep(line, line.name, prepared(added(line, zeros), roles))
+
+    return tuple(map(step, lines))
 
 
-def _repeated(line: Loop, roles: Mapping[str, Value], nothing: frozenset[str]) -> _LoopProgram:
+def _called(line: Op, call: Call) -> Operation:
+    """Return the operation of an opaque line: it sets the other results, and returns the first."""
+
+    def operation(values: Any, sizes: Sizes, exchange: Exchange | None) -> Array:
+        made = call(line, [values[term.name] for term in line.right])
+        results = [np.reshape(each, shape_of(term.loops, sizes)) for each, term in zip(made, line.left, strict=True)]
+        values.update(zip(line.makes, results, strict=True))
+        return results[0]
+
+    return operation
+
+
+def _repeated(
+    line: Loop, roles: Mapping[str, Value], nothing: frozenset[str], calls: Mapping[str, Call]
+) -> _LoopProgram:
     parts = {pair: line.part(pair[0], roles[pair[1]].axes) for pair in (*line.each, *line.keep)}
     stacked = frozenset(outer for _, outer in line.keep if roles[outer].role != "kept")
     inside, starts = {**roles, **line.values}, begun(line, nothing)
-    later = _prepared(line.lines, inside)
-    return _LoopProgram(line, _prepared(line.lines, inside, starts) if starts else later, later, parts, stacked)
+    later = _prepared(line.lines, inside, calls=calls)
+    first = _prepared(line.lines, inside, starts, calls) if starts else later
+    return _LoopProgram(line, first, later, parts, stacked)
 
 
 def _execute(

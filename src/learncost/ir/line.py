@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -167,12 +167,14 @@ class Opaque:
 
     forward, backward   FLOPs of one iteration, as `Polynomial.parse` reads them; None: unknown
     visible             the share of them, a fraction, that a causal mask leaves; "" where there is no mask
+    call                the name of its first result, by which its operator is found where that can run
     """
 
     forward: str | None = None
     backward: str | None = None
     source: str = ""
     visible: str = ""
+    call: str = field(default="", compare=False)
 
     def flops(self, part: str) -> Polynomial | None:
         """Return the FLOPs of the body (forward) or the gradient (backward) of an op; None where they are unknown."""

@@ -393,7 +393,8 @@ def _opaque(line: Op) -> Op:
         raise NotationError("the operands and results of opaque must be values without indices, not numbers", str(line))
     given = tuple(f"X{number}" for number, _ in enumerate(line.right, 1))
     gives = tuple(f"Y{number}" for number, _ in enumerate(line.left, 1))
-    return replace(line, given=given, gives=gives, opaque=line.opaque or Opaque())
+    opaque = replace(line.opaque or Opaque(), call=line.left[0].name)
+    return replace(line, given=given, gives=gives, opaque=opaque)
 
 
 def _inline(line: Op, op: OpDef) -> Line:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from warnings import catch_warnings
 
@@ -19,7 +20,7 @@ from learncost.importer.tried import copied, restored
 from learncost.importer.values import run_graph
 from learncost.importer.walk import WITHOUT_GRADIENT, ImportedModule
 from learncost.importer.wrappers import plain
-from learncost.interpreter import run
+from learncost.interpreter import run_with
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import map_lines
@@ -109,7 +110,8 @@ def ran_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, se
         backward(
             [r for r in results if r.requires_grad], [s for s, r in zip(seeds, results, strict=True) if r.requires_grad]
         )
-    values = run(read, arrays, sizes)
+    calls = {name: partial(each.run, graph.of_node) for name, each in imported.calls.items()}
+    values = run_with(read, arrays, sizes, calls)
     value = 0.0
     for name, result in zip(imported.outputs, results, strict=True):
         theirs = _shaped(result.detach().numpy(), read, read_output(read, name), sizes)

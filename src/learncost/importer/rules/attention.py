@@ -24,41 +24,6 @@ class AttentionSettings(NamedTuple):
     enable_gqa: bool = False
 
 
-class FlashAttentionSettings(NamedTuple):
-    """The settings of `_scaled_dot_product_flash_attention_for_cpu`."""
-
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    attn_mask: Any = None
-    scale: float | None = None
-
-
-class EfficientAttentionSettings(NamedTuple):
-    """The settings of `_scaled_dot_product_efficient_attention`."""
-
-    attn_bias: Any = None
-    compute_log_sumexp: bool = False
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    scale: float | None = None
-
-
-@rule("_scaled_dot_product_flash_attention_for_cpu", settings=FlashAttentionSettings)
-def flash_attention(reader: GraphReader, query: Any, key: Any, value: Any, *, settings: FlashAttentionSettings) -> Any:
-    """Return attention, and no logarithms of sums."""
-    asked = AttentionSettings(settings.attn_mask, settings.dropout_p, settings.is_causal, settings.scale)
-    return [attention(reader, query, key, value, settings=asked), None]
-
-
-@rule("_scaled_dot_product_efficient_attention", settings=EfficientAttentionSettings)
-def efficient_attention(
-    reader: GraphReader, query: Any, key: Any, value: Any, *, settings: EfficientAttentionSettings
-) -> Any:
-    """Return attention, and neither logarithms of sums nor the state of the random numbers."""
-    asked = AttentionSettings(settings.attn_bias, settings.dropout_p, settings.is_causal, settings.scale)
-    return [attention(reader, query, key, value, settings=asked), None, None, None]
-
-
 @rule("scaled_dot_product_attention", settings=AttentionSettings)
 def attention(reader: GraphReader, query: Any, key: Any, value: Any, *, settings: AttentionSettings) -> View:
     mask, _, is_causal, scale, enable_gqa = settings

@@ -203,7 +203,7 @@ def _spread(reader: GraphReader, x: Complex, which: str) -> View:
 
 SAME_FOR_BOTH = (
     *("view", "_unsafe_view", "squeeze", "unsqueeze", "permute", "transpose", "t", "expand", "repeat", "slice"),
-    *("select", "split", "split_with_sizes", "unbind", "flip", "roll", "cat", "stack", "sum", "mean", "cumsum"),
+    *("select", "split", "split_with_sizes", "unbind", "flip", "cat", "stack", "sum", "mean", "cumsum"),
     *("diagonal", "tril", "triu", "index_select", "index.Tensor", "gather"),
 )
 """Linear operators whose other arguments are real."""
@@ -212,11 +212,13 @@ for _name in SAME_FOR_BOTH:
     _each(_name, RULES[_name])
 
 
-@complex_rule("pad", "constant_pad_nd")
+@complex_rule("constant_pad_nd")
 def pad(reader: GraphReader, x: Complex, sizes: Any, *more: Any, **named: Any) -> Complex:
     if any(isinstance(each, int | float) and each for each in (*more, *named.values())):
         raise reader.refusal("padding with complex numbers other than 0")
-    real, imaginary = (RULES["pad"](reader, reader.view(each), sizes, *more, **named) for each in (x.real, x.imaginary))
+    real, imaginary = (
+        RULES["constant_pad_nd"](reader, reader.view(each), sizes, *more, **named) for each in (x.real, x.imaginary)
+    )
     return Complex(real, imaginary)
 
 

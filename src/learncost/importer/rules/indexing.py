@@ -304,19 +304,6 @@ def scatter(
     return over(reader, base, count, new)
 
 
-@index_rule("index_reduce")
-def index_reduce(
-    reader: GraphReader, base: Any, dim: int, places: Any, source: Any, how: str, *, include_self: bool = True
-) -> View:
-    """Record rows averaged at indices; for products, maxima and minima only the cost is recorded."""
-    if how != "mean":
-        return opaque(reader, reader.node, [base, places, source])  # type: ignore[no-any-return]
-    view = reader.view(source)
-    view = reader.recorder.whole_spread(view, range(len(view.dims)))
-    dim %= len(reader.node.meta["val"].shape)
-    return _averaged(reader, base, dim, places, view, include_self)
-
-
 def _averaged(reader: GraphReader, base: Any, dim: int, places: Any, source: View, include_self: bool) -> View:
     new, count = written(reader, None, dim, places, source), hits(reader, dim, places, source)
     if include_self:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from learncost.importer.axes import Size, product
-from learncost.importer.nodes import is_float
 from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.replaced import MOST_WITHOUT_A_PRODUCT
@@ -15,46 +13,6 @@ from learncost.importer.rules.reductions import guarded_power, summed, vector_no
 from learncost.importer.views import View
 
 REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
-
-
-@rule("cross_entropy_loss")
-def cross_entropy(
-    reader: GraphReader,
-    x: View,
-    targets: Any,
-    weight: Any = None,
-    reduction: int = 1,
-    ignore: int = -100,
-    smoothing: float = 0.0,
-) -> View:
-    """Record the negative log-probability of the target, weighted per target; ignored targets have weight 0."""
-    classes = 1 if len(x.dims) > 1 else 0
-    logs = reader.along("log_softmax", x, [classes], hint="P") if x.dims[classes] else reader.multiply(0.0, x)
-    if is_float(reader.node.args[1]):
-        if smoothing:
-            targets = reader.add(reader.multiply(targets, 1.0 - smoothing), smoothing / logs.shape[classes])
-        taken = reader.multiply(logs, targets)
-        if weight is not None:
-            by_class = reader.view(weight)
-            taken = reader.multiply(
-                taken, by_class.with_dims([*by_class.dims, *[() for _ in logs.dims[classes + 1 :]]])
-            )
-        if reduction == 0:
-            return reader.multiply(-1.0, summed(reader, taken, [classes]))
-        total = summed(reader, taken, range(len(taken.dims)))
-        count: Size = product([size for dim, size in enumerate(x.shape) if dim != classes])
-        return _times(reader, reader.multiply(-1.0, total), count, reduction)
-    if not isinstance(targets, GivenTensor):
-        raise reader.refusal("an index computed from trainable values")
-    if smoothing:
-        if weight is not None:
-            raise reader.refusal("a cross-entropy with class weights and label smoothing")
-        return _smoothed(reader, logs, classes, targets, reduction, ignore, smoothing)
-    return nll(reader, logs, classes, targets, reduction, ignore, weight)
-
-
-def _times(reader: GraphReader, total: View, count: Size, reduction: int) -> View:
-    return total if reduction == 2 else reader.multiply(total, 1 / count)
 
 
 def nll(
@@ -99,30 +57,11 @@ def _shares(reader: GraphReader, value: GivenTensor, reduction: str, ignore: int
     return reader.outside(value, f"share {reduction} {ignore}")
 
 
-def _smoothed(
-    reader: GraphReader,
-    logs: View,
-    classes: int,
-    targets: GivenTensor,
-    reduction: int,
-    ignore: int,
-    smoothing: float,
-) -> View:
-    plain = nll(reader, logs, classes, targets, reduction, ignore)
-    shares = _shares(reader, targets, REDUCTIONS[reduction], ignore)
-    count = logs.shape[classes]
-    all_classes = summed(reader, logs, [classes])
-    others = list(range(len(all_classes.dims)))
-    spread = reader.recorder.line([(all_classes, others), (shares, others)], [] if reduction else others)
-    return reader.add(reader.multiply(plain, 1.0 - smoothing), reader.multiply(spread, smoothing / count))
-
-
-@rule("nll_loss_nd", "nll_loss", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward")
+@rule("nll_loss_forward", "nll_loss2d_forward")
 def nll_loss(
     reader: GraphReader, x: View, targets: Any, weight: Any = None, reduction: int = 1, ignore: int = -100
-) -> Any:
-    result = nll(reader, x, 1 if len(x.dims) > 1 else 0, targets, reduction, ignore, weight)
-    return [result, None] if isinstance(reader.node.meta["val"], tuple | list) else result
+) -> list[Any]:
+    return [nll(reader, x, 1 if len(x.dims) > 1 else 0, targets, reduction, ignore, weight), None]
 
 
 def _by_products(reader: GraphReader, x: View, z: View) -> View:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from learncost.importer.axes import AxisClass, Size, equal, product
+from learncost.importer.axes import AxisClass, Size, equal
 from learncost.importer.equations import DimensionCondition, Equation, NamedView
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.rules.indexing import over, put, read_at
-from learncost.importer.rules.views import bound, merged, narrowed, reshaped
-from learncost.importer.sized import settled
+from learncost.importer.rules.indexing import over, put
+from learncost.importer.rules.views import bound, merged, narrowed
 from learncost.importer.unit_dims import written
-from learncost.importer.views import AxisIndex, View, ViewAxis
+from learncost.importer.views import View, ViewAxis
 
 
 @rule("cat")
@@ -104,105 +102,23 @@ def padded(reader: GraphReader, x: View, pads: Sequence[int]) -> View:
     return x
 
 
-@rule("constant_pad_nd", "pad")
-def pad(reader: GraphReader, x: View, pads: Sequence[int], mode: Any = 0, value: Any = None) -> View:
-    if isinstance(mode, str) and mode != "constant":
-        return _mirrored(reader, x, pads, mode)
-    fill = (value or 0.0) if isinstance(mode, str) else mode
+@rule("constant_pad_nd")
+def pad(reader: GraphReader, x: View, pads: Sequence[int], fill: Any = 0) -> View:
     if fill in (0, None, False):
         return padded(reader, x, pads)
     inside = padded(reader, reader.filled(x.shape, 1.0), pads)
     return reader.op("select", inside, padded(reader, x, pads), float(fill))
 
 
-@rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-def reflection_pad(reader: GraphReader, x: View, pads: Sequence[int]) -> View:
-    return _mirrored(reader, x, pads, "reflect")
-
-
-@rule("replication_pad1d", "replication_pad2d", "replication_pad3d")
-def replication_pad(reader: GraphReader, x: View, pads: Sequence[int]) -> View:
-    return _mirrored(reader, x, pads, "replicate")
-
-
-def _mirrored(reader: GraphReader, x: View, pads: Sequence[int], mode: str) -> View:
-    for place in range(len(pads) // 2):
-        before, after = pads[2 * place : 2 * place + 2]
-        dim = len(x.dims) - 1 - place
-        side = x.shape[dim]
-        if not before and not after:
-            continue
-        function = partial(_mirrored_places, mode, before, after)
-        places = settled(reader, f"a border that is made by {mode}", function, side)
-        x = read_at(reader, x, dim, reader.given_places(places, AxisClass(side + before + after)))
-    return x
-
-
-def _mirrored_places(mode: str, before: int, after: int, side: int) -> list[int]:
-    """Return the input position of each position of a padded side."""
-    every = range(-before, side + after)
-    if mode == "reflect":
-        return [-at if at < 0 else 2 * (side - 1) - at if at >= side else at for at in every]
-    return [min(max(at, 0), side - 1) if mode == "replicate" else at % side for at in every]
-
-
-@rule("roll")
-def roll(reader: GraphReader, x: View, shifts: Any, dims: Any = ()) -> View:
-    shifts = [size_of(s) for s in (shifts if isinstance(shifts, list) else [shifts])]
-    dims = dims if isinstance(dims, list) else [dims] if dims != () else []
-    if not dims:
-        shape = x.shape
-        flat = reshaped(reader, x, [product(shape)])
-        return reshaped(reader, _rolled(reader, flat, shifts, [0]), shape)
-    return _rolled(reader, x, shifts, dims)
-
-
-def _rolled(reader: GraphReader, x: View, shifts: Sequence[Size], dims: Sequence[int]) -> View:
-    for shift, dim in zip(shifts, dims, strict=True):
-        dim %= len(x.dims)
-        size = x.shape[dim]
-        if isinstance(size, int) and isinstance(shift, int):
-            shift %= size
-        elif isinstance(shift, int) and shift < 0:
-            shift = shift + size
-        if equal(shift, 0):
-            continue
-        shape = list(x.shape)
-        x = joined(
-            reader,
-            [narrowed(reader, x, dim, size - shift, shift), narrowed(reader, x, dim, 0, size - shift)],
-            dim,
-            shape,
-        )
-    return x
-
-
-def triangle(reader: GraphReader, x: View, below: bool, diagonal: int) -> View:
-    rows, columns = x.dims[-2:]
-    recorder = reader.recorder
-    if diagonal == 0 and len(rows) == 1 and len(columns) == 1:
-        letters = tuple(range(len(x.dims)))
-        last, first = letters[-1], letters[-2]
-        where = DimensionCondition(last, "<=", first) if below else DimensionCondition(first, "<=", last)
-        return recorder.line([(x, letters)], letters, signs=[1], where=[where])
-    sizes = x.shape[-2:]
-    kept = settled(reader, "a triangle of the diagonal", partial(_triangle, below, diagonal), *sizes)
-    return reader.multiply(x, reader.given_numbers(kept, AxisClass(sizes[0]), AxisClass(sizes[1])))
-
-
-def _triangle(below: bool, diagonal: int, rows: int, columns: int) -> list[list[float]]:
-    """Return a matrix with 1 in a triangle and 0 elsewhere."""
-    return [[float(j - i <= diagonal if below else j - i >= diagonal) for j in range(columns)] for i in range(rows)]
-
-
-@rule("tril")
-def tril(reader: GraphReader, x: View, diagonal: int = 0) -> View:
-    return triangle(reader, x, True, diagonal)
-
-
-@rule("triu")
-def triu(reader: GraphReader, x: View, diagonal: int = 0) -> View:
-    return triangle(reader, x, False, diagonal)
+@rule("tril", "triu")
+def triangle(reader: GraphReader, x: View, *_: Any) -> View:
+    """Record the triangle up to the diagonal; PyTorch decomposes the others."""
+    x = merged(reader, merged(reader, x, len(x.dims) - 1), len(x.dims) - 2)
+    letters = range(len(x.dims))
+    row, column = letters[-2:]
+    lower, upper = (column, row) if reader.recorder.operator == "tril" else (row, column)
+    where = DimensionCondition(lower, "<=", upper)
+    return reader.recorder.line([(x, letters)], letters, signs=[1], where=[where])
 
 
 @rule("slice_scatter", "select_scatter")
@@ -271,32 +187,3 @@ def diagonal(reader: GraphReader, x: View, offset: int = 0, first: int = 0, seco
     count = len(x.dims)
     size = size_of(reader.node.meta["val"].shape[-1])
     return diagonal_of(reader, x, first % count, second % count, offset, size)
-
-
-@rule("diag_embed")
-def diag_embed(reader: GraphReader, x: View, offset: int = 0, first: int = -2, second: int = -1) -> View:
-    """Record a matrix with values written at (i, i + offset)."""
-    shape = list(shape_of(reader.node))
-    count = len(shape)
-    x = with_side(reader, x, -1 % len(x.dims))
-    x = reader.recorder.whole_spread(x, range(len(x.dims))).fresh()
-    if len(x.dims[-1]) != 1:
-        x = with_side(reader, reader.recorder.regrouped_whole(x), len(x.dims) - 1)
-    (slot,) = x.dims[-1]
-    sides = [AxisClass(shape[-1], whole=True), AxisClass(shape[-1], whole=True)]
-    front = [s for row in x.dims[:-1] for s in row]
-    new = {s: ViewAxis(s.axis) for s in front}
-    stored = reader.recorder.stored([*(s.axis for s in front), *sides])
-    places = (AxisIndex(((1, slot),), max(0, -offset)), AxisIndex(((1, slot),), max(0, offset)))
-    left = View(stored, (*front, *places), x.dims)
-    letters = tuple(range(len(x.dims)))
-    reader.recorder.add(Equation("product", (NamedView(left, letters),), (NamedView(x, letters),)))
-    last = [ViewAxis(side) for side in sides]
-    result = View(
-        stored,
-        (*new.values(), *last),
-        (*(tuple(new[s] for s in row) for row in x.dims[:-1]), (last[0],), (last[1],)),
-    )
-    order = [place for place in range(count) if place not in (first % count, second % count)]
-    where = {dim: place for place, dim in enumerate([*order, first % count, second % count])}
-    return result.permuted([where[dim] for dim in range(count)])

@@ -12,11 +12,9 @@ from learncost.importer.equations import Equation, NamedView, NumberOperand
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.rules.enlargements import by_shares, places_of, shares_of
-from learncost.importer.rules.movement import joined
 from learncost.importer.rules.normalization import channels, scaled
-from learncost.importer.rules.reductions import extreme, mean_of, summed
-from learncost.importer.rules.views import called, merged, narrowed, reshaped
+from learncost.importer.rules.reductions import summed
+from learncost.importer.rules.views import called, merged, reshaped
 from learncost.importer.sized import settled
 from learncost.importer.unit_dims import along, at_its_place, matrix_product, written
 from learncost.importer.views import AxisIndex, View, ViewAxis
@@ -100,112 +98,65 @@ def _depthwise(weight: View, groups: int) -> bool:
     return groups > 1 and all(equal(size, 1) for size in weight.shape[1:3])
 
 
-def _joined_groups(reader: GraphReader, result: View, bias: Any, groups: int, unbatched: bool) -> View:
-    """Return the result of a convolution with groups merged to channels, bias added, and without an added batch."""
-    if groups > 1:
-        result = reshaped(reader, result, [result.shape[0], result.shape[1] * result.shape[2], *result.shape[3:]])
+class ConvolutionSettings(NamedTuple):
+    """The settings of `convolution`."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    output_padding: Sequence[int]
+    groups: int
+
+
+@rule("convolution", settings=ConvolutionSettings)
+def convolution(reader: GraphReader, x: Any, weight: Any, bias: Any, *, settings: ConvolutionSettings) -> View:
+    x, weight = reader.view(x), reader.view(weight)
+    count = len(weight.dims) - 2
+    reader.recorder.operator = f"conv{'_transpose' if settings.transposed else ''}{count}d"
+    unbatched = len(x.dims) == count + 1
+    if unbatched:
+        x = x.with_dims([(), *x.dims])
+    if settings.transposed:
+        result = _transposed(reader, x, weight, settings)
+    else:
+        result = _convolved(reader, x, weight, settings)
+    if settings.groups > 1:
+        channels_out = result.shape[1] * result.shape[2]
+        result = reshaped(reader, result, [result.shape[0], channels_out, *result.shape[3:]])
     result = scaled(reader, result, None, channels(bias, reader, len(result.dims)))
     return result.with_dims(result.dims[1:]) if unbatched else result
 
 
-class ConvolutionSettings(NamedTuple):
-    """The settings of `conv1d`, `conv2d` and `conv3d`."""
-
-    stride: Any = 1
-    padding: Any = 0
-    dilation: Any = 1
-    groups: int = 1
-
-
-class EitherConvolutionSettings(NamedTuple):
-    """The settings of `convolution`, which can be transposed."""
-
-    stride: Any
-    padding: Any
-    dilation: Any
-    transposed: bool
-    output_padding: Any
-    groups: int
-
-
-class TransposedConvolutionSettings(NamedTuple):
-    """The settings of `conv_transpose1d`, `conv_transpose2d` and `conv_transpose3d`."""
-
-    stride: Any = 1
-    padding: Any = 0
-    output_padding: Any = 0
-    groups: int = 1
-    dilation: Any = 1
-
-
-@rule("convolution", "_convolution", settings=EitherConvolutionSettings)
-def either_convolution(
-    reader: GraphReader, x: Any, weight: Any, bias: Any, *, settings: EitherConvolutionSettings
-) -> View:
-    either = transposed_convolution if settings.transposed else convolution
-    taken = ConvolutionSettings(settings.stride, settings.padding, settings.dilation, settings.groups)
-    return either(reader, x, weight, bias, settings=taken)
-
-
-@rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input", settings=TransposedConvolutionSettings)
-def conv_transpose(
-    reader: GraphReader, x: Any, weight: Any, bias: Any = None, *, settings: TransposedConvolutionSettings
-) -> View:
-    taken = ConvolutionSettings(settings.stride, settings.padding, settings.dilation, settings.groups)
-    return transposed_convolution(reader, x, weight, bias, settings=taken)
-
-
-@rule(
-    *("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding"),
-    settings=ConvolutionSettings,
-)
-def convolution(reader: GraphReader, x: Any, weight: Any, bias: Any = None, *, settings: ConvolutionSettings) -> View:
-    stride, padding, dilation, groups = settings
-    x, weight = reader.view(x), reader.view(weight)
-    count = len(weight.dims) - 2
-    unbatched = len(x.dims) == count + 1
-    if unbatched:
-        x = x.with_dims([(), *x.dims])
-    sizes = [size_of(size) for size in weight.shape[2:]]
-    dilations = several(dilation, count)
-    if padding == "valid":
-        paddings = [0] * count
-    elif padding == "same":
-        paddings = [d * (s - 1) // 2 for s, d in zip(sizes, dilations, strict=True)]
-    else:
-        paddings = several(padding, count)
+def _convolved(reader: GraphReader, x: View, weight: View, settings: ConvolutionSettings) -> View:
+    count, groups = len(weight.dims) - 2, settings.groups
+    windows = Windows(
+        [size_of(size) for size in weight.shape[2:]],
+        *(several(each, count) for each in (settings.stride, settings.padding, settings.dilation)),
+    )
     shape = list(shape_of(reader.node))
     outs = shape[-count:]
     called(x, "c", *SIDES[count])
     called(weight, "e", "c", *WINDOWS[count])
     x, weight = _in_groups(reader, x, weight, groups)
     first = 3 if groups > 1 else 2
-    x, rows = windowed(reader, x, first, outs, Windows(sizes, several(stride, count), paddings, dilations))
+    x, rows = windowed(reader, x, first, outs, windows)
     sides = [f"o{place}" for place in range(count)]
-    windows = [f"u{place}" for place in range(count)]
+    inside = [f"u{place}" for place in range(count)]
     x = x.with_dims([*x.dims, *rows])
     group = ["g"] if groups > 1 else []
-    letters = ["B", *group, "c", *sides, *windows]
-    letters_weight, out = [*group, "e", "c", *windows], ["B", *group, "e", *sides]
+    letters = ["B", *group, "c", *sides, *inside]
+    letters_weight, out = [*group, "e", "c", *inside], ["B", *group, "e", *sides]
     if _depthwise(weight, groups):
-        result = reader.recorder.matmul([(x, letters), (weight, letters_weight)], out)
-    else:
-        result = matrix_product(reader.recorder, x, weight, letters, letters_weight, out)
-    return _joined_groups(reader, result, bias, groups, unbatched)
+        return reader.recorder.matmul([(x, letters), (weight, letters_weight)], out)
+    return matrix_product(reader.recorder, x, weight, letters, letters_weight, out)
 
 
-def transposed_convolution(
-    reader: GraphReader, x: Any, weight: Any, bias: Any, *, settings: ConvolutionSettings
-) -> View:
+def _transposed(reader: GraphReader, x: View, weight: View, settings: ConvolutionSettings) -> View:
     """Record a transposed convolution: each input element adds a window, written at y = stride i + dilation u -
     padding.
     """
-    stride, padding, dilation, groups = settings
-    x, weight = reader.view(x), reader.view(weight)
-    count = len(weight.dims) - 2
-    unbatched = len(x.dims) == count + 1
-    if unbatched:
-        x = x.with_dims([(), *x.dims])
+    count, groups = len(weight.dims) - 2, settings.groups
     for place in range(2, count + 2):  # a side that is several axes becomes one: it is written along it
         x, weight = (each if len(each.dims[place]) < 2 else merged(reader, each, place) for each in (x, weight))
     called(x, "c", *SIDES[count])
@@ -222,7 +173,7 @@ def transposed_convolution(
     letters = ["B", *group, "c", *sides]
     reads = recorder.bound([NamedView(x, tuple(letters)), NamedView(weight, (*group, "c", "e", *windows))])
     plain = recorder.result(reads, ["B", *group, "e", *sides, *windows])
-    strides, paddings, dilations = several(stride, count), several(padding, count), several(dilation, count)
+    strides, paddings, dilations = (several(each, count) for each in settings[:3])
     kept = len(plain.dims) - 2 * count
     axes, index, rows = [], [], []
     for row in plain.dims[:kept]:
@@ -248,7 +199,7 @@ def transposed_convolution(
     result = View(stored, tuple(read_index), tuple(rows))
     for dim in (*([0] if lone else []), *(kept + place for place, out in enumerate(outs) if equal(out, 1))):
         result = at_its_place(result, dim)
-    return _joined_groups(reader, result, bias, groups, unbatched)
+    return result
 
 
 def _pool_windows(count: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> Windows:
@@ -257,14 +208,7 @@ def _pool_windows(count: int, kernel: Any, stride: Any, padding: Any, dilation: 
     return Windows(sizes, strides, several(padding, count), several(dilation, count))
 
 
-@rule(
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "max_pool2d_with_indices",
-    "max_pool3d_with_indices",
-    "max_pool1d_with_indices",
-)
+@rule("max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool(
     reader: GraphReader,
     x: View,
@@ -276,9 +220,7 @@ def max_pool(
 ) -> Any:
     """Record the maximum of each window; the padding is minus infinity."""
     count = int(reader.recorder.operator[8])
-    value = reader.node.meta["val"]
-    with_indices = isinstance(value, tuple | list)
-    shape = [size_of(size) for size in (value[0] if with_indices else value).shape]
+    shape = [size_of(size) for size in reader.node.meta["val"][0].shape]
     windows = _pool_windows(count, kernel, stride, padding, dilation)
     first = len(x.dims) - count
     called(x, "c", *SIDES[count])
@@ -290,7 +232,7 @@ def max_pool(
         if acts
         else view.with_dims(view.dims[: first + count])
     )
-    return [result, None] if with_indices else result
+    return [result, None]
 
 
 class AveragePoolSettings(NamedTuple):
@@ -351,79 +293,3 @@ def _inside_share(size: int, stride: int, padding: int, border: int, side: int, 
     """
     starts = [i * stride - padding for i in range(out)]
     return [1.0 / (min(start + size, side + border) - max(start, -border)) for start in starts]
-
-
-@rule(
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"
-)
-def adaptive_avg_pool(reader: GraphReader, x: View, sizes: Any) -> View:
-    return _adaptive(reader, x, sizes, "mean")
-
-
-@rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
-def adaptive_max_pool(reader: GraphReader, x: View, sizes: Any) -> list[Any]:
-    return [_adaptive(reader, x, sizes, "max"), None]
-
-
-def _adaptive(reader: GraphReader, x: View, sizes: Any, how: str) -> View:
-    """Record adaptive pooling: along evenly divisible sides at once, then side by side along the others."""
-    outs = [size_of(size) for size in (sizes if isinstance(sizes, list) else [sizes])]
-    first = len(x.dims) - len(outs)
-    shape: list[Size] = list(x.shape[:first])
-    along, uneven = [], []
-    for dim, out in enumerate(outs, first):
-        side = x.shape[dim]
-        if not equal(out, 1) and not isinstance(side, int):
-            raise reader.refusal("adaptive pooling of a side of symbolic size")
-        if not equal(out, 1) and side % out:
-            uneven.append(dim)
-            shape.append(side)
-            continue
-        along.append(len(shape) + 1)
-        shape += [out, side // out if isinstance(side, int) else side]
-    if along:
-        parted = reshaped(reader, x, shape)
-        x = mean_of(reader, parted, along) if how == "mean" else extreme(reader, "max", parted, along, False)
-    for dim in uneven:
-        x = (_mean_uneven if how == "mean" else _largest_uneven)(reader, x, dim, outs[dim - first])
-    return x
-
-
-def _windows_of(side: int, out: int) -> list[range]:
-    """Return the windows of adaptive pooling: their starts are rounded down, their ends up, and they may overlap."""
-    return [range(i * side // out, -(-(i + 1) * side // out)) for i in range(out)]
-
-
-def _mean_uneven(reader: GraphReader, x: View, dim: int, out: int) -> View:
-    """Record the mean of windows of different lengths."""
-    side = size_of(x.shape[dim])
-    if side == 1:  # each window has the only element
-        return x.expanded([*x.shape[:dim], out, *x.shape[dim + 1 :]])
-    rows = [dict.fromkeys(window, 1.0 / len(window)) for window in _windows_of(side, out)]
-    most = max(map(len, rows))
-    return by_shares(reader, x, dim, places_of(rows, most), shares_of(rows, most), (out, most))
-
-
-def _largest_uneven(reader: GraphReader, x: View, dim: int, out: int) -> View:
-    """Record the maximum of windows of different lengths."""
-    parts = []
-    for window in _windows_of(size_of(x.shape[dim]), out):
-        part = narrowed(reader, x, dim, window.start, len(window), parts=False)
-        parts.append(extreme(reader, "max", part, [dim], True))
-    return joined(reader, parts, dim, [*x.shape[:dim], out, *x.shape[dim + 1 :]])
-
-
-@rule("im2col")
-def im2col(reader: GraphReader, x: View, kernel: Any, dilation: Any, padding: Any, stride: Any) -> View:
-    sizes = list(kernel)
-    shape = x.shape
-    outs = [
-        (s + 2 * p - d * (k - 1) - 1) // t + 1
-        for s, k, d, p, t in zip(
-            shape[2:], sizes, several(dilation, 2), several(padding, 2), several(stride, 2), strict=True
-        )
-    ]
-    windows = Windows(sizes, several(stride, 2), several(padding, 2), several(dilation, 2))
-    view, rows = windowed(reader, x, 2, outs, windows)
-    channel = (*view.dims[1], *rows[0], *rows[1])
-    return view.with_dims([view.dims[0], channel, (*view.dims[2], *view.dims[3])])

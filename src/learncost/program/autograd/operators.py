@@ -318,9 +318,8 @@ class TapeTensor:
         """Run `self[:, i] = part`, whose backward copies the gradient of the whole (`CopySlices`)."""
         tape, sizes = self.tape, (self.elements, self.width)
 
-        def backward(gradients: Gradients) -> Gradients:
+        def backward(_: Gradients) -> Gradients:
             whole = tape.new(*sizes)
-            gradients.clear()
             tape.read()
             return [whole, tape.new(part.elements, part.width)]
 
@@ -369,15 +368,15 @@ class TapeTensor:
 
 
 def _given(gradients: Gradients) -> TapeTensor:
-    """Take the last gradient, which there is."""
-    gradient = gradients.pop()
+    """Return the gradient of the only result."""
+    (gradient,) = gradients
     assert gradient
     return gradient
 
 
 def _same(gradients: Gradients) -> Gradients:
     """Return the gradient unchanged."""
-    return [gradients.pop()]
+    return gradients
 
 
 def _cast_copies(operands: Sequence[TapeTensor], width: int) -> list[TapeTensor]:
@@ -393,8 +392,7 @@ def _times(left: TapeTensor, right: TapeTensor, elements: int) -> TapeTensor:
     turned = max(operands, key=lambda each: each.elements).turned
 
     def backward(gradients: Gradients) -> Gradients:
-        incoming = gradients[0]
-        assert incoming
+        incoming = _given(gradients)
         results: Gradients = [None, None]
         for number in (1, 0):  # the second operand's first, as in Functions.cpp
             if operands[number].learns:
@@ -416,8 +414,7 @@ def _plus(left: TapeTensor, right: TapeTensor, elements: int, storage: Storage |
     turned = max(operands, key=lambda each: each.elements).turned
 
     def backward(gradients: Gradients) -> Gradients:
-        incoming = gradients.pop()
-        return [incoming if each.learns else None for each in operands]
+        return [gradients[0] if each.learns else None for each in operands]
 
     copies = _cast_copies(operands, width)
     name = "add_" if storage else "add"

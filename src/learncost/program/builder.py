@@ -40,7 +40,6 @@ class ProgramBuilder:
         self.device, self.where, self.phase, self.microbatch = device, where, FORWARD, 0
         self.ops: list[ProgramOp] = []
         self.buffers: list[Buffer] = []
-        self._last: list[int] = []
         self._open: set[int] = set()
         self._repeats: list[tuple[int, int, int]] = []
         self._recorded: list[tuple[int, int]] = []
@@ -49,7 +48,6 @@ class ProgramBuilder:
     def add(self, buffer: Buffer) -> int:
         """Add a buffer that is in use until it is freed, and return its number."""
         self.buffers.append(buffer)
-        self._last.append(buffer.last)
         self._open.add(len(self.buffers) - 1)
         return len(self.buffers) - 1
 
@@ -76,13 +74,14 @@ class ProgramBuilder:
 
     def hold(self, *buffers: int) -> None:
         """Record that buffers are in use until the last op, as those of a variable are that nothing reads."""
+        last = len(self.ops) - 1
         for buffer in buffers:
             if buffer != BEFORE:  # the storage of weights that are not gathered
-                self._last[buffer] = len(self.ops) - 1
+                self.buffers[buffer].last = last
 
     def assign(self, buffer: int, role: str) -> None:
         """Set the role of a buffer."""
-        self.buffers[buffer] = replace(self.buffers[buffer], role=role)
+        self.buffers[buffer].role = role
 
     def run(
         self,
@@ -95,7 +94,7 @@ class ProgramBuilder:
         """Record an op, whose results were added before."""
         place = self.phase, self.microbatch, label or self.where()
         self.ops.append(ProgramOp(name, "", tuple(inputs), tuple(outputs), {}, *place, "", "", scratch))
-        self.hold(*(operand.buffer for operand in (*inputs, *outputs)))
+        self.hold(*[operand.buffer for operand in (*inputs, *outputs)])
 
     @property
     def in_use(self) -> int:
@@ -103,10 +102,9 @@ class ProgramBuilder:
         return sum(self.buffers[buffer].bytes for buffer in self._open)
 
     def program(self) -> Program:
-        """Return the program; buffers that are not freed last to its end."""
+        """Return the program; buffers that are not freed last to its end, also where they are freed later."""
         end = len(self.ops)
-        lasts = (end if number in self._open else last for number, last in enumerate(self._last))
-        buffers = [replace(each, last=last) for each, last in zip(self.buffers, lasts, strict=True)]
+        buffers = [replace(each, last=end) if at in self._open else each for at, each in enumerate(self.buffers)]
         copies: dict[int, list[Buffer]] = {}
         for numbers, first, omitted in self._copied:
             for number in numbers:

@@ -129,6 +129,11 @@ def _fake_quantized_by_channel(x: Any, scale: Any, zero: Any, dim: int, low: int
     return _fake_quantized(x, scale.reshape(shape), zero.reshape(shape), low, high)
 
 
+def _times_log(x: Any, z: Any) -> Any:
+    """Return x log z, and 0 where x is 0 and z at most 0: the logarithm of 1 is taken there."""
+    return torch.where((x == 0) & (z <= 0), 1.0, z).log() * x
+
+
 def _across(x: Any) -> Any:
     """Return the root of 1 - x^2, by factors, without loss of digits."""
     return ((1 - x) * (x + 1.0)).sqrt()
@@ -178,6 +183,8 @@ ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "log10": lambda x: x.log() * (1 / math.log(10)),
     "exp2": lambda x: (x * math.log(2)).exp(),
     "erfc": lambda x: 1 - x.erf(),
+    "xlogy.Tensor": _times_log,
+    "copysign.Tensor": lambda x, z: torch.where(z < 0, -x.abs(), x.abs()),
     "lerp": lambda x, end, weight: x + (end - x) * weight,
     "hypot": lambda x, z: (x * x + z * z).sqrt(),
     "ceil": lambda x: -(-x).floor(),

@@ -196,3 +196,9 @@ def test_a_term_that_is_longer_than_its_column_goes_on_further_in():
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if line.startswith("           k=flip[k]]")]
     assert not [line for line in lines if line.startswith("     k=flip[k]]") or line.rstrip().endswith("(×")]
+
+
+@pytest.mark.parametrize("question", [lc.explain, lc.formulas, lc.cost])
+def test_a_format_is_given_to_the_answer(question):
+    with pytest.raises(lc.InputError, match=r"^format is no keyword: write the answer by \.show\('latex'\)$"):
+        question("attention", format="latex")

@@ -181,6 +181,8 @@ def asked(
         for name in arguments:
             if (today := RETIRED["flag"].get(f"--{name}", "")[2:].replace("-", "_")) in parameters:
                 raise InputError(f"the keyword {name!r} is called {today!r} now")
+        if "format" in {*arguments} - {*parameters}:
+            raise InputError(f"format is no keyword: write the answer by .show({arguments['format']!r})")
         canonical = canonical_arguments(arguments, parameters, [*parameters][: len(args)])
         places = (*parameters, *[""] * len(args))
         try:

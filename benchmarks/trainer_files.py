@@ -28,7 +28,7 @@ from typing import Any
 
 import learncost as lc
 from learncost.ir.errors import InputError
-from learncost.reports.trainer_step import keywords_of, read_step
+from learncost.reports.trainer_step import keywords_of, not_counted, read_step
 from learncost.trainer_files.names import copied, named
 
 READINGS = Path(__file__).with_name("trainer_files_readings.json")
@@ -67,7 +67,7 @@ def outcome(path: str, answers: bool = False) -> tuple[str, str, str]:
             lc.memory(**keywords)
     except InputError as error:
         return name, "unknown model" if any(text in str(error) for text in UNKNOWN) else "refused", str(error)
-    named = [each.key for each in (*reading.unsupported, *reading.unknown)]
+    named = [each.key for each in (*reading.unsupported, *not_counted(reading, keywords), *reading.unknown)]
     whole = "complete but named" if named else "complete"
     return name, f"{whole}, asked" if reading.asks else whole, ", ".join(named)
 

@@ -4,13 +4,14 @@ import torch
 
 
 class LowRank(torch.nn.Module):
-    """A linear layer (torch's, or GPT-2's Conv1D) and a path of low rank: base(x) + B(A(x)) * scale."""
+    """A linear layer (torch's, or GPT-2's Conv1D) and a path of low rank: base(x) + B(A(dropout(x))) * scale."""
 
-    def __init__(self, base, rank, alpha):
+    def __init__(self, base, rank, alpha, dropout):
         super().__init__()
         plain = isinstance(base, torch.nn.Linear | Coded)
         wide, narrow = base.weight.shape if plain else base.weight.shape[::-1]
         self.base, self.scale = base, alpha / rank
+        self.dropout = torch.nn.Dropout(dropout) if dropout else torch.nn.Identity()
         device = None if isinstance(base, Coded) else base.weight.device
         self.A = torch.nn.Linear(narrow, rank, bias=False, dtype=base.weight.dtype, device=device)
         self.B = torch.nn.Linear(rank, wide, bias=False, dtype=base.weight.dtype, device=device)
@@ -29,17 +30,17 @@ class LowRank(torch.nn.Module):
         result = self.base(x)
         if isinstance(self.base, Coded):
             result = result.clone()  # as peft does
-        return result + self.B(self.A(x)) * self.scale
+        return result + self.B(self.A(self.dropout(x))) * self.scale
 
 
-def adapt(module, ends, rank=8, alpha=16, layers=None):
+def adapt(module, ends, rank=8, alpha=16, layers=None, dropout=0.0):
     """Every parameter frozen; a path beside every module whose name has one of the ends, in the given layers."""
     module.requires_grad_(False)
     for name, submodule in list(module.named_modules()):
         number = next((int(part) for part in name.split(".") if part.isdigit()), None)
         if any(f".{name}".endswith(f".{end}") for end in ends) and (layers is None or number in layers):
             parent, _, last = name.rpartition(".")
-            setattr(module.get_submodule(parent), last, LowRank(submodule, rank, alpha))
+            setattr(module.get_submodule(parent), last, LowRank(submodule, rank, alpha, dropout))
     return module
 
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import learncost as lc
 from allocator import apart, most
-from chunked_loss import chunked_loss
+from chunked_loss import LOSSES, with_loss
 from learncost.cli.command import main
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
@@ -20,6 +20,7 @@ from learncost.models.module import module_of
 from learncost.program.autograd import StepOptions, Tape, run_step
 from learncost.program.program import peak
 from learncost.reports.memory.engines import eager as autograd
+from low_rank import blocks_of
 from sampling import sampled
 from unrolled import unrolled
 
@@ -128,8 +129,8 @@ def test_what_is_asked_on_the_command_line(capsys):
         ("gpt2", {"procedure": "pepita"}, "torch.utils.checkpoint"),
         (
             "gpt2",
-            {"plan": "chunked-loss", "mesh": "dp=2", "placement": "ddp", "batch_size": 2},
-            "does not support plan='chunked-loss' over a mesh",
+            {"accumulate": 2, "mesh": "dp=2", "placement": "fsdp", "batch_size": 4},
+            "does not support accumulate with weights that are cut over a mesh",
         ),
         ("gpt2", {"plan": "chunked-loss", "lora": "lm_head"}, "requires a head without a low-rank path"),
         ("gpt2", {"dtype": "bf16-masters-fp32-gradients", "plan": "fused-update"}, "with plan='fused-update'"),
@@ -250,24 +251,95 @@ def test_the_predicted_peak_of_reentrant_checkpoints_is_that_of_the_allocator(mo
     assert predicted == pytest.approx(measured_peak(lambda: example_module.train(*case), predicted, 0.003), rel=0.003)
 
 
-IN_CHUNKS = [
-    ("gpt2", "fp32", "plain", (4, 64, 8000)),  # a tied head
-    ("gptj", "fp32", "lora", (4, 64, 8000)),  # with a bias
-    ("gemma2", "bf16", "both", (4, 64, 8000)),  # with a cap of the scores
-    ("llama", "bf16", "plain", (3, 64, 8000)),  # a last chunk that is not full
-    ("llama", "bf16", "lora", (1, 100, 33000)),
+WITH_HEAD = [
+    ("liger", "gpt2", "fp32", "plain", (4, 64, 8000)),  # a tied head
+    ("liger", "gptj", "fp32", "lora", (4, 64, 8000)),  # with a bias
+    ("liger", "gemma2", "fp32", "both", (4, 64, 8000)),  # with a cap of the scores
+    ("liger", "llama", "bf16", "plain", (3, 16, 8000)),  # a last chunk that is not full
+    ("liger", "llama", "fp32", "lora", (1, 100, 33000)),
+    ("cut", "llama", "fp32", "both", (2, 130, 3000)),
+    ("torchtune", "gpt2", "fp32", "plain", (2, 150, 3000)),
+    ("torchtune", "llama", "bf16", "lora", (2, 20, 3000)),
+    ("litgpt", "llama", "fp32", "both", (2, 130, 3000)),
+    ("litgpt", "gptj", "fp32", "lora", (1, 300, 3000)),
+    ("olmo", "gpt2", "fp32", "plain", (2, 150, 3000)),
+    ("olmo", "llama", "bf16", "lora", (1, 40, 3000)),
 ]
 
 
-@pytest.mark.one_in(every=2)
-@pytest.mark.parametrize(("model", "dtype", "setting", "shape"), IN_CHUNKS)
-def test_the_predicted_peak_of_a_loss_in_chunks_is_that_of_the_allocator(monkeypatch, model, dtype, setting, shape):
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize(("loss", "model", "dtype", "setting", "shape"), WITH_HEAD)
+def test_the_predicted_peak_of_a_loss_with_the_head_is_that_of_the_allocator(
+    monkeypatch, loss, model, dtype, setting, shape
+):
     example_module = peaks()
     monkeypatch.setitem(example_module.SHAPES, "loss", shape)
     case = model, "loss", dtype, setting, "fused"
-    predicted = example_module.predicted(*case, plan="chunked-loss")
-    peak = measured_peak(lambda: example_module.train(*case, wrap=chunked_loss), predicted, 0.008)
+    predicted = example_module.predicted(*case, loss=loss)
+    peak = measured_peak(lambda: example_module.train(*case, wrap=with_loss(loss)), predicted, 0.008)
     assert predicted == pytest.approx(peak, rel=0.008)
+
+
+def test_losses_with_the_head_have_the_value_and_the_gradients_of_cross_entropy():
+    torch.manual_seed(0)
+    hidden, head = torch.randn(1, 300, 8), torch.nn.Linear(8, 50)
+    labels = torch.randint(0, 50, (1, 300))
+    for name, run in LOSSES.items():
+        own, tokens = hidden.clone().requires_grad_(), 299 if name == "olmo" else 300
+        head.zero_grad()
+        expected = torch.nn.functional.cross_entropy(head(own)[:, :tokens].flatten(0, 1), labels[0, :tokens])
+        wanted = torch.autograd.grad(expected, [own, head.weight, head.bias])
+        loss = run(own, head, labels, [])
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+        for gradient, other in zip(torch.autograd.grad(loss, [own, head.weight, head.bias]), wanted, strict=True):
+            torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-6)
+
+
+def test_a_loss_in_chunks_under_a_plan_is_ligers():
+    asked = {"model": "gpt2", "num_hidden_layers": 2, "seq_len": 64, "engine": "eager"}
+    assert lc.memory(**asked, plan="chunked-loss").peak == lc.memory(**asked, loss="liger").peak
+    with pytest.raises(InputError, match="not both"):
+        lc.memory(**asked, plan="chunked-loss", loss="cut")
+    with pytest.raises(InputError, match="does not support loss: give engine='eager'"):
+        lc.memory(**{**asked, "engine": "graph"}, loss="cut")
+    with pytest.raises(InputError, match="requires the head's product as scores"):
+        lc.memory("gemma-2-2b", num_hidden_layers=2, seq_len=64, loss="torchtune", engine="eager")
+
+
+@pytest.mark.parametrize(("model", "every"), [("llama", 2), ("gpt2", 3)])
+def test_the_predicted_peak_with_checkpoints_of_some_blocks_is_that_of_the_allocator(monkeypatch, model, every):
+    example_module = peaks()
+    enable = example_module.checkpointed
+
+    def checkpointed(network):
+        enable(network)
+        network.config.use_cache = False
+        for number, block in enumerate(blocks_of(network)):
+            block.gradient_checkpointing = number % every == 0
+
+    monkeypatch.setitem(example_module.SHAPES, "block", (4, 128, 200))
+    monkeypatch.setattr(example_module, "checkpointed", checkpointed)
+    case = model, "block", "fp32", "checkpoints", "fused"
+    predicted = example_module.predicted(*case, checkpoint_every=every)
+    peak = measured_peak(lambda: example_module.train(*case), predicted, 0.01)
+    assert predicted == pytest.approx(peak, rel=0.01)
+
+
+DROPPED = [("llama", "fp32", "lora"), ("gpt2", "fp32", "both"), ("llama", "bf16", "both"), ("opt", "nf4", "lora")]
+
+
+@pytest.mark.one_in(every=2)
+@pytest.mark.parametrize(("model", "dtype", "setting"), DROPPED)
+def test_the_predicted_peak_with_dropout_before_low_rank_paths_is_that_of_the_allocator(
+    monkeypatch, model, dtype, setting
+):
+    example_module = peaks()
+    monkeypatch.setitem(example_module.SHAPES, "block", (4, 100, 200))
+    monkeypatch.setattr(example_module, "adapt", partial(example_module.adapt, dropout=0.1))
+    case = model, "block", dtype, setting, "fused"
+    predicted = example_module.predicted(*case, lora_dropout=0.1)
+    peak = measured_peak(lambda: example_module.train(*case), predicted, 0.01)
+    assert predicted == pytest.approx(peak, rel=0.01)
 
 
 def train_with_sums(example_module, model, shape, checkpoints):

@@ -13,6 +13,8 @@ from learncost.cli.command import main
 from learncost.ir.precision import PRECISIONS
 from learncost.models.argument import preset
 from learncost.procedures.optimizer import STATES
+from learncost.program.autograd.losses import LOSSES
+from learncost.reports.memory.step import OFFLOADED
 from learncost.reports.trainer_step import trainer_step
 from learncost.trainer_files.documents import Document, read_document
 from learncost.trainer_files.framework import ANY, STEP, Framework, KeyRule, framework_of, frameworks
@@ -80,7 +82,7 @@ def check_rule(framework: Framework, number: int) -> None:
         if name not in later and "$" not in str(value):
             assert reading.step.get(name) == value, said
     decides = not rule.fields or not {*rule.fields} <= {*later}
-    assert not rule.unsupported or (rule.remark in [each.effect for each in reading.unsupported]) == decides, said
+    assert not rule.unsupported or (rule.unsupported in [each.effect for each in reading.unsupported]) == decides, said
     assert not rule.refused or reading.refused, said
     assert not rule.asks or rule.asks in reading.asks or (rule.asks == "vocab_size" and reading.step.sizes), said
     assert rule.fields or rule.unsupported or rule.refused or rule.asks or rule.source, f"nothing is said by {said}"
@@ -92,6 +94,8 @@ def test_values_that_rules_give_are_names_of_the_package(framework: Framework) -
         given = rule.fields or {}
         assert given.get("precision", "fp32") in PRECISIONS
         assert given.get("optimizer", "adamw") in STATES
+        assert given.get("loss", "liger") in LOSSES
+        assert given.get("offload", "paged-states") in OFFLOADED
         assert "$" in (model := given.get("model", "gpt2")) or preset(model)
         assert given.get("checkpointing", "full") in ("full", "selective", "none")
     both = {key for key in framework.keys if framework.is_without_effect(key)}
@@ -209,7 +213,13 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
             "model.apply_lora_to_mlp": True,
             "optimizer.fused": True,
         },
-        {"model": "qwen2.5-7b", "precision": "nf4-double", "lora": "all-linear", "optimizer_implementation": "fused"},
+        {
+            "model": "qwen2.5-7b",
+            "precision": "nf4-double-true",
+            "lora": "q_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
+            "optimizer_implementation": "fused",
+            "loss": None,
+        },
     ),
     ("torchtune", {**TUNE, "fsdp_cpu_offload": False}, {"zero": 3, "devices": None}),
     # torchtitan 238fa995: FSDP of fp32 weights that are gathered in bf16, checkpoints that select, sequences over tp.
@@ -314,7 +324,7 @@ def test_a_file_is_the_model_of_a_question_and_flags_replace_it(capsys: pytest.C
     flags = {
         "procedure": "recompute", "module": "transformers-reentrant", "precision": "nf4-double", "lora": "all-linear",
         "lora_rank": 16, "lora_alpha": 32, "optimizer": "adamw8bit", "batch_size": 8, "accumulate": 4, "seq_len": 2048,
-        "plan": "chunked-loss",
+        "loss": "liger",
     }  # fmt: skip
     few = {"num_hidden_layers": 2}
     assert lc.memory(path, **few).peak == lc.memory("llama-3-8b", **few, **flags).peak
@@ -354,14 +364,23 @@ def test_a_file_over_a_mesh_is_answered_with_its_clip(capsys: pytest.CaptureFixt
     assert main(["search", *files, "--on", "DGX-H100", "--devices", "8", "--num-hidden-layers", "2"]) == 0
 
 
-def test_what_a_plan_counts_is_not_named_when_the_plan_is_given(tmp_path: Path) -> None:
+PAGED = {
+    "optimizer._component_": "bitsandbytes.optim.PagedAdamW", "optimizer_in_bwd": True, "tokenizer.max_seq_len": 512,
+    "loss._component_": "torchtune.modules.loss.LinearCrossEntropyLoss",
+}  # fmt: skip
+
+
+def test_what_engine_eager_alone_counts_is_named_where_another_one_answers(tmp_path: Path) -> None:
     path = tmp_path / "tune.yaml"
-    path.write_text(yaml.safe_dump({**TUNE, "optimizer_in_bwd": True, "tokenizer.max_seq_len": 512}))
-    found = lc.explain(str(path))
-    assert [each.effect.split("; ")[-1] for each in found.unsupported] == ["--plan fused-update counts it"]
-    found = trainer_step((str(path),), plan="fused-update")
+    path.write_text(yaml.safe_dump({**TUNE, **PAGED}))
+    request = lc.request_of(str(path))
+    assert (request.plan, request.loss, request.offload) == ("fused-update", "torchtune", "paged-states")
+    found = trainer_step((str(path),))
     assert not found.unsupported
-    assert ("optimizer_in_bwd", "counted by --plan fused-update") in [(each.key, each.effect) for each in found.read]
+    assert found.command.endswith("--loss torchtune --offload paged-states --plan fused-update")
+    over = trainer_step((str(path),), mesh="dp=2,tp=2", placement="fsdp,megatron")
+    assert [each.key for each in over.unsupported] == ["loss._component_", "optimizer._component_"]
+    assert not {"--loss", "--offload"} & {*over.command.split()}
 
 
 BF16 = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}

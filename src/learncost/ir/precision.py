@@ -233,6 +233,10 @@ _INFERENCE = "torch.nn.Module.to(dtype): one type for all but the scores of the 
 _MIXED = "Micikevicius et al. 2018, Mixed precision training: fp32 master weights"
 _PURE = "torchtune's recipes, dtype: bf16: weights, gradients and states are bf16; the loss is computed in fp32"
 _QLORA = "Dettmers et al. 2023, QLoRA, section 3; low-rank paths in bf16 and states in fp32 as in its program qlora.py"
+_QLORA_TRUE = (
+    "torchtune bd2a0fc7, modules/peft/lora.py, and litgpt 26857050, finetune/lora.py, --precision bf16-true: what "
+    "learns is made in bf16, and so are its states"
+)
 
 PRECISIONS: dict[str, Precision] = {
     precision.name: precision
@@ -333,6 +337,14 @@ PRECISIONS: dict[str, Precision] = {
         Precision(
             "nf4-double", "as nf4, with the scales in 8 bits",
             "bf16", "bf16", "bf16", "fp32", "", "fp32", _QLORA, "nf4-64-double", also=("qlora",),
+        ),
+        Precision(
+            "nf4-true", "as nf4, the optimizer's states in bf16 too",
+            "bf16", "bf16", "bf16", "bf16", "", "fp32", _QLORA_TRUE, "nf4-64",
+        ),
+        Precision(
+            "nf4-double-true", "as nf4-double, the optimizer's states in bf16 too",
+            "bf16", "bf16", "bf16", "bf16", "", "fp32", _QLORA_TRUE, "nf4-64-double",
         ),
         Precision(
             "nf4-fp16", "as nf4, in fp16 with fp32 master weights",

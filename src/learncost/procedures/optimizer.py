@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, defined, walk
-from learncost.ir.precision import BLOCKS, bytes_of_type
+from learncost.ir.precision import BLOCKS, BYTES, bytes_of_type
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Axes, Value
@@ -243,6 +243,27 @@ class OptimizerState:
     name: str
     bytes: Callable[[Sequence[int], str], int]
     source: str
+
+
+PAGED, PAGED_FROM = "paged-states", 100_000
+"""States in managed memory, as bitsandbytes' paged optimizers have those of weights of so many elements
+(bitsandbytes 95f9af30, optim/optimizer.py:383)."""
+
+
+def paged(state: OptimizerState) -> OptimizerState:
+    """Return what a paged optimizer stores in the memory of the GPU: scales, and whole states of small weights.
+
+    Raises `InputError` for an optimizer that bitsandbytes has not paged.
+    """
+    if state.name not in (known := ("adamw", "adamw8bit")):
+        raise InputError(f"--offload {PAGED} requires --optimizer {' or '.join(known)}, not {state.name}")
+
+    def resident(shape: Sequence[int], _: str) -> int:
+        elements, whole = prod(shape), state.bytes(shape, "fp32")
+        codes = 2 * elements * (1 if OPTIMIZERS[state.name].states else BYTES["fp32"])
+        return whole if elements < PAGED_FROM else whole - codes
+
+    return replace(state, bytes=resident)
 
 
 def _times(count: int, states: str = "") -> Callable[[Sequence[int], str], int]:

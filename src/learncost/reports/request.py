@@ -76,11 +76,15 @@ class Request:
     optimizer_implementation: str = ""
     accumulate: int | str = 1
     clip: float | str | None = None
+    loss: str = ""
+    checkpoint_every: int | str = 1
+    offload: str = ""
     train: object = None
     train_layers: object = None
     lora: object = None
     lora_rank: object = None
     lora_alpha: object = None
+    lora_dropout: float | str = 0.0
     plan: str | None = None
     mesh: str | None = None
     place: str | None = None
@@ -331,6 +335,8 @@ def _of_files(given: dict[str, Any], names: Collection[str], devices: object) ->
         return given
     typed = {name: value for name, value in given.items() if name != "model"}
     of_files = keywords_of(*read_step(paths), **{"devices": devices, **typed})
+    if "loss" not in names and "engine" not in typed:
+        of_files.pop("engine", None)  # which a loss of a step over a mesh requires
     kept = {*names, "model", "accumulate"}  # microbatches decide the memory of every answer about a device
     return {name: value for name, value in of_files.items() if name in kept} | typed
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.ir.errors import InputError, counted, printable, shown
+from learncost.ir.precision import PRECISIONS
 from learncost.program.optimizer_step import CLASSES
 from learncost.reports.question import flags_typed
 from learncost.reports.request import Request
@@ -22,6 +23,9 @@ from learncost.trainer_files.step import FULL, Step
 
 HUB = Path("~/.cache/huggingface/hub")
 """The folder of huggingface_hub's downloads on this machine; it is read, and nothing is fetched."""
+
+OF_EAGER = ("loss", "lora_dropout", "checkpoint_every", "offload", "plan")
+"""Fields that engine eager alone counts, and over a mesh or for several microbatches not always."""
 
 DATA = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
 """The placement of a stage of ZeRO."""
@@ -76,28 +80,57 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     data = _data_parallel(given.get("mesh") or mesh, step.devices) if over_mesh else 1
     accumulate = _accumulated(step, data, given)
     described = not model and not step.model and "model_type" in (step.sizes or {})
+    every = step.checkpoint_every or 1
+    by_eager = given.get("engine") in (None, "eager") and not (over_mesh and _unwrapped(step, placement, accumulate))
     keywords: dict[str, Any] = {
         "model": step.sizes if described else model or _model(step, reading),
         "batch_size": (1 if step.micro_batch_size is None else step.micro_batch_size) * accumulate * data,
         "seq_len": step.seq_len,
         "accumulate": accumulate,
-        "procedure": "recompute" if step.checkpointing == FULL else None,
+        "procedure": "recompute" if step.checkpointing == FULL and (every == 1 or by_eager) else None,
+        "checkpoint_every": every if every > 1 and step.checkpointing == FULL and by_eager else None,
         "module": "transformers-reentrant" if step.checkpointing == FULL and step.reentrant else None,
         "precision": step.precision if given.get("dtype") is None else None,
         "optimizer": step.optimizer,
         "optimizer_implementation": _implementation(step),
         "clip": step.clip or None,
         "dropout": step.dropout or None,
-        "plan": "chunked-loss" if step.chunked_loss and not over_mesh else None,
+        "engine": "eager" if over_mesh and by_eager and any(getattr(step, name) for name in OF_EAGER) else None,
+        "loss": step.loss if by_eager else None,
+        "offload": step.offload if by_eager else None,
+        "plan": step.plan if accumulate == 1 and not step.clip else None,
         "lora": step.lora,
         "lora_rank": step.lora_rank if step.lora else None,
         "lora_alpha": step.lora_alpha if step.lora else None,
+        "lora_dropout": (step.lora_dropout or None) if step.lora and by_eager else None,
         "mesh": mesh or None,
         "placement": placement if over_mesh else None,
         "sizes": {**step.sizes, **given.get("sizes", {})} if step.sizes and step.model and not model else None,
     }
     usual = {"accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "fused"}
     return {name: value for name, value in keywords.items() if value is not None and usual.get(name) != value}
+
+
+def _unwrapped(step: Step, placement: str, accumulate: int) -> bool:
+    """Return whether PyTorch's wrappers do not place a step over a mesh as its files say, so that graph answers."""
+    quantized = PRECISIONS[step.precision].quantized if step.precision in PRECISIONS else None
+    cut = quantized or accumulate > 1 or (step.reentrant and step.checkpointing == FULL)
+    return placement not in ("ddp", "fsdp", "hsdp") or bool((placement != "ddp" and cut) or step.plan)
+
+
+def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead, ...]:
+    """Return the keys of what engine eager alone counts, which another one answers over the mesh of the files.
+
+    keywords  those of the question
+    """
+    lost = [name for name in OF_EAGER if reading.step.get(name) and name not in keywords]
+    why = "which is not counted over this mesh, or of several microbatches"
+    return tuple(
+        replace(key, effect=f"{name} = {reading.step.get(name)}, {why}")
+        for name in lost
+        for key in (*reading.read, *reading.assumed)
+        if f"{name} = " in key.effect and (name != "lora_dropout" or reading.step.lora)
+    )
 
 
 def _implementation(step: Step) -> str | None:
@@ -311,8 +344,6 @@ class TrainerStep(Shown):
             yield f"Not in the files: {', '.join(self.asks)}."
         if self.command:
             yield f"The same with flags: {self.command}"
-        if self.step.get("chunked_loss") and "--mesh" in self.command:
-            yield "The loss in chunks is not counted over a mesh: the peak is lower by up to the logits."
         if self.left_out:
             yield f"No part of this command: {' '.join(self.left_out)}"
 
@@ -350,23 +381,20 @@ def trainer_step(
     except InputError:  # what is missing is among `asks`
         keywords = {}
     if keywords:
-        subject = keywords.pop("model")
-        left_out = {name: keywords.pop(name) for name in [*keywords] if flags and name not in {*flags, "sizes"}}
+        typed = {name: value for name, value in keywords.items() if name != "engine" or not flags or "loss" in flags}
+        subject = typed.pop("model")
+        left_out = {name: typed.pop(name) for name in [*typed] if flags and name not in {*flags, "sizes"}}
         sizes = isinstance(subject, Mapping)
-        line = shlex.join(["learncost", command, "-" if sizes else str(subject), *flags_typed(keywords)])
+        line = shlex.join(["learncost", command, "-" if sizes else str(subject), *flags_typed(typed)])
         line = f"echo {shlex.quote(json.dumps(subject))} | {line}" if sizes else line
-    plans = str(given.get("plan") or "").split(",")
-    counted = [each for each in reading.unsupported if each.counted_by and each.counted_by in plans]
-    left = tuple(each for each in reading.unsupported if each not in counted)
-    counted = [replace(each, effect=f"counted by --plan {each.counted_by}") for each in counted]
     said = {name: value for name, value in vars(reading.step).items() if value is not None}
     return TrainerStep(
         reading.files,
         tuple(framework.source for framework in reading.frameworks),
         said,
-        (*reading.read, *counted),
+        reading.read,
         (*reading.assumed, *_by_name(reading, model)),
-        left,
+        (*reading.unsupported, *(not_counted(reading, keywords) if keywords else ())),
         reading.unknown,
         reading.no_effect,
         reading.asks,

@@ -38,7 +38,6 @@ class KeyRule:
                  `A to B` is A, up to a multiple of B
     unsupported  what is not counted then, and in which direction the answer errs
     refused      why the step is no training that can be predicted
-    counted_by   the plan of the step that counts what is unsupported
     asks         what the files do not say: devices and others
     follows      a key whose value is the path of another file of the step
     source       file and line in the framework
@@ -50,7 +49,6 @@ class KeyRule:
     where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     fields: Mapping[str, Any] | None = None
     unsupported: str = ""
-    counted_by: str = ""
     refused: str = ""
     asks: str = ""
     follows: str = ""
@@ -69,11 +67,6 @@ class KeyRule:
             and all(key in values and _is_one_of(values[key], wanted) for key, wanted in self.conditions.items())
             and not any(key in values and _is_one_of(values[key], these) for key, these in self.unless.items())
         )
-
-    @property
-    def remark(self) -> str:
-        """The effect that is not counted, with the plan that counts it."""
-        return self.unsupported + (f"; --plan {self.counted_by} counts it" if self.counted_by else "")
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -251,5 +244,5 @@ def _rule(row: Mapping[str, Any]) -> KeyRule:
         {key: tuple(value) if isinstance(value, list) else (value,) for key, value in row.get(name, {}).items()}
         for name in ("when", "unless", "where")
     )
-    texts = (row.get(name, "") for name in ("unsupported", "counted_by", "refused", "asks", "follows", "source"))
+    texts = (row.get(name, "") for name in ("unsupported", "refused", "asks", "follows", "source"))
     return KeyRule(conditions, unless, tuple(row.get("absent", ())), where, row.get("set"), *texts)

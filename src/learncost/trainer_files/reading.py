@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import prod
 from os.path import isfile
 from pathlib import Path
@@ -31,8 +31,7 @@ _TYPES = {each.name: str(each.type) for each in fields(Step)}
 class KeyRead:
     """A key of a file and what became of it.
 
-    effect      the fields of the step that it gives, or why it is not counted
-    counted_by  the plan that counts it
+    effect  the fields of the step that it gives, or why it is not counted
     """
 
     file: str
@@ -40,7 +39,6 @@ class KeyRead:
     value: Any
     effect: str = ""
     line: int | None = None
-    counted_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ class _Part:
             for key in dict.fromkeys((*rule.conditions, *rule.taken)) if rule in self.holding else ():
                 effects.setdefault(key, []).append(f"{name} = {step.get(name)}")
         unsupported = [
-            replace(_key(document, key, values.get(key), rule.remark), counted_by=rule.counted_by)
+            _key(document, key, values.get(key), rule.unsupported)
             for rule in self.holding
             if rule.unsupported and (not rule.fields or any(decided[name] is rule for name in rule.fields))
             for key in [*rule.conditions][-1:]

@@ -19,11 +19,15 @@ class Step:
     precision                 a name of `learncost list precisions`
     optimizer                 a name of `learncost list optimizers`
     optimizer_implementation  of AdamW and others: fused, foreach or for-loop
+    offload                   what is not in the memory of the device, as of `learncost memory --offload`
+    plan                      a plan of `learncost list plans`
     lora                      the modules with LoRA, or all-linear
+    lora_dropout              the dropout probability of what these read
     also_trained              modules that are trained next to LoRA
     checkpointing             full, selective or none
+    checkpoint_every          of so many blocks the first has a checkpoint
     reentrant                 whether checkpoints are PyTorch's reentrant ones
-    chunked_loss              whether the loss is computed with the head in chunks, and no logits are stored
+    loss                      the loss that is computed together with the head, as of `learncost memory --loss`
     packed                    whether sequences are filled to their length
     task                      what is trained for: sft, dpo and others
     zero                      the stage of ZeRO, of which 3 is fully sharded
@@ -41,15 +45,19 @@ class Step:
     precision: str | None = None
     optimizer: str | None = None
     optimizer_implementation: str | None = None
+    offload: str | None = None
+    plan: str | None = None
     clip: float | None = None
     dropout: float | None = None
     lora: str | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
+    lora_dropout: float | None = None
     also_trained: str | None = None
     checkpointing: str | None = None
+    checkpoint_every: int | None = None
     reentrant: bool | None = None
-    chunked_loss: bool | None = None
+    loss: str | None = None
     packed: bool | None = None
     task: str = "sft"
     zero: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from learncost.ir.affine import Affine
 from learncost.ir.errors import InputError
@@ -31,8 +32,11 @@ from learncost.program.autograd.calls import (
 )
 from learncost.program.autograd.mixers import MIXERS, MixerScope
 from learncost.program.autograd.module import AttentionInputs
-from learncost.program.autograd.operators import BOOLEAN, INTEGER, TapeTensor, cat, linear, linear_cross_entropy
+from learncost.program.autograd.operators import BOOLEAN, INTEGER, TapeTensor, cat, linear
 from learncost.program.autograd.state import ScopeNames, Values
+
+if TYPE_CHECKING:
+    from learncost.program.autograd.losses import LossRow
 
 
 @dataclass(frozen=True)
@@ -119,10 +123,10 @@ def with_mixers(calls: Iterable[OperatorCall | Loop]) -> list[OperatorCall | Loo
     return result
 
 
-def with_chunked_losses(calls: Iterable[OperatorCall | Loop]) -> list[OperatorCall | Loop]:
+def with_head_losses(calls: Iterable[OperatorCall | Loop], row: LossRow) -> list[OperatorCall | Loop]:
     """Return the calls, with every loss joined to the head that makes its scores and to what acts on these in place.
 
-    Raises `InputError` for scores that are no product with a weight.
+    Raises `InputError` for scores that are no product with a weight, or that the loss does not change as the model.
     """
     result = [*calls]
     for loss in [call for call in result if isinstance(call, Loss)]:
@@ -135,8 +139,10 @@ def with_chunked_losses(calls: Iterable[OperatorCall | Loop]) -> list[OperatorCa
                 break
             between.append(maker)
             (scores,) = maker.reads
-        if not isinstance(maker, Linear) or maker.groups[0][0].path[0]:
-            raise InputError("the plan chunked-loss requires a head without a low-rank path right before the loss")
+        if not isinstance(maker, Linear) or (row.is_kernel and maker.groups[0][0].path[0]):
+            raise InputError("this loss requires a head without a low-rank path right before it")
+        if between and not row.is_kernel:
+            raise InputError(f"this loss requires the head's product as scores, which {between[-1].title} changes")
         lines = tuple(line for call in (maker, *between[::-1], loss) for line in call.lines)
         result[result.index(loss)] = LinearLoss(lines, loss.makes, maker.groups[0][0], maker.value)
         result = [call for call in result if call is not maker and call not in between]
@@ -172,7 +178,7 @@ def _linear(names: ScopeNames, call: Linear, values: Values) -> None:
         if local_name(call) in names.module.floats:
             x, weight = x.in_float(), weight.in_float()
         path, low = _path(names, group, x)
-        parts_made = names.module.linear(x, weight, bias, sizes, path, low)
+        parts_made = names.module.linear(x, weight, bias, sizes, path, low, names.state.asked.drops_paths)
         for projection in reversed(group):
             part = parts_made.pop()
             if call.heads:
@@ -264,9 +270,22 @@ def _loss(names: ScopeNames, call: Loss, values: Values) -> TapeTensor:
 
 
 def _linear_loss(names: ScopeNames, call: LinearLoss, values: Values) -> TapeTensor:
-    bias = names.leaf(call.head.bias) if call.head.bias else None
-    classes = names.count([axis for axis in call.head.makes.declared if axis in names.axes[call.head.weight]])
-    return linear_cross_entropy(names.found(call.value, values), names.leaf(call.head.weight), bias, classes)
+    row, head, drops = names.state.asked.loss, call.head, names.state.asked.drops_paths
+    assert row
+    hidden, weight = names.found(call.value, values), names.leaf(head.weight)
+    bias = names.leaf(head.bias) if head.bias else None
+    sizes = [axis for axis in head.makes.declared if axis in names.axes[head.weight]]
+    classes, features = names.count(sizes), weight.elements // names.count(sizes)
+
+    def scored(part: TapeTensor) -> TapeTensor:
+        path, low = _path(names, (head,), part)
+        (scores,) = names.module.linear(part, weight, bias, [part.elements // features * classes], path, low, drops)
+        return scores
+
+    from learncost.program.autograd.losses import HeadInputs  # imported where it is needed: start-up counts
+
+    sequences = names.count(head.makes.declared[:1])
+    return row.run(HeadInputs(hidden, weight, bias, classes, sequences, scored, names.state.scores))
 
 
 def _rotary(names: ScopeNames, call: Rotary, values: Values) -> TapeTensor:

@@ -81,7 +81,7 @@ class Loss(OperatorCall):
 
 @dataclass(frozen=True)
 class LinearLoss(OperatorCall):
-    """The head and the loss of its scores, in chunks of tokens."""
+    """The head and the loss of its scores, which are computed together."""
 
     head: Projection
     value: str

@@ -147,13 +147,17 @@ class Module:
         sizes: Sequence[int],
         path: Sequence[TapeTensor],
         low: int,
+        drops: bool = False,
     ) -> list[TapeTensor]:
-        """Return a product plus its low-rank path; `low` is the number of elements between A and B."""
+        """Return a product plus its low-rank path, with dropout of its operand if it `drops`; `low` is the number of
+        elements between A and B.
+        """
         x = x.to(min(x.width, weight.width or x.width))
         result = linear(x, weight, sum(sizes), bias)
         if path and weight.coded:
             result = result.copied()  # peft clones it
         if path:
+            x = x.dropout() if drops else x
             result = result + linear(linear(x, path[0], low), path[1], sum(sizes)) * 2.0
         return result.split(sizes) if len(sizes) > 1 else [result]
 

@@ -531,23 +531,6 @@ def convolution(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTens
     return linear(x, weight, elements, bias, saves_both=True, name="convolution")
 
 
-def linear_cross_entropy(x: TapeTensor, weight: TapeTensor, bias: TapeTensor | None, classes: int) -> TapeTensor:
-    """Run Liger's `LigerFusedLinearCrossEntropyFunction` (`ops/fused_linear_cross_entropy.py`, 00eba634): the head and
-    the loss for a chunk of tokens at a time.
-
-    The forward pass computes the gradients of its operands, which are all that is kept, and those of a chunk's logits
-    are in place of these. A chunk has the power of two of tokens whose logits are about as large as the operand.
-    """
-    tape, operands = x.tape, [each for each in (x, weight, bias) if each]
-    rows = x.elements * classes // weight.elements
-    chunks = -(-classes * rows // x.elements)
-    tokens = min(1 << (-(-rows // chunks) - 1).bit_length(), rows)
-    made = [tape.new(each.elements, each.width) if each.learns else None for each in operands]
-    tape.new(tokens * classes, x.width)
-    tape.hold(*made)
-    return tape.run("linear_cross_entropy", operands, ((1, FLOAT),), lambda _: made)[0]
-
-
 def cross_entropy(scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:
     """Run `functional.cross_entropy`: log-softmax saves its result, and so does the loss."""
     logs = scores.apply("log_softmax")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import shape_of, size_of
@@ -18,6 +18,9 @@ from learncost.program.autograd.tape import Tape, TapeNode
 from learncost.program.autograd.wrapped import ParameterGroup, Sharded, Wrapping
 from learncost.program.optimizer_step import Stepping
 
+if TYPE_CHECKING:
+    from learncost.program.autograd.losses import LossRow
+
 
 @dataclass(frozen=True)
 class StepOptions:
@@ -28,13 +31,15 @@ class StepOptions:
     learning     the trainable weights
     drawn        the inputs that are dropout noise
     checkpoint   "" or how every block runs under `torch.utils.checkpoint`: "frames" or "reentrant"
+    every        of so many blocks the first runs under a checkpoint
     blocks       the number of blocks, where an iteration of a loop may contain several; 0: an iteration is one
     stepping     the optimizer's step
     microbatches the number of microbatches whose gradients are summed
     matrices     the number of rows of each weight that is a matrix
     coded        the weights that are stored as codes and scales, and their bytes
     wrapping     how the module is distributed over devices
-    chunked      whether the head and the loss run in chunks of tokens
+    loss         the loss that is computed together with the head; None: the module's own
+    drops_paths  whether operands of low-rank paths have dropout
     """
 
     module: Module
@@ -43,13 +48,15 @@ class StepOptions:
     learning: Collection[str]
     drawn: Collection[str] = ()
     checkpoint: str = ""
+    every: int = 1
     blocks: int = 0
     stepping: Stepping = field(default_factory=Stepping)
     microbatches: int = 1
     matrices: Mapping[str, int] = field(default_factory=dict)
     coded: Mapping[str, int] = field(default_factory=dict)
     wrapping: Wrapping | None = None
-    chunked: bool = False
+    loss: LossRow | None = None
+    drops_paths: bool = False
 
 
 Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"
@@ -107,7 +114,9 @@ class StepState:
     embedded: list[TapeTensor] = field(default_factory=list)
     cache: list[TapeTensor] = field(default_factory=list)
     inputs: list[TapeTensor] = field(default_factory=list)
+    scores: list[TapeTensor] = field(default_factory=list)
     tokens: str = ""
+    passed: int = 0
 
     @cached_property
     def sharded(self) -> Sharded | None:
@@ -164,6 +173,11 @@ class StepState:
                 group.weights.append(leaf)
             self.leaves[key] = leaf
         return self.leaves[key]
+
+    def is_checkpointed(self, weighted: bool) -> bool:
+        """Return whether the block that begins is one of those with a checkpoint; `weighted`: it has weights."""
+        self.passed += weighted
+        return not weighted or (self.passed - 1) % self.asked.every == 0
 
     def embeds(self, weight: str, embedded: TapeTensor) -> None:
         """Keep an embedding until the model returns; under checkpoints that of the tokens requires a gradient."""

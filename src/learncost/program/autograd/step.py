@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
-from learncost.program.autograd.called import after_makers, call_module, with_chunked_losses, with_mixers, with_parts
+from learncost.program.autograd.called import after_makers, call_module, with_head_losses, with_mixers, with_parts
 from learncost.program.autograd.calls import (
     CallScope,
     Experts,
@@ -46,7 +46,7 @@ def _calls(names: ScopeNames, lines: Sequence[Statement], outputs: Sequence[str]
     in_order = list(CallScope(lines, names.weights, names.drawn, outputs, joins, module.gathers).calls())
     in_order = after_makers(in_order, parted)
     in_order = with_mixers(in_order) if module.mixes else in_order
-    in_order = with_chunked_losses(in_order) if names.state.asked.chunked else in_order
+    in_order = with_head_losses(in_order, names.state.asked.loss) if names.state.asked.loss else in_order
     place = next((at for at, call in enumerate(in_order) if local_name(call) == module.after), 0)
     if place:
         early = [call for call in in_order[:place] if isinstance(call, Experts)]
@@ -102,14 +102,15 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
                 sharded.before_forward(group)
                 starts_given = sharded.entered(group, starts_given)
             inner = _inside(names, repeat, iteration, around, values, stacks)
-            if how == "reentrant":
+            own = how if names.state.is_checkpointed(weighted) else ""
+            if own == "reentrant":
                 given = [*starts, *(name for name, tensor in around.items() if tensor.learns)]
                 inner.around = {name: tensor for name, tensor in inner.around.items() if name not in given}
                 more = [around[name] for name in given[len(starts) :]]
                 results = tape.reentrant(_iteration(inner, calls, given, ends), [*starts_given, *more])
             else:
                 run = _iteration(inner, calls, starts, ends)
-                results = tape.checkpoint(run, starts_given, around.values()) if how else run(starts_given)
+                results = tape.checkpoint(run, starts_given, around.values()) if own else run(starts_given)
             tape.hold(*starts_given)
             starts_given = results
             if sharded:
@@ -195,6 +196,7 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
     tape.label, builder.phase = STEP, OPTIMIZER
     step_weights(asked.stepping, tape.learned, builder)
     builder.run("optimizer")
+    tape.hold(*state.scores)
     tape.hold_gradients()
 
 
@@ -206,6 +208,7 @@ def _forward(state: StepState) -> list[TapeTensor]:
     """Return the outputs of the model, after the allocation of its weights and inputs."""
     table, values, asked, builder = state.table, Values(), state.asked, state.tape.builder
     reads = {name for line in table.lines for name in line.reads} - {*table.weights}
+    state.passed = 0
     for name in (*table.inputs, *table.weights):
         if name in asked.drawn or name in state.storages:
             continue

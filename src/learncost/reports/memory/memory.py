@@ -253,8 +253,8 @@ def memory_question(request: Request) -> MemoryQuestion:
 
 @takes_request(
     "model procedure batch_size seq_len target_len optimizer dropout dtype * context page_size precision plan "
-    "accumulate clip budget on engine module optimizer_implementation mode train train_layers lora lora_rank "
-    "lora_alpha mesh place placement schedule chunks"
+    "accumulate clip budget on engine module optimizer_implementation loss checkpoint_every offload mode train "
+    "train_layers lora lora_rank lora_alpha lora_dropout mesh place placement schedule chunks"
 )
 def memory(request: Request) -> Memory | MemoryComparison:
     """The exact memory of one training step or pass of inference: its peak, the live arrays there, what fits a budget.
@@ -293,6 +293,15 @@ def memory(request: Request) -> Memory | MemoryComparison:
         The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True) or plain (a hand-optimized
         implementation); for an imported module itself (the default).
+    loss
+        The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-entropy),
+        torchtune, litgpt or olmo, each in the way of this framework. The default is the module's own.
+    checkpoint_every
+        A checkpoint for the first of every so many blocks alone, under `engine` eager with `procedure` recompute. The
+        default is 1: every block.
+    offload
+        Tensors outside of the device's memory, under `engine` eager: paged-states, the states of bitsandbytes'
+        PagedAdamW and PagedAdamW8bit for weights of 100,000 elements or more.
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
 

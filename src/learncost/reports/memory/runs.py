@@ -71,6 +71,12 @@ def _refused(step: MemoryStep, chosen_engine: Engine) -> str:
     """Return why an engine does not support the settings of a step."""
     if not chosen_engine.module and step.eager.implementation:
         return "does not support --optimizer-implementation"
+    if step.eager.every > 1 and not step.recomputes:
+        return "requires --procedure recompute with --checkpoint-every"
+    options = {"--loss": step.eager.loss, "--lora-dropout": step.eager.drops_paths}
+    options |= {"--checkpoint-every": step.eager.every > 1, "--offload": step.eager.offload}
+    for flag in [flag for flag, given in options.items() if given and not chosen_engine.module]:
+        return f"does not support {flag}"
     if step.eager.clip and not chosen_engine.module:
         if chosen_engine.name != GRAPH:
             return "does not support --clip"

@@ -18,10 +18,11 @@ from learncost.layers.names import scores
 from learncost.liveness import Live, Liveness, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
+from learncost.models.sizes import check_size
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import CHOSEN, by_eager, planned, recomputes_blocks
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
-from learncost.procedures.optimizer import state_of, without_gradients
+from learncost.procedures.optimizer import PAGED, paged, state_of, without_gradients
 from learncost.procedures.procedure import PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step, trained_by
@@ -34,7 +35,7 @@ from learncost.program.regions import Region
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX, bytes_of
 from learncost.reports.request import CPU, GPU, Request
-from learncost.reports.run import PreparedRun
+from learncost.reports.run import PreparedRun, check_probability
 
 if TYPE_CHECKING:
     from learncost.devices.device import Device
@@ -55,17 +56,39 @@ class EagerOptions:
     device          as PyTorch calls it
     implementation  of the optimizer (`IMPLEMENTATIONS`); empty: the default, fused
     clip            whether gradients are clipped to a norm
+    loss            the loss that is computed together with the head; empty: the module's own
+    drops_paths     whether operands of low-rank paths have dropout
+    every           of so many blocks the first runs under a checkpoint
+    offload         what is not in the memory of the device
     """
 
     module: str = ""
     device: str = CPU
     implementation: str = ""
     clip: bool = False
+    loss: str = ""
+    drops_paths: bool = False
+    every: int = 1
+    offload: str = ""
+
+
+OFFLOADED = {PAGED: PAGED}
+"""Tensors that may be outside of the device's memory, by name."""
 
 
 def implementation_named(name: str) -> str:
     """Return the implementation of an optimizer. Raises `InputError` for an unknown one."""
     return name and named_one("optimizer implementation", name, {each: each for each in IMPLEMENTATIONS})
+
+
+def _loss_named(name: str) -> str:
+    """Return the name of a loss. Raises `InputError` for an unknown one."""
+    if not name:
+        return ""
+    from learncost.program.autograd.losses import LOSSES  # imported when used, for a fast start
+
+    named_one("loss", name, LOSSES)
+    return name
 
 
 def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
@@ -77,7 +100,13 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         request.module and module_named(request.module).name,
         GPU if request.on == GPU else CPU,
         implementation_named(request.optimizer_implementation),
+        loss=_loss_named(request.loss),
+        drops_paths=check_probability("lora_dropout", request.lora_dropout) > 0,
+        every=check_size("checkpoint_every", request.checkpoint_every),
+        offload=request.offload and named_one("offload", request.offload, OFFLOADED),
     )
+    if options.drops_paths and request.lora is None and request.lora_rank is None:
+        raise InputError("--lora-dropout requires --lora, for example --lora all-linear")
     if request.on is None or request.on == GPU:
         return None, request.engine, options
     from learncost.devices.device import device as find_device  # imported when used, for a fast start
@@ -135,7 +164,7 @@ class MemoryStep:
         self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode, eager
         self.mode = mode if find_procedure(procedure).modes else ""
         self.model = trained_by(run.model, procedure)
-        self.optimizer = state_of(optimizer)
+        self.optimizer = paged(state_of(optimizer)) if eager.offload else state_of(optimizer)
         self.accumulate = _parts(accumulate, run.axes["B"])
         learning = set(self.model.learning)
         structure = Structure(self.model)

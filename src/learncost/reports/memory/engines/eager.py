@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from math import prod
+from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError
 from learncost.ir.loop import walk
@@ -47,6 +48,9 @@ from learncost.reports.memory.step import MemoryStep
 from learncost.reports.request import CPU, GPU
 from learncost.sharding.presets import chosen
 
+if TYPE_CHECKING:
+    from learncost.program.autograd.losses import LossRow
+
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
 
@@ -80,7 +84,6 @@ PLACES = {"cpu": "a CPU", GPU: "a GPU"}
 """The devices as PyTorch calls them."""
 
 LIVE, HOOKED_LIVE = "Gradients live until optimizer.step()", "Each gradient lives until its weight is updated"
-IN_CHUNKS = "The head and the loss run in chunks of tokens, as Liger's fused linear cross-entropy."
 SUMMED_LIVE = "Each gradient is added to a sum in fp32 in its hook, and freed"
 NOT_ON_GPU = "Neither are cuBLAS workspaces (66 MiB on an H100) and the allocator's rounding. "
 
@@ -116,6 +119,15 @@ def _plans(step: MemoryStep) -> set[str]:
     return {plan.name for plan, _ in plan_of(step.plan)}
 
 
+def _loss(step: MemoryStep) -> LossRow | None:
+    """Return the loss that is computed together with the head; None if the module has its own."""
+    if not (name := step.eager.loss or ("liger" if CHUNKED in _plans(step) else "")):
+        return None
+    from learncost.program.autograd.losses import LOSSES  # imported when used, for a fast start
+
+    return LOSSES[name]
+
+
 def _unfused(step: MemoryStep) -> bool:
     """Return whether attention is not fused, as under attn_implementation="eager" of transformers."""
     return step.run.plan_asked == ""
@@ -136,13 +148,15 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
         frozenset(model.learning),
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
         module.checkpoint if step.recomputes else "",
+        step.eager.every,
         0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
         _stepping(step),
         step.accumulate,
         _rows(step, sizes),
         {weight.weight: weight.bytes(step.run.axes) for weight in model.quantized},
         _wrapping(step),
-        CHUNKED in _plans(step),
+        _loss(step),
+        step.eager.drops_paths,
     )
     summed = kind.gradient if _sums(step, sizes) else 0
     tape = Tape(kind.value, step.eager.device == GPU, _hooked(step), summed)
@@ -283,8 +297,10 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
         said += f" {RECURRENCES}; fewer tensors are saved with these kernels."
     if wrapping := _wrapping(step):
         said += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
-    if CHUNKED in _plans(step):
-        said += f" {IN_CHUNKS}"
+    if step.eager.offload:
+        said += f" Not in this memory: {step.eager.offload}."
+    if row := _loss(step):
+        said += f" The loss is {row.title} ({row.source})."
     return said + (f" The module itself was not run: {step.instead}." if step.instead else "")
 
 
@@ -336,9 +352,12 @@ def _refuses(step: MemoryStep) -> str:
         return why
     if step.run.plan_asked and by_eager(step.unplanned, step.plan) is None:
         return f"does not support --plan {step.run.plan}"
-    if CHUNKED in _plans(step) and (step.over or step.module == Itself.name):
-        where = "over a mesh" if step.over else f"with --module {Itself.name}, whose forward pass has the loss"
-        return f"does not support --plan {CHUNKED} {where}"
+    if step.eager.loss and CHUNKED in _plans(step):
+        return f"takes --loss {step.eager.loss} or --plan {CHUNKED}, which is --loss liger: not both"
+    if step.module == Itself.name and (_loss(step) or step.eager.drops_paths):
+        plan = f"--plan {CHUNKED}" if _loss(step) else "--lora-dropout"
+        flag = f"--loss {step.eager.loss}" if step.eager.loss else plan
+        return f"does not support {flag} with --module {Itself.name}, whose forward pass has its own"
     if _unfused(step) and step.module == Itself.name and usual_plan(step.unplanned):
         return f"runs an imported module as it is, with fused attention, not with --plan {NONE}"
     implementations = CLASSES[step.optimizer.name].implementations
@@ -356,8 +375,8 @@ def _refuses(step: MemoryStep) -> str:
     if _hooked(step) and (step.accumulate > 1 or step.eager.clip):
         flag = "--clip" if step.eager.clip else "--accumulate"
         return f"does not support {flag} with --plan {HOOKED}, which steps before all gradients are there"
-    if step.accumulate > 1 and step.over:
-        return "does not support --accumulate over a mesh"
+    if step.accumulate > 1 and step.over and (wrapping := _wrapping(step)) and wrapping.parts > 1:
+        return "does not support --accumulate with weights that are cut over a mesh: use --placement ddp"
     if _hooked(step) and step.over:
         return f"does not support --plan {HOOKED} over a mesh, since DDP and FSDP2 reduce gradients before a hook steps"
     return ""

@@ -1,0 +1,167 @@
+"""The losses of trainers that are computed together with the head: how each makes the scores, and what it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from learncost.program.autograd.operators import FLOAT, INTEGER, TapeTensor, cross_entropy
+
+
+@dataclass(frozen=True)
+class HeadInputs:
+    """The operands of a head and its loss.
+
+    hidden     the values that the head reads
+    weight, bias  of the head
+    classes    the scores of a token
+    sequences  how many there are
+    scored     makes the scores of some of the values
+    held       what the training loop holds until the next scores are there
+    """
+
+    hidden: TapeTensor
+    weight: TapeTensor
+    bias: TapeTensor | None
+    classes: int
+    sequences: int
+    scored: Callable[[TapeTensor], TapeTensor]
+    held: list[TapeTensor]
+
+    @property
+    def tokens(self) -> int:
+        return self.hidden.elements * self.classes // self.weight.elements
+
+    def share(self, tokens: int) -> int:
+        """Return the elements of the values of some tokens."""
+        return self.hidden.elements // self.tokens * tokens
+
+    @property
+    def operands(self) -> list[TapeTensor]:
+        return [each for each in (self.hidden, self.weight, self.bias) if each]
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """A loss. `is_kernel`: the head is inside of a kernel, which caps scores itself and has no low-rank path."""
+
+    title: str
+    source: str
+    run: Callable[[HeadInputs], TapeTensor]
+    is_kernel: bool = False
+
+
+def _liger(head: HeadInputs) -> TapeTensor:
+    """Run the head and the loss for a chunk of tokens at a time.
+
+    The forward pass computes the gradients of its operands, which are all that is kept, and those of a chunk's logits
+    are in place of these. A chunk has the power of two of tokens whose logits are about as large as the operand.
+    """
+    tape, rows = head.hidden.tape, head.tokens
+    chunks = -(-head.classes * rows // head.hidden.elements)
+    tokens = min(1 << (-(-rows // chunks) - 1).bit_length(), rows)
+    made = [tape.new(each.elements, each.width) if each.learns else None for each in head.operands]
+    tape.new(tokens * head.classes, head.hidden.width)
+    tape.hold(*made)
+    return tape.run("linear_cross_entropy", head.operands, ((1, FLOAT),), lambda _: made)[0]
+
+
+def _cut(head: HeadInputs) -> TapeTensor:
+    """Run the head and the loss in tiles of registers: a logsumexp of every token is saved next to the operands."""
+    tape, operands = head.hidden.tape, head.operands
+    loss, _ = tape.run(
+        "cut_cross_entropy",
+        operands,
+        ((1, FLOAT), (head.tokens, FLOAT)),
+        lambda _: [tape.new(each.elements, each.width) if each.learns else None for each in operands],
+        (*operands, 1),
+    )
+    return loss
+
+
+TORCHTUNES = 8
+"""torchtune bd2a0fc7, modules/loss/cross_entropy_loss.py: num_output_chunks."""
+
+
+def _torchtune(head: HeadInputs) -> TapeTensor:
+    """Run `LinearCrossEntropyLoss`: tokens that count are selected, and chunks of them have scores in float."""
+    tape = head.hidden.tape
+    order, targets = (tape.new(head.tokens, INTEGER) for _ in range(2))
+    chosen = head.hidden.gather(order, head.hidden.elements)
+    several = [head.tokens // TORCHTUNES + (place < head.tokens % TORCHTUNES) for place in range(TORCHTUNES)]
+    chunks = [chosen.slice(head.share(tokens)) for tokens in several if tokens]
+    total: TapeTensor | None = None
+    for chunk in chunks:
+        scores = head.scored(chunk)
+        loss = cross_entropy(scores.in_float(), targets)
+        tape.hold(scores)
+        total = total + loss if total else loss
+    assert total
+    return total
+
+
+LITGPTS = 128
+"""litgpt 26857050, finetune/lora.py: lm_head_chunk_size, in positions."""
+
+
+def _litgpt(head: HeadInputs) -> TapeTensor:
+    """Run the head in chunks of positions, and `chunked_cross_entropy` of their scores, all of which are held."""
+    length = head.tokens // head.sequences
+    several = [min(LITGPTS, length - start) * head.sequences for start in range(0, length, LITGPTS)]
+    parts = head.hidden.split([head.share(tokens) for tokens in several])
+    scores = [head.scored(part.copied() if head.sequences > 1 else part) for part in parts]
+    head.hidden.tape.hold(*head.held)  # those of the microbatch before
+    head.held[:] = scores
+    targets = head.hidden.tape.new(head.tokens, INTEGER)
+    total, *losses = [cross_entropy(each, targets) for each in scores]
+    for each in losses:
+        total = total + each
+    return total
+
+
+def _olmo(head: HeadInputs) -> TapeTensor:
+    """Run flash-attention's kernel on the scores of all but the last position, with or without the z-loss."""
+    scores = head.scored(head.hidden)
+    tape, shifted, rows = scores.tape, scores.slice(scores.elements), (head.tokens, FLOAT)
+    shifted = shifted.cloned() if head.sequences > 1 else shifted
+    losses, *_ = tape.run(
+        "flash_cross_entropy",
+        (shifted,),
+        (rows, rows, rows),
+        lambda _: [tape.new(shifted.elements, shifted.width)],
+        (shifted, 1),
+    )
+    tape.hold(scores)
+    return losses.sum(1)
+
+
+LOSSES: Mapping[str, LossRow] = {
+    "liger": LossRow(
+        "Liger's fused linear cross-entropy: the head and the loss in chunks of tokens, gradients in the forward pass",
+        "Liger-Kernel 00eba634, ops/fused_linear_cross_entropy.py",
+        _liger,
+        is_kernel=True,
+    ),
+    "cut": LossRow(
+        "Apple's cut cross-entropy: the head and the loss in one kernel, which stores no scores",
+        "ml-cross-entropy d42911f9, cut_cross_entropy/cce.py",
+        _cut,
+        is_kernel=True,
+    ),
+    "torchtune": LossRow(
+        "torchtune's LinearCrossEntropyLoss: the head and the loss in eight chunks of tokens",
+        "torchtune bd2a0fc7, modules/loss/cross_entropy_loss.py",
+        _torchtune,
+    ),
+    "litgpt": LossRow(
+        "litgpt's chunked_cross_entropy in fine-tuning: the head and the loss in chunks of 128 positions",
+        "litgpt 26857050, utils.py, finetune/lora.py:355",
+        _litgpt,
+    ),
+    "olmo": LossRow(
+        "OLMo's fused loss: flash-attention's cross-entropy, which saves the scores, with or without the z-loss",
+        "OLMo 59a53e3f, olmo/train.py:156; flash-attention 0251105a, ops/triton/cross_entropy.py",
+        _olmo,
+    ),
+}
+"""The losses by their names."""

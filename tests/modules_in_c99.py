@@ -165,6 +165,30 @@ class Stream(Sequence):
         return self.head(y[:, -1]), h
 
 
+class Begun(Sequence):
+    """Such a network behind a norm over the batch, whose state begins at PyTorch's zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
+        return functional.cross_entropy(self.head(self.gru(self.norm(x))[0][:, -1]), targets)
+
+
+class Attending(nn.Module):
+    """Queries, keys and values of three equal norms: parts of one bias have gradients that are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.RMSNorm(4), nn.Linear(4, 3)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        y, _ = self.attention(self.norm(x), self.norm(x), self.norm(x), need_weights=False)
+        return functional.cross_entropy(self.head((x + y)[:, -1]), targets)
+
+
 class Average(nn.Module):
     """A module that keeps a moving average in a buffer."""
 

@@ -159,8 +159,8 @@ def test_an_axis_that_leaves_the_only_node_is_refused(tmp_path):
         ('device = "H100 SXM"\ndevices = 0\ninside = "NVLink 4"\n', "devices must be a whole number above 0"),
         ('device = "H100 SXM"\ndevices = 8\ninside = "NVLink 9"\n', "no link is called 'NVLink 9'; did you mean"),
         ('device = "H100 SXM"\ninside = "NVLink 4"\n', "a cluster needs devices"),
-        ('device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gbs = -1 }\n', "gbs must be a number above 0"),
-        ('device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gbs = nan }\n', "gbs must be a number above 0"),
+        ('device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gbs = -1 }\n', "gbs must be a number from 10"),
+        ('device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gbs = nan }\n', "gbs must be a number from 10"),
         (
             'device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gb = 1 }\n',
             "a link has no 'gb'; did you mean 'gbs'",

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 import learncost as lc
+from learncost.importer.pipeline import ImportObserver, ImportOptions, table_of
 from learncost.importer.walk import read_module
 from learncost.verification.imported import parity, products
 from sampling import sampled
@@ -45,6 +46,28 @@ def test_an_object_beside_the_results_is_none_of_them():
     read = read_module(module, given)
     assert list(lc.layer(read.text).table.outputs) == ["loss"]
     assert parity(module, given, read).gradient < 1e-10
+
+
+class Labelled(nn.Module):
+    """Scores, and beside them what no table has as a result: a label, a mask; an input handed back is no result."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Linear(4, 3)
+
+    def forward(self, x, places):
+        y = self.scores(x)
+        return {"label": y.argmax(-1), "y": y, "positive": y > 0, "places": places, "next": places + 1}
+
+
+def test_integers_and_booleans_among_the_results_are_left_out_by_name():
+    said = []
+    given = {"x": torch.randn(2, 4), "places": torch.arange(2)}
+    text, _ = table_of(Labelled(), given, "Labelled", ImportOptions(), ImportObserver(say=said.append))
+    left_out = "the table has no lines for output 1 (int64), 3 (bool), 5 (int64) of 5"
+    assert said == [f"Labelled: {left_out}"]
+    assert f"% T{left_out[1:]}." in text
+    assert list(lc.layer(text).table.outputs) == ["linear"]
 
 
 class Silent(Routed):

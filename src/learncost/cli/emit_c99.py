@@ -288,7 +288,8 @@ def _constants(
         if axes[:1] == ("B",):  # of a microbatch
             values[name] = values[name][: sizes["B"]]
     learns = {name for table in tables.values() for name in table.renewed}
-    fed = {datum.input for datum in data(model)}
+    models = (model, training.evaluated) if "predict" in tables else (model,)
+    fed = {datum.input for each in models for datum in data(each)}
     read = {name for table in tables.values() for name in (*table.inputs, *table.weights)}
     fixed = names_made(model) | {name for name in read if name in (*training.constants, *training.buffers)}
     fixed |= {name for name in training.state if name in read - learns}

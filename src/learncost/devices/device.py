@@ -50,7 +50,7 @@ def address(key: str, value: object, where: str) -> int:
 
 FILES = tuple(Path(__file__).with_name(name) for name in ("devices.toml", "microcontrollers.toml"))
 
-LARGEST = 1e9  # the largest value of any device property, in its unit
+SMALLEST, LARGEST = 1e-12, 1e9  # of any device property, in its unit: quotients of two are finite
 RATES = (*BYTES, "tf32", *PRODUCTS_ALONE)  # data types of rates
 
 TRAINED_IN = ("bf16", "fp16", "fp32")
@@ -342,6 +342,6 @@ def _rates(key: str, value: object, where: str) -> Mapping[str, float]:
 
 def above_0(key: str, value: object, where: str) -> float:
     """Return a positive number from a file. Raises `InputError`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
-        raise InputError(f"{where}: {key} must be a number above 0 and at most 10^9, not {shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not SMALLEST <= value <= LARGEST:
+        raise InputError(f"{where}: {key} must be a number from 10^-12 to 10^9, not {shown(value)}")
     return float(value)

@@ -109,6 +109,8 @@ def table_of(
 
             first = table(exported, {})
             observer.keep(first, whole)
+            if first.left_out:
+                observer.say(f"{called}: {first.left_out[0].lower()}{first.left_out[1:-1]}")
             if not exported.letters.fixed:
                 return first.text
             with suppress(InputError):

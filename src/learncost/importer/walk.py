@@ -39,6 +39,7 @@ class ImportedModule:
     outputs   their names; `output_nodes` are their nodes in the graph
     changed   the buffer, parameter or input that an output is the new value of, if it is changed in place
     calls     the operators of lines without derivation, by the name of their first result
+    left_out  the remark on integers and booleans that the module computes and returns, which are no outputs here
     derived   expressions of the sizes that follow from open ones
     met       sizes of axes without an open letter, in the order in which they got a letter
     """
@@ -54,6 +55,7 @@ class ImportedModule:
     met: Sequence[Size] = ()
     changed: Mapping[str, str] = field(default_factory=dict)
     calls: Mapping[str, CalledOperator] = field(default_factory=dict)
+    left_out: str = ""
 
     def at(self, expression: str, sizes: Mapping[str, int]) -> int:
         """Return a derived size for given sizes. Raises `InputError` if some of them are missing."""
@@ -308,6 +310,8 @@ def _written(
     unused = ", ".join(exported.unused.places)
     remarks = [f"{name}, read from PyTorch.", *([f"Nothing reads a result of {unused}."] if unused else [])]
     of_changed = dict(zip(map(writer.name, results[returned:]), (each.of for each in changed), strict=True))
+    left_out = _left_out(exported, [node for *_, node in outputs])
+    remarks += [left_out] if left_out else []
     remarks += [f"{result} is {of} after the call, which changes it in place." for result, of in of_changed.items()]
     text = layer_text.text(name, remarks)
     read = [s for s in layer_text.given if s.kind != "running"]
@@ -325,7 +329,20 @@ def _written(
         writer.met,
         of_changed,
         {writer.name(each.stored): each.call for each in lines_of(items) if each.call},
+        left_out,
     )
+
+
+def _left_out(exported: Exported, results: Sequence[str]) -> str:
+    """Return the remark on integers and booleans that the module computes and returns; "" if there are none."""
+    last, said = exported.program.graph.output_node().args[0], list[str]()
+    returned = [node for node, name in zip(last, exported.outputs, strict=False) if name is not None]
+    for place, node in enumerate(returned, 1):
+        if getattr(node, "op", "") == "call_function" and node.name not in results:
+            kind = node.meta["val"].dtype
+            if not (kind.is_floating_point or kind.is_complex):
+                said.append(f"{place} ({str(kind).removeprefix('torch.')})")
+    return f"The table has no lines for output {', '.join(said)} of {len(returned)}." if said else ""
 
 
 def _limits(exported: Exported, reader: GraphReader) -> Mapping[str, Limit]:

@@ -15,6 +15,7 @@ from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.layers.names import KernelNames, named_once
+from learncost.layers.spelling import ONE
 
 _APART = ("zeros", "eye", "append", "join", "inside")
 
@@ -118,6 +119,8 @@ def _rows(line: Line, axes: _Axes) -> tuple[str, ...] | None:
         return None
     if line.meta.phase == "optimizer_step":
         return () if isinstance(line, Op) else None  # elementwise
+    if ONE in line.loops:  # a part of a gradient that others are joined to: the sum of its rows, spread along this axis
+        return None
     acted = {*line.axes, *line.chosen} if isinstance(line, Op) else set()
     rows = tuple(axis for axis in line.loops if base(axis) not in axes.features and axis not in acted)
     if len({base(axis) for axis in rows}) < len(rows):

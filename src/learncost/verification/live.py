@@ -441,7 +441,8 @@ def _changes(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> 
     others = [path for path, value in own.before.items() if not (path in overwritten or _same(value, own.after[path]))]
     if others:
         shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-        yield Check(name, compared, f"{shown} change within an operator or are integers, which no line shows", None)
+        change = "change" if len(others) > 1 else "changes"
+        yield Check(name, compared, f"{shown} {change} within an operator or as integers, which no line shows", None)
 
 
 def overwriting(program: Any) -> Iterator[Any]:

@@ -69,7 +69,7 @@ TRAINED = [
         "int8-frozen-fp32",
     ),
     *("int8-kept", "int8-products", "int8-frozen-products", "nf4", "nf4-double", "int4-frozen"),
-    *("int8-learned", "int8-learned-products"),
+    *("nf4-true", "nf4-double-true", "int8-learned", "int8-learned-products"),
 ]
 """Precisions in which a model with blocks is trained; of the others each test below says why not."""
 
@@ -79,7 +79,11 @@ ELSEWHERE = {"integer-only"}
 RESUMED = [(name, "adamw") for name in TRAINED] + [("bf16-true", "adamw8bit"), ("fp32", "adamw8bit")]
 REFUSED = {
     **dict.fromkeys(
-        product(("jax",), ("bf16-true", "int8-frozen", "nf4", "nf4-double", "int4-frozen"), ("adamw",)),
+        product(
+            ("jax",),
+            ("bf16-true", "int8-frozen", "nf4", "nf4-double", "nf4-true", "nf4-double-true", "int4-frozen"),
+            ("adamw",),
+        ),
         "--engine jax keeps weights in fp32, and .* has them in bf16: choose torch or numpy",
     ),
     ("jax", "bf16-true", "adamw8bit"): "choose torch or numpy",

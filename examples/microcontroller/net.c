@@ -22,13 +22,13 @@
 typedef net_real real;
 typedef int32_t place; /* a position along an axis, or what an index holds */
 
-#define LOWEST ((real)-1e30) /* what stands for minus infinity */
+#define LOWEST ((real)-1e30) /* in place of minus infinity */
 
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF /* what gcc does by -std=c99 */
 #endif
 
-#ifdef __GNUC__ /* an array begins where its type may: else gcc begins some at multiples of 8, and bytes lie between */
+#ifdef __GNUC__ /* an array begins where its type may: else gcc aligns some to 8 bytes, with a gap before */
 #define PLACED __attribute__((used))
 #else
 #define PLACED
@@ -175,7 +175,7 @@ static void draw(place points, real mean, real deviation, uint32_t seed, real *t
     }
 }
 
-/* C = A B, or C += A B. Of each factor: how far apart its rows lie, and its columns; the rows of C are contiguous. */
+/* C = A B, or C += A B. Of each factor: the stride of its rows, and of its columns; the rows of C are contiguous. */
 static void product(place rows, place columns, place inner, const real *a, place a_row, place a_column, const real *b,
                     place b_row, place b_column, int add, real *c, place c_row) {
     for (place i = 0, tall; i < rows; i += tall) {

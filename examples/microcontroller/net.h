@@ -29,7 +29,7 @@ extern "C" {
 typedef float net_real;
 
 #define NET_RAM_BYTES 56244 /* all variables, in .data and .bss */
-#define NET_FLASH_BYTES 24 /* what of it lies in .rodata, code aside */
+#define NET_FLASH_BYTES 24 /* what of it is stored in .rodata, code aside */
 
 extern net_real net_learning_rate;
 extern uint32_t net_steps; /* how many were taken */

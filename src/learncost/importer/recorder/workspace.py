@@ -217,6 +217,11 @@ PRODUCTS = re.compile(
 )
 """Operators that call libraries of products (oneDNN, MKL), which pack operands and results in blocks."""
 
+CONVOLUTIONS = "aten::convolution", "aten::convolution_backward"
+
+HALF = 2
+"""The bytes of a 16-bit number."""
+
 BLOCK = 16
 """Channels of a block of oneDNN's layouts for convolutions with AVX-512 (nChw16c, OIhw16i16o): others are padded."""
 
@@ -224,13 +229,17 @@ BLOCK = 16
 def packed(func: Any, args: Any, result: Any) -> int:
     """Return an upper bound of the bytes that a matrix-product library allocates while it runs: one packed copy of
     every operand and one of the result in float, in which products are summed; channels of convolutions padded to whole
-    blocks.
+    blocks. Without AVX-512 PyTorch convolves 16-bit numbers by columns of all samples (slow_conv2d, ConvUtils.h).
     """
     name = func._schema.name
     if not PRODUCTS.fullmatch(name):
         return 0
-    weight = args[1 + ("backward" in name)] if "conv" in name else None
+    backward = "backward" in name
+    weight = args[1 + backward] if "conv" in name else None
     total = 0
+    if weight is not None and weight.element_size() == HALF and name in CONVOLUTIONS:
+        transposed, (before, after) = args[6 + backward], (args[1::-1] if backward else (args[0], result))
+        total = weight.numel() // len(weight) * (before if transposed else after)[:, 0].numel() * HALF
     for leaves, least in ((args, 0), (result, FLOAT)):
         for each in tree_leaves(leaves):
             if isinstance(each, torch.Tensor):

@@ -237,18 +237,27 @@ def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator
 
 
 @pytest.mark.one_in(every=2)
-@pytest.mark.parametrize("model", ["llama", "gpt_neox", "gpt2", "qwen3"])
-def test_the_predicted_peak_of_reentrant_checkpoints_is_that_of_the_allocator(monkeypatch, model):
-    """A block's gradient is freed when the block before it has read it, and residuals are added in place."""
+@pytest.mark.parametrize(
+    ("model", "dtype", "setting"),
+    [("qwen3", "nf4", "both"), *((model, "fp32", "checkpoints") for model in ("gpt_neox", "gpt2", "llama", "qwen3"))],
+)
+def test_the_predicted_peak_of_reentrant_checkpoints_is_that_of_the_allocator(monkeypatch, model, dtype, setting):
+    """A block's gradient is freed when the block before it has read it, and residuals are added in place.
+
+    The node holds the block's input, which in 16 bits nothing else reads to the end.
+    """
     example_module = peaks()
-    monkeypatch.setitem(example_module.SHAPES, "block", (4, 128, 200))
-    monkeypatch.setattr(
-        example_module, "checkpointed", lambda module: module.gradient_checkpointing_enable({"use_reentrant": True})
-    )
+    monkeypatch.setitem(example_module.SHAPES, "block", (8, 256, 200) if dtype == "nf4" else (4, 128, 200))
+
+    def checkpointed(module):
+        module.gradient_checkpointing_enable({"use_reentrant": True})
+        module.enable_input_require_grads()
+
+    monkeypatch.setattr(example_module, "checkpointed", checkpointed)
     monkeypatch.setattr(example_module, "MODULE", "transformers-reentrant")
-    case = model, "block", "fp32", "checkpoints", "fused"
+    case, near = (model, "block", dtype, setting, "fused"), 0.01 if dtype == "nf4" else 0.003
     predicted = example_module.predicted(*case)
-    assert predicted == pytest.approx(measured_peak(lambda: example_module.train(*case), predicted, 0.003), rel=0.003)
+    assert predicted == pytest.approx(measured_peak(lambda: example_module.train(*case), predicted, near), rel=near)
 
 
 WITH_HEAD = [

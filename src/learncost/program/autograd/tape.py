@@ -250,7 +250,7 @@ class Tape:
                     self._wait(gradient)
             self.builder.phase = BACKWARD
             self._backward()
-            self.hold(*again)  # CheckpointFunction.backward has them to its end
+            self.hold(*detached, *again)  # CheckpointFunction.backward has them to its end
             self._nodes, self.label = before, label
             made = [value.node.gradients[0] if value.node else None for value in detached]
             for each in made:

@@ -144,7 +144,7 @@ def days_on(
     """
     if "tokens_per_second" in typed:
         _days_of_measured(figures, typed["tokens_per_second"], f"{machine.name} in {kind}")
-        _show_implied_step(figures)
+        _show_implied_step(figures, "mfu")
         return "tokens_per_second"
     if "step" in figures and not typed.keys() & {"mfu", "hfu"}:
         figures["time"] = published.days_of_steps(figures["steps"], figures["step"], figures["devices"])
@@ -152,8 +152,9 @@ def days_on(
         return "step"
     if "peak" in figures:
         _days_of_utilization(figures, typed, usual, most)
-        _show_implied_step(figures)
-        return "hfu" if "hfu" in typed else "mfu"
+        by = "hfu" if "hfu" in typed else "mfu"
+        _show_implied_step(figures, by)
+        return by
     has = ", ".join(machine.peak_tflops) or "none"
     raise InputError(
         f"no peak rate of {machine.name} in {kind} is published (known: {has}); give --peak-tflops, or "
@@ -161,9 +162,13 @@ def days_on(
     )
 
 
-def _show_implied_step(figures: dict[str, Figure]) -> None:
-    """Add the step that a rate implies; the modelled step and its utilization become comparisons with it."""
-    modelled = {f"modelled_{name}": figures.pop(name) for name in ("step", "step_mfu") if name in figures}
+def _show_implied_step(figures: dict[str, Figure], by: str) -> None:
+    """Add the step that a rate implies; the modelled step and its utilization become comparisons with it.
+
+    by  mfu, or hfu where the FLOPs are those of the hardware, recomputation included
+    """
+    names = {"step": "modelled_step", "step_mfu": f"modelled_step_{by}"}
+    modelled = {now: figures.pop(name) for name, now in names.items() if name in figures}
     of_all, steps = [figures["time"], figures["devices"]], [figures["steps"]]
     figures["step"] = computed("s", "time x devices / steps", of_all, steps, published.SECONDS_A_DAY)
     figures |= modelled

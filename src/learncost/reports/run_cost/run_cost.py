@@ -192,7 +192,10 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     group = cluster_of(on)
     over_devices = group is not None or request.mesh is not None or bool(request.place or request.placement)
     if over_devices and (speeds := [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]):
-        raise InputError(f"{speeds[0]} and the mesh both set the speed of the run: give one of them")
+        flag = speeds[0].replace("_", "-")
+        raise InputError(
+            f"--{flag} and the mesh both set the speed: give one of them, or a device in place of a cluster"
+        )
     dtype, precision = _type(request.dtype, request.precision)
     if group is not None:
         on = group.device

@@ -40,6 +40,7 @@ _NAMES = {
     "step_mfu": "MFU of that step",
     "modelled_step": "a step as modelled",
     "modelled_step_mfu": "MFU as modelled",
+    "modelled_step_hfu": "HFU as modelled",
     "memory": "memory per device",
     "bubble": "pipeline bubble",
     "waiting": "waiting for collectives",
@@ -55,7 +56,7 @@ _NAMES = {
     "co2": "CO2e",
     "price_per_hour": "price per hour",
 }
-_SHARES = ("mfu", "hfu", "step_mfu", "modelled_step_mfu", "published_mfu")
+_SHARES = ("mfu", "hfu", "step_mfu", "modelled_step_mfu", "modelled_step_hfu", "published_mfu")
 _COUNTS = ("", "FLOP", "h", "PF/s-days", "1/s")
 _REQUIRED = {"energy": "no energy without --power", "price": "no price without --price-per-hour"}
 _ANSWERS = ("time", "energy", "co2", "price")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost import __version__
-from learncost.cost_models.books import BOOKS
-from learncost.cost_models.formula import formulas
+from learncost.cost_models.books import every
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.reports.question import question
@@ -31,7 +30,7 @@ def cite(*names: str) -> str:
     learncost cite palm mempepita
         learncost, Pau and Aymone 2024, and the works of these two.
     """
-    known = [*BOOKS, *formulas(), *LEARNING, *INFERENCE]
+    known = [*every(), *LEARNING, *INFERENCE]
     for name in names:
         if name not in known:
             raise InputError(f"no price book or learning procedure is called {shown(name)}{nearest(name, known)}")

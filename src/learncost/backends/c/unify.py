@@ -232,7 +232,7 @@ Monomial: TypeAlias = frozenset[tuple[object, int]]
 Polynomial: TypeAlias = Mapping[Monomial, float]
 
 _LONGEST = 8
-"""Monomials of a polynomial beyond which a value is a variable of its own."""
+"""The most monomials of a polynomial that is written out; a longer one is a separate variable."""
 
 
 def without_twins(lines: Sequence[Line], outputs: Collection[str]) -> list[Line]:

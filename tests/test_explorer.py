@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,9 @@ CONFIG = {
     "vocab_size": 500,
     "n_positions": 64,
 }
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "trainer_files"
+LEARNS = {"precision": "nf4-double", "lora": "all-linear", "lora_rank": 16}
 
 SEEN = ("top", "memory", "time", "growth", "formulas")
 """Places of the page at which a slider is dragged."""
@@ -104,7 +108,7 @@ def test_a_configuration_is_dropped_on_the_page(opened: Watched) -> None:
     page = opened.page
 
     def drop(text: str) -> None:
-        page.evaluate("(text) => takeConfig(text, 'config.json')", text)
+        page.evaluate("(text) => takeFiles([['config.json', text]])", text)
 
     drop("{ broken")
     until(page, "config.json is no JSON", "#problem")
@@ -120,6 +124,42 @@ def test_a_configuration_is_dropped_on_the_page(opened: Watched) -> None:
     put(page, "seq_len", "32")  # of the file still, which what was refused has not put away
     until(page, f"{lc.cost('gpt2', seq_len=32, **sizes).total.flops:,} FLOPs")
     opened.errors.clear()
+
+
+def test_the_file_of_a_trainer_is_dropped_on_the_page(opened: Watched, address: str) -> None:
+    page = opened.page
+    text = (EXAMPLES / "qlora.yaml").read_text()
+
+    def drop(text: str, **others: str) -> None:
+        files = page.evaluate_handle(
+            """(files) => {
+                const data = new DataTransfer();
+                for (const [name, text] of Object.entries(files)) data.items.add(new File([text], name));
+                return data;
+            }""",
+            {"qlora.yaml": text, **others},
+        )
+        page.dispatch_event("body", "drop", {"dataTransfer": files})
+
+    drop(text)
+    step = lc.cost("llama-3-8b", "recompute", batch_size=8, seq_len=2048, **LEARNS)
+    until(page, f"{step.total.flops:,} FLOPs")
+    said = page.text_content("#problem")
+    assert "qlora.yaml: axolotl" in said
+    assert "Not counted: liger_rms_norm" in said
+    assert "Not on this page: --" in said
+    drop(text.replace("meta-llama/Meta-Llama-3-8B", "nobody/knows-this"))
+    until(page, "'nobody/knows-this' is no known preset", "#problem")
+    drop("just words\n")
+    until(page, "qlora.yaml", "#problem")
+    drop(text + "deepspeed: zero3.json\n")
+    until(page, "give that file behind it", "#problem")
+    drop(text + "deepspeed: zero3.json\n", **{"zero3.json": (EXAMPLES / "zero3.json").read_text()})
+    until(page, "does not say over how many devices", "#problem")
+    assert f"{step.total.flops:,} FLOPs" in page.text_content("#exactly")
+    opened.errors.clear()
+    page.goto(address)
+    page.reload()
 
 
 def test_a_slider_of_the_largest_model_answers_at_once(opened: Watched) -> None:

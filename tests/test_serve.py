@@ -222,6 +222,17 @@ def test_bodies_that_are_too_large_are_refused_whatever_they_say(client):
     assert refused(client.get("/api/document?" + "&".join(f"n{i}=1" for i in range(200))))
 
 
+def test_the_files_of_a_trainer_choose_a_step_and_no_path_is_opened(client: TestClient) -> None:
+    text = (
+        "base_model: meta-llama/Meta-Llama-3-8B\nmicro_batch_size: 2\nadapter: lora\nsequence_len: 512\ndatasets: []\n"
+    )
+    found = client.post("/api/files", content=json.dumps({"lora.yaml": text})).json()
+    assert found["chosen"] | {"model": "llama-3-8b", "seq_len": "512", "batch_size": "2"} == found["chosen"]
+    assert found["notes"][0].startswith("lora.yaml: axolotl")
+    for sent in ("{}", '{"a.yaml": 3}', json.dumps({"a.yaml": text.replace("meta-llama/Meta-Llama-3-8B", "/etc")})):
+        assert refused(client.post("/api/files", content=sent))
+
+
 @pytest.mark.parametrize(
     "query",
     [

@@ -374,7 +374,13 @@ def trainer_step(
     flags    the names of its flags; none: all
     given    flags that replace what the files say
     """
-    reading, model = read_step(paths)
+    return step_of_reading(*read_step(paths), command, flags, **given)
+
+
+def step_of_reading(
+    reading: Reading, model: str = "", command: str = "memory", flags: Collection[str] = (), **given: Any
+) -> TrainerStep:
+    """Return what was read key by key; the parameters are those of `trainer_step`, and the model in place of theirs."""
     line, left_out = "", dict[str, Any]()
     try:
         keywords = {**keywords_of(reading, model, **given), **given}

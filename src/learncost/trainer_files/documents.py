@@ -62,6 +62,11 @@ def read_document(path: str) -> Document:
         raise InputError(f"cannot read {shown(path)}: {error.strerror or error}") from None
     if len(content) > LARGEST:
         raise InputError(f"{shown(path)} is larger than {LARGEST // 2**20} MiB, so it is not a trainer's file")
+    return document_of(path, text)
+
+
+def document_of(path: str, text: str) -> Document:
+    """Return the document of a file's text, which is read as the suffix of its name says."""
     suffix = Path(path).suffix.lower()
     if suffix in YAML:
         return _yaml(path, text)

@@ -91,6 +91,11 @@ def read_files(paths: Sequence[str], format_of: str = "") -> Reading:
     known = [(framework_of(each, format_of), each) for each in documents]
     if all(framework.role != ENGINE for framework, _ in known):
         known += [(framework_of(each), each) for each in _followed(known)]
+    return joined(known)
+
+
+def joined(known: Sequence[tuple[Framework, Document]]) -> Reading:
+    """Return the step of files in the order of their roles. Raises InputError for two of a role, or none of a step."""
     roles = [framework.role for framework, _ in known]
     for role in roles:
         if roles.count(role) > 1:
@@ -102,8 +107,8 @@ def read_files(paths: Sequence[str], format_of: str = "") -> Reading:
             f"{printable(document.name)} is a file of {framework.title}, which has no model and no batch: give it "
             "behind the file of the training"
         )
-    known.sort(key=lambda each: ORDER.index(each[0].role) if each[0].role in ORDER else len(ORDER))
-    return read_documents(known)
+    in_order = sorted(known, key=lambda each: ORDER.index(each[0].role) if each[0].role in ORDER else len(ORDER))
+    return read_documents(in_order)
 
 
 def _followed(known: Sequence[tuple[Framework, Document]]) -> Iterator[Document]:

@@ -171,7 +171,7 @@ async function fetchExport(form) {
   save(fileName(form), answer.headers.get("content-type"), await answer.blob());
 }
 
-/** A configuration that is dropped on the window is requested; a broken one is reported, and changes nothing. */
+/** A model's file, or a trainer's, that is dropped on the window is requested; a broken one is told, and changes nothing. */
 function takeDrops() {
   const hint = document.querySelector(".drop-hint");
   hint.hidden = !GIVEN.api;
@@ -181,22 +181,39 @@ function takeDrops() {
   addEventListener("drop", async (event) => {
     event.preventDefault();
     document.body.classList.remove("dropping");
-    const file = event.dataTransfer.files[0];
-    if (file) takeConfig(await file.text(), file.name);
+    const files = await Promise.all([...event.dataTransfer.files].map(async (file) => [file.name, await file.text()]));
+    if (files.length) takeFiles(files);
   });
 }
 
-function takeConfig(text, name) {
+/** Whether a file is a model's: a table, or JSON with its kind; any other is a trainer's. */
+function isModel([name, text]) {
+  if (!name.endsWith(".json")) return name.endsWith(".table");
+  const keys = Object.keys(JSON.parse(text) ?? {});
+  return ["model_type", "architectures", "text_config"].some((key) => keys.includes(key));
+}
+
+/** Take a model's file, or those of a trainer, each with its name and its text. */
+async function takeFiles(files) {
+  let chosen = { model: "config.json" },
+    config = files[0][1],
+    said = "";
   try {
-    if (!name.endsWith(".table")) JSON.parse(text);
+    if (files.length > 1 || !isModel(files[0])) {
+      const body = JSON.stringify(Object.fromEntries(files)),
+        answer = await fetch(GIVEN.api.replace(/document$/, "files"), { method: "POST", body }),
+        content = await answer.json();
+      if (!answer.ok) throw new Error(content.error);
+      ({ chosen, config } = content);
+      said = content.notes.join(" ");
+    }
   } catch (error) {
-    page.refused = `${name} is no JSON: ${error.message}`;
+    page.refused = error instanceof SyntaxError ? `${files[0][0]} is no JSON: ${error.message}` : error.message;
     return render();
   }
-  page.config = text;
-  page.state = Object.fromEntries(
-    Object.entries(page.state).filter(([key]) => ["procedure", "on", "show", "order"].includes(key)),
-  );
-  page.state.model = "config.json";
+  page.config = config || null;
+  page.said = said;
+  const kept = said ? ["on", "show", "order"] : ["procedure", "on", "show", "order"];
+  page.state = { ...Object.fromEntries(Object.entries(page.state).filter(([key]) => kept.includes(key))), ...chosen };
   ask(page.state, true);
 }

@@ -71,6 +71,7 @@ function choose(changes, dragging = false) {
     if (state[key] === null || state[key] === undefined || state[key] === "") delete state[key];
   if ("model" in changes && changes.model !== caseName(page.step, "model"))
     for (const key of sizeKeys(page.step)) if (!(key in changes)) delete state[key];
+  if ("model" in changes) page.said = "";
   page.state = state;
   keepAddress(state, !dragging);
   schedule();

@@ -12,12 +12,13 @@ from learncost.reports.memory.memory import memory
 from learncost.reports.question import flags_of
 from learncost.viz.document import as_json, document
 from learncost.viz.page import page
-from learncost.viz.serve.query import arguments, fields
+from learncost.viz.serve.query import arguments, chosen_by, fields
 from learncost.viz.serve.replies import API, JSON, NONCE, Answer, Pairs, refusal
 from learncost.viz.trace import trace
 from learncost.viz.views import VIEWS
 
-_OF_DOCUMENT = {flag.name for flag in flags_of(document)} - {flag.name for flag in flags_of(cost)}
+_TAKEN = {flag.name for flag in flags_of(document)}
+_OF_DOCUMENT = _TAKEN - {flag.name for flag in flags_of(cost)}
 
 FIRST: Mapping[str, str] = {"model": "gpt2", "on": "NVIDIA A100 SXM 40GB"}
 """The defaults of the first view."""
@@ -32,16 +33,18 @@ def _page(watches: bool) -> bytes:
 def answer(route: str, pairs: Pairs, config: str = "") -> Answer:
     """Return the response to a request.
 
-    route   document; view, whose name is `view`; export, whose form is `as`; fields, what may be asked for; page, or
-            page that watches runs
+    route   document; view, whose name is `view`; export, whose form is `as`; files, a trainer's; fields, what may be
+            asked for; page, or page that watches runs
     pairs   of the address
-    config  the text of a config.json that came along
+    config  the text of a config.json that came along, or those of a trainer's files by name
     """
     try:
         if route.startswith("page"):
             return Answer(200, "text/html; charset=utf-8", _page(route != "page"))
         if route == "fields":
             return Answer(200, JSON, json.dumps(fields(document)).encode())
+        if route == "files":
+            return Answer(200, JSON, json.dumps(chosen_by(config, _TAKEN)).encode())
         if route == "document":
             return Answer(200, JSON, as_json(document(**_arguments(pairs, config))).encode())
         if route == "view":
@@ -73,9 +76,8 @@ def _named(key: str, known: Mapping[str, Any], pairs: Pairs) -> tuple[str, Pairs
 def _arguments(pairs: Pairs, config: str) -> dict[str, Any]:
     """Return the arguments of the question. Raises `InputError` for those of other questions that are no sizes."""
     keywords = arguments(pairs, config)
-    names = {flag.name for flag in flags_of(document)}
     for command, question in (("cost", cost), ("memory", memory)):
-        if strange := [each.name for each in flags_of(question) if each.name in keywords and each.name not in names]:
+        if strange := [each.name for each in flags_of(question) if each.name in keywords and each.name not in _TAKEN]:
             flag = strange[0].replace("_", "-")
             raise InputError(f"the explorer does not support {strange[0]}: use learncost {command} --{flag}")
     return keywords

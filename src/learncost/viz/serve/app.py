@@ -55,6 +55,7 @@ def application(port: int, run: Path | None = None, answers: Answers | None = No
         Route(API, views.document, methods=["GET", "POST"]),
         Route("/api/view", views.view, methods=["GET", "POST"]),
         Route("/api/export", views.export, methods=["GET", "POST"]),
+        Route("/api/files", views.files, methods=["POST"]),
         Route("/api/fields", views.fields),
         Route("/api/runs", views.runs),
     ]
@@ -110,6 +111,10 @@ class _Views:
     async def export(self, request: Request) -> Response:
         """Respond with a step as a file."""
         return await self._answer("export", request)
+
+    async def files(self, request: Request) -> Response:
+        """Respond with what a trainer's files choose."""
+        return await self._answer("files", request)
 
     async def _answer(self, route: str, request: Request) -> Response:
         config = (await request.body()).decode() if request.method == "POST" else ""

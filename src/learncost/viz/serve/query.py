@@ -5,7 +5,10 @@ What may be asked for, a question's flags with their help and choices, is here t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 from learncost.autoshard.step import PIPELINE
@@ -28,7 +31,11 @@ from learncost.procedures.procedure import INFERENCE, LEARNING, several
 from learncost.program.pipeline import KINDS
 from learncost.reports.memory.engines import memory_engines
 from learncost.reports.question import Flag, flags_of, schema_of, typed
+from learncost.reports.trainer_step import keywords_of, step_of_reading
 from learncost.sharding.presets import PLACEMENTS
+from learncost.trainer_files.documents import document_of
+from learncost.trainer_files.framework import framework_of
+from learncost.trainer_files.reading import joined
 from learncost.viz.data.sizes import LETTERS
 from learncost.viz.views import VIEWS
 
@@ -99,6 +106,36 @@ def _with_length(keywords: dict[str, Any]) -> dict[str, Any]:
     except InputError:  # the sizes that come along may mend it; the question says what is wrong
         return keywords
     return keywords if has_length else {"seq_len": _RUN["seq_len"], **keywords}
+
+
+def chosen_by(files: str, taken: Collection[str]) -> dict[str, Any]:
+    """Return what a trainer's files choose among the flags of a page.
+
+    files  their texts by name, as JSON
+    taken  the flags that a page may request
+
+    chosen  values by flags
+    config  the model's sizes as a config.json; empty if the model is a known one
+    notes   what was read, what is not counted, and what the page has no flags for
+    Raises `InputError` for a file that is no training that can be predicted.
+    """
+    documents = [document_of(PurePath(name).name, str(text)) for name, text in parse_json(files, "the request").items()]
+    if not documents:
+        raise InputError("the request has no files: send their texts by name")
+    reading = joined([(framework_of(document), document) for document in documents])
+    keywords = keywords_of(reading)
+    model, sizes = keywords.pop("model"), keywords.pop("sizes", {})
+    step = step_of_reading(reading, command="report", flags=taken)
+    heading = replace(step, command="", left_out=()).heading()
+    chosen = {key: str(value) for key, value in {**keywords, **sizes}.items() if key in taken or key in sizes}
+    described = isinstance(model, Mapping)
+    notes = [f"{heading.title}.", *heading.notes]
+    notes += [f"Not on this page: {' '.join(step.left_out)}."] if step.left_out else []
+    return {
+        "chosen": {"model": CONFIG if described else known_model(model), **chosen},
+        "config": json.dumps(model) if described else "",
+        "notes": notes,
+    }
 
 
 def known_model(name: str) -> str:

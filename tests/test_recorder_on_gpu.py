@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
 
 import h100_steps
 import pytest
@@ -189,6 +190,29 @@ def test_cost_of_a_file_has_the_time_of_its_recorded_step(linear, capsys):
     said = capsys.readouterr().out
     assert "; recorded, " in said.splitlines()[0]
     assert "waiting for the CPU" in said
+
+
+def test_a_run_and_a_trace_take_the_recorded_step_too(linear, capsys, tmp_path):
+    """Time and its interval are those of `cost`; the memory in the trace rises to the peak of `memory`."""
+    assert main(["cost", linear, *ON_H100, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["recorded_time"]
+    assert main(["run-cost", linear, *ON_H100, "--tokens", "8e6", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert [figures["step"][name] for name in ("value", "low", "high")] == [
+        found[n] for n in ("seconds", "low", "high")
+    ]
+    assert figures["time"]["value"] * 86_400 == pytest.approx(1e6 * found["seconds"])
+    assert main(["trace", linear, *ON_H100, "-o", str(tmp_path / "trace.json")]) == 0
+    assert "NVIDIA H100 SXM" in capsys.readouterr().out
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(1e6 * found["seconds"], abs=2e-3)
+    kernels = [event for event in slices if event["pid"] == 2 and event["args"]["kind"] == "product"]
+    assert len(kernels) == 2
+    assert all(after["ts"] >= before["ts"] + before["dur"] - 2e-3 for before, after in pairwise(kernels))
+    assert main(["memory", linear, *ON_H100, "--json"]) == 0
+    peak = json.loads(capsys.readouterr().out)["peak"]
+    assert max(event["args"]["bytes"] for event in events if event["ph"] == "C") == peak
 
 
 @pytest.mark.parametrize(

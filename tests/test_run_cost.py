@@ -462,3 +462,34 @@ def test_a_measured_rate_of_a_module_leaves_out_the_formulas_of_language_models(
     first = text.partition("\n\n")[0].replace("\n", " ")
     assert "100,000 tokens per second, 100,000 per device, MFU" in first
     assert first.endswith("no price without --price-per-hour.")
+
+
+@pytest.mark.parametrize("letter", ["M", "T", "L"])
+def test_tokens_of_a_step_are_those_of_the_indices_whatever_their_length_is_called(letter):
+    text = f"""
+Bag(tokens labels; E W) -> loss
+  X[B {letter} d] = E[v=tokens[B {letter}] d] @ embedding
+  Y[B {letter} v] = X[B {letter} d] W[d v] @ head
+  loss[] = mean[B {letter}](Y[B {letter} v=labels[B {letter}]]) @ loss
+"""
+    sizes = {"d": 8, "v": 32, "seq_len" if letter == "M" else letter: 16}
+    step = lc.cost(lc.layer(text), batch_size=4, tokens=6400, **sizes)
+    assert step.steps == 6400 // (4 * 16)
+    run = lc.run_cost(lc.layer(text), 6400, "A100-SXM-80GB", batch_size=4, **sizes)
+    assert run.figures["steps"].value == 100
+
+
+def test_two_lengths_of_indices_do_not_determine_the_steps():
+    text = """
+Pair(first second; E) -> Y
+  X[B S d] = E[v=first[B S] d] @ first
+  Z[B T d] = E[v=second[B T] d] @ second
+  Y[B T d] = Z[B T d] + X[B S=0[] d] @ sum
+"""
+    sizes = {"d": 8, "v": 32, "S": 4, "T": 6}
+    assert lc.cost(lc.layer(text), batch_size=2, **sizes).total.flops
+    with pytest.raises(lc.InputError, match="call the length whose tokens count M"):
+        lc.cost(lc.layer(text), batch_size=2, tokens=100, **sizes)
+    named = lc.layer(text.replace("T", "M"))
+    sizes["seq_len"] = sizes.pop("T")
+    assert lc.cost(named, batch_size=2, tokens=120, **sizes).steps == 120 // (2 * 6)

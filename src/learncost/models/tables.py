@@ -127,8 +127,25 @@ def has_batch(table: Table) -> bool:
     return any("B" in axes for axes in table.axes.values())
 
 
-def check_batch(table: Table, name: str) -> None:
-    """Raise `InputError` if a number of tokens does not determine a number of steps, as the layer has no batch axis."""
+def lengths_of_indices(layer: Layer) -> tuple[tuple[str, ...], ...]:
+    """Return the distinct symbolic axes, except the batch, of a layer's inputs that are indices of a batch, such as
+    those of tokens."""
+    fixed = {"B", *layer.sizes, *layer.follows}
+    axes = [layer.table.axes[name] for name in layer.table.inputs if name in layer.table.indices]
+    found = (tuple(axis for axis in each if axis.isidentifier() and axis not in fixed) for each in axes if "B" in each)
+    return tuple(dict.fromkeys(each for each in found if each))
+
+
+def check_batch(table: Table, name: str, layer: Layer | None) -> None:
+    """Raise `InputError` if a number of tokens does not determine a number of steps: the layer has no batch axis, or
+    several lengths of tokens."""
+    lengths = () if layer is None or "M" in letters(layer) else lengths_of_indices(layer)
+    if len(lengths) > 1:
+        several = " and ".join(" ".join(each) for each in lengths)
+        raise InputError(
+            f"{name} has indices of the lengths {several}, so tokens do not determine the steps: call the length whose "
+            "tokens count M"
+        )
     if not has_batch(table):
         raise InputError(
             f"{name} has no batch dimension (axis B), so tokens do not determine the steps: make the batch "

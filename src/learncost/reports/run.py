@@ -256,7 +256,7 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
         configuration = configure(model, sizes, lengths=lengths)
     built = build(replace(configuration, learned=None), dropout=probability > 0)
     if tokens is not None:
-        check_batch(built.table, configuration.name)
+        check_batch(built.table, configuration.name, configuration.layer)
     learning, chosen = "all", adapted_by or configuration.learned
     if configuration.layer and built.trained is not None:
         learning = "all that the table does not freeze"

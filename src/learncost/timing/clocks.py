@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from typing import NamedTuple
 
 from learncost.program.program import BACKWARD, FORWARD, OPTIMIZER, Program, ProgramOp
 from learncost.timing.gpu import GPU, HostCPU
@@ -24,6 +25,15 @@ class Issued:
     kernels: tuple[Kernel, ...]
 
 
+class Ran(NamedTuple):
+    """An operator with the seconds at which the CPU begins and ends to issue it, and at which its kernels begin."""
+
+    issued: Issued
+    start: float
+    end: float
+    starts: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class ProgramTime:
     """The time of a program on a GPU.
@@ -32,7 +42,7 @@ class ProgramTime:
     busy       of the GPU
     issue      of the CPU, without its waits
     waiting    of the GPU for the CPU
-    issued     the operators, in order
+    issued     the operators of the program, in order
     """
 
     seconds: float
@@ -42,6 +52,7 @@ class ProgramTime:
     issue: float
     issued: tuple[Issued, ...]
     gpu: GPU
+    program: Program
 
     @property
     def waiting(self) -> float:
@@ -95,18 +106,30 @@ def program_time(program: Program, gpu: GPU) -> ProgramTime:
     down = [middle - _step(issued, gpu.host, 1 - apart, 1.0), middle - _step(issued, gpu.host, 1.0, 1 - of_cpu)]
     up = [_step(issued, gpu.host, 1 + apart, 1.0) - middle, _step(issued, gpu.host, 1.0, 1 + of_cpu) - middle]
     low, high = middle - sqrt(sum(each**2 for each in down)), middle + sqrt(sum(each**2 for each in up))
-    return ProgramTime(middle, low, high, busy, issue, issued, gpu)
+    return ProgramTime(middle, low, high, busy, issue, issued, gpu, program)
+
+
+def played(issued: Sequence[Issued], host: HostCPU, kernels: float = 1.0, issue: float = 1.0) -> Iterator[Ran]:
+    """Yield the operators as both clocks run them, with the times of kernels and of the CPU times factors."""
+    cpu = gpu = 0.0
+    for each in issued:
+        start, cpu = cpu, cpu + each.issue * issue
+        starts = list[float]()
+        for kernel in each.kernels:
+            starts.append(max(gpu, cpu + host.latency * issue))
+            gpu = starts[-1] + kernel.seconds * kernels
+        if each.op.synchronizes:
+            cpu = max(cpu, gpu) + host.wait
+        yield Ran(each, start, cpu, tuple(starts))
 
 
 def _step(issued: Sequence[Issued], host: HostCPU, kernels: float = 1.0, issue: float = 1.0) -> float:
-    """Return the seconds until both clocks have ended, with the times of kernels and of the CPU times factors."""
+    """Return the seconds until both clocks have ended."""
     cpu = gpu = 0.0
-    for each in issued:
-        cpu += each.issue * issue
-        for kernel in each.kernels:
-            gpu = max(gpu, cpu + host.latency * issue) + kernel.seconds * kernels
-        if each.op.synchronizes:
-            cpu = max(cpu, gpu) + host.wait
+    for each in played(issued, host, kernels, issue):
+        cpu = each.end
+        if each.starts:
+            gpu = each.starts[-1] + each.issued.kernels[-1].seconds * kernels
     return max(cpu, gpu)
 
 

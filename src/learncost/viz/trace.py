@@ -24,11 +24,13 @@ from learncost.program.lifetimes import Walked
 from learncost.reports.inference import served
 from learncost.reports.memory.on_device import memory_on_device
 from learncost.reports.memory.step import MemoryStep
+from learncost.reports.recorded import RecordedTime, recorded_time
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import executed_plan, prepare
 from learncost.reports.sheet import Sheet, SheetRow, Shown, batch_text, number, seconds_of
 from learncost.viz.perfetto import perfetto
 from learncost.viz.predicted import PricedStep, StepMemory, process
+from learncost.viz.recorded import processes
 from learncost.viz.timeline import Slice, Timeline, TimelineProcess
 
 if TYPE_CHECKING:
@@ -108,9 +110,14 @@ class Trace(Shown):
 
     def sheets(self, width: int = 0) -> tuple[Sheet, ...]:
         """Return the passes with their times, and the file."""
-        facts, parts = self.timeline.facts, [part for process in self.timeline.processes for part in process.slices]
-        rows = [SheetRow((part.name, number(_lines(part)), _length(part.length, facts))) for part in parts]
-        sums = number(sum(map(_lines, parts))), _length(sum(part.length for part in parts), facts)
+        facts, rows = self.timeline.facts, list[SheetRow]()
+        for each in self.timeline.processes:
+            several = len(self.timeline.processes) > 1
+            rows += [SheetRow((each.name, "", ""), "bold")] if several else []
+            cells = ((part.name, number(_lines(part)), _length(part.length, facts)) for part in each.slices)
+            rows += [SheetRow(row, depth=int(several)) for row in cells]
+        parts = [part for each in self.timeline.processes for part in each.slices]
+        sums = number(sum(map(_lines, parts))), _length(max(part.end for part in parts), facts)
         where = f"In {self.path}: {OPENS}" if self.path else "Give -o trace.json or -o trace.pftrace to write it."
         notes = (where, *(f"{name.capitalize()}: {facts[name]}." for name in _NOTED if name in facts))
         return (Sheet(self.title, ("", "lines", "length"), (*rows, SheetRow(("total", *sums), "bold")), notes),)
@@ -205,7 +212,11 @@ def trace(request: Request, output: str | None = None) -> Trace:
     batch = batch_text(*run.model.lengths(axes), context, run.model.sample, letters, note)
     what = f"{run.model.configuration.name}, predicted {procedure} in {type_name}"
     title = f"{what}{f' under {run.plan}' if run.plan else ''}: {batch}{on_device.note if on_device else ''}"
-    drawn = Trace(title, Timeline((process(step),), _facts(step, type_name, run.plan, rates)), output)
+    timeline = Timeline((process(step),), _facts(step, type_name, run.plan, rates))
+    if run.model.configuration.layer is not None and rates is not None and procedure not in INFERENCE:
+        recorded = recorded_time(request, run.model, request.optimizer or default_optimizer(run.book))
+        timeline = _of_record(timeline, recorded)
+    drawn = Trace(title, timeline, output)
     if path is not None:
         drawn.write(path)
     return drawn
@@ -221,6 +232,21 @@ class _InferenceMemory:
 
     def moments(self, iterations: Walked) -> Iterator[tuple[Line, tuple[int, ...], int]]:
         yield from moments(self.table, self.axes, precision_of(self.precision).values, iterations=iterations)
+
+
+def _of_record(timeline: Timeline, recorded: RecordedTime | str) -> Timeline:
+    """Return the timeline of a module's recorded step, or that of its table, which says why it has none."""
+    if isinstance(recorded, str) or recorded.took is None:
+        why = f"; the module's own step was not recorded: {recorded}" if recorded else ""
+        return replace(timeline, facts={**timeline.facts, "length": f"{timeline.facts['length']}{why}"})
+    facts = {name: fact for name, fact in timeline.facts.items() if name not in ("flops", "bytes", "kernels")}
+    facts |= {
+        "length": "seconds, modelled; the module's own step, recorded operator by operator as PyTorch runs it",
+        "seconds": f"{recorded.seconds!r}, {recorded.low:.4g} to {recorded.high:.4g}",
+        "source": recorded.source,
+        "memory": "predicted as `learncost memory --engine eager` has it",
+    }
+    return Timeline(processes(recorded.took, recorded.device), facts)
 
 
 def _facts(step: PricedStep, precision: str, plan: str, rates: Rates | None) -> dict[str, str]:

@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 def step_on(request: Request, measured: bool) -> tuple[Figure | str, str]:
     """Return the seconds of one step on one device, as `cost` models it, or why they are unknown; and its plan."""
     try:
-        timing = cost(request, by="macro-operation").timing
+        step = cost(request, by="macro-operation")
     except InputError as error:
         if measured:
             raise
         return error.written, ""
+    timing, recorded = step.timing, step.recorded
     assert timing is not None  # it is on a device
+    if recorded is not None:
+        source = f"as in `learncost cost --on`. {' '.join(recorded.notes()[:3])}"
+        return Figure(recorded.seconds, "s", "modelled", source, recorded.low, recorded.high), ""
     seconds = Figure(
         timing.seconds,
         "s",

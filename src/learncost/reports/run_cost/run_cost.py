@@ -204,7 +204,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     one = replace(one, plan=None) if over_devices else one
     step = cost(one, by="macro-operation")
     if step.built is not None:
-        check_batch(step.built.table, step.model)
+        check_batch(step.built.table, step.model, step.built.configuration.layer)
         check_known(step.built.table.lines, "a run's cost")
     again = "forward again" in find_procedure(procedure, INFERENCE).moves
     model_flops = replace(one, procedure="bp" if again else procedure, plan=None)

@@ -261,6 +261,9 @@ def test_a_command_writes_the_linker_script_beside(tmp_path: Path, capsys: pytes
         ('[{ name = "A", bytes = 8, begin = -8 }]', "an address of 32 bits"),
         ('[{ name = "A", bytes = 8, size = 8 }]', "a region has no 'size'"),
         ('[{ name = "A", bytes = 8, note = 3 }]', "one line of text"),
+        ('[{ name = "A", bytes = 16, begin = 32 }, { name = "B", bytes = 8, begin = 40 }]', "A ends at 0x30, within B"),
+        ('[{ name = "A", bytes = 16, begin = 0xFFFFFFF8 }]', "beyond 32 bits"),
+        ('[{ name = "A", bytes = 16, begin = 8 }]\nflash_begin = 0\nflash_gb = 1e-6', "flash ends at 0x3e8, within A"),
     ],
 )
 def test_regions_that_are_wrong(regions: str, message: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 import learncost as lc
 from learncost.cli.command import main
@@ -227,3 +228,38 @@ def test_a_trainers_file_with_gradient_checkpoints_is_answered_over_its_devices(
     plain, again = (lc.run_cost("qwen3-4b", "1e9", **on, **asked, procedure=name) for name in ("bp", "recompute"))
     assert found["figures"]["step"]["value"] == again.figures["step"].value > 1.2 * plain.figures["step"].value
     assert again.figures["flops"].value == plain.figures["flops"].value < again.figures["hardware_flops"].value
+
+
+def test_a_run_over_a_mesh_has_the_decoders_length():
+    """It took the encoder's length for both."""
+    sizes = {"seq_len": 64, "batch_size": 16, "num_layers": 2, "num_decoder_layers": 2}
+    run = lc.run_cost("t5-small", 10**6, "DGX-A100", mesh="dp=2", target_len=8, **sizes)
+    assert run.spread.step.tokens == 16 * 8
+    assert run.figures["steps"].value == -(-(10**6) // (16 * 8))
+    assert "16 sequences of 64 and 8 tokens a step" in " ".join(str(run).split())
+
+
+class _Reader(torch.nn.Module):
+    """Tokens of two lengths, which are no sizes of the notation's own names."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = torch.nn.Embedding(16, 8), torch.nn.Linear(8, 16)
+
+    def forward(self, tokens, targets):
+        x = self.embed(tokens)
+        return torch.nn.functional.cross_entropy(self.out(x).flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize(("axis", "size"), [("T", 32), ("M", 32), (32, None)])
+@pytest.mark.parametrize("mesh", [None, "dp=2"])
+def test_tokens_of_a_module_are_those_it_looks_up_whatever_its_axis_is_called(axis, size, mesh):
+    inputs = dict.fromkeys(("tokens", "targets"), f"int B {axis}")
+    sizes = {axis: size} if size else {}
+    module = lc.from_module(_Reader(), inputs=inputs)
+    run = lc.run_cost(module, 10**6, "DGX-A100" if mesh else "A100-SXM-80GB", mesh=mesh, batch_size=4, **sizes)
+    assert run.figures["steps"].value == -(-(10**6) // (4 * 32))
+    assert run.figures["flops"].value == 10**6 * 3 * 2 * 8 * 16
+    if mesh is None:
+        rule = next(iter(lc.rules(module, tokens=10**6, **sizes).rules)).cases[0]
+        assert rule.exact == run.figures["flops"].value

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -326,7 +327,20 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
             raise InputError(f"{where}: torch must be cuda, or left out, not {shown(value)}")
         else:
             checked[key] = value
-    return Device(**checked)
+    found = Device(**checked)
+    _check_addresses(found, where)
+    return found
+
+
+def _check_addresses(found: Device, where: str) -> None:
+    """Raise `InputError` if two memories of a device share an address, or one goes beyond the last one."""
+    flash = () if found.flash_begin is None else (Region("flash", found.flash or 0, found.flash_begin),)
+    lying = sorted(
+        (each.begin, each.begin + each.bytes, each.name) for each in (*found.regions, *flash) if each.begin is not None
+    )
+    for (_, end, name), (begin, _, other) in pairwise([*lying, (2**32, 2**32, "")]):
+        if end > begin:
+            raise InputError(f"{where}: {name} ends at {end:#x}, {f'within {other}' if other else 'beyond 32 bits'}")
 
 
 def _rates(key: str, value: object, where: str) -> Mapping[str, float]:

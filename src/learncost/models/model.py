@@ -6,14 +6,15 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line
+from learncost.ir.line import Line, Product
 from learncost.ir.loop import Loop, Statement, map_lines, walk
 from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
-from learncost.ir.term import Literal
+from learncost.ir.term import Literal, Read
 from learncost.ir.value import DRAWN, IdentityKey
 from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, defined, marked, shipped_layer
@@ -111,7 +112,25 @@ class Model:
 
     def lengths(self, axes: Mapping[str, int]) -> tuple[int, int, int | None]:
         """Return the batch, the length of a sequence, and of an encoder-decoder the length of the decoder's."""
-        return (axes["B"], axes["N"], axes["M"]) if self.two_sided else (axes["B"], axes["M"], None)
+        if self.two_sided:
+            return axes["B"], axes["N"], axes["M"]
+        return axes["B"], axes["M"] if "M" in axes_of(self.table) else self._looked_up(axes) // axes["B"] or 1, None
+
+    def _looked_up(self, axes: Mapping[str, int]) -> int:
+        """Return the number of tokens of a table whose axes have names of their own: rows of its largest embedding."""
+        places = (
+            axis.at.loops
+            for line, _ in walk(self.table.lines)
+            if isinstance(line, Product) and len(line.right) == 1 and line.right[0].name in self.table.weights
+            for axis in line.right[0].axes
+            if isinstance(axis, Read)
+        )
+        return max((prod(axes[base(axis)] for axis in each) for each in places), default=0)
+
+    def tokens(self, axes: Mapping[str, int]) -> int:
+        """Return the tokens of a step: those of the decoder, where there is an encoder too."""
+        batch, length, target = self.lengths(axes)
+        return batch * (length if target is None else target)
 
     @property
     def sample(self) -> str:

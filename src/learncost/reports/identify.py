@@ -160,7 +160,7 @@ def _usual(ways: Iterable[Said]) -> list[Said]:
 
 def all_ways(run: PreparedRun, conventions: Conventions) -> Iterator[Said]:
     """Yield the count of every counter and book for every choice of passes and unit."""
-    sequences, tokens = run.axes["B"], run.axes["B"] * run.axes["M"]
+    sequences, tokens = run.axes["B"], run.model.tokens(run.axes)
     scales = {"a step": 1, "a sequence": sequences, "a token": tokens}
     if sequences == 1:
         del scales["a sequence"]

@@ -61,7 +61,7 @@ def ledger(
         dtype=price.dtype,
         optimizer="",
         tokens=None,
-        tokens_per_step=axes["B"] * axes["M"],
+        tokens_per_step=model.tokens(axes),
         counted=model.configuration.counted,
         source=model.configuration.source,
         timing=timed,

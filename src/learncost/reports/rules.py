@@ -66,7 +66,7 @@ def rules(request: Request) -> Rules:
     prepared = prepare(request, ())
     check_known(prepared.model.table.lines, "a rule of thumb")
     measures = Measures(prepared)
-    per_step = prepared.axes["B"] * prepared.axes["M"]
+    per_step = prepared.model.tokens(prepared.axes)
     tokens_in_all = per_step if prepared.tokens is None else prepared.tokens
     of_layer = prepared.model.configuration.layer is not None  # whose letters are not those of widths and blocks
     blocks, products = ((), ()) if of_layer else (_blocks(measures), _products(measures))
@@ -108,7 +108,7 @@ def _mfu_of(measures: Measures, tokens: int) -> Iterator[Case]:
     reading, thumb = FormulaValues(run.model), rules_of_thumb()["nanogpt_mfu"]
     count = measures.at(reading.quantity("parameters without positions"))
     blocks, widths = measures.at(reading.blocks), measures.at(reading.heads)
-    steps = -(-tokens // (run.axes["B"] * run.axes["M"]))
+    steps = -(-tokens // run.model.tokens(run.axes))
     exact = measures.flops("bp", "matmul") * steps
     letters: dict[str, Number] = {
         "N": count,
@@ -132,7 +132,7 @@ def _mfu_of(measures: Measures, tokens: int) -> Iterator[Case]:
 def _run_of(measures: Measures, tokens: int, thumb: RuleOfThumb, procedure: str) -> Case:
     """Compare a training run with c N D."""
     name = measures.run.model.configuration.name
-    per_step = measures.run.axes["B"] * measures.run.axes["M"]
+    per_step = measures.run.model.tokens(measures.run.axes)
     steps = -(-tokens // per_step)
     every = thumb.at(N=1, D=1)
     exact = measures.flops(procedure, "matmul") * steps

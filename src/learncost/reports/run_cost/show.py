@@ -142,8 +142,11 @@ def _title(run: RunCost) -> str:
     note = run.memory.note if run.memory else ""
     note += " on each device, without --mesh" if note and number > 1 and run.spread is None else ""
     step, plan = run.step, plan_text(run.step.plan, run.plan)
-    batch = step.batch_size if run.spread is None else run.spread.step.tokens // step.seq_len
-    a_step = batch_text(batch, step.seq_len, step.target_len, None, step.sample, step.letters, step.length_note)
+    batch, letters = step.batch_size, step.letters
+    if run.spread is not None:
+        batch = run.spread.step.tokens // (step.target_len or step.seq_len)
+        letters = letters.replace(f"B = {step.batch_size:,}", f"B = {batch:,}", 1)
+    a_step = batch_text(batch, step.seq_len, step.target_len, None, step.sample, letters, step.length_note)
     what = f"{model}, {tokens:,} tokens by {step.procedure} in {run.precision}{plan}"
     return f"{what}: {a_step} a step, on {number:,} x {run.device.name}{note}"
 

@@ -373,7 +373,7 @@ def search(
         raise InputError(
             f"search supports one stack of blocks, not the encoder and decoder of {name}: give run-cost a mesh"
         )
-    length = run.axes["M"]
+    length = run.model.tokens(run.axes) // run.axes["B"]
     batch = batch_of(request.batch_size, length, number_of)
     memory = float(bytes_of("budget", budget)) if budget is not None else float(cluster.device.ram)
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
@@ -391,7 +391,8 @@ def search(
     shown_ways = sorted(steps, key=lambda found: found[-1].seconds)[:few]
     per_day = None if total is None else total / (batch * length) / DAY
     best = shown_ways[0][-1] if shown_ways else None
-    asked = replace(request, batch_size=batch, seq_len=length, tokens=total or batch * length, budget=None)
+    seq_len = request.seq_len if run.model.configuration.layer else length  # a table has lengths of its own
+    asked = replace(request, batch_size=batch, seq_len=seq_len, tokens=total or batch * length, budget=None)
     return Search(
         run.model.configuration.name,
         cluster,
@@ -427,9 +428,8 @@ def search(
 
 def of_one(request: Request) -> Request:
     """Return the request with one sequence and no mesh, for the model and its length."""
-    return Request(
-        request.model, batch_size=1, seq_len=request.seq_len, precision=request.kind().name, sizes=request.sizes
-    )
+    lengths = {name: getattr(request, name) for name in ("seq_len", "target_len")}
+    return Request(request.model, batch_size=1, **lengths, precision=request.kind().name, sizes=request.sizes)
 
 
 def _alone(request: Request, found: Candidate, cluster: Cluster) -> Request:

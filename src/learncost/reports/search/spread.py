@@ -102,7 +102,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     if grid.sizes.get(PIPELINE, 1) > 1:
         check_staged(request.procedure)
     run, kind = prepare(of_one(request)), request.kind()
-    length = run.axes["M"]
+    length = run.model.tokens(run.axes) // run.axes["B"]
     batch = batch_of(request.batch_size, length, grid.devices)
     inner = Mesh(tuple((axis, size) for axis, size in grid.axes if axis != PIPELINE) or (("dp", 1),))
     cut = _within_stages(chosen(place, placement), run.model) if place or placement else clauses(usual(inner.names))

@@ -300,7 +300,7 @@ def memory(request: Request) -> Memory | MemoryComparison:
         A checkpoint for the first of every so many blocks alone, under `engine` eager with `procedure` recompute. The
         default is 1: every block.
     offload
-        Tensors outside of the device's memory, under `engine` eager: paged-states, the states of bitsandbytes'
+        Tensors outside of the memory of a GPU, under `engine` eager: paged-states, the states of bitsandbytes'
         PagedAdamW and PagedAdamW8bit for weights of 100,000 elements or more.
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).

@@ -145,6 +145,8 @@ def _title(run: RunCost) -> str:
     batch = step.batch_size if run.spread is None else run.spread.step.tokens // step.seq_len
     a_step = batch_text(batch, step.seq_len, step.target_len, None, step.sample, step.letters, step.length_note)
     what = f"{model}, {tokens:,} tokens by {step.procedure} in {run.precision}{plan}"
+    if number > 1 and run.spread is None:
+        return f"{what}: {a_step} a step of one device, on {number:,} x {run.device.name} without communication{note}"
     return f"{what}: {a_step} a step, on {number:,} x {run.device.name}{note}"
 
 

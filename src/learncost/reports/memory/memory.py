@@ -272,10 +272,6 @@ def memory(request: Request) -> Memory | MemoryComparison:
         Memory optimizations, comma-separated: flash (FlashAttention), recompute=... (activation checkpointing),
         chunked-loss (chunked cross-entropy), fused-update (optimizer fused into backward) and others (`learncost list
         plans`); auto: the planner's choice, which is the default of `engine` torch.
-    accumulate
-        Number of microbatches for gradient accumulation.
-    clip
-        The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     budget
         Available memory, as 8GB or 256MiB. Shows the largest batch and sequence length that fit.
     on

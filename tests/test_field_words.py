@@ -72,7 +72,7 @@ def test_a_phrase_is_found_first_on_its_page(phrase: str, page: str) -> None:
 
 def test_the_same_words_are_keywords_in_python() -> None:
     usual = lc.memory("gpt2", procedure="recompute", batch_size=4, accumulate=2, optimizer="adamw8bit", seq_len=64)
-    other = lc.memory("gpt2", gradient_checkpointing=True, bs=4, grad_accum=2, optim="paged_adamw_8bit", max_length=64)
+    other = lc.memory("gpt2", gradient_checkpointing=True, bs=4, grad_accum=2, optim="adamw_8bit", max_length=64)
     assert (other.peak, other.optimizer, other.procedure) == (usual.peak, "adamw8bit", "recompute")
     with pytest.raises(lc.InputError, match="the same option"):
         lc.memory("gpt2", gradient_checkpointing=True, procedure="bp")

@@ -180,7 +180,7 @@ def test_memory_of_one_device_is_of_its_part():
     ("flags", "message"),
     [
         ({"placement": "fsdp"}, "requires mesh, for example"),
-        ({"mesh": "dp=2"}, "mesh requires a sharding"),
+        ({"mesh": "shard=2"}, "mesh axis shard needs sharding rules"),
         (
             {"mesh": "dp=2", "placement": "ddp", "engine": "eager", "plan": "fused-update"},
             "does not support plan='fused-update' over a mesh, since DDP",
@@ -323,7 +323,7 @@ def test_a_length_that_devices_do_not_divide_says_so():
 
 
 def test_a_refusal_has_the_clause_as_it_was_written():
-    with pytest.raises(InputError, match=r"\(clause 'h g f v over tp'\)"):
+    with pytest.raises(InputError, match=r"\(sharding rule 'h g f v over tp'; "):
         lc.place("bart-base", "tp=5", placement="megatron")
 
 

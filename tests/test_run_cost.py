@@ -140,7 +140,7 @@ def test_llama_from_its_measured_rate():
     )
     assert round(run.days) == 21
     assert run.figures["time"].label == "arithmetic"
-    assert run.figures["tokens_per_second"].label == "measured"
+    assert run.figures["tokens_per_second"].label == "given"
     assert run.figures["device_hours"].value == pytest.approx(1_022_362, rel=2e-3)
     assert run.energy_kwh == pytest.approx(449e3, rel=4e-3)
     assert run.co2_kg == pytest.approx(173e3, rel=4e-3)

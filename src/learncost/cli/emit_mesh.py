@@ -40,7 +40,7 @@ class MeshRequest:
     @cached_property
     def clauses(self) -> tuple[Clause, ...]:
         """The sharding rules of the placement."""
-        return chosen(self.request.place, self.request.placement)
+        return chosen(self.request.place, self.request.placement, self.grid.names)
 
     @property
     def parts(self) -> int:

@@ -29,7 +29,7 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
     by_spelling = {name: flag for flag in flags if flag.how == "flag" for name in flag.names}
     named = {flag.name for flag in by_spelling.values()}
     others = any(flag.how == "flags" for flag in flags)
-    left, arguments, typed_values = list(words), list[str](), dict[str, Any]()
+    left, arguments, typed_values, names = list(words), list[str](), dict[str, Any](), dict[str, str]()
     letters = others and any(map(names_own_sizes, left))  # a table's sizes, which are checked where it is read
     while left:
         word = left.pop(0)
@@ -43,10 +43,9 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
         spelling = name.replace("_", "-").lower()
         if spelling in SWITCHES and spelling not in by_spelling and SWITCHES[spelling][0] in named:
             key, value = SWITCHES[spelling]
-            if key in typed_values or joined:
-                raise InputError(
-                    f"{name} is --{key} {value}: give --{key} once" if not joined else f"{name} takes no value"
-                )
+            if joined:
+                raise InputError(f"{name} takes no value")
+            _check_once(key, f"{name} (--{key} {value})", names)
             typed_values[key] = value
             continue
         flag = by_spelling.get(spelling) or by_spelling.get(spelling.replace("--no-", "--", 1))
@@ -54,8 +53,8 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
             _check_size(command, name, (*by_spelling, "--help"), others)
         key = flag.name if flag else name.lstrip("-")
         repeats = flag is not None and flag.about.repeats
-        if key in typed_values and not repeats:
-            raise InputError(f"{name} is given twice")
+        if not repeats:
+            _check_once(key, name, names)
         if flag and flag.kind == "boolean":
             if joined or (spelling not in flag.names and not flag.reverses):
                 raise InputError(f"{word} is not a flag: {flag.names[0]} takes no value")
@@ -84,15 +83,18 @@ def _joined(command: str, flags: Sequence[Flag], arguments: list[Any]) -> list[A
     return [tuple(arguments)] if any(map(is_trainer_file, arguments)) else arguments
 
 
+def _check_once(key: str, name: str, names: dict[str, str]) -> None:
+    """Refuse a parameter that is given again; `names` has how each was typed."""
+    if earlier := names.get(key):
+        same = f"{earlier} and {name} are the same option: give one of them"
+        raise InputError(f"{name} is given twice" if earlier == name else same)
+    names[key] = name
+
+
 def _is_flag(word: str) -> bool:
-    """Return whether an argument is a flag: a single - is standard input, and -0.1 is a number."""
-    if not word.startswith("-") or word == "-":
-        return False
-    try:
-        float(word)
-    except ValueError:
-        return True
-    return False
+    """Return whether an argument is a flag: a single - is standard input, and -0.1 or -2GB a value."""
+    rest = word[1:].lstrip(".")
+    return word.startswith("-") and bool(rest) and not rest[0].isdigit() and rest not in ("inf", "nan")
 
 
 def _check_size(command: str, name: str, spellings: Sequence[str], others: bool) -> None:

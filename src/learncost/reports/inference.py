@@ -207,7 +207,8 @@ def over_devices(
     request: Request, model: Model, pass_of: Callable[[Model], Table], sizes: Mapping[str, int]
 ) -> OverMesh:
     """Return a pass over the mesh of a request. Raises `InputError`, also for pipeline stages."""
-    grid, clauses = parse_mesh(request.mesh or ""), chosen(request.place, request.placement)
+    grid = parse_mesh(request.mesh or "")
+    clauses = chosen(request.place, request.placement, grid.names)
     if pipeline := pipeline_of(model.table, grid, clauses):
         raise InputError(f"{pipeline.clause} makes pipeline stages, which inference does not support: use dp, tp or ep")
     _, table, sizes, padded = padded_step(Structure(model).model, pass_of, grid, clauses, sizes)

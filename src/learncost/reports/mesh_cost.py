@@ -261,7 +261,7 @@ def over_stages(request: Request) -> tuple[PreparedRun, tuple[OverMesh, ...]]:
     mesh, place_, placement, procedure = request.mesh, request.place, request.placement, request.procedure
     run, kind = prepare(with_global_batch(request)), request.kind()
     optimizer, grid = run.optimizer or default_optimizer(run.book), parse_mesh(mesh)
-    clauses, widths = chosen(place_, placement), widths_of(kind)
+    clauses, widths = chosen(place_, placement, grid.names), widths_of(kind)
 
     def step_of(model: Model) -> Table:
         return planned(without_gradients(step(model, procedure, optimizer, run.book.jacobian)), run.plan, run.axes)
@@ -310,7 +310,6 @@ def whole_batch(request: Request) -> int:
     """Return a sequence for each device on the axes of the mesh over which the batch is sharded."""
     if not request.is_sharded:
         return 1
-    sizes, number_of = parse_mesh(request.mesh or "").sizes, 1
-    for axis in {clause.mesh for clause in chosen(request.place, request.placement) if "B" in clause.axes}:
-        number_of *= sizes.get(axis, 1)
-    return number_of
+    grid = parse_mesh(request.mesh or "")
+    clauses = chosen(request.place, request.placement, grid.names)
+    return prod(grid.sizes.get(axis, 1) for axis in {clause.mesh for clause in clauses if "B" in clause.axes})

@@ -42,6 +42,7 @@ class Shared:
     brief: str = ""
     common: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
+    besides: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, str] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
 
@@ -207,6 +208,16 @@ def canonical_arguments(
     if len({*renamed}) < len(arguments):
         raise InputError(f"{' and '.join(_twice(arguments, parameters))} are the same option: give one of them")
     usual = {name: _usual(name, value) for name, value in zip(renamed, arguments.values(), strict=True)}
+    for name, value in zip(renamed, arguments.values(), strict=True):
+        besides = FLAGS[name].besides if name in FLAGS else {}
+        if other := besides.get(str(value).lower().replace("_", "-")):
+            flag, meant = other.split()
+            if flag not in parameters:
+                raise InputError(
+                    f"--{name} {value} is --{name} {usual[name]} --{flag} {meant}, which learncost memory supports: "
+                    f"give --{name} {usual[name]}"
+                )
+            usual = {flag: meant, **usual}
     return _with_lengths(usual, given, parameters)
 
 

@@ -427,5 +427,5 @@ def _not_dividing(axis: str, size: int, cut: Iterable[str], clause: Clause, mesh
     following = -(-size // number) * number
     return (
         f"{axis} is {size:,}, which is not divisible by the {number:,} devices of {over}: the next divisible size is "
-        f"{following:,} (clause {str(clause)!r})"
+        f"{following:,} (sharding rule {str(clause)!r}; --placement and --place choose others)"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,22 +53,20 @@ def placement(name: str) -> Placement:
     return named_one("placement", name, NAMED)
 
 
-def chosen(place: str | None, named: str | None) -> tuple[Clause, ...]:
+def chosen(place: str | None, named: str | None, axes: Sequence[str] = ()) -> tuple[Clause, ...]:
     """Return the clauses of `--place` and `--placement`: first the written clauses, then those of the named placements.
 
-    The clauses of an outer placement precede those of the others, whose gathers then produce its shards.
+    The clauses of an outer placement precede those of the others, whose gathers then produce its shards. Without both
+    they are the default ones of the axes of the mesh.
     """
     from learncost.sharding.clauses import clauses
 
+    if not place and not named:
+        place = usual(axes)
     result = [*clauses(place or "")]
     names = filter(None, (name.strip() for name in (named or "").split(",")))
     for each in sorted(map(placement, names), key=lambda row: not row.outer):
         result += clauses(each.place)
-    if not result:
-        raise InputError(
-            "--mesh requires a sharding: --placement, as in --placement fsdp,megatron-sp, or --place with clauses "
-            "such as `h f v over tp`"
-        )
     return tuple(dict.fromkeys(result))
 
 
@@ -82,17 +80,9 @@ def chosen_for(
     """
     from learncost.sharding.clauses import clauses
 
-    if not place and not named:
-        for axis in mesh.names:
-            if axis not in USUAL:
-                raise InputError(
-                    f"{axis} requires a sharding: --placement, or --place with clauses such as `h f over {axis}`; "
-                    f"only {', '.join(USUAL)} have a default"
-                )
-        named = ",".join(USUAL[axis] for axis in mesh.names)
     written = clauses(place or "")
     result = []
-    for clause in chosen(place, named):
+    for clause in chosen(place, named, mesh.names):
         clause.check(mesh)
         divides = sizes.get("v", 0) % mesh.sizes.get(clause.mesh, 1) == 0
         if clause not in written and not divides and len(clause.axes) > 1:
@@ -101,5 +91,21 @@ def chosen_for(
     return tuple(dict.fromkeys(result))
 
 
-USUAL: Mapping[str, str] = {"dp": "ddp", "shard": "hsdp", "tp": "megatron", "cp": "cp", "ep": "ep", "pp": "pp"}
-"""The default placement of a mesh axis, by its name."""
+USUAL: Mapping[str, str] = {  # cp before tp: what is gathered over tp is then a part of a sequence still
+    "pp": "blocks over pp",
+    "cp": "M over cp, * over cp of states",
+    "tp": "h g f v over tp, M over tp of values",
+    "ep": "e over ep of experts, B over ep, * over ep of states",
+    "dp": "B over dp, * over dp of states",
+}
+"""The default sharding rules of a mesh axis, by its name: ZeRO-1, and Megatron with sequences cut."""
+
+
+def usual(axes: Sequence[str]) -> str:
+    """Return the default sharding rules of a mesh by the names of its axes. Raises `InputError` for other names."""
+    if others := [axis for axis in axes if axis not in USUAL]:
+        raise InputError(
+            f"mesh axis {others[0]} needs sharding rules: give --placement, as in --placement hsdp, or --place with "
+            f"clauses such as `h f over {others[0]}` ({', '.join(USUAL)} have defaults)"
+        )
+    return ", ".join(text for axis, text in USUAL.items() if axis in axes)

@@ -110,7 +110,7 @@ def verify_placements(
         for names, grid in cases:
             if grid is None:
                 raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
-            clauses = chosen(place_text, names)
+            clauses = chosen(place_text, names, mesh(grid).names)
             for text in PLANS if plan == EVERY else (plan,):
                 for op in (optimizer,) if optimizer else OPTIMIZERS:
                     said = ", ".join(filter(None, (names, f"plan {text}" if text else "", op)))

@@ -26,7 +26,7 @@ def comparisons(request: Request, dtype: str, side_by_side: str | None = None) -
     side_by_side  names with commas between; by default the usual ones, and that of the step
     """
     other = request.procedure if request.procedure not in (*PROCEDURES, *INFERENCE) else ""
-    common = replace(request.in_precision(dtype), procedure="bp", on=None, context=None, engine="")
+    common = replace(request.in_precision(dtype), procedure="bp", on=None, context=None, page_size=None, engine="")
     names = side_by_side, "" if side_by_side else other
     if isinstance(common.model, Configuration | Layer):
         return _compared(common, *names)

@@ -47,8 +47,8 @@ SCHEMA = 1
 
 
 @takes_request(
-    "model procedure price_book batch_size seq_len target_len optimizer dropout dtype context train train_layers lora "
-    "lora_rank lora_alpha plan on precision engine side_by_side"
+    "model procedure price_book batch_size seq_len target_len optimizer dropout dtype context page_size train "
+    "train_layers lora lora_rank lora_alpha plan on precision engine accumulate clip side_by_side"
 )
 def document(request: Request, side_by_side: str | None = None) -> dict[str, Any]:
     """Return all data of the page of one step: cost line by line with formulas, memory and time.
@@ -121,16 +121,14 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
     available = step.memory.available if step.memory else None
     device = None if available is None else find_device(request.on)
     engine = request.engine or (GRAPH if device and device.core else "")  # the pages have no memory by region
-    request = replace(of_memory(request.in_precision(step.dtype)), on=GPU if device and device.torch == GPU else None)
+    on = GPU if device and device.torch == GPU else None
+    request = replace(of_memory(request.in_precision(step.dtype)), on=on, context=request.context)
     try:
-        if step.cache is not None:
-            name = request.procedure
-            raise InputError(
-                f"the explorer does not support procedure {name} for memory: use learncost memory --procedure {name}"
-            )
         answer = memory(replace(request, engine=engine))
         assert isinstance(answer, Memory)
         by_eager = not request.engine and answer.engine == USUAL
+        # the microbatches of a step, the norm of all gradients and a cache are in no polynomials of other sizes
+        is_of_table = step.cache is None and answer.accumulate == 1 and request.clip is None
         result = {
             "peak": answer.peak,
             "split": dict(answer.split),
@@ -138,11 +136,11 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
             "engine": answer.engine,
             "available": available,
         }
-        if answer.engine == GRAPH or by_eager:
+        if is_of_table and (answer.engine == GRAPH or by_eager):
             run = prepare(replace(request, optimizer=None))
             memory_step = MemoryStep(run, request.procedure, request.kind(), request.optimizer or DEFAULT)
             result["stretches"] = stretches(memory_step.under(memory_engines()[GRAPH].plan))
-        if by_eager and result["stretches"]:  # a page computes the peak at other sizes by the table's polynomials
+        if by_eager and result.get("stretches"):  # a page computes the peak at other sizes by the table's polynomials
             result["other_sizes"] = {"engine": GRAPH, "convention": memory_engines()[GRAPH].convention}
         if answer.curve and (by_eager or not result.get("stretches")):
             result["curve"] = curve(answer).to_dict()
@@ -240,7 +238,8 @@ def _settings(request: Request, side_by_side: str | None) -> dict[str, Any]:
 def _calls(request: Request) -> dict[str, str]:
     """Return the equivalent command and Python call."""
     usual = request.optimizer == default_optimizer(find_book(request.price_book))
-    request = replace(request, engine="", optimizer=None if usual else request.optimizer)
+    optimizer = None if usual else request.optimizer
+    request = replace(request, engine="", accumulate=1, clip=None, optimizer=optimizer)
     return {"command": request.command("cost"), "python": request.call("cost")}
 
 

@@ -53,8 +53,9 @@ def has_stages(request: Request) -> bool:
     from learncost.sharding.presets import chosen
     from learncost.sharding.stages import BLOCKS
 
-    several = chosen(request.place, request.placement)
-    return "pp" in mesh(str(request.mesh)).names or any(BLOCKS in clause.axes for clause in several)
+    axes = mesh(str(request.mesh)).names
+    several = chosen(request.place, request.placement, axes)
+    return "pp" in axes or any(BLOCKS in clause.axes for clause in several)
 
 
 @dataclass(frozen=True)

@@ -272,10 +272,6 @@ def memory(request: Request) -> Memory | MemoryComparison:
         Memory optimizations, comma-separated: flash (FlashAttention), recompute=... (activation checkpointing),
         chunked-loss (chunked cross-entropy), fused-update (optimizer fused into backward) and others (`learncost list
         plans`); auto: the planner's choice, which is the default of `engine` torch.
-    accumulate
-        Number of microbatches for gradient accumulation.
-    clip
-        The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     budget
         Available memory, as 8GB or 256MiB. Shows the largest batch and sequence length that fit.
     on
@@ -300,7 +296,7 @@ def memory(request: Request) -> Memory | MemoryComparison:
         A checkpoint for the first of every so many blocks alone, under `engine` eager with `procedure` recompute. The
         default is 1: every block.
     offload
-        Tensors outside of the device's memory, under `engine` eager: paged-states, the states of bitsandbytes'
+        Tensors outside of the memory of a GPU, under `engine` eager: paged-states, the states of bitsandbytes'
         PagedAdamW and PagedAdamW8bit for weights of 100,000 elements or more.
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).

@@ -101,7 +101,8 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
     """
     grid = parse_mesh(str(request.mesh))
     place_, placement = request.place, request.placement
-    several = chosen_for(grid, step.run.axes, place_, placement) if engine.trains else chosen(place_, placement)
+    trained = chosen_for(grid, step.run.axes, place_, placement) if engine.trains else ()
+    several = trained or chosen(place_, placement, grid.names)
     if grid.sizes.get(PIPELINE, 1) > 1 and all(clause.mesh != PIPELINE for clause in several):
         several = (*clauses(f"{BLOCKS} over {PIPELINE}"), *several)
     pipeline = pipeline_of(step.model.table, grid, several)

@@ -108,11 +108,17 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
     if options.drops_paths and request.lora is None and request.lora_rank is None:
         raise InputError("--lora-dropout requires --lora, for example --lora all-linear")
     if request.on is None or request.on == GPU:
-        return None, request.engine, options
-    from learncost.devices.device import device as find_device  # imported when used, for a fast start
+        device, engine = None, request.engine
+    else:
+        from learncost.devices.device import device as find_device  # imported when used, for a fast start
 
-    device = find_device(request.on)
-    return device, request.engine or ("c99" if device.core else ""), replace(options, device=device.torch or CPU)
+        device = find_device(request.on)
+        engine = request.engine or ("c99" if device.core else "")
+        options = replace(options, device=device.torch or CPU)
+    if options.offload and options.device != GPU:
+        where = device.name if device else "the CPU"
+        raise InputError(f"--offload {options.offload} requires a GPU, not {where}: give --on, for example --on {GPU}")
+    return device, engine, options
 
 
 def available(budget: int | str | None, device: Device | None) -> tuple[int | None, tuple[Region, ...]]:

@@ -177,8 +177,7 @@ def figure(name: str, value: object) -> Figure:
         number = -1.0
     if isinstance(value, bool) or not least <= number <= most:
         raise InputError(f"{name} must be {right}, not {shown(value)}")
-    label = "measured" if name in ("tokens_per_second", "power") else "given"
-    return Figure(number, unit, label, f"--{name.replace('_', '-')}")
+    return Figure(number, unit, "given", f"--{name.replace('_', '-')}")
 
 
 def devices(value: object) -> Figure:

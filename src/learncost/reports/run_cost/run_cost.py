@@ -172,6 +172,11 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     >>> run.figures["mfu"].label
     'given'
     """
+    return run_over(request, given)
+
+
+def run_over(request: Request, given: RunAssumptions, many: Spread | None = None) -> RunCost:
+    """Return the cost of a run; `many` is its step over a mesh, where a search has found it. Raises `InputError`."""
     from learncost.reports.memory.engines import GRAPH  # arrays of bytes: not for the help
     from learncost.reports.memory.on_device import DeviceMemory, memory_on_device
 
@@ -217,7 +222,6 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     figures["devices"] = number
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
     precision = precision or training_precision(kind)
-    many: Spread | None = None
     most = most_of_peak(machine, kind)
     usual = assumptions.mfu(machine, request.is_fine_tuning)
     unknown = dict[str, str]()
@@ -226,7 +230,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         if request.engine not in ("", GRAPH):
             raise InputError(f"--mesh requires --engine {GRAPH}, not {request.engine}")
         asked = replace(request, dtype=None, precision=precision, devices=int(number.value))
-        many = step_over(asked, group or cluster_with(machine))
+        many = many or step_over(asked, group or cluster_with(machine))
         on_device = DeviceMemory(int(many.memory), many.step.peak, GRAPH)
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
         show_step_over(figures, many)

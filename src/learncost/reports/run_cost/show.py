@@ -148,6 +148,8 @@ def _title(run: RunCost) -> str:
         letters = letters.replace(f"B = {step.batch_size:,}", f"B = {batch:,}", 1)
     a_step = batch_text(batch, step.seq_len, step.target_len, None, step.sample, letters, step.length_note)
     what = f"{model}, {tokens:,} tokens by {step.procedure} in {run.precision}{plan}"
+    if number > 1 and run.spread is None:
+        return f"{what}: {a_step} a step of one device, on {number:,} x {run.device.name} without communication{note}"
     return f"{what}: {a_step} a step, on {number:,} x {run.device.name}{note}"
 
 

@@ -167,12 +167,13 @@ class Search(AtLength):
         """
         if self.fastest is None:
             raise InputError(self._none())
-        from learncost.reports.run_cost.run_cost import RunAssumptions, run_cost  # is built on this module
+        from learncost.reports.run_cost.run_cost import RunAssumptions, run_over  # is built on this module
+        from learncost.reports.search.spread import Spread
 
-        cost: RunCost = run_cost(
-            replace(self.fastest, devices=self.devices), RunAssumptions(price_per_hour=self.price_per_hour)
-        )
-        return cost
+        best, memory, placed = self.best, float(self.cluster.device.ram), str(self.fastest.place)
+        many = Spread(best.step, placed, memory, True, best.split, best.plan)
+        request = replace(self.fastest, devices=self.devices)
+        return run_over(request, RunAssumptions(price_per_hour=self.price_per_hour), many)
 
     @property
     @Key("run_cost", optional=True, after="schema")

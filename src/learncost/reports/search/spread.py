@@ -21,10 +21,10 @@ from learncost.program.pipeline import KINDS
 from learncost.reports.request import Request
 from learncost.reports.run import prepare
 from learncost.reports.search.search import batch_of, of_one, search
-from learncost.sharding.clauses import Clause, clauses
+from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh
-from learncost.sharding.presets import chosen
+from learncost.sharding.presets import chosen, usual
 from learncost.sharding.stages import BLOCKS
 
 SIZES = ("batch_size", "seq_len")
@@ -105,7 +105,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     length = run.model.tokens(run.axes) // run.axes["B"]
     batch = batch_of(request.batch_size, length, grid.devices)
     inner = Mesh(tuple((axis, size) for axis, size in grid.axes if axis != PIPELINE) or (("dp", 1),))
-    cut = _within_stages(chosen(place, placement), run.model) if place or placement else clauses(usual(inner.names))
+    cut = _within_stages(chosen(place, placement, inner.names), run.model)
     number = asked.microbatch * prod(inner.sizes.values())
     optimizer = request.optimizer or default_optimizer()
     config = StepConfig(cut, kind, "", request.procedure, optimizer)
@@ -150,22 +150,6 @@ def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...
         if clause.mesh == PIPELINE and clause.names:
             raise InputError(f"only equal stages are supported: write {BLOCKS} over {PIPELINE}, not {str(clause)!r}")
     return tuple(clause for clause in several if clause.mesh != PIPELINE)
-
-
-def usual(axes: tuple[str, ...]) -> str:
-    """Return the default sharding rules of a mesh by the names of its axes."""
-    known = {  # cp before tp: what is gathered over tp is then a part of a sequence still
-        "cp": "M over cp, * over cp of states",
-        "tp": "h g f v over tp, M over tp of values",
-        "ep": "e over ep of experts, B over ep, * over ep of states",
-        "dp": "B over dp, * over dp of states",
-    }
-    if others := [axis for axis in axes if axis not in known]:
-        raise InputError(
-            f"mesh axis {others[0]} needs sharding rules: give --place or --placement (dp, tp, cp, ep and pp have "
-            "defaults)"
-        )
-    return ", ".join(text for axis, text in known.items() if axis in axes)
 
 
 def described(step: StepUsage) -> str:

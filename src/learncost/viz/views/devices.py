@@ -22,9 +22,8 @@ from learncost.reports.memory.types import misfit
 from learncost.reports.placed import place as placed_table
 from learncost.reports.request import Request, takes_request
 from learncost.reports.search.search import Found, Search, said_of, search
-from learncost.reports.search.spread import Spread, described, spread, usual
+from learncost.reports.search.spread import Spread, described, spread
 from learncost.reports.sheet import number, seconds_of, size_of
-from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.viz.views.picture import MADE, BarRow, Bars, Chart, Lanes, Picture, TableRows, TextLines
 
 DEVICES = 8
@@ -248,9 +247,8 @@ def _placed(request: Request, many: Spread) -> list[Chart]:
     if not inner:
         return []
     text = ",".join(f"{axis}={size}" for axis, size in inner.items())
-    clauses = request.place if request.place or request.placement else usual(parse_mesh(text).names)
     try:
-        answer = placed_table(replace(request, mesh=text, place=clauses, batch_size=None))
+        answer = placed_table(replace(request, mesh=text, batch_size=None))
     except InputError as error:
         return [TextLines(f"The table of every device is not shown: {error}", "bytes", ())]
     rows, phase = list[tuple[int, str, bool, int | None, str]](), ""

@@ -213,6 +213,9 @@ def _stepping(step: MemoryStep) -> Stepping:
     return Stepping(name, how, BYTES.get(step.kind.states, FLOAT), step.eager.clip, cuda)
 
 
+OF_BITSANDBYTES = " of bitsandbytes"
+
+
 def _steps(step: MemoryStep) -> str:
     """Return the text of the optimizer's step, such as AdamW with fused=True."""
     stepping = _stepping(step)
@@ -220,11 +223,12 @@ def _steps(step: MemoryStep) -> str:
     ops = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "with foreach=False"}
     hooks = ", stepped in the hook of each gradient" if _hooked(step) else ""
     unfused = "" if "fused" in known.implementations else ", since PyTorch has no fused implementation"
-    how = f" {ops[stepping.how]}" if len(known.implementations) > 1 else ""
+    paged = f"Paged{known.name.removesuffix(OF_BITSANDBYTES)}{OF_BITSANDBYTES}" if step.eager.offload else ""
+    how = f" {ops[stepping.how]}" if len(known.implementations) > 1 and not paged else ""
     clipped = " Gradients are clipped by clip_grad_norm_." if stepping.clip else ""
     if _unfused(step) and usual_plan(step.unplanned):
         clipped += " Attention is not fused (attn_implementation=eager)."
-    return f"{NOT_ON_GPU if stepping.cuda else ''}{known.name}{how}{hooks}{unfused if how else ''}.{clipped}"
+    return f"{NOT_ON_GPU if stepping.cuda else ''}{paged or known.name}{how}{hooks}{unfused if how else ''}.{clipped}"
 
 
 def _convention(said: str, step: MemoryStep, device: str) -> str:

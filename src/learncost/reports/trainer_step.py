@@ -25,7 +25,7 @@ HUB = Path("~/.cache/huggingface/hub")
 """The folder of huggingface_hub's downloads on this machine; it is read, and nothing is fetched."""
 
 OF_EAGER = ("loss", "lora_dropout", "checkpoint_every", "offload", "plan")
-"""Fields that engine eager alone counts, and over a mesh or for several microbatches not always."""
+"""Fields that engine eager alone counts, and over a mesh not always."""
 
 DATA = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
 """The placement of a stage of ZeRO."""
@@ -81,7 +81,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     accumulate = _accumulated(step, data, given)
     described = not model and not step.model and "model_type" in (step.sizes or {})
     every = step.checkpoint_every or 1
-    by_eager = given.get("engine") in (None, "eager") and not (over_mesh and _unwrapped(step, placement, accumulate))
+    by_eager = given.get("engine") in (None, "eager") and not (over_mesh and _unwrapped(step, placement))
     keywords: dict[str, Any] = {
         "model": step.sizes if described else model or _model(step, reading),
         "batch_size": (1 if step.micro_batch_size is None else step.micro_batch_size) * accumulate * data,
@@ -111,10 +111,10 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     return {name: value for name, value in keywords.items() if value is not None and usual.get(name) != value}
 
 
-def _unwrapped(step: Step, placement: str, accumulate: int) -> bool:
+def _unwrapped(step: Step, placement: str) -> bool:
     """Return whether PyTorch's wrappers do not place a step over a mesh as its files say, so that graph answers."""
     quantized = PRECISIONS[step.precision].quantized if step.precision in PRECISIONS else None
-    cut = quantized or accumulate > 1 or (step.reentrant and step.checkpointing == FULL)
+    cut = quantized or (step.reentrant and step.checkpointing == FULL)
     return placement not in ("ddp", "fsdp", "hsdp") or bool((placement != "ddp" and cut) or step.plan)
 
 
@@ -124,7 +124,7 @@ def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead,
     keywords  those of the question
     """
     lost = [name for name in OF_EAGER if reading.step.get(name) and name not in keywords]
-    why = "which is not counted over this mesh, or of several microbatches"
+    why = "which is not counted over this mesh"
     return tuple(
         replace(key, effect=f"{name} = {reading.step.get(name)}, {why}")
         for name in lost

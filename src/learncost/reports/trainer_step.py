@@ -39,6 +39,7 @@ MODULES = (
 """The linear modules of a block of Llama and its kin, by their names in transformers."""
 
 LONGEST = 200  # characters of a pattern of modules
+NESTED = re.compile(r"\)[*+{]|([*+{].*){5}")  # repetitions in a pattern that may take exponential time
 
 DATA = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
 """The placement of a stage of ZeRO."""
@@ -159,7 +160,7 @@ def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead,
 
 def _targets(lora: str | None) -> str | None:
     """Return the modules with LoRA; a text that is no name is a pattern of whole names, as in peft."""
-    if not lora or not {*lora} & {*"()[]*\\|+"} or len(lora) > LONGEST:
+    if not lora or not {*lora} & {*"()[]*\\|+"} or len(lora) > LONGEST or NESTED.search(lora):
         return lora
     try:
         pattern = re.compile(lora)

@@ -125,6 +125,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "lora_dropout": (step.lora_dropout or None) if step.lora and by_eager else None,
         "mesh": mesh or None,
         "placement": placement if over_mesh else None,
+        "schedule": "interleaved" if over_mesh and (step.pp or 1) > 1 and (step.chunks or 1) > 1 else None,
+        "chunks": step.chunks if over_mesh and (step.pp or 1) > 1 and (step.chunks or 1) > 1 else None,
         "sizes": {**step.sizes, **given.get("sizes", {})} if step.sizes and step.model and not model else None,
     }
     return {name: value for name, value in keywords.items() if value is not None and USUAL.get(name) != value}
@@ -150,6 +152,10 @@ def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead,
     """
     lost = [name for name in OF_EAGER if _counts(reading.step, name) and name not in keywords]
     why = "which is not counted over this mesh"
+    cut = {"fsdp", "hsdp"} & {*str(keywords.get("placement", "")).split(",")}
+    if reading.step.no_sync and cut and int(keywords.get("accumulate", 1)) > 1:
+        lost.append("no_sync")
+        why = "whose gradients stay whole on each device up to the last microbatch: the peak is higher"
     return tuple(
         replace(key, effect=f"{name} = {reading.step.get(name)}, {why}")
         for name in lost
@@ -160,7 +166,10 @@ def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead,
 
 def _targets(lora: str | None) -> str | None:
     """Return the modules with LoRA; a text that is no name is a pattern of whole names, as in peft."""
-    if not lora or not {*lora} & {*"()[]*\\|+"} or len(lora) > LONGEST or NESTED.search(lora):
+    if lora and not {*lora} & {*"()[]*\\|+"}:
+        names = lora.split(",")
+        return ",".join(dict.fromkeys(re.sub(r"^(self_attn|mlp)\.", "", name) for name in names))
+    if not lora or len(lora) > LONGEST or NESTED.search(lora):
         return lora
     try:
         pattern = re.compile(lora)
@@ -201,7 +210,7 @@ def _mesh(step: Step, asked: Mapping[str, int] | None) -> tuple[str, str]:
     placed = "hsdp" if "shard" in axes and "dp" in axes else DATA[zero]
     tensors = "megatron-sp" if step.sequence_parallel else "megatron"
     names = [name for name in axes if name in ("pp", "cp")]
-    names += [placed] if zero or "dp" in axes or "shard" in axes else []
+    names += [placed] if {"dp", "shard"} & {*axes} or (zero and asked is None) else []
     names += [each for axis, each in (("tp", tensors), ("ep", "ep")) if axis in axes]
     return ",".join(f"{name}={value}" for name, value in axes.items()), ",".join(names)
 

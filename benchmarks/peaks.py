@@ -195,7 +195,15 @@ def keys_of(name: str, shape: str) -> dict[str, Any]:
 Wrap = Callable[[torch.nn.Module], torch.nn.Module]
 
 
-def train(name: str, shape: str, dtype: str, setting: str, optimizer: str, wrap: Wrap = lambda module: module) -> None:
+def train(
+    name: str,
+    shape: str,
+    dtype: str,
+    setting: str,
+    optimizer: str,
+    wrap: Wrap = lambda module: module,
+    microbatches: int = 1,
+) -> None:
     """Two steps as a user of transformers writes them, of the module, or of what is called in its place."""
     checkpoints, lora = SETTINGS[setting]
     config = transformers.AutoConfig.for_model(name, **keys_of(name, shape))
@@ -213,7 +221,8 @@ def train(name: str, shape: str, dtype: str, setting: str, optimizer: str, wrap:
     given = batch_of(name, shape, config, DTYPES[dtype][0])
     for _ in range(2):
         steps.zero_grad(set_to_none=True)
-        called(**given).loss.backward()
+        for _ in range(microbatches):
+            called(**given).loss.backward()
         steps.step()
 
 

@@ -67,8 +67,8 @@ LENGTH = 96
 
 @dataclass(frozen=True)
 class Case:
-    """A model under a placement, by an engine in a precision; of a module that is wrapped, its shape, and its blocks'
-    checkpoints."""
+    """A model under a placement, by an engine in a precision; of a module that is wrapped, its shape, its blocks'
+    checkpoints, and its microbatches."""
 
     model: str
     placement: str
@@ -77,6 +77,7 @@ class Case:
     dtype: str
     shape: str = ""
     setting: str = "plain"
+    microbatches: int = 1
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -106,8 +107,9 @@ def modules(given: argparse.Namespace) -> Iterator[Case]:
         for names, grid in WRAPPERS:
             for dtype, setting in (("fp32", "plain"), ("bf16", "plain"), ("fp32", "checkpoints")):
                 for shape in ("loss", "block", "optimizer") if setting == "plain" else ("block",):
-                    if given.placement in ("", names) and given.dtype in ("", dtype) and model in MODULES:
-                        yield Case(model, names, grid, "eager", dtype, shape, setting)
+                    for microbatches in (1, 3) if shape == "block" else (1,):
+                        if given.placement in ("", names) and given.dtype in ("", dtype) and model in MODULES:
+                            yield Case(model, names, grid, "eager", dtype, shape, setting, microbatches)
 
 
 def wrapped(case: Case, devices: Any) -> Any:
@@ -150,8 +152,9 @@ def most_of_a_module(case: Case, devices: Any) -> tuple[int, int]:
         **({} if of_ddp else {"precision": training_precision(case.dtype)}),
     }
     own = case.model, case.shape, case.dtype if of_ddp else "fp32", case.setting, "fused"  # else weights are floats
-    said = peaks.predicted(*own, number, **flags)
-    run = partial(peaks.train, *own, wrapped(case, devices))
+    flags |= {"accumulate": case.microbatches}
+    said = peaks.predicted(*own, number * case.microbatches, **flags)
+    run = partial(peaks.train, *own, wrapped(case, devices), case.microbatches)
     with letting_go(distributed, ("all_gather_single", "reduce_scatter_single", "all_reduce")):
         return said, min(apart(run)[1] for _ in range(TRIES))
 
@@ -183,7 +186,12 @@ def work(meeting: Path, several: list[Case]) -> None:
         devices = init_device_mesh("cpu", tuple(number for _, number in grid.axes), mesh_dim_names=grid.names)
         try:
             if case.shape:
-                print(json.dumps([f"{case.shape}, {case.setting}", *most_of_a_module(case, devices)]), flush=True)
+                print(
+                    json.dumps(
+                        [f"{case.shape}, {case.setting}, {case.microbatches}", *most_of_a_module(case, devices)]
+                    ),
+                    flush=True,
+                )
                 continue
             answer = predicted(case)
             how = "in place" if "arena" in answer.split else "operators"

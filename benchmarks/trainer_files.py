@@ -64,7 +64,7 @@ def outcome(path: str, answers: bool = False) -> tuple[str, str, str]:
     try:
         keywords = {**keywords_of(reading, **given), **given}
         if answers:
-            lc.memory(**keywords)
+            lc.memory(lc.request_of(path, **given))
     except InputError as error:
         return name, "unknown model" if any(text in str(error) for text in UNKNOWN) else "refused", str(error)
     named = [each.key for each in (*reading.unsupported, *not_counted(reading, keywords), *reading.unknown)]

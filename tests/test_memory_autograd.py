@@ -127,11 +127,6 @@ def test_what_is_asked_on_the_command_line(capsys):
     [
         ("gpt2", {"engine": "jax"}, "engine"),
         ("gpt2", {"procedure": "pepita"}, "torch.utils.checkpoint"),
-        (
-            "gpt2",
-            {"accumulate": 2, "mesh": "dp=2", "placement": "fsdp", "batch_size": 4},
-            "does not support accumulate with weights that are cut over a mesh",
-        ),
         ("gpt2", {"plan": "chunked-loss", "lora": "lm_head"}, "requires a head without a low-rank path"),
         ("gpt2", {"dtype": "bf16-masters-fp32-gradients", "plan": "fused-update"}, "with plan='fused-update'"),
         ("gpt2", {"plan": "fused"}, "does not support plan='fused': give engine='graph'"),

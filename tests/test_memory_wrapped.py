@@ -43,7 +43,7 @@ def one_of(mesh, alone):
         torch.distributed.destroy_process_group()
 
 
-def train(name, dtype, placement, checkpoints, devices):
+def train(name, dtype, placement, checkpoints, microbatches, devices):
     """Two steps as a user of PyTorch writes them, the second with the optimizer's state there from the start."""
     import transformers
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -67,37 +67,39 @@ def train(name, dtype, placement, checkpoints, devices):
     tokens = torch.randint(0, 600, (4, 96))
     for _ in range(2):
         steps.zero_grad(set_to_none=True)
-        called(input_ids=tokens, labels=tokens).loss.backward()
+        for _ in range(microbatches):
+            called(input_ids=tokens, labels=tokens).loss.backward()
         steps.step()
 
 
-def predicted(name, dtype, placement, mesh, number, checkpoints):
+def predicted(name, dtype, placement, mesh, number, checkpoints, microbatches):
     keys = {"model_type": name, "architectures": [CLASSES[name]], **KEYS[name]}
     configuration = configure("-", {}, io.StringIO(json.dumps(keys)))
     flags = {"precision": dtype, "engine": "eager", "mesh": mesh, "placement": placement, "seq_len": 96}
-    return lc.memory(configuration, "recompute" if checkpoints else "bp", 4 * number, optimizer="adamw", **flags)
+    flags |= {"batch_size": 4 * number * microbatches, "accumulate": microbatches}
+    return lc.memory(configuration, "recompute" if checkpoints else "bp", optimizer="adamw", **flags)
 
 
 @pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
-    ("name", "dtype", "placement", "mesh", "checkpoints"),
+    ("name", "dtype", "placement", "mesh", "checkpoints", "microbatches"),
     [
-        ("gpt2", "fp32", "ddp", {"dp": 2}, False),
-        ("llama", "bf16-true", "ddp", {"dp": 3}, False),
-        ("gpt2", "fp32", "fsdp", {"dp": 2}, False),
-        ("llama", "fp32", "zero-3", {"dp": 3}, False),  # parts are filled up
-        ("llama", "bf16-masters", "fsdp", {"dp": 2}, False),  # gathered in bf16, summed in fp32
-        ("gpt2", "fp32", "fsdp", {"dp": 2}, True),
-        ("llama", "fp32", "hsdp", {"dp": 2, "shard": 2}, False),
+        ("gpt2", "fp32", "ddp", {"dp": 2}, False, 1),
+        ("llama", "bf16-true", "ddp", {"dp": 3}, False, 1),
+        ("gpt2", "fp32", "fsdp", {"dp": 2}, False, 1),
+        ("llama", "fp32", "zero-3", {"dp": 3}, False, 1),  # parts are filled up
+        ("llama", "bf16-masters", "fsdp", {"dp": 2}, False, 3),  # gathered in bf16, summed in fp32
+        ("gpt2", "fp32", "fsdp", {"dp": 2}, True, 2),
+        ("llama", "fp32", "hsdp", {"dp": 2, "shard": 2}, False, 2),
     ],
 )
 def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator(
-    name, dtype, placement, mesh, checkpoints
+    name, dtype, placement, mesh, checkpoints, microbatches
 ):
     pytest.importorskip("transformers")
     text = ",".join(f"{axis}={size}" for axis, size in mesh.items())
-    said = predicted(name, dtype, placement, text, prod(mesh.values()), checkpoints)
-    run = partial(train, name, dtype, placement, checkpoints)
+    said = predicted(name, dtype, placement, text, prod(mesh.values()), checkpoints, microbatches)
+    run = partial(train, name, dtype, placement, checkpoints, microbatches)
     with one_of(mesh, placement == "ddp") as devices:
         # What a thread of gloo gives back last, no profiler sees: it can only add, so the least counts.
         most = min(apart(partial(run, devices))[1] for _ in range(3 if placement == "ddp" else 1))

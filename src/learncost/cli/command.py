@@ -303,7 +303,10 @@ def _answer(name: str, words: Sequence[str]) -> Any:
         raise InputError(_no_command(name))
     command = COMMANDS[name]
     try:
+        words, of_files = _flags_of_files(words)
         arguments, flags_given = read(name, command.flags, words)
+        if of_files:
+            arguments = [_named_format(arguments, of_files), *arguments[1:]]
     except InputError as error:
         from learncost.training.processes import reported_once  # others may have been started with the same words
 
@@ -362,6 +365,34 @@ def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mappi
         argument if layer is None else NamedLayer(argument, layer, read_by) if named else layer
         for argument, layer in layers
     ]
+
+
+def _flags_of_files(words: Sequence[str]) -> tuple[Sequence[str], dict[str, str]]:
+    """Return a command line without the flags that every command has for trainers' files, and their values."""
+    left, given = list[str](), dict[str, str]()
+    for place, word in enumerate(words):
+        flag, joined, value = word.partition("=")
+        if word == "--strict":
+            given["strict"] = word
+        elif flag == "--format-of":
+            given["format_of"] = value if joined else next(iter(words[place + 1 : place + 2]), "")
+        elif not place or words[place - 1] != "--format-of":
+            left.append(word)
+    if given.get("format_of") == "":
+        raise InputError("--format-of needs a value")
+    return left, given
+
+
+def _named_format(arguments: Sequence[Any], given: Mapping[str, str]) -> Any:
+    """Return the trainers' files of a command line with the format that is given, and whether all keys are known."""
+    if not arguments or not isinstance(arguments[0], tuple):
+        flag = next(iter(given)).replace("_", "-")
+        raise InputError(f"--{flag} is of trainers' files, such as: learncost memory qlora.yaml")
+    from learncost.trainer_files.reading import TrainerFiles
+
+    files = TrainerFiles(arguments[0])
+    files.format_of, files.strict = given.get("format_of", ""), "strict" in given
+    return files
 
 
 def _of_files(name: str, files: tuple[str, ...], answer: Any, flags_given: Mapping[str, Any]) -> Any:

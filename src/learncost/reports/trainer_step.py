@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,26 @@ from learncost.reports.request import Request
 from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
 from learncost.sharding.mesh import mesh as mesh_of
 from learncost.trainer_files.names import copied, family_of, named
-from learncost.trainer_files.reading import ENGINE_FILE, KeyRead, Reading, is_trainer_file, read_files
+from learncost.trainer_files.reading import ENGINE_FILE, KeyRead, Reading, TrainerFiles, is_trainer_file, read_files
 from learncost.trainer_files.step import FULL, Step
 
 HUB = Path("~/.cache/huggingface/hub")
 """The folder of huggingface_hub's downloads on this machine; it is read, and nothing is fetched."""
 
-OF_EAGER = ("loss", "lora_dropout", "checkpoint_every", "offload", "plan")
-"""Fields that engine eager alone counts, and over a mesh or for several microbatches not always."""
+OF_EAGER = ("loss", "lora_dropout", "checkpoint_every", "offload", "plan", "optimizer_implementation")
+"""Fields that engine eager alone counts, and over a mesh not always."""
+
+USUAL = {"accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "fused"}
+"""The values of fields that questions need not say."""
+
+MODULES = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+)
+"""The linear modules of a block of Llama and its kin, by their names in transformers."""
+
+LONGEST = 200  # characters of a pattern of modules
+NESTED = re.compile(r"\)[*+{]|([*+{].*){5}")  # repetitions in a pattern that may take exponential time
 
 DATA = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
 """The placement of a stage of ZeRO."""
@@ -33,19 +47,24 @@ DATA = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
 
 def paths_of(model: object) -> tuple[str, ...]:
     """Return the paths that a MODEL argument joins if it is trainers' files, else none."""
-    paths = tuple(model) if isinstance(model, list | tuple) else (model,)
+    paths = model if isinstance(model, TrainerFiles) else tuple(model) if isinstance(model, list | tuple) else (model,)
     return paths if any(map(is_trainer_file, paths)) else ()
 
 
-def read_step(paths: Sequence[str], format_of: str = "") -> tuple[Reading, str]:
+def read_step(paths: Sequence[str]) -> tuple[Reading, str]:
     """Return the reading of trainers' files, and the model that stands behind them; empty if none does.
 
-    format_of  the framework of the training's file, where its keys are those of several
+    Raises InputError for files that cannot be read, and under `strict` for keys that are not known.
     """
+    files = paths if isinstance(paths, TrainerFiles) else TrainerFiles(paths)
     models = [path for path in paths if not is_trainer_file(path)]
     if len(models) > 1:
         raise InputError(f"{shown(models[0])} and {shown(models[1])} are both models: give one behind a trainer's file")
-    return read_files([path for path in paths if path not in models], format_of), "".join(models)
+    reading = read_files([path for path in paths if path not in models], files.format_of)
+    if files.strict and reading.unknown:
+        unknown = ", ".join(printable(each.key) for each in reading.unknown)
+        raise InputError(f"{printable(reading.files[0])} has keys that are not known: {unknown}")
+    return reading, "".join(models)
 
 
 def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, Any]:
@@ -62,7 +81,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     step = reading.step
     if given.get("devices") is not None and step.devices is None:
         step = step.having("devices", counted(given["devices"]))
-    mesh, placement = _mesh(step)
+    asked = given.get("mesh") or ""
+    mesh, placement = _mesh(step, dict(mesh_of(asked, step.devices).axes) if asked else None)
     if ENGINE_FILE in reading.asks:
         raise InputError(f"{where} names a DeepSpeed file that is not in its folder: give that file behind it")
     if given.get("mesh") is None and given.get("devices") is None and "devices" in reading.asks:
@@ -76,12 +96,12 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         raise InputError(f"{where} does not say the sequences of a step: add --batch-size N")
     if "vocab_size" in reading.asks and not model and "vocab_size" not in {**given, **given.get("sizes", {})}:
         raise InputError(f"{where} does not say the size of the vocabulary: add --vocab-size N")
-    over_mesh = bool(given.get("mesh") or mesh)
-    data = _data_parallel(given.get("mesh") or mesh, step.devices) if over_mesh else 1
+    over_mesh = bool(asked or mesh)
+    data = _data_parallel(asked or mesh, step.devices) if over_mesh else 1
     accumulate = _accumulated(step, data, given)
     described = not model and not step.model and "model_type" in (step.sizes or {})
     every = step.checkpoint_every or 1
-    by_eager = given.get("engine") in (None, "eager") and not (over_mesh and _unwrapped(step, placement, accumulate))
+    by_eager = given.get("engine") in (None, "eager") and not (over_mesh and _unwrapped(step, placement))
     keywords: dict[str, Any] = {
         "model": step.sizes if described else model or _model(step, reading),
         "batch_size": (1 if step.micro_batch_size is None else step.micro_batch_size) * accumulate * data,
@@ -92,29 +112,36 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "module": "transformers-reentrant" if step.checkpointing == FULL and step.reentrant else None,
         "precision": step.precision if given.get("dtype") is None else None,
         "optimizer": step.optimizer,
-        "optimizer_implementation": _implementation(step),
+        "optimizer_implementation": _implementation(step) if by_eager else None,
         "clip": step.clip or None,
         "dropout": step.dropout or None,
-        "engine": "eager" if over_mesh and by_eager and any(getattr(step, name) for name in OF_EAGER) else None,
+        "engine": "eager" if over_mesh and by_eager and any(map(partial(_counts, step), OF_EAGER)) else None,
         "loss": step.loss if by_eager else None,
         "offload": step.offload if by_eager else None,
         "plan": step.plan if accumulate == 1 and not step.clip else None,
-        "lora": step.lora,
+        "lora": _targets(step.lora),
         "lora_rank": step.lora_rank if step.lora else None,
         "lora_alpha": step.lora_alpha if step.lora else None,
         "lora_dropout": (step.lora_dropout or None) if step.lora and by_eager else None,
         "mesh": mesh or None,
         "placement": placement if over_mesh else None,
+        "schedule": "interleaved" if over_mesh and (step.pp or 1) > 1 and (step.chunks or 1) > 1 else None,
+        "chunks": step.chunks if over_mesh and (step.pp or 1) > 1 and (step.chunks or 1) > 1 else None,
         "sizes": {**step.sizes, **given.get("sizes", {})} if step.sizes and step.model and not model else None,
     }
-    usual = {"accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "fused"}
-    return {name: value for name, value in keywords.items() if value is not None and usual.get(name) != value}
+    return {name: value for name, value in keywords.items() if value is not None and USUAL.get(name) != value}
 
 
-def _unwrapped(step: Step, placement: str, accumulate: int) -> bool:
+def _counts(step: Step, name: str) -> bool:
+    """Return whether a step has a field that engine eager alone counts, with another value than the usual one."""
+    value = _implementation(step) if name == "optimizer_implementation" else step.get(name)
+    return bool(value) and value != USUAL.get(name)
+
+
+def _unwrapped(step: Step, placement: str) -> bool:
     """Return whether PyTorch's wrappers do not place a step over a mesh as its files say, so that graph answers."""
     quantized = PRECISIONS[step.precision].quantized if step.precision in PRECISIONS else None
-    cut = quantized or accumulate > 1 or (step.reentrant and step.checkpointing == FULL)
+    cut = quantized or (step.reentrant and step.checkpointing == FULL)
     return placement not in ("ddp", "fsdp", "hsdp") or bool((placement != "ddp" and cut) or step.plan)
 
 
@@ -123,14 +150,34 @@ def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead,
 
     keywords  those of the question
     """
-    lost = [name for name in OF_EAGER if reading.step.get(name) and name not in keywords]
-    why = "which is not counted over this mesh, or of several microbatches"
+    lost = [name for name in OF_EAGER if _counts(reading.step, name) and name not in keywords]
+    why = "which is not counted over this mesh"
+    cut = {"fsdp", "hsdp"} & {*str(keywords.get("placement", "")).split(",")}
+    if reading.step.no_sync and cut and int(keywords.get("accumulate", 1)) > 1:
+        lost.append("no_sync")
+        why = "whose gradients stay whole on each device up to the last microbatch: the peak is higher"
     return tuple(
         replace(key, effect=f"{name} = {reading.step.get(name)}, {why}")
         for name in lost
         for key in (*reading.read, *reading.assumed)
         if f"{name} = " in key.effect and (name != "lora_dropout" or reading.step.lora)
     )
+
+
+def _targets(lora: str | None) -> str | None:
+    """Return the modules with LoRA; a text that is no name is a pattern of whole names, as in peft."""
+    if lora and not {*lora} & {*"()[]*\\|+"}:
+        names = lora.split(",")
+        return ",".join(dict.fromkeys(re.sub(r"^(self_attn|mlp)\.", "", name) for name in names))
+    if not lora or len(lora) > LONGEST or NESTED.search(lora):
+        return lora
+    try:
+        pattern = re.compile(lora)
+    except re.error:
+        return lora
+    layers = ("model.layers.0", "model.language_model.layers.0", "language_model.model.layers.0")
+    names = [f"{layer}.{module}" for layer in layers for module in MODULES]
+    return ",".join(dict.fromkeys(name.rpartition(".")[2] for name in names if pattern.fullmatch(name))) or lora
 
 
 def _implementation(step: Step) -> str | None:
@@ -148,20 +195,22 @@ def _accumulated(step: Step, data: int, given: Mapping[str, Any]) -> int:
     return step.accumulate or 1
 
 
-def _mesh(step: Step) -> tuple[str, str]:
-    """Return the mesh and the placement of a step; no mesh where the number of devices is unknown, or one."""
+def _mesh(step: Step, asked: Mapping[str, int] | None) -> tuple[str, str]:
+    """Return the mesh and the placement of a step; no mesh where the number of devices is unknown, or one.
+
+    asked  the axes of another mesh, which is placed instead
+    """
     inner = {name: value for name, value in (("pp", step.pp), ("cp", step.cp), ("tp", step.tp)) if value and value > 1}
     replicate, shard, zero = step.replicate or 1, step.shard or 1, step.zero or 0
     data = {"dp": replicate, "shard": shard} if replicate > 1 and shard > 1 else {"dp": max(replicate, shard)}
     if data == {"dp": 1} and (step.dp or step.devices):
         data = {"dp": step.dp or max(1, (step.devices or 1) // prod(inner.values()))}
-    placed = "hsdp" if len(data) > 1 else DATA[zero]
-    axes = {name: value for name, value in {**data, **inner}.items() if value > 1}
-    if (step.ep or 1) > 1:
-        axes["ep"] = step.ep or 1
+    axes = asked or {**data, **inner, "ep": step.ep or 1}
+    axes = {name: value for name, value in axes.items() if value > 1}
+    placed = "hsdp" if "shard" in axes and "dp" in axes else DATA[zero]
     tensors = "megatron-sp" if step.sequence_parallel else "megatron"
     names = [name for name in axes if name in ("pp", "cp")]
-    names += [placed] if zero or "dp" in axes else []
+    names += [placed] if {"dp", "shard"} & {*axes} or (zero and asked is None) else []
     names += [each for axis, each in (("tp", tensors), ("ep", "ep")) if axis in axes]
     return ",".join(f"{name}={value}" for name, value in axes.items()), ",".join(names)
 
@@ -237,7 +286,7 @@ def request_of(*files: str, format_of: str = "", strict: bool = False, **given: 
     strict
         Whether keys that are not known are refused.
     given
-        Fields of the request that replace what the files say.
+        Fields of the request, or sizes of the model, that replace what the files say.
 
     Returns
     -------
@@ -256,11 +305,17 @@ def request_of(*files: str, format_of: str = "", strict: bool = False, **given: 
     >>> request.model, request.batch_size, request.precision, request.lora
     ('llama-3-8b', 8, 'nf4-double', 'all-linear')
     """
-    reading, model = read_step(files, format_of)
-    if strict and reading.unknown:
-        unknown = ", ".join(each.key for each in reading.unknown)
-        raise InputError(f"{printable(reading.files[0])} has keys that are not known: {unknown}")
-    return TrainerRequest(**{**keywords_of(reading, model, **given), **given}, reading=reading)
+    paths = TrainerFiles(files)
+    paths.format_of, paths.strict = format_of, strict
+    reading, model = read_step(paths)
+    known = {each.name for each in fields(Request)}
+    sizes = {name: value for name, value in given.items() if name not in known}
+    given = {name: value for name, value in given.items() if name in known}
+    if sizes:
+        given["sizes"] = {**given.get("sizes", {}), **sizes}
+    merged = {"sizes": given.get("sizes", {}), **keywords_of(reading, model, **given)}
+    given.pop("sizes", None)
+    return TrainerRequest(**{**merged, **given}, reading=reading)
 
 
 @dataclass(frozen=True, repr=False)

@@ -25,6 +25,9 @@ DEEPEST = 40  # nested mappings and lists
 REFERENCE = re.compile(r"\$\{(\.*)([\w-]+(?:\.[\w-]+)*)\}")
 """A reference of OmegaConf to another key, such as ${model.d_model}, or ${.d_model} in the same mapping."""
 
+COMPUTED = re.compile(r"\$\{(multiply|divide_floor|divide_ceil): *(\d{1,15}) *, *(\d{1,15}) *\}")
+"""Two numbers and what NeMo-Framework-Launcher computes of them (launcher_scripts/main.py registers the resolvers)."""
+
 LONGEST = 1_000  # characters of a text with its references replaced
 
 
@@ -178,7 +181,17 @@ def _resolved(values: dict[str, Any]) -> dict[str, Any]:
         if changed == left:
             break
         values |= changed
-    return values
+    return {key: _computed(value) if isinstance(value, str) else value for key, value in values.items()}
+
+
+def _computed(text: str) -> str | int:
+    """Return the number that a text computes of two others, or the text."""
+    if not (found := COMPUTED.fullmatch(text)):
+        return text
+    first, second = int(found[2]), int(found[3])
+    if found[1] == "multiply":
+        return first * second
+    return text if not second else first // second if found[1] == "divide_floor" else -(-first // second)
 
 
 def _check_size(root: Any, where: str, collection: type) -> None:

@@ -189,7 +189,7 @@ def framework_of(document: Document, named: str = "") -> Framework:
     if found:
         raise InputError(
             f"{name} may be a file of {_any_of(found)}: add a key that only one of them has, or "
-            "name it in Python: lc.request_of(..., format_of=NAME)"
+            "name it: --format-of NAME"
         )
     keys = ", ".join(map(printable, list(document.values)[:4])) or "no keys"
     raise InputError(f"{name} has the keys of no known trainer ({keys}, ...): files of {_any_of(every)} are read")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
@@ -23,6 +24,9 @@ ENGINE_FILE = "the DeepSpeed file"
 
 BATCHES = ("micro_batch_size", "accumulate", "global_batch_size")
 """Fields of a step that two files must not have with different values."""
+
+SCIENTIFIC = re.compile(r"[-+]?\d+[eE][-+]?\d+")
+"""A number that YAML 1.1 reads as a text, since it has no point."""
 
 _TYPES = {each.name: str(each.type) for each in fields(Step)}
 
@@ -64,6 +68,17 @@ class Reading:
     unknown: tuple[KeyRead, ...]
     asks: tuple[str, ...]
     refused: str = ""
+
+
+class TrainerFiles(tuple[str, ...]):
+    """The paths of files that are one step.
+
+    format_of  the framework of the step's file, if its keys are those of several
+    strict     whether keys that are not known are refused
+    """
+
+    format_of = ""
+    strict = False
 
 
 def is_trainer_file(path: object) -> bool:
@@ -266,8 +281,8 @@ def _product(text: str, values: Mapping[str, Any]) -> Any:
 
 def _typed(name: str, value: Any, rule: KeyRule, document: Document) -> Any:
     """Return a value in the type of a field. Raises `InputError` naming the key for one that is not of it."""
-    if name not in _TYPES:
-        return value  # one of the sizes, which the family of the model reads
+    if name not in _TYPES:  # one of the sizes, which the family of the model reads; 1e-6 is a text in YAML
+        return float(value) if isinstance(value, str) and SCIENTIFIC.fullmatch(value) else value
     kind = _TYPES[name]
     if isinstance(value, list) and "str" in kind:
         return ",".join(map(str, value))

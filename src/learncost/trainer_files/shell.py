@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 from learncost.ir.errors import InputError
@@ -37,6 +38,17 @@ REDIRECTED = re.compile(r"\d?>|&>|<|\|")
 OPENS, CLOSES = ("if", "for", "while", "until", "case", "{"), ("fi", "done", "esac", "}")
 """The words before and behind what may run once, never or several times."""
 
+PARTS = ("then", "elif", "else", "do")
+"""The words between these."""
+
+RUNS, SKIPPED, DONE, UNKNOWN = "runs", "skipped", "done", "unknown"
+"""What becomes of the lines of a branch; done: an earlier branch of the same condition runs."""
+
+COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": eq, "==": eq, "!=": ne, "-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le
+}  # fmt: skip
+"""The conditions of a branch that are decided; those with letters are of whole numbers."""
+
 
 @dataclass
 class ShellScript:
@@ -45,11 +57,13 @@ class ShellScript:
     variables  the values of its variables outside of branches, with `CHANGED` behind those that a branch replaces
     commands   the words of each command outside of branches, with its line
     branches   the arguments that branches add, with their lines
+    around     what becomes of the branches and loops around a statement
     """
 
     variables: dict[str, str] = field(default_factory=dict)
     commands: list[tuple[int, list[str]]] = field(default_factory=list)
     branches: list[tuple[int, list[str]]] = field(default_factory=list)
+    around: list[str] = field(default_factory=list)
 
 
 def arguments_of(text: str) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
@@ -60,12 +74,17 @@ def arguments_of(text: str) -> tuple[dict[str, Any], dict[str, int], dict[str, A
     and `script` is the Python file that is run. A value has its variables replaced that are set outside of branches.
     """
     script = ShellScript()
-    depth = 0
+    is_condition = False
     for line, words in _statements(HEREDOC.sub(lambda found: "\n" * found[0].count("\n"), text)):
-        depth += sum(word in OPENS for word in words[:1])
-        body = [word for word in words if word not in (*OPENS, *CLOSES, "then", "else", "do", "elif")]
-        _add(script, line, body, depth > 0)
-        depth = max(0, depth - sum(word in CLOSES for word in words))
+        if is_condition and words[0] not in PARTS:  # of several commands
+            script.around[-1] = UNKNOWN
+        is_condition = _enter(script, words)
+        if not {SKIPPED, DONE} & {*script.around}:
+            body = [word for word in words if word not in (*OPENS, *CLOSES, *PARTS)]
+            _add(script, line, body, UNKNOWN in script.around)
+        for word in words:
+            if word in CLOSES and script.around:
+                script.around.pop()
     outside, inside = (
         [(_arguments(words), line) for line, words in every] for every in (script.commands, script.branches)
     )
@@ -76,6 +95,39 @@ def arguments_of(text: str) -> tuple[dict[str, Any], dict[str, int], dict[str, A
     ambiguous |= {key: value for key, value in given.items() if CHANGED in "".join(value)}
     values = {key: _valued(value) for key, value in given.items()}
     return values, dict.fromkeys(values, line), {key: _valued(value) for key, value in ambiguous.items()}
+
+
+def _enter(script: ShellScript, words: Sequence[str]) -> bool:
+    """Enter the branches and loops that a statement begins with; return whether it is the condition of a branch."""
+    around = script.around
+    for place, word in enumerate(words):
+        if word in ("elif", "else") and around:
+            before, is_else = around.pop(), word == "else"
+            after = RUNS if is_else else _decided(words[place + 1 :], script)
+            around.append(after if before == SKIPPED else DONE if before == RUNS else before)
+            if not is_else:
+                return True
+        elif word in OPENS:
+            around.append(_decided(words[place + 1 :], script) if word == "if" else UNKNOWN)
+            return word == "if"
+        elif word not in PARTS:
+            break
+    return False
+
+
+def _decided(words: Sequence[str], script: ShellScript) -> str:
+    """Return whether a branch runs under a comparison of texts or whole numbers, whose variables are known."""
+    if len(words) != 5 or (words[0], words[-1]) not in (("[", "]"), ("[[", "]]")):
+        return UNKNOWN
+    first, second = (_expanded(word, script) for word in (words[1], words[3]))
+    compared = COMPARISONS.get(words[2])
+    if compared is None or any(mark in first + second for mark in (*"$`*?[", CHANGED)):
+        return UNKNOWN
+    if words[2].startswith("-"):
+        if not (re.fullmatch(r"-?\d+", first) and re.fullmatch(r"-?\d+", second)):
+            return UNKNOWN
+        return RUNS if compared(int(first), int(second)) else SKIPPED
+    return RUNS if compared(first, second) else SKIPPED
 
 
 def _add(script: ShellScript, line: int, words: Sequence[str], is_branch: bool) -> None:
@@ -90,9 +142,13 @@ def _add(script: ShellScript, line: int, words: Sequence[str], is_branch: bool) 
         before = script.variables.get(name, "")
         if is_branch:
             appends = operator == "+=" or (before and text.startswith(before))
-            script.branches.append((line, text.removeprefix(before).split() if appends else text.split()))
+            added = text.removeprefix(before) if appends else text
+            if not added.startswith(("$(", "`")):  # what a command prints
+                script.branches.append((line, added.split()))
             if name in script.variables and not appends:
                 script.variables[name] = before.rstrip(CHANGED) + CHANGED
+        elif "$(" in text or "`" in text:  # what a command prints is not known
+            script.variables.pop(name, None)
         else:
             script.variables[name] = f"{before} {text}" if operator == "+=" else text
 

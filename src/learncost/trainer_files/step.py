@@ -33,6 +33,8 @@ class Step:
     zero                      the stage of ZeRO, of which 3 is fully sharded
     dp, replicate, shard      devices over which batches are split: all, and those of HSDP's two axes
     devices                   of the whole run
+    no_sync                   whether FSDP reduces gradients behind the last microbatch alone, and not behind each
+    chunks                    stages of the pipeline on each device
     sequence_parallel         whether tensor parallelism also splits the sequences between its products
     sizes                     the keys of a config.json, with its model_type where no model is named
     """
@@ -69,6 +71,8 @@ class Step:
     pp: int | None = None
     ep: int | None = None
     devices: int | None = None
+    no_sync: bool | None = None
+    chunks: int | None = None
     sequence_parallel: bool | None = None
     sizes: Mapping[str, Any] | None = None
 

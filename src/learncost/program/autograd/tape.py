@@ -86,6 +86,7 @@ class Tape:
     def __init__(self, width: int, cuda: bool = False, hooked: bool = False, summed: int = 0) -> None:
         self.width, self.label, self.cuda = width, "", cuda
         self.builder = ProgramBuilder("cuda" if cuda else "cpu", lambda: self.label)
+        self.is_sharded = False  # whether gradients wait for their reduction
         self._name, self._read = "", list[Operand]()
         self._weights: list[TapeNode] = []
         self._nodes: list[TapeNode | Callable[[], None]] = []
@@ -134,6 +135,13 @@ class Tape:
             gradient, node.gradients = node.gradients[0], [None]
             if gradient:
                 self._summed[node] = gradient
+
+    def give_gradient(self, node: TapeNode, shard: TapeTensor) -> None:
+        """Give a weight its shard of the reduced gradient, or add that to the sum of earlier microbatches, in-place."""
+        node.gradients[0] = None if node in self._summed else shard
+        if node in self._summed:
+            self.read(self._summed[node], shard)
+            self.builder.run("aten::add_", self._read, self._read[:1])
 
     def hold_gradients(self) -> None:
         """Hold the gradients of weights, and the sums of those of several microbatches."""
@@ -354,7 +362,7 @@ class Tape:
             if place:
                 weight, number, *_ = place
                 self._readers[weight] -= 1
-                frees = self._hooked or self._sum_width or weight in self._summed
+                frees = self._hooked or self._sum_width or (weight in self._summed and not self.is_sharded)
                 if weight.label == WEIGHT and not self._readers[weight] and frees:
                     gradient, weight.gradients[number] = weight.gradients[number], None
                     self._wait(gradient, -1)

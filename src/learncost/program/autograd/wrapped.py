@@ -77,6 +77,7 @@ class Sharded:
 
     def __init__(self, tape: Tape, wrapping: Wrapping, width: int) -> None:
         self.tape, self.wrapping, self.width = tape, wrapping, width
+        tape.is_sharded = True
         self._groups: dict[Hashable, ParameterGroup] = {}
         self._order: list[ParameterGroup] = []
         self._gathered = BEFORE  # the bucket of the previous block, in the forward pass
@@ -154,14 +155,17 @@ class Sharded:
         reduced = Storage(self.tape.builder.make(elements * width, GRADIENTS))
         self.tape.builder.run("c10d::reduce_scatter_")
         for node, part in zip(learned, parts, strict=True):
-            node.gradients[0] = TapeTensor(self.tape, part, width, reduced, view=True)
+            self.tape.give_gradient(node, TapeTensor(self.tape, part, width, reduced, view=True))
 
     def finish(self) -> None:
-        """Reduce the groups that no gradient passed through, at the end of the backward pass."""
+        """Reduce the groups that no gradient passed through, at the end of the backward pass of a microbatch."""
         for group in self._groups.values():
             if not group.is_done:
                 self.after_backward(group)
+            group.is_done = False
         self.tape.builder.hold(self._scattered)
+        self._order.clear()
+        self._gathered = self._scattered = BEFORE
 
     def entered(self, group: ParameterGroup, given: Sequence[TapeTensor]) -> list[TapeTensor]:
         """Return the inputs of a block, watched for the end of its backward."""

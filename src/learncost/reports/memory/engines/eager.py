@@ -379,8 +379,6 @@ def _refuses(step: MemoryStep) -> str:
     if _hooked(step) and (step.accumulate > 1 or step.eager.clip):
         flag = "--clip" if step.eager.clip else "--accumulate"
         return f"does not support {flag} with --plan {HOOKED}, which steps before all gradients are there"
-    if step.accumulate > 1 and step.over and (wrapping := _wrapping(step)) and wrapping.parts > 1:
-        return "does not support --accumulate with weights that are cut over a mesh: use --placement ddp"
     if _hooked(step) and step.over:
         return f"does not support --plan {HOOKED} over a mesh, since DDP and FSDP2 reduce gradients before a hook steps"
     return ""

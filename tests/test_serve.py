@@ -14,7 +14,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from starlette.testclient import TestClient
 
@@ -753,6 +753,7 @@ def test_the_page_of_runs_loads_nothing_and_names_its_library(watched):
     assert "default-src 'none'" in response.headers["content-security-policy"]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(some.lists(some.one_of(some.none(), some.floats(-1e9, 1e9)), max_size=300), some.integers(3, 60))
 def test_a_thinned_curve_keeps_its_lowest_and_its_highest(values, most):
     thinned_values = thinned(values, most)

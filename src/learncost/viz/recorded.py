@@ -11,7 +11,7 @@ from learncost.timing.clocks import ProgramTime, Ran, played
 from learncost.viz.timeline import Slice, TimelineCounter, TimelineProcess, changes
 
 
-class _Part(NamedTuple):
+class _Slot(NamedTuple):
     """A slice to be: an op's issue, or one of its kernels."""
 
     path: str
@@ -24,7 +24,7 @@ def processes(took: ProgramTime, device: str) -> tuple[TimelineProcess, Timeline
     every = list(played(took.issued, took.gpu.host))
     memory = zip((_nanoseconds(each.start) for each in every), levels(took.program), strict=True)
     counter = TimelineCounter("memory, predicted", "bytes", changes(memory))
-    issued = [_Part(each.issued.op.path, each.issued.op.phase, _issued(each)) for each in every]
+    issued = [_Slot(each.issued.op.path, each.issued.op.phase, _issued(each)) for each in every]
     return (
         TimelineProcess("CPU, which issues operators", tuple(_nested(issued)), (counter,)),
         TimelineProcess(device, tuple(_nested(list(_kernels(every))))),
@@ -40,17 +40,17 @@ def _issued(each: Ran) -> Slice:
     return Slice(op.name, "line", op.phase, _nanoseconds(each.start), _nanoseconds(each.end))
 
 
-def _kernels(every: Iterable[Ran]) -> Iterator[_Part]:
+def _kernels(every: Iterable[Ran]) -> Iterator[_Slot]:
     for each in every:
         op = each.issued.op
         shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in op.inputs if tensor.shape)
         for kernel, start in zip(each.issued.kernels, each.starts, strict=True):
             facts = {"kind": kernel.kind, "inputs": shapes, "flops": kernel.flops}
             ends = _nanoseconds(start + kernel.seconds)
-            yield _Part(op.path, op.phase, Slice(op.name, "line", op.phase, _nanoseconds(start), ends, facts))
+            yield _Slot(op.path, op.phase, Slice(op.name, "line", op.phase, _nanoseconds(start), ends, facts))
 
 
-def _nested(parts: list[_Part]) -> Iterator[Slice]:
+def _nested(parts: list[_Slot]) -> Iterator[Slice]:
     """Yield the passes with their consecutive modules, and in these the parts."""
     for phase, of_phase in groupby(parts, lambda each: each.phase):
         modules = []

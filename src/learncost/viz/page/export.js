@@ -171,7 +171,7 @@ async function fetchExport(form) {
   save(fileName(form), answer.headers.get("content-type"), await answer.blob());
 }
 
-/** A model's file, or a trainer's, that is dropped on the window is requested; a broken one is told, and changes nothing. */
+/** A model's file, or a trainer's, that is dropped on the window is requested; a broken one changes nothing. */
 function takeDrops() {
   const hint = document.querySelector(".drop-hint");
   hint.hidden = !GIVEN.api;

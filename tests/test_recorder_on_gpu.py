@@ -210,6 +210,9 @@ def test_a_run_and_a_trace_take_the_recorded_step_too(linear, capsys, tmp_path):
     kernels = [event for event in slices if event["pid"] == 2 and event["args"]["kind"] == "product"]
     assert len(kernels) == 2
     assert all(after["ts"] >= before["ts"] + before["dur"] - 2e-3 for before, after in pairwise(kernels))
+    assert main(["report", linear, *ON_H100, "--procedure", "bp", "-o", str(tmp_path / "report.html")]) == 0
+    assert f'"recorded":{{"seconds":{found["seconds"]!r},' in (tmp_path / "report.html").read_text()
+    capsys.readouterr()
     assert main(["memory", linear, *ON_H100, "--json"]) == 0
     peak = json.loads(capsys.readouterr().out)["peak"]
     assert max(event["args"]["bytes"] for event in events if event["ph"] == "C") == peak

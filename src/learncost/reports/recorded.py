@@ -118,7 +118,7 @@ def recorded_time(request: Request, model: Model, optimizer: str) -> RecordedTim
     layer = model.configuration.layer
     if layer is None or layer.steps is None or request.on is None or request.is_sharded or request.timed_by != "eager":
         return ""
-    if request.procedure != "bp" or request.plan is not None or not request.is_training:
+    if not request.is_training:
         return ""
     from learncost.devices.device import device as find_device  # imported where they are needed: start-up counts
     from learncost.devices.rates import calibrated
@@ -128,6 +128,8 @@ def recorded_time(request: Request, model: Model, optimizer: str) -> RecordedTim
     device = find_device(request.on)
     if not device.torch:
         return ""
+    if request.procedure != "bp" or request.plan is not None:
+        return "a recorded step is one of bp without a plan, as the module runs it"
     if why := runs_otherwise(model):
         return f"with eager it {why}"
     try:

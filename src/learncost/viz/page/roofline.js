@@ -22,6 +22,12 @@ section("time", "time", (place) => {
         ` ${at ? "it" : `the ${step.said.device}`} ${LIMITS[name][2]}`,
     )
     .join(", ");
+  const recordedNote = (recorded) =>
+    recorded
+      ? `These are the kernels of the table. The module’s own step, recorded operator by operator, takes ` +
+        `${seconds(recorded.seconds)} at the report’s sizes: the GPU is busy for ${seconds(recorded.busy)} and waits ` +
+        `for the CPU for ${seconds(recorded.waiting)}. `
+      : "";
   const roof = roofOf(step.time.rates),
     points = pointsNow(view, timed);
   const places = [element("div"), element("div")];
@@ -34,7 +40,7 @@ section("time", "time", (place) => {
     element(
       "p",
       { class: "caption" },
-      `Predicted, not measured: ${seconds(view.totals.seconds)} is between ${between(view.totals.low, view.totals.high).replace("–", " and ")}. ${step.said.device_source[0].toUpperCase()}${step.said.device_source.slice(1)}. Lines that run inside another’s kernel have no point of their own.`,
+      `${recordedNote(step.time.recorded)}Predicted, not measured: ${seconds(view.totals.seconds)} is between ${between(view.totals.low, view.totals.high).replace("–", " and ")}. ${step.said.device_source[0].toUpperCase()}${step.said.device_source.slice(1)}. Lines that run inside another’s kernel have no point of their own.`,
     ),
     asTable(
       ["layer", "line", "pass", "FLOPs a byte", "FLOP/s", "time", "limit"],

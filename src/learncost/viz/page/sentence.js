@@ -160,7 +160,20 @@ function drawSentence() {
         ? element("b", { id: "unfit" }, `, which does not fit in ${bytes(exact(step.memory.available))}`)
         : "",
     ]);
-  if (totals.seconds)
+  const recorded = step.time?.recorded;
+  if (recorded)
+    facts.push([
+      "runs about ",
+      element(
+        "b",
+        { id: "seconds", class: view.changed ? "wait" : null },
+        view.changed ? "a time not known here" : seconds(recorded.seconds),
+      ),
+      view.changed ? "" : element("span", { class: "range" }, ` (${between(recorded.low, recorded.high)})`),
+      " on ",
+      deviceField(said),
+    ]);
+  else if (totals.seconds)
     facts.push([
       "runs about ",
       element("b", { id: "seconds" }, seconds(totals.seconds)),

@@ -395,6 +395,7 @@ def test_each_row_of_a_drawn_sample_has_the_command_that_gives_it_to_the_byte_an
         assert run["figures"]["step"]["value"] == each.step.seconds, shown
         assert run["mesh"]["memory"] == each.step.peak, shown
         assert run["mesh"]["split"] == dict(each.split), shown
+        assert sorted(row["sent"] for row in run["mesh"]["sent"]) == sorted(row.sent for row in each.step.sent), shown
         way = each.step.way
         if not {*way.mesh} <= {"dp", "cp"}:  # by hand: Adam's two numbers of fp32 over every device
             continue

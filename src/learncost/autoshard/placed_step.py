@@ -180,14 +180,19 @@ class ShardedStep:
     def is_alike(self, mesh: Mesh, sizes: Mapping[str, int]) -> bool:
         """Return whether `*` shards as much of weights, gradients and states over a mesh of other sizes.
 
-        It does so where it shards other axes, too, if both are divisible.
+        It does so where it shards other axes, too, if both are divisible, and one mesh axis alone shards by `*`; of two
+        mesh axes, the sharded axes decide what is sent over each.
         """
         other = self.specs.over(mesh, _padded(self.model, self.config.clauses, mesh, sizes))
         values = {n: value for n, value in self.whole.known.items() if self.specs.kind(n, value)[0] in FILLED}
         values |= {f"{name}.state": Value(self.whole.axes[name], "state", name) for name in self.whole.weights}
         for name, value in values.items():
             ours, theirs = self.specs.winners(name, value), other.winners(name, value)
-            if ours != theirs and (ours.keys() != theirs.keys() or not (other.divides(ours) and other.divides(theirs))):
+            if ours == theirs:
+                continue
+            by_largest = sum(place >= len(self.specs.clauses) for place, _ in ours.values())
+            divides = other.divides(ours) and other.divides(theirs)
+            if ours.keys() != theirs.keys() or by_largest > 1 or not divides:
                 return False
         return True
 

@@ -127,8 +127,8 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
         answer = memory(replace(request, engine=engine))
         assert isinstance(answer, Memory)
         by_eager = not request.engine and answer.engine == USUAL
-        # the microbatches of a step, the norm of all gradients and a cache are in no polynomials of other sizes
-        is_of_table = step.cache is None and answer.accumulate == 1 and request.clip is None
+        # the microbatches of a step, the norm of all gradients and inference are in no polynomials of other sizes
+        is_of_table = request.is_training and answer.accumulate == 1 and request.clip is None
         result = {
             "peak": answer.peak,
             "split": dict(answer.split),

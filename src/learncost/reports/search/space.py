@@ -210,5 +210,5 @@ def _placed(
         except InputError as error:
             if axis == "dp":
                 raise
-            refused.append(f"Not sharded over {axis}: {str(error).partition(' (clause')[0]}.")
+            refused.append(f"Not sharded over {axis}: {str(error).partition(' (sharding rule')[0]}.")
     return tuple(axes), placed, tuple(refused)

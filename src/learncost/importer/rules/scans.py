@@ -1,0 +1,79 @@
+"""Rule of `scan`, which runs a function at each position of an axis: a loop whose lines are written once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from learncost.importer.axes import equal, make_same
+from learncost.importer.equations import Equation, NamedView, Scan
+from learncost.importer.nodes import module_of
+from learncost.importer.opaque import opaque
+from learncost.importer.reader import GraphReader
+from learncost.importer.reading import read
+from learncost.importer.rule import rule
+from learncost.importer.tried import has_fraction
+from learncost.importer.views import StoredValue, View
+
+
+@rule("scan")
+def scan(reader: GraphReader, body: Any, starts: Sequence[Any], stacks: Sequence[Any], others: Sequence[Any]) -> Any:
+    """Record the lines of its function once, between the beginning and the end of a loop.
+
+    starts  the initial loop-carried values
+    stacks  its values at all positions, along the first dimension
+    """
+    recorder, node = reader.recorder, reader.node
+    views = [reader.view(each).fresh() for each in stacks if not isinstance(each, int)]
+    floats = all(has_fraction(each.meta["val"]) for each in (*node.args[1], *node.args[2]))
+    if not floats or not starts or any(equal(view.shape[0], 1) for view in views):
+        return opaque(reader, node, [body, starts, stacks, others])
+    origin, begins = recorder.origin(), len(recorder.equations)
+    whole = [recorder.in_order(view if len(view.dims[0]) == 1 else recorder.merged(view, 0)) for view in views]
+    initial = [recorder.in_order(reader.view(each)) for each in starts]
+    loop = Scan(whole[0].stored.axes[0])
+    one = [_new(f"{view.stored.name}_now", view.dims[1:]) for view in whole]
+    for view in whole:
+        make_same([loop.axis], [view.stored.axes[0]])
+    loop.axis.keep_whole()
+    _edge(reader, Scan(loop.axis), one, whole)
+    begins = len(recorder.equations)
+    nodes = [each for each in body.graph.nodes if each.op == "placeholder"]
+    reader.values |= dict(zip(nodes, [*initial, *one, *others], strict=True))
+    reader.learned = {*reader.learned, *(each for each in body.graph.nodes if has_fraction(each.meta.get("val")))}
+    for each in body.graph.nodes:
+        if each.op in ("get_attr", "call_function"):
+            read(reader, each)
+    reader.node = node
+    recorder.go_back(origin)
+    for equation in recorder.equations[begins:]:
+        equation.module = equation.module or module_of(node)
+    results = [reader.view(reader.values[each]) for each in body.graph.output_node().args[0]]
+    made = {each.view.stored for equation in recorder.equations[begins:] for each in equation.left}
+    carried = list[View]()
+    for first, view in zip(initial, results, strict=False):
+        last = recorder.in_order(view, only=lambda stored: stored in made - {each.stored for each in carried})
+        carried.append(last)
+        for row, other in zip(first.fresh().dims, last.fresh().dims, strict=True):
+            make_same([slot.axis for slot in row], [slot.axis for slot in other])
+    made |= {view.stored for view in carried}
+    kept = [recorder.in_order(view, only=made.__contains__) for view in results[len(initial) :]]
+    lasts = [_new(view.stored.name, view.fresh().dims) for view in carried]
+    along = whole[0].fresh().dims[0]
+    every = [_new(f"{view.stored.name}_all", (along, *view.fresh().dims)) for view in kept]
+    loop.each |= {a.stored: b.stored for a, b in zip(one, whole, strict=True)}
+    loop.carry += [(a.stored, b.stored, c.stored) for a, b, c in zip(initial, carried, lasts, strict=True)]
+    loop.keep += [(a.stored, b.stored) for a, b in zip(kept, every, strict=True)]
+    _edge(reader, loop, [*lasts, *every], [*carried, *kept, *one])
+    return [*lasts, *every]
+
+
+def _new(name: str, dims: Sequence[Sequence[Any]]) -> View:
+    """Return a new value with the axes of these dimensions, in their order."""
+    return View.of(StoredValue(name, tuple(slot.axis for row in dims for slot in row)), [len(row) for row in dims])
+
+
+def _edge(reader: GraphReader, loop: Scan, left: Sequence[View], right: Sequence[View]) -> None:
+    """Record the beginning or the end of a loop."""
+    named = [tuple(NamedView(view, tuple(range(len(view.dims)))) for view in views) for views in (left, right)]
+    reader.recorder.add(Equation("op", named[0], named[1], op="scan", scan=loop))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from learncost.importer.axes import equal, make_same
+from learncost.importer.axes import ApartError, equal, make_same
 from learncost.importer.equations import Equation, NamedView, Scan
-from learncost.importer.nodes import module_of
+from learncost.importer.nodes import module_of, size_of
 from learncost.importer.opaque import opaque
-from learncost.importer.reader import GraphReader
+from learncost.importer.operands import GivenTensor
+from learncost.importer.reader import GraphReader, UnreadError
 from learncost.importer.reading import read
+from learncost.importer.registered import body_of
 from learncost.importer.rule import rule
 from learncost.importer.tried import has_fraction
 from learncost.importer.views import StoredValue, View
@@ -20,29 +23,50 @@ from learncost.importer.views import StoredValue, View
 def scan(reader: GraphReader, body: Any, starts: Sequence[Any], stacks: Sequence[Any], others: Sequence[Any]) -> Any:
     """Record the lines of its function once, between the beginning and the end of a loop.
 
+    A function of integers, or with numbers that it makes itself, is not derived.
+
     starts  the initial loop-carried values
     stacks  its values at all positions, along the first dimension
     """
-    recorder, node = reader.recorder, reader.node
-    views = [reader.view(each).fresh() for each in stacks if not isinstance(each, int)]
-    floats = all(has_fraction(each.meta["val"]) for each in (*node.args[1], *node.args[2]))
-    if not floats or not starts or any(equal(view.shape[0], 1) for view in views):
-        return opaque(reader, node, [body, starts, stacks, others])
-    origin, begins = recorder.origin(), len(recorder.equations)
+    node, before, given = reader.node, len(reader.recorder.equations), set(reader.given)
+    tensors = [each.meta["val"] for each in (*node.args[1], *node.args[2])]
+    if starts and all(map(has_fraction, tensors)) and not equal(size_of(node.args[2][0].meta["val"].shape[0]), 1):
+        origin = reader.recorder.origin()
+        with suppress(UnreadError, ApartError):
+            results = _loop(reader, body, starts, stacks, others)
+            if not any(
+                known.graph is body.graph for known, _ in reader.given.keys() - given if hasattr(known, "graph")
+            ):
+                return results
+        del reader.recorder.equations[before:]
+        for key in reader.given.keys() - given:
+            del reader.given[key]
+        reader.node = node
+        reader.recorder.go_back(origin)
+    return opaque(reader, node, [body, starts, stacks, others])
+
+
+def _loop(
+    reader: GraphReader, body: Any, starts: Sequence[Any], stacks: Sequence[Any], others: Sequence[Any]
+) -> list[View]:
+    recorder, node, origin = reader.recorder, reader.node, reader.recorder.origin()
+    views = [reader.view(each).fresh() for each in stacks]
     whole = [recorder.in_order(view if len(view.dims[0]) == 1 else recorder.merged(view, 0)) for view in views]
     initial = [recorder.in_order(reader.view(each)) for each in starts]
-    loop = Scan(whole[0].stored.axes[0])
-    one = [_new(f"{view.stored.name}_now", view.dims[1:]) for view in whole]
+    axis = whole[0].stored.axes[0]
     for view in whole:
-        make_same([loop.axis], [view.stored.axes[0]])
-    loop.axis.keep_whole()
-    _edge(reader, Scan(loop.axis), one, whole)
+        make_same([axis], [view.stored.axes[0]])
+    axis.keep_whole()
+    one = [_new(f"{view.stored.name}_now", view.dims[1:]) for view in whole]
+    _edge(reader, Scan(axis), one, whole)
     begins = len(recorder.equations)
     nodes = [each for each in body.graph.nodes if each.op == "placeholder"]
     reader.values |= dict(zip(nodes, [*initial, *one, *others], strict=True))
     reader.learned = {*reader.learned, *(each for each in body.graph.nodes if has_fraction(each.meta.get("val")))}
     for each in body.graph.nodes:
-        if each.op in ("get_attr", "call_function"):
+        if each.op == "get_attr":
+            reader.values[each] = body_of(each) or GivenTensor(each)
+        elif each.op == "call_function":
             read(reader, each)
     reader.node = node
     recorder.go_back(origin)
@@ -61,10 +85,10 @@ def scan(reader: GraphReader, body: Any, starts: Sequence[Any], stacks: Sequence
     lasts = [_new(view.stored.name, view.fresh().dims) for view in carried]
     along = whole[0].fresh().dims[0]
     every = [_new(f"{view.stored.name}_all", (along, *view.fresh().dims)) for view in kept]
-    loop.each |= {a.stored: b.stored for a, b in zip(one, whole, strict=True)}
-    loop.carry += [(a.stored, b.stored, c.stored) for a, b, c in zip(initial, carried, lasts, strict=True)]
-    loop.keep += [(a.stored, b.stored) for a, b in zip(kept, every, strict=True)]
-    _edge(reader, loop, [*lasts, *every], [*carried, *kept, *one])
+    each_of = {a.stored: b.stored for a, b in zip(one, whole, strict=True)}
+    carry = [(a.stored, b.stored, c.stored) for a, b, c in zip(initial, carried, lasts, strict=True)]
+    keep = [(a.stored, b.stored) for a, b in zip(kept, every, strict=True)]
+    _edge(reader, Scan(axis, carry, each_of, keep), [*lasts, *every], [*carried, *kept, *one])
     return [*lasts, *every]
 
 

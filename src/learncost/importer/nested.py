@@ -24,6 +24,7 @@ def by_parts(module: Any, given: Inputs, symbols: Mapping[str, str] = {}) -> tup
 
     A part is named by its path: `batch.image` is `batch_image`. Without such inputs the module is returned as it is.
     """
+    inputs: Inputs
     if isinstance(given, Mapping):
         inputs, fills = _of_examples(given, {name.partition(".")[0] for name in symbols if "." in name})
     else:

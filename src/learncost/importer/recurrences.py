@@ -83,6 +83,7 @@ def unpacked(numbers: bool = False) -> AbstractContextManager[None]:
     from torch._decomp import decompositions
 
     several: Any = torch._VF
+    helpers: Any = decompositions
 
     def lengths_of(lengths: Any) -> list[int]:
         from torch.utils._python_dispatch import _disable_current_modes
@@ -133,10 +134,10 @@ def unpacked(numbers: bool = False) -> AbstractContextManager[None]:
             if numbers:
                 return kernel(*arguments)
             pairs = name == "lstm"
-            weights = decompositions.gather_params(weights, has_biases, pairs and state[0].size(2) != state[1].size(2))
+            weights = helpers.gather_params(weights, has_biases, pairs and state[0].size(2) != state[1].size(2))
             states = list(zip(*state, strict=True)) if pairs else state.unbind(0)
             run_layer = partial(_layer, CELLS[name])
-            result, ends = decompositions._rnn_helper(x, states, weights, has_biases, *rest, run_layer)
+            result, ends = helpers._rnn_helper(x, states, weights, has_biases, *rest, run_layer)
             if pairs:
                 return result, *(torch.stack(each) for each in zip(*ends, strict=True))
             return result, torch.stack(ends)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ class BuiltModule:
     """A module and its inputs: texts as for --input, or tensors; none if nothing specifies them."""
 
     module: Any
-    inputs: tuple[Input, ...] | Mapping[str, Any] | None
+    inputs: Sequence[Input] | Mapping[str, Any] | None
 
 
 def built(wanted: Target, real: bool, say: Callable[[str], None], inputs: tuple[Input, ...] = ()) -> BuiltModule:

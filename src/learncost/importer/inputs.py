@@ -255,8 +255,8 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
         if not isinstance(ops, str) or not (dot or isinstance(said[outer], torch.Tensor)):
             raise InputError(
                 f"symbols name the sizes of a tensor as text, {{'x': 'B 64'}}, but {name} is a "
-                f"{type(said[name]).__name__}: remove it from symbols, which fixes its sizes, or name each tensor in it "
-                f"by its path, {{'{name}.0': 'B 64'}}"
+                f"{type(said[name]).__name__}: remove it from symbols, which fixes its sizes, or name each tensor "
+                f"in it by its path, {{'{name}.0': 'B 64'}}"
             )
 
     def made(value: Any) -> Any:

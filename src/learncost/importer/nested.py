@@ -34,7 +34,7 @@ def by_parts(module: Any, given: Inputs, symbols: Mapping[str, str] = {}) -> tup
 
 
 def _of_examples(given: Mapping[str, Any], opens: set[str]) -> tuple[dict[str, Any], dict[str, Filled]]:
-    """Return the tensors of inputs that have objects in them or are in `opens`, and functions that fill these inputs."""
+    """Return the tensors of inputs that have objects in them or are in `opens`, and functions that fill the inputs."""
     inputs, fills = dict[str, Any](), dict[str, Filled]()
     for name, value in given.items():
         found = dict[str, Any]()

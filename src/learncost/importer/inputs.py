@@ -43,7 +43,7 @@ _SEVERAL = ("list", "tuple", "dict", "mapping")
 
 GRADIENT = "gradient"
 
-_IN_ONE = "nested tensors need example tensors, from inputs() of the file or in Python"
+_IN_ONE = "describe each tensor in a tuple, a list, a dict or an object by its path, as in 'x.0: float B 8'"
 _BETWEEN = str.maketrans(",()[]", "     ")
 
 _AS_IN = "as in 'idx: int B M', 'x: float B 3 64 64 gradient' or 'use_cache = false'"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 from learncost.importer.replaced import attributes_replaced
@@ -65,6 +64,34 @@ def _layer(cell: Callable[..., Any], x: Any, state: Any, weights: Any, has_biase
     return results.flip(0) if reverse else results, tuple(state) if several else state[0]
 
 
+def _layers(
+    cell: Callable[..., Any],
+    x: Any,
+    states: Sequence[Any],
+    weights: Sequence[Any],
+    has_biases: bool,
+    count: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Any, list[Any]]:
+    """Return the results and the last states of all layers; PyTorch's decomposition leaves out their dropout."""
+    import torch
+
+    x, ends = x.transpose(0, 1) if batch_first else x, list[Any]()
+    for layer in range(count):
+        results = []
+        for reverse in (False, True)[: 1 + bidirectional]:
+            result, end = _layer(cell, x, states[len(ends)], weights[len(ends)], has_biases, reverse)
+            results.append(result)
+            ends.append(end)
+        x = torch.cat(results, -1) if bidirectional else results[0]
+        if layer < count - 1:
+            x = torch.nn.functional.dropout(x, dropout, train)
+    return x.transpose(0, 1) if batch_first else x, ends
+
+
 KERNELS = {
     "lstm": "lstm_data_impl",
     "gru": "gru_impl_data",
@@ -83,7 +110,7 @@ def unpacked(numbers: bool = False) -> AbstractContextManager[None]:
     from torch._decomp import decompositions
 
     several: Any = torch._VF
-    helpers: Any = decompositions
+    gathered: Any = decompositions.gather_params
 
     def lengths_of(lengths: Any) -> list[int]:
         from torch.utils._python_dispatch import _disable_current_modes
@@ -134,10 +161,9 @@ def unpacked(numbers: bool = False) -> AbstractContextManager[None]:
             if numbers:
                 return kernel(*arguments)
             pairs = name == "lstm"
-            weights = helpers.gather_params(weights, has_biases, pairs and state[0].size(2) != state[1].size(2))
+            weights = gathered(weights, has_biases, pairs and state[0].size(2) != state[1].size(2))
             states = list(zip(*state, strict=True)) if pairs else state.unbind(0)
-            run_layer = partial(_layer, CELLS[name])
-            result, ends = helpers._rnn_helper(x, states, weights, has_biases, *rest, run_layer)
+            result, ends = _layers(CELLS[name], x, states, weights, has_biases, *rest)
             if pairs:
                 return result, *(torch.stack(each) for each in zip(*ends, strict=True))
             return result, torch.stack(ends)

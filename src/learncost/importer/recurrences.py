@@ -64,21 +64,14 @@ def _layer(cell: Callable[..., Any], x: Any, state: Any, weights: Any, has_biase
     return results.flip(0) if reverse else results, tuple(state) if several else state[0]
 
 
-def _layers(
-    cell: Callable[..., Any],
-    x: Any,
-    states: Sequence[Any],
-    weights: Sequence[Any],
-    has_biases: bool,
-    count: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Any, list[Any]]:
-    """Return the results and the last states of all layers; PyTorch's decomposition leaves out their dropout."""
+def _layers(cell: Callable[..., Any], x: Any, states: Sequence[Any], weights: Sequence[Any], *settings: Any) -> Any:
+    """Return the results and the last states of all layers; PyTorch's decomposition leaves out their dropout.
+
+    settings  those of PyTorch's operators of recurrences, in their order
+    """
     import torch
 
+    has_biases, count, dropout, train, bidirectional, batch_first = settings
     x, ends = x.transpose(0, 1) if batch_first else x, list[Any]()
     for layer in range(count):
         results = []
@@ -157,13 +150,13 @@ def unpacked(numbers: bool = False) -> AbstractContextManager[None]:
             if isinstance(arguments[3], list | tuple):  # the weights are here for packed sequences
                 data, counts, *rest = arguments
                 return parts(data, lengths_of(counts), *rest)
-            x, state, weights, has_biases, *rest = arguments
+            x, state, weights, *settings = arguments
             if numbers:
                 return kernel(*arguments)
             pairs = name == "lstm"
-            weights = gathered(weights, has_biases, pairs and state[0].size(2) != state[1].size(2))
+            weights = gathered(weights, settings[0], pairs and state[0].size(2) != state[1].size(2))
             states = list(zip(*state, strict=True)) if pairs else state.unbind(0)
-            result, ends = _layers(CELLS[name], x, states, weights, has_biases, *rest)
+            result, ends = _layers(CELLS[name], x, states, weights, *settings)
             if pairs:
                 return result, *(torch.stack(each) for each in zip(*ends, strict=True))
             return result, torch.stack(ends)

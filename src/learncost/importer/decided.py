@@ -57,7 +57,7 @@ def _node(tensor: Any) -> Any:
 def _if_finite(node: Any) -> bool | None:
     """Return the truth of a check for infinities and nan if all numbers are finite; None for another condition."""
     name = "" if node is None else operator_name(node.target).partition(".")[0]
-    first, *others = () if node is None else node.args or (None,)
+    first, *others = (None,) if node is None else node.args or (None,)
     if name in ("isfinite", "isnan", "isinf", "isposinf", "isneginf"):
         return name == "isfinite"
     if name in ("eq", "ne") and others[0] in (first, math.inf):  # how PyTorch writes isfinite and isnan

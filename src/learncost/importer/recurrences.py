@@ -57,7 +57,11 @@ def _layer(cell: Callable[..., Any], x: Any, state: Any, weights: Any, has_biase
     many = len(state)
     *state, first = step(*state, linear(x[0], of_input, biases[0]), *step_weights)
     results = first.unsqueeze(0)
-    if isinstance(x.shape[0], torch.SymInt) or x.shape[0] > 1:
+    is_open = isinstance(x.shape[0], torch.SymInt)
+    if not is_open and x.shape[0] == 2:
+        *state, last = step(*state, linear(x[1], of_input, biases[0]), *step_weights)
+        results = torch.stack([first, last])
+    elif is_open or x.shape[0] > 2:
         later = linear(x[1:], of_input, biases[0])
         *state, others = scan_op(step, [*state], [later], tuple(step_weights))
         results = torch.cat([results, others])
@@ -155,7 +159,7 @@ def unpacked(numbers: bool = False) -> AbstractContextManager[None]:
                 return kernel(*arguments)
             pairs = name == "lstm"
             weights = gathered(weights, settings[0], pairs and state[0].size(2) != state[1].size(2))
-            states = list(zip(*state, strict=True)) if pairs else state.unbind(0)
+            states = [tuple(each[n] for each in state) if pairs else state[n] for n in range(len(weights))]
             result, ends = _layers(CELLS[name], x, states, weights, *settings)
             if pairs:
                 return result, *(torch.stack(each) for each in zip(*ends, strict=True))

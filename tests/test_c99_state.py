@@ -287,21 +287,17 @@ def test_a_state_that_is_an_input_and_a_batch_of_one() -> None:
 
 @pytest.mark.parametrize("kind", [modules.Begun, modules.Attending])
 def test_states_at_zero_and_joined_gradients_under_fused(kind: type[Any]) -> None:
-    """The step and the prediction name the state that begins at 0 each in their own way: both are inputs."""
+    """A state that begins at PyTorch's zeros is no input."""
     torch.manual_seed(6)
-    module, batches = kind(), []
-    for _ in range(STEPS):
-        x, zeros = torch.randn(3, 2, 4).double(), {name: torch.zeros(3, 6) for name in ("getitem_5", "getitem_3")}
-        batches.append({"x": x, "targets": torch.randint(0, 3, (3,)), **zeros})
+    module = kind()
+    batches = [{"x": torch.randn(3, 2, 4).double(), "targets": torch.randint(0, 3, (3,))} for _ in range(STEPS)]
     read = lc.from_module(module, {"x": "float B 2 4", "targets": "int B"})
     plan = "fused-update,fused"
     source = lc.emit(read, "c99", optimizer="sgd", dtype="fp64", plan=plan, batch_size=3, learning_rate=RATE)
     twin = copy.deepcopy(module).double()
     result = ran(source, batches)
-    assert result.losses == pytest.approx(
-        trained(twin, [{name: batch[name] for name in ("x", "targets")} for batch in batches]), rel=1e-6
-    )
-    last = {name: batches[-1][name] for name in ("x", "targets")}
+    assert result.losses == pytest.approx(trained(twin, batches), rel=1e-6)
+    last = batches[-1]
     assert loss_of(result.scores, last["targets"]) == pytest.approx(twin.eval()(**last).item(), rel=1e-6)
 
 

@@ -36,6 +36,8 @@ SETTLED = {
     "masks of other sizes": (lambda x: torch.equal(causal(x), causal(x)[1:]), False),
     "written in place": (written_in_place, True),
     "a number": (lambda x: torch.tensor([3.0, 1.0]).max().item() > 2, True),
+    "finite": (lambda x: torch.isfinite(x * 2).all(), True),
+    "not finite": (lambda x: torch.isinf(x).any() or x.isnan().any().logical_or((x != x).any()), False),
     "a whole one": (lambda x: int(torch.arange(3).sum()) == 4, False),
 }
 
@@ -50,7 +52,9 @@ def test_a_branch_on_values_that_follow_from_sizes_is_taken_as_in_a_run(name, in
     assert ("2[]" in text) == taken
 
 
-@pytest.mark.parametrize("condition", [lambda x: (x > 0).any(), lambda x: (causal(x) * x[:, :1]).any()])
+@pytest.mark.parametrize(
+    "condition", [lambda x: x.isfinite().all() & (x > 0).any(), lambda x: (causal(x) * x[:, :1]).any()]
+)
 def test_a_branch_on_an_input_is_refused(condition):
     with pytest.raises(InputError, match="depends on values"):
         lc.from_module(Branch(condition), {"x": "float M 4"})

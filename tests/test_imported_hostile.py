@@ -231,7 +231,7 @@ def test_it_is_refused_in_one_line(said):
         ("x float 3 6", r"no colon after the name of the input: write 'x: float 3 6'"),
         ("float 3 6", r"no colon .* write 'x: float 3 6'"),
         ("list float 3 6", r"no colon .* write 'x: list float 3 6'"),
-        ("x: list float 3 6", r"nested tensors need example tensors, from inputs\(\) of the file"),
+        ("x: list float 3 6", r"describe each tensor in a tuple, a list, a dict or an object by its path"),
         ("x: 3 6", r"has sizes but no type: write 'x: float 3 6'"),
         ("x: float B 6 grad", r"write `gradient` for its gradient, not 'grad'"),
     ],

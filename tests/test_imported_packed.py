@@ -1,14 +1,17 @@
 """Sequences that are packed by their lengths: of one run, and refused where lengths are values."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import rnn
+from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.importer.as_run import straight
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity, products
+from learncost.verification.imported import parity, products, ran_both
 
 LENGTHS = torch.tensor([2, 4, 1])
 
@@ -63,6 +66,32 @@ def test_it_costs_what_its_places_do():
     shorter = lc.from_module(Packed("GRU", True), (x, LENGTHS), as_run=True)
     places = lc.cost(shorter, price_book="matmul").total.flops / lc.cost(packed, price_book="matmul").total.flops
     assert places < 8 / 12  # 7 of 12, and less: no state before the first
+
+
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True),
+        lambda: nn.LSTM(3, 4, proj_size=2, batch_first=True),
+        lambda: nn.GRU(3, 4, bias=False, batch_first=True),
+        lambda: nn.RNN(3, 4, nonlinearity="relu", batch_first=True),
+    ],
+)
+def test_a_recurrence_over_an_open_length_is_a_loop(make):
+    """FlopCounterMode counts the step at two lengths; in fp32 PyTorch would call a kernel that it does not count."""
+    module = make()
+    imported = read_module(module, (torch.randn(2, 5, 3),), {"input": "B M 3"})
+    directions = 2 if module.bidirectional else 1
+    assert imported.text.count("  repeat ") == module.num_layers * directions
+    for length in (4, 7):
+        x = torch.randn(2, length, 3)
+        ran = ran_both(module, (x,), imported, lc.layer(imported.text))
+        assert max(ran.value, ran.gradient) < 1e-12
+        with FlopCounterMode(display=False) as counter:
+            deepcopy(module).double()(x.double())[0].sum().backward()
+        costs = lc.cost(lc.layer(imported.text), price_book="matmul", B=2, M=length)
+        assert costs.total.flops == counter.get_total_flops()
 
 
 def test_lengths_that_are_values_are_refused_in_one_line():

@@ -1,10 +1,12 @@
 """Files of the user's own that build a module: what is typed about them, what is run, what is remembered."""
 
+import dataclasses
 import json
 import os
 import resource
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ torch = pytest.importorskip("torch")
 from learncost.importer.files.build import built  # noqa: E402 - it needs torch
 from learncost.importer.files.user_file import watched  # noqa: E402
 from learncost.importer.inputs import checked, tensors  # noqa: E402
+from learncost.verification.live import verify_live  # noqa: E402
 
 TWO = """
 import torch
@@ -107,7 +110,7 @@ def test_an_input_may_be_a_value_that_is_no_tensor(text, value):
         ("n = __import__('os')", "is not a value"),
         (": int B", "has no name before its colon"),
         ("scale: 0.5", "is a value: write 'scale = 0.5'"),
-        ("pair: (float B 8, float B 8)", "nested tensors need example tensors, from inputs() of the file"),
+        ("pair: (float B 8, float B 8)", "describe each tensor in a tuple"),
     ],
 )
 def test_what_is_no_input_is_refused(text, said):
@@ -184,7 +187,7 @@ def test_inputs_are_held_against_forward(folder):
     for texts, said in (
         (["y: float B 4"], r"no input is called 'y'.*two.py:build takes forward\(x, mask=None, \*, flag=False\)"),
         ([], r"the input x is missing; two.py:build takes forward"),
-        (["x.0: float B 4"], r"the input x.0: nested tensors need example tensors, from inputs\(\) of the file"),
+        (["x.0: float B 4"], r"no input is called 'x.0'"),
     ):
         with pytest.raises(InputError, match=said):
             checked(parse_inputs(texts), module, "two.py:build")
@@ -453,9 +456,51 @@ class Several(torch.nn.Module):
 def test_what_a_star_takes_is_given_as_tensors():
     import learncost as lc
 
-    with pytest.raises(lc.InputError, match="the input several: nested tensors need example tensors"):
+    with pytest.raises(lc.InputError, match="the input several: describe each tensor in a tuple"):
         lc.from_module(Several(), {"several": "float B 4"})
     assert lc.cost(lc.from_module(Several(), (torch.ones(3, 4), torch.ones(3, 4)))).total.flops
+    assert lc.cost(lc.from_module(Several(), {"several.0": "float B 4", "several.1": "float B 4"}), B=3).total.flops
+
+
+@dataclasses.dataclass
+class Batch:
+    image: torch.Tensor
+    words: dict[str, torch.Tensor]
+    weight: float = 0.5
+
+
+class OfParts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 6), torch.nn.Embedding(9, 6)
+
+    def forward(self, batch: Batch, *, pair, scale=2.0):
+        words = self.second(batch.words["ids"]).mean(1) * batch.weight
+        result = types.SimpleNamespace(states=self.first(batch.image) + words, names=["a"])
+        result.loss = (result.states @ self.first.weight).mul(pair[1] * scale).sum()
+        return result
+
+
+def test_parts_of_inputs_are_named_by_their_paths():
+    """Of a dataclass, a dict and a tuple, described or given; the outputs are attributes of an object."""
+    import learncost as lc
+
+    parts = {"image": "float B 4 gradient", "words.ids": "int B M"}
+    texts = {f"batch.{name}": text for name, text in parts.items()} | {"pair.0": "float B", "pair.1": "float B 1"}
+    described = lc.from_module(OfParts(), texts)
+    batch = Batch(torch.ones(3, 4, requires_grad=True), {"ids": torch.ones(3, 5, dtype=torch.long)})
+    given = {"batch": batch, "pair": (torch.ones(3), torch.ones(3, 1))}
+    symbols = {"batch.image": "B 4", "batch.words.ids": "B M", "pair.0": "B", "pair.1": "B 1"}
+    read = lc.from_module(OfParts(), given, symbols)
+    assert "batch_words_ids" in read.text
+    assert read.table.lines == described.table.lines
+    costs = lc.cost(read, price_book="matmul", B=3, M=5)
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        OfParts()(**given).loss.backward()
+    assert costs.total.flops == counter.get_total_flops() == 6 * 3 * 4 * 6 * 2
+    assert not [check for check in verify_live(described, described.live()) if check.passed is False]
+    with pytest.raises(lc.InputError, match="the input batch is given whole and by its parts"):
+        lc.from_module(OfParts(), {**texts, "batch": "float B 4"})
 
 
 class Asserts(torch.nn.Module):

@@ -11,8 +11,9 @@ from learncost.importer.export import SELECTING
 from learncost.importer.functions import held_to_their_lines
 from learncost.importer.gradients import written_through
 from learncost.importer.learning import ChangedError, learning_kept
+from learncost.importer.recurrences import unpacked
 from learncost.importer.refusals import GradientTakenError
-from learncost.importer.replaced import unpacked, written_out
+from learncost.importer.replaced import written_out
 from learncost.importer.tried import copied, restored
 from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError

@@ -73,7 +73,10 @@ class NodeConstants:
         return node.target(*map(of, node.args), **named)
 
     def sizes(self, node: Any) -> list[dict[Any, int]]:
-        """Return sizes at which to evaluate a node: small ones, and ones beyond those that its settings name."""
+        """Return sizes at which to evaluate a node: small ones, and ones beyond those that its settings name.
+
+        The batch of a mask stays small: its rows are only compared with each other.
+        """
         import torch
 
         symbols: dict[Any, tuple[int, int]] = {}
@@ -96,7 +99,12 @@ class NodeConstants:
         if not symbols:
             return [{}]
         long = 2 * max(numbers) + 5
-        return [{symbol: min(upper, base) for symbol, (_, upper) in symbols.items()} for base in (5, long)]
+        sides = [size.node.expr.free_symbols for size in _shape(node)[-2:] if isinstance(size, torch.SymInt)]
+        of_sides = set[Any]().union(*sides) if len(_shape(node)) > 1 else symbols.keys()
+        return [
+            {symbol: min(upper, base if symbol in of_sides else 3) for symbol, (_, upper) in symbols.items()}
+            for base in (5, long)
+        ]
 
     def mask(self, node: Any, hides: bool = False) -> Mask | None:
         """Return the causal mask, along its last two dimensions, that a boolean or additive mask is; None if it is not
@@ -161,6 +169,10 @@ class NodeConstants:
         except (GivenError, RuntimeError, TypeError, IndexError):
             return None
         return first
+
+
+def _shape(node: Any) -> Any:
+    return getattr(node.meta.get("val"), "shape", ())
 
 
 def type_of(value: Any) -> type:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from learncost.importer.constants import GivenError, NodeConstants
+from learncost.importer.nodes import operator_name
 
 
 def decided() -> AbstractContextManager[Any]:
@@ -36,21 +38,50 @@ def decided() -> AbstractContextManager[Any]:
                     return bool(identical is not False and known)
             elif function in kinds and (known := _number(args[0])) is not None:
                 return kinds[function](known)
+            elif function is of_tensor.__bool__ and (known := _if_finite(_node(args[0]))) is not None:
+                return known
             return function(*args, **(kwargs or {}))
 
     return Decided()
 
 
-def _number(tensor: Any) -> Any:
-    """Return the number of a traced tensor; None if it depends on inputs or on sizes."""
+def _node(tensor: Any) -> Any:
+    """Return the node of a traced tensor; None for another."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-    from torch.utils._python_dispatch import _disable_current_modes
 
     mode: Any = get_proxy_mode()
     proxy: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-    if proxy is None or tensor.numel() != 1:
+    return None if proxy is None else proxy.proxy.node
+
+
+def _if_finite(node: Any) -> bool | None:
+    """Return the truth of a check for infinities and nan if all numbers are finite; None for another condition."""
+    name = "" if node is None else operator_name(node.target).partition(".")[0]
+    first, *others = (None,) if node is None else node.args or (None,)
+    if name in ("isfinite", "isnan", "isinf", "isposinf", "isneginf"):
+        return name == "isfinite"
+    if name in ("eq", "ne") and others[0] in (first, math.inf):  # how PyTorch writes isfinite and isnan
+        return (name == "eq") == (others[0] is first)
+    if name in ("all", "any", "abs", "alias", "_to_copy"):
+        return _if_finite(first)
+    if name == "logical_not":
+        return None if (known := _if_finite(first)) is None else not known
+    pair = [_if_finite(each) for each in (first, *others) if hasattr(each, "target")]
+    if len(pair) < 2 or None in pair:
         return None
-    node = proxy.proxy.node
+    joins = {"mul": all, "logical_and": all, "bitwise_and": all, "logical_or": any, "bitwise_or": any}
+    return joins[name](map(bool, pair)) if name in joins else None
+
+
+def _number(tensor: Any) -> Any:
+    """Return the number of a traced tensor; None if it depends on inputs or on sizes."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    mode: Any = get_proxy_mode()
+    node = _node(tensor)
+    if node is None or tensor.numel() != 1:
+        return None
     held = ((each, getattr(mode.tracer.root, each.target, None)) for each in node.graph.nodes if each.op == "get_attr")
     constants = _ConstantsInOrder({each: value for each, value in held if hasattr(value, "dtype")})
     with _disable_current_modes():

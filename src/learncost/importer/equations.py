@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -58,12 +58,28 @@ class StatisticsUpdate:
 
 
 @dataclass(eq=False)
+class Scan:
+    """A loop over the positions of an axis; its body is the lines between the two that have it.
+
+    carry   the loop-carried values: the initial value, the one that an iteration makes, the last one
+    each    the value of one position, with the stack of all
+    keep    a value that an iteration makes, with the stack of all
+    """
+
+    axis: AxisClass
+    carry: list[tuple[StoredValue, StoredValue, StoredValue]] = field(default_factory=list)
+    each: dict[StoredValue, StoredValue] = field(default_factory=dict)
+    keep: list[tuple[StoredValue, StoredValue]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
 class Equation:
     """A line: a product, a signed sum, or an op that acts on letters.
 
     module, operator   where it comes from
     again              the checkpoints around it
     running            the running statistics that it keeps
+    scan               the loop that begins or ends here; no line is written
     """
 
     kind: str
@@ -80,6 +96,7 @@ class Equation:
     cost: Opaque | None = None  # of a line that is not derived, in the graph's symbols
     call: Any = None  # the operator that it calls
     running: StatisticsUpdate | None = None
+    scan: Scan | None = None
 
     @property
     def stored(self) -> StoredValue:
@@ -287,6 +304,17 @@ class EquationRecorder:
                     reads[number] = NamedView(self.regrouped(read.view), read.letters)
             return True
         return False
+
+    def in_order(self, view: View, hint: str = "", only: Callable[[StoredValue], bool] = lambda stored: True) -> View:
+        """Return a view whose value lies as its dimensions do: itself, or a copy if it does not or `only` is false."""
+        view = view.fresh()
+        if view.is_plain and list(view.index) == [slot for row in view.dims for slot in row] and only(view.stored):
+            return view
+        view = self.whole_spread(view, range(len(view.dims)))
+        letters = tuple(range(len(view.dims)))
+        result = self.result([NamedView(view, letters)], letters, hint or view.stored.name)
+        self.add(Equation("product", (NamedView(result, letters),), (NamedView(view, letters),)))
+        return result
 
     def regrouped(self, view: View) -> View:
         """Return a copy of a view with new axes that may be split; each is an index into the old ones."""

@@ -154,7 +154,7 @@ def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     letters = Letters()
     first_of: dict[str, Any] = {}
-    follow: dict[str, Any] = {}
+    follow: list[tuple[str, Any]] = []
     for place, name in inputs.items():
         value = placeholders[place].meta["val"] if place in placeholders else None
         ops = symbols.get(name, "").split()
@@ -163,7 +163,7 @@ def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]
                 continue
             expression: Any = None if isinstance(size, int) else size.node.expr
             if not op.isidentifier():
-                follow[op] = size if expression is None else expression
+                follow.append((op, size if expression is None else expression))
                 continue
             letters.where_open.setdefault(op, (name, dim))
             if expression is None or expression.is_Integer:  # for example, an unrolled loop over it
@@ -175,7 +175,7 @@ def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]
             letters.symbols.setdefault(str(first_of[op]), op)
             limit = letters.limits.get(op, Limit()) & _limit(program.range_constraints.get(expression))
             letters.limits[op] = limit & interval(size.node.shape_env.guards, expression, int(size.node.hint))
-    for op, expression in follow.items():
+    for op, expression in follow:
         times, letter, more = parts_of(op)
         if isinstance(expression, int) or expression.is_Integer:
             letters.fixed.setdefault(letter, (int(expression) - more) // times)

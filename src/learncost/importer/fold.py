@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from learncost.importer.axes import equal
+from learncost.importer.axes import AxisClass, equal
 from learncost.importer.blocks import Looks, ModuleBlock, checkpoints_of, containers_of, numbered, starred
 from learncost.importer.equations import Equation
 from learncost.importer.views import StoredValue
@@ -24,28 +24,33 @@ MADE = ("value", "input", "chosen", "truth")
 class Fold:
     """Lines that run `count` times.
 
+    count   a number, or an axis whose positions it runs over
     carry   the loop-carried values: the initial value, the first iteration's result, the last iteration's result
     each    the per-iteration inputs: that of the first iteration, with those of all
+    stacks  the value of one position, with that of all
+    keep    a value that an iteration makes, with that of all
     """
 
-    count: int
+    count: int | AxisClass
     body: list[Item]
     carry: list[tuple[StoredValue, StoredValue, StoredValue]]
     each: dict[StoredValue, list[StoredValue]]
     start: dict[StoredValue, StoredValue] = field(default_factory=dict)  # the initial values of the loop-carried names
+    stacks: dict[StoredValue, StoredValue] = field(default_factory=dict)
+    keep: list[tuple[StoredValue, StoredValue]] = field(default_factory=list)
 
     @property
     def made(self) -> list[StoredValue]:
-        """Return its results: the loop-carried values after the last iteration."""
-        return [last for *_, last in self.carry]
+        """Return its results: the loop-carried values after the last iteration, and what it stacks."""
+        return [*(last for *_, last in self.carry), *(stack for _, stack in self.keep)]
 
     @property
     def reads(self) -> list[StoredValue]:
-        inside = {stored for item in self.body for stored in made_of(item)}
+        inside = {stored for item in self.body for stored in made_of(item)} | self.stacks.keys()
         first = {before for before, *_ in self.carry}
         of_blocks = [stored for several in self.each.values() for stored in several]
         others = [s for item in self.body for s in reads_of(item) if s not in inside and s not in self.each]
-        return list(dict.fromkeys((*first, *of_blocks, *others)))
+        return list(dict.fromkeys((*first, *of_blocks, *self.stacks.values(), *others)))
 
 
 Item: TypeAlias = Equation | Fold
@@ -68,6 +73,21 @@ def lines_of(items: Iterable[Item]) -> Iterator[Equation]:
             yield from lines_of(item.body)
         else:
             yield item
+
+
+def with_scans(equations: Iterable[Equation]) -> list[Item]:
+    """Return the lines with those between the ends of a scan as its loop."""
+    around: list[list[Item]] = [[]]
+    for equation in equations:
+        scan = equation.scan
+        if scan is None:
+            around[-1].append(equation)
+        elif not scan.keep and not scan.carry:
+            around.append([])
+        else:
+            body = around.pop()
+            around[-1].append(Fold(scan.axis, body, scan.carry, {}, stacks=scan.each, keep=scan.keep))
+    return around[0]
 
 
 def folded(items: list[Item], outputs: Sequence[StoredValue], learns: Callable[[StoredValue], object]) -> list[Item]:

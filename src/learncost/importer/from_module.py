@@ -114,12 +114,13 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
     from learncost.importer.inputs import MOST, examples, sized
     from learncost.importer.live import LiveModule, evaluation_of, saved_of, values_of
     from learncost.importer.materialize import allocated, with_values
+    from learncost.importer.nested import by_parts
     from learncost.importer.pipeline import ImportOptions, table_of
     from learncost.importer.recorder import ModuleStep
     from learncost.importer.wrappers import readable
 
     module = readable(module)
-    given = examples(inputs, module, symbols)
+    module, given, symbols = by_parts(module, examples(inputs, module, symbols), symbols)
     called, given_module, module = type(module).__name__, module, allocated(module)
     options = ImportOptions(symbols, as_run, unknown, fold)
     text, _ = table_of(module, given, called, options)

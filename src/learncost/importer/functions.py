@@ -81,9 +81,12 @@ def held_to_their_lines() -> Iterator[list[str]]:
         return tensor.detach() if of_export(tensor) else data.__get__(tensor)
 
     def set_data(tensor: Any, value: Any) -> None:
-        if of_export(tensor):
+        if not of_export(tensor):
+            data.__set__(tensor, value)
+        elif tensor.shape != value.shape or (tensor.requires_grad and tensor.is_leaf):
             raise InputError("`.data = ...` changes a value without the export seeing it: compute a new tensor")
-        data.__set__(tensor, value)
+        else:
+            tensor.detach().copy_(value)  # in place, as under torch.no_grad
 
     def stop(mode: Any) -> None:
         mode.before = torch.is_grad_enabled()

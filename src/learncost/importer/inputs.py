@@ -43,7 +43,7 @@ _SEVERAL = ("list", "tuple", "dict", "mapping")
 
 GRADIENT = "gradient"
 
-_IN_ONE = "nested tensors need example tensors, from inputs() of the file or in Python"
+_IN_ONE = "describe each tensor in a tuple, a list, a dict or an object by its path, as in 'x.0: float B 8'"
 _BETWEEN = str.maketrans(",()[]", "     ")
 
 _AS_IN = "as in 'idx: int B M', 'x: float B 3 64 64 gradient' or 'use_cache = false'"
@@ -247,15 +247,16 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
         if len(several) > len(parameters) and not rows:
             raise InputError(f"{len(several)} inputs are given, but {type(module).__name__} takes {takes_text(module)}")
         said = arguments(module, several)
-    if wrong := next((name for name in symbols if name not in said), None):
+    if wrong := next((name for name in symbols if name.partition(".")[0] not in said), None):
         raise InputError(f"there is no input {shown(wrong)}{nearest(wrong, said)}; the inputs are {', '.join(said)}")
 
     for name, ops in symbols.items():
-        if not isinstance(ops, str) or not isinstance(said[name], torch.Tensor):
+        outer, dot, _ = name.partition(".")
+        if not isinstance(ops, str) or not (dot or isinstance(said[outer], torch.Tensor)):
             raise InputError(
                 f"symbols name the sizes of a tensor as text, {{'x': 'B 64'}}, but {name} is a "
-                f"{type(said[name]).__name__}: "
-                "remove it from symbols, which fixes its sizes, or make each tensor a named argument of forward"
+                f"{type(said[name]).__name__}: remove it from symbols, which fixes its sizes, or name each tensor "
+                f"in it by its path, {{'{name}.0': 'B 64'}}"
             )
 
     def made(value: Any) -> Any:
@@ -278,7 +279,7 @@ def checked(inputs: Sequence[Input], module: Any, called: str) -> tuple[Input, .
     others = any(each.kind is kinds.VAR_KEYWORD for each in parameters.values())
     rows = [name for name, each in parameters.items() if each.kind is kinds.VAR_POSITIONAL]
     for each in inputs:
-        if each.name in rows or each.name.partition(".")[0] in named.keys() - {each.name}:
+        if each.name in rows:
             raise InputError(f"the input {each.name}: {_IN_ONE}; {takes}")
         if each.name not in named and not others and not rows:
             raise InputError(f"no input is called {shown(each.name)}{nearest(each.name, named)}; {takes}")

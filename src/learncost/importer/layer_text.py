@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from learncost.importer.axes import AxisClass
 from learncost.importer.equations import Equation
 from learncost.importer.export import Exported
 from learncost.importer.fold import Fold, Item, carried_again, made_of, reads_of
@@ -41,7 +42,9 @@ class LayerText:
         """Assign names to all values of the layer."""
         self._stacked(self.items)
         behind = {stored for several in self.stacks.values() for stored in several[1:]}
+        loops = [item for item in self._all(self.items) if isinstance(item, Fold)]
         made = {stored for item in self._all(self.items) for stored in made_of(item)}
+        made |= {stored for loop in loops for stored in loop.stacks}
         used = dict.fromkeys(s for item in self._all(self.items) for s in reads_of(item) if s not in made)
         order = {name: place for place, name in enumerate(self.exported.inputs.values())}
         given = [stored for stored in used if stored not in behind]
@@ -112,6 +115,8 @@ class LayerText:
                 else:
                     names[made] = name
             self.aliases[item] = aliases
+            for stored in (*item.stacks, *(stack for _, stack in item.keep)):
+                names.setdefault(stored, self.writer.values.unique(identifier(stored.name)))
             self._name(item.body, [])
 
     def lines(self, items: Sequence[Item], depth: int = 1) -> Iterator[str]:
@@ -154,8 +159,11 @@ class LayerText:
         return f"{name or self.writer.names[new]}{text} = {old_name or self.writer.names[old]}{text}"
 
     def _each(self, item: Fold) -> str:
-        pairs = [f"{self.writer.names[s]}={self.outer[s]}" for s in item.each if s in self.outer]
-        return f" each {' '.join(pairs)}" if pairs else ""
+        names = self.writer.names
+        pairs = [f"{names[s]}={self.outer[s]}" for s in item.each if s in self.outer]
+        pairs += [f"{names[one]}={names[stack]}" for one, stack in item.stacks.items()]
+        kept = [f"{names[stack]}={names[one]}" for one, stack in item.keep]
+        return (f" each {' '.join(pairs)}" if pairs else "") + (f" keep {' '.join(kept)}" if kept else "")
 
     def _shared(self, item: Fold) -> str:
         """Return the clause for weights that all iterations share and no line outside reads."""
@@ -181,7 +189,9 @@ class LayerText:
         writer, exported = self.writer, self.exported
         writer.axes.taken |= writer.values.taken | set(exported.letters.symbols.values())
         for item in self._all(self.items):
-            if isinstance(item, Fold):
+            if isinstance(item, Fold) and isinstance(item.count, AxisClass):
+                self.counts[item] = writer.letter(item.count)
+            elif isinstance(item, Fold):
                 self.counts[item] = writer.axes.unique("n_layer", "_")
                 writer.sizes[self.counts[item]] = item.count
         body = [*self.lines(self.items)]

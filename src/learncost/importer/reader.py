@@ -31,8 +31,8 @@ from learncost.ir.errors import InputError, shown
 AS_RUN = "; its size depends on values: --as-run (in Python as_run=True) takes those of one run"
 
 
-SAME_NUMBERS = (*("_to_copy", "clone", "lift_fresh_copy", "detach", "alias", "expand", "view"),)
-"""Operators that return the numbers of their operand unchanged."""
+SAME_NUMBERS = ("_to_copy", "clone", "lift_fresh_copy", "detach", "alias", "expand", "view", "select.int")
+"""Operators that return the numbers of their operand unchanged, or some of them."""
 
 
 _VARIANT = re.compile(

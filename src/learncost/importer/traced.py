@@ -19,8 +19,9 @@ from learncost.importer.gradients import written_through
 from learncost.importer.learning import ChangedError, learning_kept
 from learncost.importer.materialize import has_numbers
 from learncost.importer.nodes import operator_name
+from learncost.importer.recurrences import unpacked
 from learncost.importer.refusals import GradientTakenError, transform_of
-from learncost.importer.replaced import attributes_replaced, unchecked, unpacked, written_out
+from learncost.importer.replaced import attributes_replaced, unchecked, written_out
 from learncost.importer.rule import RULES
 from learncost.importer.symbolic import plain_sizes
 from learncost.importer.unseen import check_changes

@@ -12,9 +12,9 @@ from learncost.importer.axes import AxisClass, Size
 from learncost.importer.bodies import with_ops
 from learncost.importer.changes import changes, following, unsettled
 from learncost.importer.constants import NodeConstants
-from learncost.importer.equations import Equation, NamedView
+from learncost.importer.equations import Equation
 from learncost.importer.export import Exported, export
-from learncost.importer.fold import Item, folded, lines_of
+from learncost.importer.fold import folded, lines_of, with_scans
 from learncost.importer.layer_text import LayerText
 from learncost.importer.nodes import SAME_SIZES, operator_name, size_of
 from learncost.importer.opaque import CalledOperator
@@ -299,7 +299,7 @@ def _written(
         equations = needed(recorder.equations, kept)
     equations = needed(with_ops(equations, kept, reader.masked), kept)
     equations = needed(read_in_products(equations, kept), kept)
-    items: list[Item] = list(equations)
+    items = with_scans(equations)
     if fold:
         learned = following(equations, exported, weights)
         items = folded(items, kept, learned.__contains__)
@@ -387,13 +387,5 @@ def _behind(reader: GraphReader, exported: Exported, equations: Sequence[Equatio
 
 def _as_output(reader: GraphReader, label: str, value: View, taken: Sequence[StoredValue]) -> StoredValue:
     """Return an output as the module returns it: a copy with its axes in the order of its dimensions."""
-    value = value.fresh()
     made = {read.view.stored for equation in reader.recorder.equations for read in equation.left}
-    order = [slot for row in value.dims for slot in row]
-    if value.is_plain and list(value.index) == order and value.stored in made and value.stored not in taken:
-        return value.stored
-    value = reader.recorder.whole_spread(value, range(len(value.dims)))
-    letters = tuple(range(len(value.dims)))
-    result = reader.recorder.result([NamedView(value, letters)], letters, label)
-    reader.recorder.add(Equation("product", (NamedView(result, letters),), (NamedView(value, letters),)))
-    return result.stored
+    return reader.recorder.in_order(value, label, lambda stored: stored in made and stored not in taken).stored

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from types import SimpleNamespace
 from typing import Any
 
 from learncost.ir.errors import InputError
@@ -53,20 +52,24 @@ def readable(module: Any) -> Any:
 
 
 def plain(results: Any) -> Any:
-    """Convert results to tuples and dicts: a dataclass or a namespace to its fields, a distribution to its
+    """Convert results to tuples and dicts: an object that holds tensors to its attributes, a distribution to its
     parameters.
     """
     import torch
 
     def fields(leaf: Any) -> Any:
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            return plain({each.name: getattr(leaf, each.name) for each in dataclasses.fields(leaf)})
         if isinstance(leaf, torch.distributions.Distribution):
             values = {name: value for name, value in vars(leaf).items() if name in leaf.arg_constraints}
             if not values:
                 raise InputError(f"the result {type(leaf).__name__} is not a tensor: return its parameter tensors")
             return plain(values)
-        return plain(vars(leaf)) if type(leaf) is SimpleNamespace else leaf
+        if isinstance(leaf, torch.Tensor | torch.nn.Module | type):
+            return leaf
+        if dataclasses.is_dataclass(leaf):
+            return plain({each.name: getattr(leaf, each.name) for each in dataclasses.fields(leaf)})
+        held = dict(getattr(leaf, "__dict__", {}))
+        leaves = torch.utils._pytree.tree_leaves(held)
+        return plain(held) if any(isinstance(each, torch.Tensor) for each in leaves) else leaf
 
     return torch.utils._pytree.tree_map(fields, results)
 

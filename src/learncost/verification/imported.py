@@ -267,7 +267,7 @@ def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, import
     row, by_name = as_called(module, given)
     with restored(module):
         result = module(*row, **by_name)  # under autograd: it may take gradients itself
-        leaves = torch.utils._pytree.tree_leaves((plain(result), given, *module.buffers()))
+        leaves = torch.utils._pytree.tree_leaves((plain(result), given, *module.buffers(), *module.parameters()))
         tensors = [t.detach().clone() for t in leaves if isinstance(t, torch.Tensor)]
     theirs = [_as_numbers(graph.of_node[node].detach()) for node in imported.output_nodes]
     worst = 0.0

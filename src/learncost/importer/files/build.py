@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from learncost.importer.files.user_file import RanFile, Target, UserError, run, user_code
 from learncost.importer.inputs import Input, examples
 from learncost.importer.materialize import allocate, without_memory
+from learncost.importer.nested import by_parts
 from learncost.importer.wrappers import readable
 from learncost.ir.errors import InputError, shown
 from learncost.models.files import read_path
@@ -20,18 +21,26 @@ INPUTS = "inputs"
 
 @dataclass(frozen=True)
 class BuiltModule:
-    """A module, and the inputs that its file specifies: texts as for --input, or tensors; None if it does not."""
+    """A module and its inputs: texts as for --input, or tensors; none if nothing specifies them."""
 
     module: Any
-    inputs: tuple[Input, ...] | Mapping[str, Any] | None
+    inputs: Sequence[Input] | Mapping[str, Any] | None
 
 
-def built(wanted: Target, real: bool, say: Callable[[str], None]) -> BuiltModule:
+def built(wanted: Target, real: bool, say: Callable[[str], None], inputs: tuple[Input, ...] = ()) -> BuiltModule:
     """Run a file and build its module. Raises `InputError`.
 
-    real  whether parameters have values, too
-    say   receives the notes for the user
+    real    whether parameters have values, too
+    say     receives the notes for the user
+    inputs  replace those that the file specifies
     """
+    answer = _materialized(wanted, real, say)
+    module, given, _ = by_parts(answer.module, inputs or answer.inputs or ())
+    return BuiltModule(module, given)
+
+
+def _materialized(wanted: Target, real: bool, say: Callable[[str], None]) -> BuiltModule:
+    """Run a file and build its module, without memory for its parameters if it can be."""
     if not real:
         try:
             with without_memory():

@@ -190,7 +190,7 @@ def _known(wanted: Target, how: How, training: str) -> Remembered:
     return known
 
 
-def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> tuple[Remembered, set[Path]]:
+def _read(wanted: Target, inputs: tuple[Input, ...], how: How, training: str) -> tuple[Remembered, set[Path]]:
     from learncost.importer.files.build import built
     from learncost.importer.files.user_file import watched
     from learncost.importer.pipeline import ImportObserver, table_of
@@ -200,11 +200,15 @@ def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> t
     with _shown() as stage, watched() as files, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as PyTorch has about itself; what the user's code prints is shown
         stage(f"{'running' if wanted.name else 'building'} {wanted.file.name}")
-        building = built(wanted, how.as_run, said.append)
-        given = inputs or building.inputs or ()
+        building = built(wanted, how.as_run, said.append, inputs)
+        given = building.inputs or ()
         if not given:
             checked((), building.module, str(wanted))
-        ways = _options(how), ImportObserver(stage, said.append), lambda: built(wanted, True, said.append).module
+        ways = (
+            _options(how),
+            ImportObserver(stage, said.append),
+            lambda: built(wanted, True, said.append, inputs).module,
+        )
         if training:
             from learncost.importer.live import evaluation_of
 
@@ -255,8 +259,8 @@ def steps(wanted: Target, how: How) -> Steps:
             say(f"runs {printable(str(wanted.file))}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            answer = built(wanted, False, say)
-        return answer.module, parse_inputs(how.inputs) or answer.inputs or ()
+            answer = built(wanted, False, say, parse_inputs(how.inputs))
+        return answer.module, answer.inputs or ()
 
     @cache
     def process() -> RecordingProcess:
@@ -316,9 +320,8 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
         with warnings.catch_warnings(), torch.random.fork_rng([]):
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
-            answer = built(wanted, True, say)
-        inputs = parse_inputs(how.inputs) or answer.inputs or ()
-        return LiveModule(lambda: answer.module, inputs, str(wanted), _options(how))
+            answer = built(wanted, True, say, parse_inputs(how.inputs))
+        return LiveModule(lambda: answer.module, answer.inputs or (), str(wanted), _options(how))
 
     return build
 

@@ -104,8 +104,8 @@ def _recorder(wanted: Target, inputs: tuple[str, ...]) -> Callable[..., Any]:
 
     with watched() as files, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        answer = built(wanted, False, lambda _: None)
-    given = parse_inputs(inputs) or answer.inputs or ()
+        answer = built(wanted, False, lambda _: None, parse_inputs(inputs))
+    given = answer.inputs or ()
     step = ModuleStep(lambda: answer.module, lambda sizes: sized(given, sizes, {}, MOST))
     return lambda sizes, request: (step(sizes, request), files)
 

@@ -11,6 +11,7 @@ from learncost.importer.rules import (  # noqa: F401 - they register themselves
     normalization,
     products,
     reductions,
+    scans,
     views,
     windows,
 )

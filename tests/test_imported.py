@@ -123,7 +123,7 @@ def test_inputs_of_forward_by_row_and_by_name():
     assert lc.from_module(V(), several).sizes == {"n": 5, "n2": 3}
     with pytest.raises(
         lc.InputError,
-        match=r"with B symbolic: its code converts it to a number, .* or an input of fixed size .*B = 5",
+        match=r"with B symbolic: its code converts it to a number, .* or an input or weight of fixed size .*B = 5",
     ):
         lc.from_module(V(), several, symbols={"x": "B f"})
     assert lc.from_module(V(), several[:1], symbols={"x": "B f"}).table.axes["x"] == ("B", "f")  # none more

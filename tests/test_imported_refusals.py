@@ -200,6 +200,24 @@ def test_a_size_of_which_code_makes_a_number_is_not_said_to_be_fixed():
     assert lc.from_module(module, {"x": "float B 9 6"})
 
 
+def test_a_weight_of_the_size_that_was_tried_fixes_a_length():
+    """Targets kept the letter, and the two did not meet: an exception of our own was the message."""
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.positions = nn.Linear(6, 4), nn.Parameter(torch.zeros(5, 6))
+
+        def forward(self, x, targets):
+            y = self.layer(x + self.positions)
+            return nn.functional.cross_entropy(y.flatten(0, 1), targets.flatten())
+
+    with pytest.raises(lc.InputError, match=r"weight of fixed size does \(tried with M = 5\); .* B 5 6'") as refused:
+        lc.from_module(Positions(), {"x": "float B M 6", "targets": "int B M"})
+    assert "ApartError" not in str(refused.value)
+    assert lc.from_module(Positions(), {"x": "float B 5 6", "targets": "int B 5"})
+
+
 INSIDE = """
 import torch
 from torch import nn

@@ -12,6 +12,7 @@ from learncost.engines.options import Options
 from learncost.engines.tokenizer import Bytes, FromFile, tokenizer
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
+from learncost.models.storage import read_arrays, write_arrays
 from learncost.training.generate import Decoder, Sampling, continuation
 from learncost.training.loop import start
 from trainings_on_disk import SIZES, Silent, weights_of
@@ -144,6 +145,17 @@ def test_no_run_and_no_checkpoint(run, tmp_path, capsys):
         path.unlink(missing_ok=True)
     assert main(["sample", str(run)]) == 2
     assert f"has no checkpoint yet; learncost train --resume {run} goes on" in capsys.readouterr().err
+
+
+def test_outputs_that_are_not_finite_are_said(run, tmp_path, capsys):
+    """The first token was then the end of the document: nothing was printed, and all seemed well."""
+    run = shutil.copytree(run, tmp_path / "run")
+    arrays, facts = read_arrays(run / "model.safetensors", "")
+    write_arrays(run / "model.safetensors", {name: array * np.float32(1e30) for name, array in arrays.items()}, facts)
+    assert main(["sample", str(run), "--tokens", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "outputs are not finite" in said
+    assert said.count("\n") == 1
 
 
 # Tokenizers

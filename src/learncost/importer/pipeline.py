@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from learncost.importer.axes import Size
+from learncost.importer.axes import ApartError, Size
 from learncost.importer.examples import flattened, parts_of, size_at
 from learncost.importer.export import Exported
 from learncost.importer.inputs import Input, attempts, checked, examples_of, sized, symbols_of, tensors
@@ -107,21 +107,26 @@ def table_of(
                     exported, whole, name=name, unknown=options.unknown, fold=options.fold, stated=stated, taken=others
                 )
 
-            first = table(exported, {})
-            observer.keep(first, whole)
-            if first.left_out:
-                observer.say(f"{called}: {first.left_out[0].lower()}{first.left_out[1:-1]}")
-            if not exported.letters.fixed:
-                return first.text
-            with suppress(InputError):
-                if answer := varied(first, at, table, _numbers(values)):
-                    imported, tried = answer
-                    observer.say(remark := notice(called, tried))
-                    return f"% {remark}\n{imported.text}"
+            try:
+                first = table(exported, {})
+            except ApartError:
+                if not exported.letters.fixed:
+                    raise
+            else:
+                observer.keep(first, whole)
+                if first.left_out:
+                    observer.say(f"{called}: {first.left_out[0].lower()}{first.left_out[1:-1]}")
+                if not exported.letters.fixed:
+                    return first.text
+                with suppress(InputError):
+                    if answer := varied(first, at, table, _numbers(values)):
+                        imported, tried = answer
+                        observer.say(remark := notice(called, tried))
+                        return f"% {remark}\n{imported.text}"
         letter, size = next(iter(exported.letters.fixed.items()))
         raise FixedError(
             f"{called} cannot be read with {letter} symbolic: its code converts it to a number, as a loop does, "
-            f"or an input of fixed size does (tried with {letter} = {size}); write a number instead, as in "
+            f"or an input or weight of fixed size does (tried with {letter} = {size}); write a number instead, as in "
             f"{_with(values, letters, letter, size)}"
         )
 

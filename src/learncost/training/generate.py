@@ -142,10 +142,15 @@ class Sampling:
 
 
 def continuation(decoder: Decoder, prompt: Sequence[int], end: int, how: Sampling) -> Iterator[int]:
-    """Yield the tokens after the prompt, up to the end of the document, which is excluded."""
+    """Yield the tokens after the prompt, up to the end of the document, which is excluded.
+
+    Raises `InputError` if the model's outputs are not finite: no token follows from them.
+    """
     draws = np.random.Generator(np.random.Philox(how.seed))
     logits = decoder.begin(prompt)
     for at in range(how.tokens):
+        if not np.isfinite(np.max(logits)):  # NaN, or inf - inf in a softmax
+            raise InputError("the model's outputs are not finite: its weights are damaged, or training diverged")
         token = how.choose(logits, float(draws.random()))
         if token == end:
             return

@@ -76,7 +76,7 @@ def arguments_of(text: str) -> tuple[dict[str, Any], dict[str, int], dict[str, A
     script = ShellScript()
     is_condition = False
     for line, words in _statements(HEREDOC.sub(lambda found: "\n" * found[0].count("\n"), text)):
-        if is_condition and words[0] not in PARTS:  # of several commands
+        if is_condition and words[0] not in PARTS and script.around[-1] != DONE:  # of several commands
             script.around[-1] = UNKNOWN
         is_condition = _enter(script, words)
         if not {SKIPPED, DONE} & {*script.around}:

@@ -42,7 +42,7 @@ PARTS = ("then", "elif", "else", "do")
 """The words between these."""
 
 RUNS, SKIPPED, DONE, UNKNOWN = "runs", "skipped", "done", "unknown"
-"""What becomes of the lines of a branch; done: an earlier branch of the same condition runs."""
+"""States of the lines of a branch; done: an earlier branch of the same condition runs."""
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": eq, "==": eq, "!=": ne, "-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le

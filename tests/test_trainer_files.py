@@ -15,7 +15,7 @@ from learncost.models.argument import preset
 from learncost.procedures.optimizer import STATES
 from learncost.program.autograd.losses import LOSSES
 from learncost.reports.memory.step import OFFLOADED
-from learncost.reports.trainer_step import trainer_step
+from learncost.reports.trainer_step import keywords_of, not_counted, trainer_step
 from learncost.trainer_files.documents import Document, read_document
 from learncost.trainer_files.framework import ANY, STEP, Framework, KeyRule, framework_of, frameworks
 from learncost.trainer_files.reading import read_documents, read_files
@@ -304,6 +304,8 @@ def test_references_of_omegaconf_are_read_to_keys_of_the_file(tmp_path: Path) ->
     values = read_document(str(path)).values
     assert (values["a.c"], values["a.d"], values["z"]) == (3, "x3y", 3)
     assert (values["a.e"], values["a.f"]) == ("${oc.env:HOME}", "${.f}")
+    path.write_text("a: 6\nb: '${multiply:4, ${a}}'\nc: '${divide_ceil:${b}, 7}'\nd: '${divide_floor:1, 0}'\n")
+    assert read_document(str(path)).values == {"a": 6, "b": 24, "c": 4, "d": "${divide_floor:1, 0}"}
     path.write_text(yaml.safe_dump({**TUNE, "batch_size": "${oc.env:BATCH}"}))
     with pytest.raises(lc.InputError, match=r"line 1: batch_size is '\$\{oc.env:BATCH\}': references are read to what"):
         read_files([str(path)])
@@ -415,7 +417,7 @@ def test_files_join_by_their_roles(tmp_path: Path) -> None:
     launch = tmp_path / "accelerate.yaml"
     launch.write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_processes: 4\n")
     request = lc.request_of(sft, zero3, str(launch))
-    assert (request.mesh, request.placement, request.batch_size) == ("dp=4", "fsdp", 8)
+    assert (request.mesh, request.placement, request.batch_size) == ("dp=4", "zero-3", 8)
     assert request.precision == "bf16-masters"
     assert lc.request_of(sft, zero3, mesh="dp=2 tp=4").batch_size == 4  # as commas, spaces separate axes
     other = tmp_path / "micro.json"
@@ -500,6 +502,90 @@ def test_arguments_of_a_shell_script_are_read_and_branches_are_named(tmp_path: P
         read_files([str(path)])
     path.write_text(SHELL.replace("* 2))", "* 1))").replace("GPUS=8", "GPUS=1").replace("size 2", "size 4"))
     assert "devices" in read_files([str(path)]).asks  # two devices are no mesh with tp 4
+
+
+BRANCHES = """#!/bin/bash
+checkpoint="true"
+zero={zero}
+number=$(($(ls --query-gpu=name --format=csv | wc -l)-2))
+options="--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --micro-batch-size 4 --global-batch-size 32 \\
+  --seq-length 2048 --max-position-embeddings 2048 --vocab-size 50257 --fp16 --save out_g${{number}}"
+if [ "${{checkpoint}}" = "true" ]; then
+    options="${{options}} --checkpoint-activations"
+fi
+if [[ $zero -gt 1 ]]; then
+    options="$options --zero-stage $zero"
+elif [ "$zero" = 1 ]; then
+    options="$options --clip-grad 2.0"
+else
+    options="$options --clip-grad 3.0"
+fi
+if [ "$zero" = 1 ] && [ -f config ]; then
+    options="$options --swiglu"
+fi
+if [ "$1" = "profile" ]; then
+    options="$options --use-distributed-optimizer"
+fi
+torchrun pretrain_gpt.py $options
+"""
+"""Conditions of known variables are decided, and the others are named; what commands print is not known."""
+
+
+@pytest.mark.parametrize(
+    ("zero", "stage", "clip", "unknown"),
+    [
+        (2, 2, 1.0, ["swiglu", "use-distributed-optimizer"]),
+        (1, None, 2.0, ["swiglu", "use-distributed-optimizer"]),
+        (0, None, 3.0, ["swiglu", "use-distributed-optimizer"]),
+    ],
+)
+def test_branches_whose_variables_are_known_are_decided(
+    tmp_path: Path, zero: int, stage: int | None, clip: float, unknown: list[str]
+) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(BRANCHES.format(zero=zero))
+    reading = read_files([str(path)])
+    assert (reading.step.checkpointing, reading.step.zero, reading.step.clip) == ("full", stage, clip)
+    assert [each.key for each in reading.unknown] == unknown
+
+
+def test_what_fsdp_keeps_whole_between_microbatches_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(yaml.safe_dump({**AXOLOTL, "fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}))
+    for accumulate, named in ((2, ["fsdp_version"]), (1, [])):
+        given = {"accumulate": accumulate, "mesh": "dp=2"}
+        keywords = keywords_of(read_files([str(path)]), **given)
+        found = [each.key for each in not_counted(read_files([str(path)]), {**keywords, **given})]
+        assert [key for key in found if key == "fsdp_version"] == named
+
+
+def test_modules_with_lora_are_names_or_a_pattern_of_whole_names(tmp_path: Path) -> None:
+    path = tmp_path / "lora.yaml"
+    given = {**AXOLOTL, "adapter": "lora", "lora_r": 4}
+    for modules, expected in (
+        (r"model.layers.[\d]+.(mlp|self_attn).(up|q)_proj", "q_proj,up_proj"),
+        (["self_attn.q_proj", "mlp.up_proj"], "q_proj,up_proj"),
+        ("(a*)*b", "(a*)*b"),  # repetitions that nest are not tried
+    ):
+        path.write_text(yaml.safe_dump({**given, "lora_target_modules": modules}))
+        assert keywords_of(read_files([str(path)]))["lora"] == expected
+
+
+def test_files_are_strict_and_of_a_named_format_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "full.yaml"
+    path.write_text(yaml.safe_dump({**AXOLOTL, "an_unknown_key": 1}))
+    for flags, said in (
+        (["--strict"], "has keys that are not known: an_unknown_key"),
+        (["--format-of", "axolot"], "the trainer is accelerate or axolotl"),
+        (["--format-of="], "--format-of needs a value"),
+    ):
+        assert main(["explain", str(path), *flags]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["explain", str(path), "--format-of", "axolotl"]) == 0
+    assert main(["memory", "gpt2", "--strict"]) == 2
+    assert "--strict is of trainers' files" in capsys.readouterr().err
 
 
 def test_settings_of_nanogpt_are_literal_assignments(tmp_path: Path) -> None:

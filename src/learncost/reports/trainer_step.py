@@ -19,6 +19,7 @@ from learncost.reports.question import flags_typed
 from learncost.reports.request import Request
 from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
 from learncost.sharding.mesh import mesh as mesh_of
+from learncost.trainer_files.framework import ENGINE
 from learncost.trainer_files.names import copied, family_of, named
 from learncost.trainer_files.reading import ENGINE_FILE, KeyRead, Reading, TrainerFiles, is_trainer_file, read_files
 from learncost.trainer_files.step import FULL, Step
@@ -83,6 +84,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         step = step.having("devices", counted(given["devices"]))
     asked = given.get("mesh") or ""
     mesh, placement = _mesh(step, dict(mesh_of(asked, step.devices).axes) if asked else None)
+    if any(each.role == ENGINE for each in reading.frameworks):
+        placement = placement.replace("fsdp", "zero-3")  # as DeepSpeed calls it
     if ENGINE_FILE in reading.asks:
         raise InputError(f"{where} names a DeepSpeed file that is not in its folder: give that file behind it")
     if given.get("mesh") is None and given.get("devices") is None and "devices" in reading.asks:
@@ -142,7 +145,7 @@ def _unwrapped(step: Step, placement: str) -> bool:
     """Return whether PyTorch's wrappers do not place a step over a mesh as its files say, so that graph answers."""
     quantized = PRECISIONS[step.precision].quantized if step.precision in PRECISIONS else None
     cut = quantized or (step.reentrant and step.checkpointing == FULL)
-    return placement not in ("ddp", "fsdp", "hsdp") or bool((placement != "ddp" and cut) or step.plan)
+    return placement not in ("ddp", "fsdp", "zero-3", "hsdp") or bool((placement != "ddp" and cut) or step.plan)
 
 
 def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead, ...]:

@@ -171,6 +171,7 @@ def _resolved(values: dict[str, Any]) -> dict[str, Any]:
         return found[0] if isinstance(other, str) and REFERENCE.search(other) else other
 
     for _ in range(DEEPEST):
+        values |= {key: _computed(text) for key, text in values.items() if isinstance(text, str)}
         left = {key: text for key, text in values.items() if isinstance(text, str) and REFERENCE.search(text)}
         changed = {
             key: value_of(key, whole)
@@ -181,7 +182,7 @@ def _resolved(values: dict[str, Any]) -> dict[str, Any]:
         if changed == left:
             break
         values |= changed
-    return {key: _computed(value) if isinstance(value, str) else value for key, value in values.items()}
+    return values
 
 
 def _computed(text: str) -> str | int:

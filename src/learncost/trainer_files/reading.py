@@ -138,7 +138,7 @@ def _followed(known: Sequence[tuple[Framework, Document]]) -> Iterator[Document]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _FilePart:
     """A file with the rules of its framework that hold, and the defaults of its absent keys."""
 
     framework: Framework
@@ -199,7 +199,7 @@ class _Part:
 
 def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
     """Return one reading of several files: a later one replaces what an earlier one gives, except different batches."""
-    step, parts = Step(), list[_Part]()
+    step, parts = Step(), list[_FilePart]()
     decided: dict[str, KeyRule] = {}
     given_by: dict[str, str] = {}
     for framework, given_document in known:
@@ -227,7 +227,7 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
                     f"{printable(document.name)}: make them equal"
                 )
             given_by.setdefault(name, document.name)
-        parts.append(_Part(framework, document, given, usual, tuple(holding)))
+        parts.append(_FilePart(framework, document, given, usual, tuple(holding)))
     every = [part.keys(step, decided) for part in parts]
     return Reading(
         files=tuple(part.document.name for part in parts),
@@ -239,7 +239,7 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
     )
 
 
-def _asked(parts: Sequence[_Part], step: Step) -> set[str]:
+def _asked(parts: Sequence[_FilePart], step: Step) -> set[str]:
     """Return what the files do not say."""
     asks = {rule.asks for part in parts for rule in part.holding if rule.asks}
     if step.devices and step.devices % prod(axis or 1 for axis in (step.tp, step.pp, step.cp)):

@@ -42,7 +42,7 @@ PARTS = ("then", "elif", "else", "do")
 """The words between these."""
 
 RUNS, SKIPPED, DONE, UNKNOWN = "runs", "skipped", "done", "unknown"
-"""States of a branch: its lines run, are skipped, are skipped after an earlier branch that runs, or are undecided."""
+"""States of the lines of a branch; done: an earlier branch of the same condition runs."""
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": eq, "==": eq, "!=": ne, "-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le
@@ -76,7 +76,7 @@ def arguments_of(text: str) -> tuple[dict[str, Any], dict[str, int], dict[str, A
     script = ShellScript()
     is_condition = False
     for line, words in _statements(HEREDOC.sub(lambda found: "\n" * found[0].count("\n"), text)):
-        if is_condition and words[0] not in PARTS:  # of several commands
+        if is_condition and words[0] not in PARTS and script.around[-1] != DONE:  # of several commands
             script.around[-1] = UNKNOWN
         is_condition = _enter(script, words)
         if not {SKIPPED, DONE} & {*script.around}:

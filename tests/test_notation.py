@@ -429,6 +429,7 @@ def test_a_line_is_quoted_as_a_terminal_can_show_it(sign):
     assert str(refused.value).isprintable()
 
 
+REFUSED += [("t(X; W) -> Y", "repeat 2 carry ,:", "a loop is written")]
 REFUSED += MISFITS
 
 

@@ -154,3 +154,13 @@ def test_a_difference_is_rounding_only_where_rounding_moves_gradients_as_far(wro
         return {"Y": values["Y"]}, {key: values[name] * (1 + wrong_by) for key, name in gradients.items()}
 
     assert proof._autograd(steep, "steep", "a library", autograd).passed is passes
+
+
+def test_a_condition_without_axes_is_drawn():
+    text = """
+chosen(X Y; W) -> Z
+constants: Y
+  V[a] = X[a] W[a]
+  Z[a] = select(Y[], V[a], X[a])
+"""
+    assert lc.check_layer(lc.layer(text)).passed

@@ -87,7 +87,7 @@ def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:
             result.append(parse_line(text))
             continue
         match = _REPEAT.match(text)
-        if not match:
+        if not match or not split_names(match[3]):
             raise NotationError(
                 "a loop is written `repeat COUNT carry X:`, with `each y=Y keep Z=z shared W` before the colon, "
                 "and `repeat COUNT backwards` to run the last iteration first",

@@ -192,8 +192,8 @@ def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict
         if name in table.indices:
             arrays[name] = generator.integers(0, min(size_of(axis, sizes) for axis in positions[name]), form)
         elif name in conditions:
-            arrays[name] = generator.random(form) < 0.6
-            arrays[name][..., :1] = True
+            arrays[name] = np.asarray(generator.random(form) < 0.6)
+            arrays[name][(..., slice(1)) if form else ()] = True
         elif not form and name in table.constants:
             arrays[name] = np.asarray(generator.uniform(*SETTINGS))
         else:

@@ -359,7 +359,8 @@ def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mappi
 
     how = reading(**flags_given)
     layers = [(argument, layer_of(argument, how)) for argument in arguments]
-    named = any(flag.name == "models" for flag in flags_of(command.question))  # pages quote what models are called
+    quotes = {"models", "top"}  # pages and rows of a search name what a model is called
+    named = any(flag.name in quotes for flag in flags_of(command.question))
     read_by = tuple(_typed(flags_given))
     return [
         argument if layer is None else NamedLayer(argument, layer, read_by) if named else layer

@@ -172,7 +172,7 @@ class Search(AtLength):
 
         best, memory, placed = self.best, float(self.cluster.device.ram), str(self.fastest.place)
         many = Spread(best.step, placed, memory, True, best.split, best.plan)
-        request = replace(self.fastest, devices=self.devices)
+        request = replace(self.fastest, devices=self.devices, price_book="matmul")  # that of `run_cost`
         return run_over(request, RunAssumptions(price_per_hour=self.price_per_hour), many)
 
     @property

@@ -296,7 +296,10 @@ def test_command_and_call_of_a_document_ask_for_the_same(tmp_path: Path, capsys:
         "model",
         "engine",
         "side_by_side",
-    }  # who runs the step, and what stands beside it, are no setting of a cost
+        "accumulate",
+        "clip",
+        "page_size",
+    }  # who runs the step, what stands beside it, and what only its memory depends on, are no setting of a cost
     by_table = document("gpt2", **SMALL, engine="graph")
     by_autograd = document("gpt2", **SMALL, engine="eager", side_by_side="bp,skip")
     assert [each["name"] for each in by_autograd["compared"]["procedures"]] == ["bp", "skip"]

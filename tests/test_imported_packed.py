@@ -100,3 +100,21 @@ def test_lengths_that_are_values_are_refused_in_one_line():
         match=r"test_imported_packed.py:\d+: pack_padded_sequence depends on the values of lengths.* --as-run",
     ):
         lc.from_module(Packed("LSTM", True), (torch.randn(3, 4, 3), LENGTHS))
+
+
+def test_a_recurrence_over_an_open_length_is_adapted_as_one_over_a_number():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.recurrence, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 5)
+
+        def forward(self, x):
+            return self.head(self.recurrence(x)[0]).square().mean()
+
+    module = Tagger()
+    opened = lc.from_module(module, {"x": "float B T 4"})
+    fixed = lc.from_module(module, {"x": torch.randn(2, 7, 4)})
+    for chosen in ({"lora": "all-linear"}, {"train": "head"}, {"train": "biases"}):
+        step = lc.cost(opened, price_book="matmul", B=2, T=7, **chosen)
+        assert step.total.flops == lc.cost(fixed, price_book="matmul", **chosen).total.flops
+        assert 0 < step.trained_parameters < step.parameters

@@ -197,7 +197,7 @@ def _apart(
             inside = [(0, iterations - 1, learning_here - stacks)]
         before += iterations
         every = any(name in reach.needed for name in repeat.shared)
-        alone = any(carry.initial not in reach.needed for carry in repeat.carry)
+        alone = parts.is_counted(repeat) and any(carry.initial not in reach.needed for carry in repeat.carry)
         pieces = [
             (LoopPart(a, b, repeat if weights & paths or not learning_here & paths else plain), weights)
             for a, b, weights in _pieces(iterations, inside, every, alone)

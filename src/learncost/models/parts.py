@@ -95,8 +95,13 @@ class NamedParts:
     def _multiplies(self, line: Statement) -> bool:
         return isinstance(line, Line) and any(is_linear(line, name) for name in line.reads if name in self.weights)
 
+    def is_counted(self, repeat: Loop) -> bool:
+        """Return whether a loop is over blocks, whose number is known; a recurrence is over the positions of a run."""
+        return repeat.count.isdigit() or repeat.count in self.model.sizes
+
     def iterations(self, repeat: Loop) -> int:
-        return int(size_of(repeat.count, self.model.sizes))
+        """Return the number of blocks of a loop; a recurrence is one."""
+        return int(size_of(repeat.count, self.model.sizes)) if self.is_counted(repeat) else 1
 
     def biases(self) -> tuple[str, ...]:
         """Return the biases: weights that are only added to values and not looked up."""

@@ -411,7 +411,7 @@ def search(
                 None if per_day is None else step.seconds * per_day,
                 "" if step is best or best is None else _worse(step, best),
                 each.structure.context,
-                _alone(asked, each, cluster).command("run-cost"),
+                _alone(asked, each, cluster).command("run-cost", price_per_hour=price_per_hour),
                 split_of(account, step, run.axes),
             )
             for each, account, step in shown_ways

@@ -69,13 +69,13 @@ class Command:
 
     @property
     def importing(self) -> tuple[Flag, ...]:
-        """The flags for importing a user's module, if the command takes models."""
+        """The flags for reading a user's module, or trainers' files, if the command takes models."""
         of_models = {flag.name for flag in flags_of(self.question) if flag.how in ("argument", "arguments")}
         if not of_models & {"model", "models", "subject"}:
             return ()
-        from learncost.cli.typed import reading
+        from learncost.cli.typed import reading, reading_files
 
-        return flags_of(reading)
+        return (*flags_of(reading), *flags_of(reading_files))
 
     @property
     def flags(self) -> tuple[Flag, ...]:
@@ -303,10 +303,7 @@ def _answer(name: str, words: Sequence[str]) -> Any:
         raise InputError(_no_command(name))
     command = COMMANDS[name]
     try:
-        words, of_files = _flags_of_files(words)
         arguments, flags_given = read(name, command.flags, words)
-        if of_files:
-            arguments = [_named_format(arguments, of_files), *arguments[1:]]
     except InputError as error:
         from learncost.training.processes import reported_once  # others may have been started with the same words
 
@@ -319,7 +316,13 @@ def _answer(name: str, words: Sequence[str]) -> Any:
         raise InputError("--output requires a file name")
     if path and not Path(path).absolute().parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
-    if command.importing and not any(isinstance(each, tuple) for each in arguments):
+    if arguments and isinstance(arguments[0], tuple):  # trainers' files, which are one model
+        from learncost.cli.typed import reading_files
+        from learncost.trainer_files.reading import TrainerFiles
+
+        how = {flag.name: flags_given.pop(flag.name) for flag in flags_of(reading_files) if flag.name in flags_given}
+        arguments[0] = TrainerFiles(arguments[0], **reading_files(**how))
+    elif command.importing:
         flags_of_modules = {
             flag.name: flags_given.pop(flag.name) for flag in command.importing if flag.name in flags_given
         }
@@ -346,14 +349,16 @@ def _answer(name: str, words: Sequence[str]) -> Any:
 
 def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mapping[str, Any]) -> list[Any]:
     """Return the arguments, with each module of a file or config.json replaced by its table."""
+    from learncost.cli.typed import reading, reading_files
     from learncost.models.argument import described_elsewhere
 
+    if of_files := [each.names[0] for each in flags_of(reading_files) if each.name in flags_given]:
+        raise InputError(f"{of_files[0]} is of trainers' files, such as: learncost memory qlora.yaml")
     if not any(".py" in argument or described_elsewhere(argument) for argument in arguments):
         if flags_given:
             flag = next(iter(flags_given)).replace("_", "-")
             raise InputError(f"--{flag} requires an imported module: give FILE.py:NAME, or a config.json")
         return [*arguments]
-    from learncost.cli.typed import reading
     from learncost.importer.files.reading import layer_of
     from learncost.models.argument import NamedLayer
 
@@ -366,34 +371,6 @@ def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mappi
         argument if layer is None else NamedLayer(argument, layer, read_by) if named else layer
         for argument, layer in layers
     ]
-
-
-def _flags_of_files(words: Sequence[str]) -> tuple[Sequence[str], dict[str, str]]:
-    """Return a command line without the flags that every command has for trainers' files, and their values."""
-    left, given = list[str](), dict[str, str]()
-    for place, word in enumerate(words):
-        flag, joined, value = word.partition("=")
-        if word == "--strict":
-            given["strict"] = word
-        elif flag == "--format-of":
-            given["format_of"] = value if joined else next(iter(words[place + 1 : place + 2]), "")
-        elif not place or words[place - 1] != "--format-of":
-            left.append(word)
-    if given.get("format_of") == "":
-        raise InputError("--format-of needs a value")
-    return left, given
-
-
-def _named_format(arguments: Sequence[Any], given: Mapping[str, str]) -> Any:
-    """Return the trainers' files of a command line with the format that is given, and whether all keys are known."""
-    if not arguments or not isinstance(arguments[0], tuple):
-        flag = next(iter(given)).replace("_", "-")
-        raise InputError(f"--{flag} is of trainers' files, such as: learncost memory qlora.yaml")
-    from learncost.trainer_files.reading import TrainerFiles
-
-    files = TrainerFiles(arguments[0])
-    files.format_of, files.strict = given.get("format_of", ""), "strict" in given
-    return files
 
 
 def _of_files(name: str, files: tuple[str, ...], answer: Any, flags_given: Mapping[str, Any]) -> Any:

@@ -162,6 +162,14 @@ def _unexpected(command: str, flags: Sequence[Flag], arguments: Sequence[str]) -
 
 
 @question()
+def reading_files(*, format_of: str | None = None, strict: bool = False) -> dict[str, Any]:
+    """Return the settings for reading trainers' files."""
+    if format_of == "":
+        raise InputError("--format-of needs a value")
+    return {"format_of": format_of or "", "strict": strict}
+
+
+@question()
 def reading(
     *,
     input: Sequence[str] | str | None = None,

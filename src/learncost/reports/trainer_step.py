@@ -308,9 +308,7 @@ def request_of(*files: str, format_of: str = "", strict: bool = False, **given: 
     >>> request.model, request.batch_size, request.precision, request.lora
     ('llama-3-8b', 8, 'nf4-double', 'all-linear')
     """
-    paths = TrainerFiles(files)
-    paths.format_of, paths.strict = format_of, strict
-    reading, model = read_step(paths)
+    reading, model = read_step(TrainerFiles(files, format_of, strict))
     known = {each.name for each in fields(Request)}
     sizes = {name: value for name, value in given.items() if name not in known}
     given = {name: value for name, value in given.items() if name in known}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
 from os.path import isfile
@@ -77,8 +77,13 @@ class TrainerFiles(tuple[str, ...]):
     strict     whether keys that are not known are refused
     """
 
-    format_of = ""
-    strict = False
+    format_of: str
+    strict: bool
+
+    def __new__(cls, paths: Iterable[str], format_of: str = "", strict: bool = False) -> TrainerFiles:
+        files = super().__new__(cls, paths)
+        files.format_of, files.strict = format_of, strict
+        return files
 
 
 def is_trainer_file(path: object) -> bool:
@@ -88,10 +93,14 @@ def is_trainer_file(path: object) -> bool:
     if path.lower().endswith(YAML):
         return True
     try:
-        keys = read_document(path).values
+        return not describes_model(read_document(path))
     except InputError:  # the error is raised where the file is needed
         return False
-    return not {"model_type", "architectures", "_class_name"} & {*keys} and "text_config.model_type" not in keys
+
+
+def describes_model(document: Document) -> bool:
+    """Return whether JSON is the configuration of a model by its keys."""
+    return bool({"model_type", "architectures", "_class_name", "text_config.model_type"} & {*document.values})
 
 
 def read_files(paths: Sequence[str], format_of: str = "") -> Reading:

@@ -186,34 +186,24 @@ function takeDrops() {
   });
 }
 
-/** Whether a file is a model's: a table, or JSON with its kind; any other is a trainer's. */
-function isModel([name, text]) {
-  if (!name.endsWith(".json")) return name.endsWith(".table");
-  const keys = Object.keys(JSON.parse(text) ?? {});
-  return ["model_type", "architectures", "text_config"].some((key) => keys.includes(key));
-}
-
-/** Take a model's file, or those of a trainer, each with its name and its text. */
+/** Take a model's file, or those of a trainer, each with its name and its text; the server recognises them. */
 async function takeFiles(files) {
-  let chosen = { model: "config.json" },
-    config = files[0][1],
-    said = "";
+  let content,
+    parsed = "";
   try {
-    if (files.length > 1 || !isModel(files[0])) {
-      const body = JSON.stringify(Object.fromEntries(files)),
-        answer = await fetch(GIVEN.api.replace(/document$/, "files"), { method: "POST", body }),
-        content = await answer.json();
-      if (!answer.ok) throw new Error(content.error);
-      ({ chosen, config } = content);
-      said = content.notes.join(" ");
-    }
+    for (const [name, text] of files) if (name.endsWith(".json")) (parsed = name), JSON.parse(text);
+    const body = JSON.stringify(Object.fromEntries(files)),
+      answer = await fetch(GIVEN.api.replace(/document$/, "files"), { method: "POST", body });
+    content = await answer.json();
+    if (!answer.ok) throw new Error(content.error);
   } catch (error) {
-    page.refused = error instanceof SyntaxError ? `${files[0][0]} is no JSON: ${error.message}` : error.message;
+    page.refused = error instanceof SyntaxError ? `${parsed} is no JSON: ${error.message}` : error.message;
     return render();
   }
+  const { chosen, config, notes } = content,
+    kept = notes.length ? ["on", "show", "order"] : ["procedure", "on", "show", "order"];
   page.config = config || null;
-  page.said = said;
-  const kept = said ? ["on", "show", "order"] : ["procedure", "on", "show", "order"];
+  page.said = notes.join(" ");
   page.state = { ...Object.fromEntries(Object.entries(page.state).filter(([key]) => kept.includes(key))), ...chosen };
   ask(page.state, true);
 }

@@ -23,7 +23,7 @@ from learncost.layers.layer import layer
 from learncost.models.argument import GENERIC, preset, preset_names, presets, table_presets
 from learncost.models.configuration import configure, family_of
 from learncost.models.expression import evaluate
-from learncost.models.files import parse_json
+from learncost.models.files import NOTATION, parse_json
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.passes.plan import PLANS
 from learncost.procedures.optimizer import STATES
@@ -35,7 +35,7 @@ from learncost.reports.trainer_step import keywords_of, step_of_reading
 from learncost.sharding.presets import PLACEMENTS
 from learncost.trainer_files.documents import document_of
 from learncost.trainer_files.framework import framework_of
-from learncost.trainer_files.reading import joined
+from learncost.trainer_files.reading import describes_model, joined
 from learncost.viz.data.sizes import LETTERS
 from learncost.viz.views import VIEWS
 
@@ -109,7 +109,7 @@ def _with_length(keywords: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen_by(files: str, taken: Collection[str]) -> dict[str, Any]:
-    """Return what a trainer's files choose among the flags of a page.
+    """Return what files choose among the flags of a page: a trainer's, or a model's alone.
 
     files  their texts by name, as JSON
     taken  the flags that a page may request
@@ -119,7 +119,12 @@ def chosen_by(files: str, taken: Collection[str]) -> dict[str, Any]:
     notes   what was read, what is not counted, and what the page has no flags for
     Raises `InputError` for a file that is no training that can be predicted.
     """
-    documents = [document_of(PurePath(name).name, str(text)) for name, text in parse_json(files, "the request").items()]
+    texts = {PurePath(name).name: str(text) for name, text in parse_json(files, "the request").items()}
+    name, text = next(iter(texts.items()), ("", ""))
+    is_alone = len(texts) == 1 and name.endswith((NOTATION, ".json"))
+    if is_alone and (name.endswith(NOTATION) or describes_model(document_of(name, text))):
+        return {"chosen": {"model": CONFIG}, "config": text, "notes": []}
+    documents = [document_of(name, text) for name, text in texts.items()]
     if not documents:
         raise InputError("the request has no files: send their texts by name")
     reading = joined([(framework_of(document), document) for document in documents])

@@ -1,4 +1,4 @@
-"""Inputs with parts: a module that takes each tensor of a dict, tuple or object by a name of its own."""
+"""Inputs with parts: wrap a module so that each tensor of a dict, tuple or object is a named input."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product
+from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, map_lines, walk
 from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
-from learncost.ir.term import Literal, Read
+from learncost.ir.term import Literal
 from learncost.ir.value import DRAWN, IdentityKey
 from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, defined, marked, shipped_layer
@@ -24,7 +24,7 @@ from learncost.models.compose import CompositionPlan, PlannedLayer, plan
 from learncost.models.configuration import PROJECTED, Configuration, family_of, of_layer
 from learncost.models.expression import evaluate, names
 from learncost.models.families import instead
-from learncost.models.tables import RUN, check_limits, check_open, family_of_layer, letters
+from learncost.models.tables import RUN, check_limits, check_open, family_of_layer, letters, looked_up
 
 if TYPE_CHECKING:
     from learncost.passes.quantized import Quantized
@@ -114,18 +114,10 @@ class Model:
         """Return the batch, the length of a sequence, and of an encoder-decoder the length of the decoder's."""
         if self.two_sided:
             return axes["B"], axes["N"], axes["M"]
-        return axes["B"], axes["M"] if "M" in axes_of(self.table) else self._looked_up(axes) // axes["B"] or 1, None
-
-    def _looked_up(self, axes: Mapping[str, int]) -> int:
-        """Return the number of tokens of a table whose axes have names of their own: rows of its largest embedding."""
-        places = (
-            axis.at.loops
-            for line, _ in walk(self.table.lines)
-            if isinstance(line, Product) and len(line.right) == 1 and line.right[0].name in self.table.weights
-            for axis in line.right[0].axes
-            if isinstance(axis, Read)
-        )
-        return max((prod(axes[base(axis)] for axis in each) for each in places), default=0)
+        if "M" in axes_of(self.table):
+            return axes["B"], axes["M"], None
+        rows = max((prod(axes[base(axis)] for axis in each) for each in looked_up(self.table)), default=0)
+        return axes["B"], rows // axes["B"] or 1, None  # of the largest embedding, whatever the length is called
 
     def tokens(self, axes: Mapping[str, int]) -> int:
         """Return the tokens of a step: those of the decoder, where there is an encoder too."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import lru_cache
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line
+from learncost.ir.line import Line, Product
 from learncost.ir.loop import walk
 from learncost.ir.stated import Limit, size_names
 from learncost.ir.table import Table
+from learncost.ir.term import Read
 from learncost.ir.value import IdentityKey
 from learncost.layers.layer import Layer
 from learncost.models.expression import names as names_in
@@ -127,21 +128,24 @@ def has_batch(table: Table) -> bool:
     return any("B" in axes for axes in table.axes.values())
 
 
-def lengths_of_indices(layer: Layer) -> tuple[tuple[str, ...], ...]:
-    """Return the distinct symbolic axes, except the batch, of a layer's inputs that are indices of a batch, such as
-    those of tokens."""
-    fixed = {"B", *layer.sizes, *layer.follows}
-    axes = [layer.table.axes[name] for name in layer.table.inputs if name in layer.table.indices]
-    found = (tuple(axis for axis in each if axis.isidentifier() and axis not in fixed) for each in axes if "B" in each)
-    return tuple(dict.fromkeys(each for each in found if each))
+def looked_up(table: Table) -> Iterator[tuple[str, ...]]:
+    """Yield the axes of the indices by which lines look up rows of a weight, such as those of tokens."""
+    for line, _ in walk(table.lines):
+        if isinstance(line, Product) and len(line.right) == 1 and line.right[0].name in table.weights:
+            yield from (axis.at.loops for axis in line.right[0].axes if isinstance(axis, Read))
 
 
 def check_batch(table: Table, name: str, layer: Layer | None) -> None:
     """Raise `InputError` if a number of tokens does not determine a number of steps: the layer has no batch axis, or
     several lengths of tokens."""
-    lengths = () if layer is None or "M" in letters(layer) else lengths_of_indices(layer)
+    if layer is not None and "M" not in letters(layer):
+        fixed = {"B", *layer.sizes, *layer.follows}
+        symbolic = (" ".join(axis for axis in axes if axis not in fixed) for axes in looked_up(table) if "B" in axes)
+        lengths = dict.fromkeys(filter(None, symbolic))
+    else:
+        lengths = {}
     if len(lengths) > 1:
-        several = " and ".join(" ".join(each) for each in lengths)
+        several = " and ".join(lengths)
         raise InputError(
             f"{name} has indices of the lengths {several}, so tokens do not determine the steps: call the length whose "
             "tokens count M"

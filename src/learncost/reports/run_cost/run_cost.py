@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from learncost.reports.search.spread import Spread
 
 
+CONVENTION = "matmul"
+"""The default price book: utilization is of matrix products."""
+
 # The books that are compared with the chosen one: exact published, and the formulas of the field.
 OTHER_BOOKS = ("matmul", "causal-exact", "gpt3", "kaplan")
 
@@ -80,7 +83,7 @@ class RunAssumptions:
     "model tokens on devices * mesh place placement schedule microbatch chunks plan procedure price_book dtype "
     "precision batch_size seq_len target_len optimizer train train_layers lora lora_rank lora_alpha engine",
     RunAssumptions,
-    price_book="matmul",
+    price_book=CONVENTION,
     devices=1,
 )
 def run_cost(request: Request, given: RunAssumptions) -> RunCost:

@@ -167,12 +167,12 @@ class Search(AtLength):
         """
         if self.fastest is None:
             raise InputError(self._none())
-        from learncost.reports.run_cost.run_cost import RunAssumptions, run_over  # is built on this module
+        from learncost.reports.run_cost.run_cost import CONVENTION, RunAssumptions, run_over  # is built on this module
         from learncost.reports.search.spread import Spread
 
         best, memory, placed = self.best, float(self.cluster.device.ram), str(self.fastest.place)
         many = Spread(best.step, placed, memory, True, best.split, best.plan)
-        request = replace(self.fastest, devices=self.devices, price_book="matmul")  # that of `run_cost`
+        request = replace(self.fastest, devices=self.devices, price_book=CONVENTION)
         return run_over(request, RunAssumptions(price_per_hour=self.price_per_hour), many)
 
     @property
@@ -392,7 +392,7 @@ def search(
     shown_ways = sorted(steps, key=lambda found: found[-1].seconds)[:few]
     per_day = None if total is None else total / (batch * length) / DAY
     best = shown_ways[0][-1] if shown_ways else None
-    seq_len = request.seq_len if run.model.configuration.layer else length  # a table has lengths of its own
+    seq_len = request.seq_len if run.model.configuration.layer else length  # the sizes of a table are given by letter
     asked = replace(request, batch_size=batch, seq_len=seq_len, tokens=total or batch * length, budget=None)
     return Search(
         run.model.configuration.name,

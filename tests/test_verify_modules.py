@@ -229,6 +229,7 @@ class Adds(nn.Module):
         (Hides(), {"x": "float B M 12", "padding": "bool B M"}),
         (Routes(), {"x": "float B 6"}),
         (Normed(), {"input": "float B 6"}),
+        (nn.Sequential(nn.InstanceNorm1d(3), nn.AdaptiveAvgPool1d(1)), {"input": "float B 3 6"}),  # zeros
         (Queue(), {"x": "float B 6"}),
         (Adds(), {"x": "float B 6"}),
     ],

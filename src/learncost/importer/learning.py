@@ -66,8 +66,8 @@ def learning_kept(module: Any, changes: bool = False) -> Iterator[set[int]]:
             return
         raise ChangedError(
             "requires_grad is changed in a forward pass, which is not exported: set it on parameters before, and "
-            "do not set it on computed tensors (for transformers: call disable_input_require_grads(), with "
-            "gradient_checkpointing_enable({'use_reentrant': False}), which needs none)"
+            "do not set it on computed tensors (for transformers: call gradient_checkpointing_enable() once, after "
+            "get_peft_model(), and then disable_input_require_grads(): without use_reentrant it needs none)"
         )
 
     def new(kind: Any, data: Any = None, requires_grad: bool = True) -> Any:

@@ -93,7 +93,8 @@ class Integers(Shifts):
                 self._primitive(inner)
             except InputError:
                 if isinstance(line, Op) and inner.name not in line.makes:  # a line of its body
-                    raise _no_form(line, line.op) from None
+                    gradient = line.part == "gradient"
+                    raise _no_form(line, f"the gradient of {line.op}" if gradient else line.op) from None
                 raise
         ordered = all(isinstance(inner, Op) and inner.op in ORDERED for inner in lines)
         if isinstance(line, Op) and ordered and len(self.out) == first + len(lines):  # without shifts between them

@@ -46,6 +46,10 @@ class ModuleParity:
     lines: int
 
 
+ROUNDING = 1e-8
+"""Where inputs are of the order of one, what is below it is what rounding leaves of a sum that is zero, as of a mean
+after a normalization: differences are relative to no smaller a number."""
+
 SEED = 20_261_122
 """Far from the seeds that weights are drawn from: along the weights themselves a normalization has no gradient."""
 
@@ -115,7 +119,7 @@ def ran_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, se
     value = 0.0
     for name, result in zip(imported.outputs, results, strict=True):
         theirs = _shaped(result.detach().numpy(), read, read_output(read, name), sizes)
-        value = max(value, _apart(values[read_output(read, name)], theirs, float(np.abs(theirs).max(initial=1e-300))))
+        value = max(value, _apart(values[read_output(read, name)], theirs, float(np.abs(theirs).max(initial=0))))
     pairs = []
     for name, several in imported.weights.items():
         if any(weights[path].requires_grad for path in several):
@@ -125,7 +129,7 @@ def ran_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, se
             value_given = flat[imported.exported.inputs[given_by[0].target]]
             if value_given.requires_grad:
                 pairs.append((name, _gradient(value_given)))
-    largest = max((float(np.abs(g).max()) for _, g in pairs if g.size), default=1.0) or 1.0
+    largest = max((float(np.abs(g).max()) for _, g in pairs if g.size), default=1.0)
     gradient = 0.0
     for name, theirs in pairs:
         ours = values.get(f"d{name}")
@@ -256,7 +260,7 @@ def _apart(ours: Any, theirs: Any, scale: float) -> float:
         return float("inf")  # no comparison of NaN says anything, and max would pass over it
     with np.errstate(invalid="ignore"):
         apart = np.where(ours == theirs, 0.0, np.abs(ours - theirs))
-    return float(np.max(apart)) / max(scale, 1e-300)
+    return float(np.max(apart)) / max(scale, ROUNDING)
 
 
 def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, imported: ImportedModule) -> float:
@@ -333,7 +337,7 @@ def gradients_apart(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
     ours = [_gradient(weights[path]) for path in learning]
     dense = [None if each is None else _real(each).numpy(force=True) for each in gradients]
     theirs = [np.zeros(mine.shape) if g is None else g for mine, g in zip(ours, dense, strict=True)]
-    scale = max((float(np.abs(mine).max(initial=0.0)) for mine in ours), default=0.0) or 1.0
+    scale = max((float(np.abs(mine).max(initial=0.0)) for mine in ours), default=0.0)
     return max(_apart(mine, other, scale) for mine, other in zip(ours, theirs, strict=True)), ""
 
 

@@ -55,6 +55,9 @@ from learncost.verification.words import consistent, op_layer
 ENOUGH = 1e-12
 """Of the sum of all parts of a slope, how far two orders of adding them may be apart."""
 
+ROUNDING = 1e-3
+"""Of the directions' sum: a slope below it, as of a mean after a normalization, is told from zero by rounding alone."""
+
 
 def with_tangent(table: Table) -> Table:
     """Return the table with tangents along directions of all values with a gradient."""
@@ -86,7 +89,8 @@ def along(table: Table, name: str, smallest: int = 2) -> Iterator[Check]:
         if f"{output}{MARK}" in tangents
     )
     parts = [values[derived.gradients[n]] * directions[n] for n in names]
-    whole = max(sum(float(np.sum(np.abs(part))) for part in parts), 1e-300)
+    least = ROUNDING * sum(float(np.sum(np.abs(direction))) for direction in directions.values())
+    whole = max(sum(float(np.sum(np.abs(part))) for part in parts), least, 1e-300)
     difference = abs(slope - sum(float(np.sum(part)) for part in parts)) / whole
     yield Check(name, what, f"apart by {difference:.1e} of all parts", difference <= ENOUGH)
     if takes_complex(table):

@@ -20,8 +20,8 @@ from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL
 from learncost.reports.formulas.subject import layers
 
-RUN = ("calibrate", "contest", "sample", "train", "verify")
-"""Commands that run something: only what they refuse is fuzzed, see `_refusing`."""
+RUN = ("calibrate", "contest", "sample", "serve", "train", "verify")
+"""Commands that run something, or wait for a browser: only what they refuse is fuzzed, see `_refusing`."""
 
 MOST_MEMORY = 6 * 2**30
 
@@ -148,7 +148,7 @@ def _line(chance: random.Random, files: list[str]) -> str:
         words.insert(chance.randrange(1, len(words) + 1), chance.choice((*TEXTS, *NUMBERS, *files)))
     if chance.random() < 0.1 and len(words) > 3:
         words += words[-2:]  # given twice
-    if command in RUN:
+    if command in RUN or "--serve" in words:
         words = _refusing(words)
     return shlex.join(word.replace("\x00", "") if chance.random() < 0.9 else word for word in words)
 

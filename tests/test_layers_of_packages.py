@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,14 @@ def packages() -> set[str]:
     return folders | {path.stem for path in SOURCES.glob("*.py") if path.stem != "__init__"}
 
 
+@cache
 def named_by_strings(path: Path) -> list[str]:
     """The packages of learncost that the strings of a file name as modules; "" where one is put in at run time."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        called = getattr(node, "func", None)
+        if getattr(called, "attr", getattr(called, "id", "")).endswith("import_module"):
             names += [""] * ast.unparse(node.args[0]).startswith(("f'learncost.{", 'f"learncost.{'))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names += re.findall(r"(?<![\w./])learncost\.(\w+)(?=[.:]\w|$)", node.value)

@@ -136,8 +136,12 @@ def test_states_in_eight_bits_take_no_more_than_in_fp32(model):
     ("name", "optimizer", "microbatches", "clip", "checkpoints"), sampled(CASES, 24, lambda case: case[1])
 )
 def test_the_predicted_peak_is_that_of_the_allocator(name, optimizer, microbatches, clip, checkpoints):
-    case = name, optimizer, microbatches, clip, checkpoints
-    measured = min(apart(lambda: train(*case))[1] for _ in range(2))
+    keys = keys_of(name)
+    if optimizer == "muon":  # whose products are in bf16, which many processors have no instructions for
+        keys |= {"hidden_size": 128, "intermediate_size": 344}
+    case = name, optimizer, microbatches, clip, checkpoints, keys
     found = predicted(*case)
-    assert found.peak == pytest.approx(measured, rel=0.01)
+    near = pytest.approx(found.peak, rel=0.01)
+    # What the collector has not given back comes on top: who is not near measures once more.
+    assert near in (apart(lambda: train(*case))[1] for _ in range(2))
     assert sum(found.split.values()) == found.peak == sum(each.bytes for each in found.live_at_peak)

@@ -15,13 +15,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 import screens as documentation
 
 ROOT = documentation.ROOT
-LONG = ("qlora.yaml --on", "--precision qlora", "transformer.py:build", "learncost search")
-"""Parts of the commands whose screens take more than two seconds of a processor: `pytest -m slow` prints these."""
+LONG = ("qlora.yaml --on", "--precision qlora", "transformer.py:build", "learncost search", "fit qwen2.5-7b --lora")
+"""Parts of the commands that take more than two seconds of a processor: `pytest -m slow` runs these."""
+
+
+def slow(command):
+    return [pytest.mark.slow] if any(part in command for part in LONG) else []
+
 
 SCREENS = [
     pytest.param(
         screen,
-        marks=[pytest.mark.slow] if any(part in screen.command for part in LONG) else [],
+        marks=slow(screen.command),
         id=f"{screen.page.stem}: {screen.command[:60]}",
     )
     for page in documentation.PAGES
@@ -74,8 +79,10 @@ def test_a_screen(screen):
     assert screen.agrees(printed), screen.renewed(printed)
 
 
-@pytest.mark.one_in(every=4)
-@pytest.mark.parametrize(("page", "line"), COMMAND_LINES, ids=[" ".join(both) for both in COMMAND_LINES])
+@pytest.mark.one_in(every=5)
+@pytest.mark.parametrize(
+    ("page", "line"), [pytest.param(*both, marks=slow(both[1]), id=" ".join(both)) for both in COMMAND_LINES]
+)
 def test_a_command(page, line, tmp_path, monkeypatch, capsys):
     """What is quick runs; of what is slow the arguments are read. `here` is a published device then."""
     words = arguments(line)

@@ -98,17 +98,12 @@ def said() -> dict[str, str]:
     """Texts that users read: string literals of the package but docstrings, data of screens, scripts, pages."""
     found = {}
     for file in sorted(SOURCE.rglob("*.py")):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        documented = {
-            id(node.value)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        }
-        literals = [
-            node.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented
-        ]
+        literals, documented = [], set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):  # what documents is there before its text
+            if isinstance(node, ast.Expr):
+                documented.add(node.value)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in documented:
+                literals.append(node.value)
         found[str(file.relative_to(ROOT))] = "\n".join(literals)
     data = [file for kind in ("*.toml", "*.json", "*.js", "*.html") for file in SOURCE.rglob(kind)]
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]

@@ -4,8 +4,9 @@ import ast
 import re
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -134,25 +135,37 @@ def test_retired_words_are_in_no_page():
     assert not [(file.name, found[0]) for file in pages if (found := retired.search(file.read_text("utf-8")))]
 
 
+class Defined(NamedTuple):
+    """The classes of a module, and the docstrings of itself, its classes and functions, and of their attributes."""
+
+    classes: list[str]
+    docstrings: list[str]
+
+
+def defined(text: str) -> Defined:
+    found = Defined([], [])
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            found.classes.append(node.name)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found.docstrings.append(node.value.value.strip())
+    return found
+
+
+@cache
+def defined_in(file: Path) -> Defined:
+    return defined(file.read_text(encoding="utf-8"))
+
+
 def test_a_class_name_is_defined_once():
-    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES]
-    names = Counter(
-        node.name.lstrip("_") for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-    )
+    names = Counter(name.lstrip("_") for file in SOURCES for name in defined_in(file).classes)
     assert len(names) > 500
     assert not [name for name, count in names.items() if count > 1]
 
 
-def docstrings(tree: ast.Module) -> Iterator[str]:
-    """The docstrings of a module, its classes and functions, and of their attributes."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value.strip()
-
-
 def test_a_docstring_opens_with_no_clause():
-    assert [*docstrings(ast.parse('"""What it is."""\nsize = 1\n"""How many."""'))] == ["What it is.", "How many."]
-    found = [(file.name, text) for file in SOURCES for text in docstrings(ast.parse(file.read_text(encoding="utf-8")))]
+    assert defined('"""What it is."""\nsize = 1\n"""How many."""').docstrings == ["What it is.", "How many."]
+    found = [(file.name, text) for file in SOURCES for text in defined_in(file).docstrings]
     assert len(found) > 4000
     assert not [(name, text) for name, text in found if re.split(r"\W", text, maxsplit=1)[0] in CLAUSES]
 

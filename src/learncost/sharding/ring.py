@@ -89,6 +89,8 @@ class _Rings:
         result, inside = [*lines], {**around, **values}
         alone = {place: loop for place, loop in enumerate(lines) if isinstance(loop, Loop)}
         for (before, forward), (after, reverse), elsewhere in pairs(lines, outputs):
+            if not {before, after} <= alone.keys():
+                continue
             del alone[before], alone[after]
             both, stacks = {**inside, **reverse.values, **forward.values}, dict[str, Value]()
             inner = self.loops((*forward.lines, *reverse.lines), stacks, both, {*forward.ends, *reverse.ends})
@@ -139,7 +141,7 @@ class _Rings:
         if self.gathered & {name for line in region.lines for name in line.makes}:
             raise RingError("its gradient has to be gathered")
         known, sums = {**scope.values}, normalizers
-        parts = region.split(scope.lines, normalizers)
+        parts = region.split(normalizers)
         for place, part in enumerate(parts):
             others = [line for each in parts[place + 1 :] for line in each.body]
             self.ring(scope, part, sums, known, others)

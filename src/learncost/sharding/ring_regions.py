@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NoReturn
 
-from learncost.ir.line import Line, Meta, Op, Product, Sum
+from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import place_cut, sharded_over
 from learncost.ir.term import Read, Term, terms_of
 from learncost.ops import entry, is_softmax
 from learncost.ops.collectives import is_collective
+from learncost.passes.rematerialization import first_name
 
 
 class RingError(Exception):
@@ -131,44 +132,22 @@ class RingRegion:
             else:
                 self.totals.append(term.name)
 
-    def split(self, lines: Sequence[Statement], earlier: Collection[str]) -> tuple[RingRegion, ...]:
-        """Return the rings of the region, in order: itself, or one for totals that its other results depend on first.
+    def split(self, known: Collection[str]) -> tuple[RingRegion, ...]:
+        """Return its rings, in order: itself, or first one for the totals of softmaxes whose sums its gradients need.
 
-        lines    the lines of the scope
-        earlier  softmaxes whose sums are known from the forward pass
+        known  softmaxes whose sums are known from the forward pass
         Raises `RingError`.
         """
-        later = self._behind(lines)
-        totals = [name for name in self.totals if name not in later]
-        if not later:
-            totals = self._of_fresh(earlier) if self.scatters else []
-        others = [name for name in self.totals if name not in totals]
-        first = self._lines_of(totals)
-        second = self._lines_of((*others, *(line.name for line in self.scatters.values())))
-        if not totals or not second:
+        of_shares: set[str] = set()
+        for line in self.body if self.scatters else ():
+            if (is_softmax(line) and line.part == "body" and line.name not in known) or of_shares & {*line.reads}:
+                of_shares |= {*line.makes}
+        first = self._lines_of(of_shares & {*self.totals})
+        if not first:
             return (self,)
+        second = self._lines_of(({*self.totals} - of_shares) | {line.name for line in self.scatters.values()})
         second = [_again(line) if line in first and not is_collective(line) else line for line in second]
         return self._part(first), self._part(second, _same_shares(first, second))
-
-    def _behind(self, lines: Sequence[Statement]) -> set[str]:
-        """Return the results of its lines that depend on its totals."""
-        own, result, late = {id(line) for line in self.body}, set[str](), set[str]()
-        for line in lines:
-            if late & {*line.reads}:
-                late |= {*line.makes}
-                result |= {*line.makes} if id(line) in own else set()
-            elif id(line) in own:
-                late |= {*self.totals} & {*line.makes}
-        return result
-
-    def _of_fresh(self, known: Collection[str]) -> list[str]:
-        """Return the totals of shares whose sums are not known."""
-        of_shares: set[str] = set()
-        for line in self.body:
-            is_fresh = is_softmax(line) and line.part == "body" and line.name not in known
-            if is_fresh or of_shares & {*line.reads}:
-                of_shares |= {*line.makes}
-        return [name for name in self.totals if name in of_shares]
 
     def _lines_of(self, names: Iterable[str]) -> list[Statement]:
         """Return the lines that make these names, with all lines that they depend on, in order."""
@@ -195,24 +174,10 @@ def _again(line: Statement) -> Statement:
 
 
 def _same_shares(first: Iterable[Statement], last: Iterable[Statement]) -> dict[str, str]:
-    """Match softmaxes among the last lines with those of the same numbers among the first."""
-    numbers: dict[str, str] = {}
-    made: dict[Statement, tuple[str, ...]] = {}
-    result = {}
-
-    def plain(line: Line) -> Line:
-        """Return a line without metadata and result names, for comparison."""
-        places = {name: f"#{place}" for place, name in enumerate(line.makes)}
-        return line.with_changed(meta=Meta("")).renamed({**numbers, **places})
-
-    for line in first:
-        made.setdefault(plain(line), line.makes)
-    for line in last:
-        if twin := made.get(plain(line)):
-            numbers |= dict(zip(line.makes, twin, strict=True))
-            if is_softmax(line) and line.part == "body":
-                result[line.name] = twin[0]
-    return result
+    """Match softmaxes among the last lines with the recomputation of the same forward lines among the first."""
+    made = {first_name(line.name): line.name for line in first if is_softmax(line)}
+    shares = [line.name for line in last if is_softmax(line) and line.part == "body"]
+    return {name: made[first_name(name)] for name in shares if first_name(name) in made}
 
 
 def regions(lines: Sequence[Statement], mesh_axis: str, is_value: Callable[[str], bool]) -> list[RingRegion]:

@@ -95,7 +95,7 @@ class _Rings:
             both, stacks = {**inside, **reverse.values, **forward.values}, dict[str, Value]()
             inner = self.loops((*forward.lines, *reverse.lines), stacks, both, {*forward.ends, *reverse.ends})
             place = len(forward.lines)
-            first = self.scope(_RingScope(inner[:place], stacks | forward.values, inside, forward.ends))
+            first = self.scope(_RingScope(inner[:place], {**stacks, **forward.values}, inside, forward.ends))
             second = self.scope(_RingScope(inner[place:], {**reverse.values}, inside, reverse.ends, first))
             reverse = replace(reverse, values=second.values)
             result[before], result[after] = joined(

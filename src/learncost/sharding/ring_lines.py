@@ -98,7 +98,7 @@ class RingLines:
             self._linear(line, unknown)
         if unknown and region.scatters:
             refuse(unknown[0], "its shares are computed with gradients, and no device has their sum")
-        first = _Lines(self)
+        first = _RingWriter(self)
         for name in self.earlier:
             self._correction(first, name)
         for line in region.body:
@@ -143,7 +143,7 @@ class RingLines:
         """Return the axes of rows of a value that is linear in shares, as a term has them."""
         return tuple(str(term.axes[place]) for place in self.linear[term.name][1])
 
-    def _correction(self, first: _Lines, shares: str) -> None:
+    def _correction(self, first: _RingWriter, shares: str) -> None:
         """Write the sum over a row of shares times their gradients, by Euler's theorem for a function that is linear
         in them.
         """
@@ -166,7 +166,7 @@ class RingLines:
         value = self.whole.get(self.holds.get(name, name))
         return name not in self.region.at and value is not None and value.role == "gradient" and value.of == of
 
-    def _of_sinks(self, first: _Lines, line: Op) -> None:
+    def _of_sinks(self, first: _RingWriter, line: Op) -> None:
         """Write the gradient of a sink, row by row: its negated share times the mean gradient of its row."""
         left, shares = line.left[1], _operands(line)["Y"].names[0]
         sink = sink_of(self.softmaxes[shares]) if shares in self.corrections else None
@@ -185,24 +185,26 @@ class RingLines:
         """Return the loop over the received shards; totals begin as the results of the own shard, or as zeros."""
         region = self.region
         around, self.values = self.values, {}
-        turn = _Shard(self, [], "turn", {}, is_round=True)
-        carries = [self._came(turn, line) for line in region.gathers.values()]
+        received = _Shard(self, [], "turn", {}, is_round=True)
+        carries = [self._came(received, line) for line in region.gathers.values()]
         begin = {} if region.scatters else {name: own.names[name] for name in region.totals}
-        starts = {name: self._start(name, turn) for name in (*region.totals, *region.scatters)}
+        starts = {name: self._start(name, received) for name in (*region.totals, *region.scatters)}
         for shares, (largest, total, _) in own.now.items():
             several = {each.name: self.step(each.name, "start", each.axes) for each in (largest, total)}
             for name, term in several.items():
                 self.values[term.name] = around[name]
             begin |= {name: name for name in several}
             starts |= several
-            turn.before[shares] = SoFar(*several.values())
-        turn.write()
-        ends = {name: self._total(turn, name, starts[name]).name for name in region.totals}
-        ends |= {name: self._returned(turn, line, name, starts[name]).name for name, line in region.scatters.items()}
+            received.before[shares] = SoFar(*several.values())
+        received.write()
+        ends = {name: self._total(received, name, starts[name]).name for name in region.totals}
+        ends |= {
+            name: self._returned(received, line, name, starts[name]).name for name, line in region.scatters.items()
+        }
         for shares, so_far in own.now.items():
-            ends |= {old.name: new.name for old, new in zip(so_far[:2], turn.now[shares][:2], strict=True)}
+            ends |= {old.name: new.name for old, new in zip(so_far[:2], received.now[shares][:2], strict=True)}
         inside, self.values = self.values, around
-        zeros, meta = _Lines(self), region.body[0].meta
+        zeros, meta = _RingWriter(self), region.body[0].meta
         phase = next((line.meta.phase for line in region.scatters.values()), meta.phase)
         for name, start in starts.items():
             axes = tuple(axis.replace(ROUND, "") for axis in start.declared)
@@ -218,60 +220,62 @@ class RingLines:
         for carry in carries[: len(region.gathers)]:
             self.values[carry.final] = self.known[carry.initial]
         count = str(self.devices - 1)
-        return [*zeros.out, Loop(count, tuple(turn.out), inside, tuple(carries), around=region.mesh_axis)]
+        return [*zeros.out, Loop(count, tuple(received.out), inside, tuple(carries), around=region.mesh_axis)]
 
-    def _came(self, turn: _Shard, line: Op) -> Carry:
+    def _came(self, received: _Shard, line: Op) -> Carry:
         """Return the carried name of a rotating shard, from the previous device to this one."""
         source, region = line.right[0], self.region
         axes = list(source.declared)
-        axes[region.at[line.name]] = turn.axis(axes[region.at[line.name]])
+        axes[region.at[line.name]] = received.axis(axes[region.at[line.name]])
         start, came = (self.step(source.name, what, axes) for what in ("before", "pass_on"))
         value = self.holds.get(source.name, source.name)
         named = base(region.gathered).partition("/")[0]
         sums = ", ".join(dict.fromkeys(self.holds.get(name, name) for name in region.totals))
         why = f"{value} is sharded on {named} over {region.mesh_axis}, and {sums} sums over all of it, "
-        self._passed(turn, came, start, line.meta, value, why + "one shard per iteration (rule 9)")
-        turn.names[line.name] = came.name
+        self._passed(received, came, start, line.meta, value, why + "one shard per iteration (rule 9)")
+        received.names[line.name] = came.name
         return Carry(start.name, came.name, source.name, self.fresh(source.name, "last"))
 
-    def _passed(self, turn: _Shard, left: Term, right: Term, meta: Meta, value: str, why: str) -> None:
+    def _passed(self, received: _Shard, left: Term, right: Term, meta: Meta, value: str, why: str) -> None:
         """Write the line that passes an array to the next device."""
         self.holds[left.name] = value
         meta = replace(step_meta(meta, left.name), kernel=None, why=why)
-        turn.add("pass_on", left, (right,), meta, axes=(self.region.mesh_axis,))
+        received.add("pass_on", left, (right,), meta, axes=(self.region.mesh_axis,))
 
-    def _start(self, name: str, turn: _Shard) -> Term:
+    def _start(self, name: str, received: _Shard) -> Term:
         """Return the value of a total at the start of an iteration; for gradients of rotating shards, that of the
         received shard.
         """
         axes = list(self.known[name].axes)
         if name in self.region.at:
-            axes[self.region.at[name]] = turn.axis(axes[self.region.at[name]])
+            axes[self.region.at[name]] = received.axis(axes[self.region.at[name]])
         return self.step(name, "start", axes)
 
-    def _total(self, turn: _Shard, name: str, start: Term) -> Term:
+    def _total(self, received: _Shard, name: str, start: Term) -> Term:
         """Return the running total; if it is linear in unnormalized shares, earlier sums are rescaled to the new
         maximum.
         """
         line = self.made_by[name]
         (term,) = (term for term in line.left if term.name == name)
-        scale = turn.now[self.linear[name][0]].scale if name in self.linear else None
+        scale = received.now[self.linear[name][0]].scale if name in self.linear else None
         scale = Term(scale.name, self.rows(term)) if scale else None
-        return turn.so_far(Term(start.name, term.axes), Term(turn.names[name], term.axes), scale, turn.meta(line))
+        return received.so_far(
+            Term(start.name, term.axes), Term(received.names[name], term.axes), scale, received.meta(line)
+        )
 
-    def _returned(self, turn: _Shard, line: Op, name: str, start: Term) -> Term:
+    def _returned(self, received: _Shard, line: Op, name: str, start: Term) -> Term:
         """Return the gradient of a received shard, with this device's contribution, on its way back to its owner."""
-        so_far = turn.so_far(start, Term(turn.names[name], start.axes), None, line.meta)
+        so_far = received.so_far(start, Term(received.names[name], start.axes), None, line.meta)
         moved = self.step(so_far.name, "pass_on", so_far.axes)
         why = f"{name} is summed over the shards of the others and reaches its owner after the last iteration (rule 9)"
-        self._passed(turn, moved, so_far, line.meta, self.holds.get(name, name), why)
+        self._passed(received, moved, so_far, line.meta, self.holds.get(name, name), why)
         return moved
 
     # The results.
 
     def _ends(self, own: _Shard, unknown: Iterable[Op]) -> list[Statement]:
         """Return the totals after the last iteration: those of exponentials divided by their sum."""
-        end, sums = _Lines(self), dict[str, Term]()
+        end, sums = _RingWriter(self), dict[str, Term]()
         for line in unknown:
             largest, total = (self.finals[each.name] for each in own.now[line.name][:2])
             meta = replace(line.meta, kernel=None)
@@ -293,7 +297,7 @@ class RingLines:
 
     def _together(self, own: _Shard) -> list[Statement]:
         """Return the sum of the results of the iterations and of the own shard."""
-        end, region = _Lines(self), self.region
+        end, region = _RingWriter(self), self.region
         for name in (*region.totals, *region.scatters):
             final, scatter = self.finals[name], region.scatters.get(name)
             left = Term(name, final.axes) if scatter is None else scatter.left[0]
@@ -304,7 +308,7 @@ class RingLines:
 
 
 @dataclass
-class _Lines:
+class _RingWriter:
     """Lines of a ring that are written one after another."""
 
     ring: RingLines
@@ -337,15 +341,14 @@ class _Lines:
         right: tuple[Operand, ...],
         meta: Meta,
         where: tuple[Condition, ...] = (),
-        over: tuple[str, ...] = (),
     ) -> Term:
         """Write a line of a value that is named after another one."""
         left = self.ring.step(of, what, axes)
-        return self.add(op, left, right, step_meta(meta, left.name), where, over)
+        return self.add(op, left, right, step_meta(meta, left.name), where)
 
 
 @dataclass
-class _Shard(_Lines):
+class _Shard(_RingWriter):
     """The lines of a region with one shard: the device's own, or a received one.
 
     names     the names of the region's values here
@@ -423,7 +426,8 @@ class _Shard(_Lines):
         """Write the running maximum, and unnormalized exponentials in place of shares, with their sum."""
         left, where, meta, rows = line.left[0], line.where, line.meta, _rows_of(line)
         before, sink = self.before.get(shares), sink_of(line)
-        largest = self.step("max", left.name, "largest", rows, line.right[:1], meta, where, line.axes)
+        largest = self.ring.step(left.name, "largest", rows)
+        self.add("max", largest, line.right[:1], step_meta(meta, largest.name), where, line.axes)
         least = Term(before.largest.name, rows) if before else sink or LOWEST
         below = self.step("maximum", left.name, "max", rows, (largest, least), meta)
         self._exponentials(line, below)

@@ -1,13 +1,13 @@
 """The forward of every shipped layer, emitted for PyTorch and read back: the same values, gradients and products."""
 
 import pytest
+from round_trip import round_trip
 
 from learncost.layers.layer import layer, shipped, shipped_layer
 from learncost.models.families import FAMILIES
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.ops import entries
-from learncost.verification.round_trip import round_trip
 from learncost.verification.sample import small_sizes
 
 UNREAD = {"key_distances", "places"}

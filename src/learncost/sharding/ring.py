@@ -10,7 +10,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from learncost.ir.errors import InputError
@@ -18,12 +18,11 @@ from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import Value
-from learncost.passes.rematerialization import pairs
+from learncost.passes.rematerialization import joined, pairs
 from learncost.sharding.clauses import kind_of
 from learncost.sharding.mesh import Mesh
-from learncost.sharding.ring_regions import RingRegion, regions
-from learncost.sharding.ring_rounds import Rounds
-from learncost.sharding.ring_step import Normalizer, Ring
+from learncost.sharding.ring_lines import Normalizer, RingLines
+from learncost.sharding.ring_regions import RingError, RingRegion, refuse, regions
 
 
 def ringed(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
@@ -31,112 +30,89 @@ def ringed(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) ->
 
     Raises `InputError` if no shard can rotate.
     """
-    gathered: dict[str, str] = {}
+    gathered: set[str] = set()
     while True:
         rings = _Rings(whole, mesh, holds, gathered)
-        table, stays = rings.table(placed), rings.stays
-        if not stays:
+        table = rings.table(placed)
+        if not rings.stays:
             return table, rings.holds
-        gathered |= stays
+        gathered |= rings.stays
 
 
 @dataclass(eq=False)
 class _RingScope:
     """The lines of a scope while they are rewritten.
 
-    frame     the loop around them; outer, the scope of that loop
-    before    the forward iterations that these iterations reverse
-    children  the scopes of its loops, by their `id`
+    around  the values of the enclosing scopes
+    leaves  the names that leave an iteration
+    before  the forward iterations that these iterations reverse
     """
 
     lines: list[Statement]
     values: dict[str, Value]
-    frame: Loop | None = None
-    outer: _RingScope | None = None
+    around: Mapping[str, Value] = field(default_factory=dict)
+    leaves: tuple[str, ...] = ()
     before: _RingScope | None = None
-    children: dict[int, _RingScope] = field(default_factory=dict)
     normalizers: dict[str, Normalizer] = field(default_factory=dict)
-
-    @property
-    def around(self) -> dict[str, Value]:
-        """Return the values of the enclosing scopes."""
-        return {**self.outer.around, **self.outer.values} if self.outer is not None else {}
-
-    def slice_of(self, name: str) -> None:
-        """Pass a value of the forward iterations to the backward iterations."""
-        before = self.before
-        assert self.frame is not None
-        assert before is not None
-        assert before.frame is not None
-        if name in dict(self.frame.each):
-            return
-        stack = dict(before.frame.keep).get(name, f"{name}*")
-        if name not in dict(before.frame.keep):
-            assert before.outer is not None
-            before.outer.values[stack] = Value((before.frame.count, *before.values[name].axes), "kept", name)
-            before.frame = replace(before.frame, keep=(*before.frame.keep, (name, stack)))
-        if self.outer is not None and self.outer is not before.outer:
-            self.outer.slice_of(stack)
-        self.values[name] = before.values[name]
-        self.frame = replace(self.frame, each=(*self.frame.each, (name, stack)))
-
-    def have(self, name: str) -> None:
-        """Make a value available here, from these lines or from the forward iterations."""
-        if name not in self.values:
-            self.slice_of(name)
-
-    def assembled(self) -> tuple[Statement, ...]:
-        """Return its lines with the current loops."""
-        result: list[Statement] = []
-        for line in self.lines:
-            child = self.children.get(id(line))
-            if child is not None and child.frame is not None:
-                result.append(replace(child.frame, lines=child.assembled(), values=child.values))
-            else:
-                result.append(line)
-        return tuple(result)
 
 
 class _Rings:
     """The rewriting of a sharded table into one with rings.
 
-    gathered  softmaxes whose regions remain gathered, and the reason: their backward pass cannot be a ring
+    gathered  softmaxes whose regions remain gathered, since their backward pass cannot be a ring
     stays     those that this rewriting found
     """
 
-    def __init__(self, whole: Table, mesh: Mesh, holds: Mapping[str, str], gathered: Mapping[str, str]) -> None:
+    def __init__(self, whole: Table, mesh: Mesh, holds: Mapping[str, str], gathered: Set[str]) -> None:
         self.whole, self.mesh, self.holds, self.gathered = whole, mesh, {**holds}, gathered
-        self.stays: dict[str, str] = {}
+        self.stays: set[str] = set()
         self.taken: set[str] = {*whole.known}
         self.number, self.why = 0, ""
 
     def table(self, placed: Table) -> Table:
         """Return the table with all possible rings. Raises `InputError` if there is none."""
         self.taken |= {*placed.known} | {name for line, _ in walk(placed.lines) for name in line.makes}
-        scope = _RingScope([*placed.lines], {**placed.values})
-        self.scope(scope)
+        values = {**placed.values}
+        scope = self.scope(_RingScope(self.loops(placed.lines, values, {}, placed.outputs), values))
         is_pass = any(line.meta.phase == "forward" for line, _ in walk(self.whole.lines))
         if not self.number and not self.stays and is_pass and self.mesh.devices > 1:
             raise InputError(
                 f"the plan ring finds no sharded sum over {self.mesh}: "
                 + (self.why or "no line sums over gathered keys (--placement cp gathers them)")
             )
-        return replace(placed, lines=scope.assembled(), values=scope.values)
+        return replace(placed, lines=tuple(scope.lines), values=scope.values)
 
-    def scope(self, scope: _RingScope) -> None:
-        """Rewrite the lines of a scope and of its loops."""
-        earlier = scope.before.lines if scope.before else []
-        around: list[Statement] = [*earlier, *scope.lines]
-        scopes = {**scope.children, **(scope.before.children if scope.before else {})}
-        before = {id(second): id(first) for (_, first), (_, second), _ in pairs(around, ())}
-        for line in scope.lines:
-            if isinstance(line, Loop):
-                child = _RingScope([*line.lines], {**line.values}, line, scope, scopes.get(before.get(id(line), 0)))
-                scope.children[id(line)] = scopes[id(line)] = child
-                self.scope(child)
+    def loops(
+        self, lines: Sequence[Statement], values: dict[str, Value], around: Mapping[str, Value], outputs: Iterable[str]
+    ) -> list[Statement]:
+        """Return the lines of a scope with rings in its loops; new stacks of its loops are added to `values`."""
+        result, inside = [*lines], {**around, **values}
+        alone = {place: loop for place, loop in enumerate(lines) if isinstance(loop, Loop)}
+        for (before, forward), (after, reverse), elsewhere in pairs(lines, outputs):
+            if not {before, after} <= alone.keys():
+                continue
+            del alone[before], alone[after]
+            both, stacks = {**inside, **reverse.values, **forward.values}, dict[str, Value]()
+            inner = self.loops((*forward.lines, *reverse.lines), stacks, both, {*forward.ends, *reverse.ends})
+            place = len(forward.lines)
+            first = self.scope(_RingScope(inner[:place], {**stacks, **forward.values}, inside, forward.ends))
+            second = self.scope(_RingScope(inner[place:], {**reverse.values}, inside, reverse.ends, first))
+            reverse = replace(reverse, values=second.values)
+            result[before], result[after] = joined(
+                forward, reverse, tuple(first.lines), second.lines, elsewhere, values, first.values
+            )
+        for place, loop in alone.items():
+            own = {**loop.values}
+            scope = _RingScope(self.loops(loop.lines, own, inside, loop.ends), own, inside, loop.ends)
+            result[place] = replace(loop, lines=tuple(self.scope(scope).lines), values=scope.values)
+        return result
+
+    def scope(self, scope: _RingScope) -> _RingScope:
+        """Rewrite the lines of a scope outside of its loops."""
         for mesh_axis, size in self.mesh.axes:
             if size > 1:
                 self.over(scope, mesh_axis)
+        return scope
 
     def over(self, scope: _RingScope, mesh_axis: str) -> None:
         """Rewrite the regions of a scope over a mesh axis."""
@@ -146,25 +122,29 @@ class _Rings:
             return kind_of(self.whole, value_name, self.whole.known.get(value_name, Value(())))[0] == "values"
 
         for region in regions(scope.lines, mesh_axis, is_value):
-            self.region(scope, region)
-
-    def region(self, scope: _RingScope, region: RingRegion) -> None:
-        kept = {name for name, _ in scope.frame.keep} if scope.frame else set[str]()
-        kept |= {carry.end for carry in scope.frame.carry} if scope.frame else set()
-        if left := sorted(kept & {*region.at, *region.rows}):
-            region.why = region.why or f"iterations save or carry {left[0]}"
-        normalizers = scope.before.normalizers if scope.before else {}
-        why = next((self.gathered[name] for line in region.lines for name in line.makes if name in self.gathered), "")
-        region.why = region.why or why
-        parts = region.split(scope.lines, normalizers) if not region.why else (region,)
-        lines, values, holds = [*scope.lines], {**scope.values}, {**self.holds}
-        sums = dict(normalizers) if len(parts) == 1 else {}
-        for place, part in enumerate(parts):
-            others = [line for each in parts[place + 1 :] for line in each.lines]
-            if why := self.ring(scope, part, sums, values, others):
+            normalizers = scope.before.normalizers if scope.before else {}
+            lines, values, holds = [*scope.lines], {**scope.values}, {**self.holds}
+            try:
+                self.region(scope, region, normalizers)
+            except RingError as reason:
                 scope.lines[:], scope.values, self.holds = lines, values, holds
-                self.stay(why, region, normalizers)
-                return
+                self.why = self.why or str(reason)
+                self.stays |= {name for line in region.lines for name in line.makes if name in normalizers}
+
+    def region(self, scope: _RingScope, region: RingRegion, normalizers: Mapping[str, Normalizer]) -> None:
+        """Make the rings of a region, if its lines sum over the gathered axis. Raises `RingError`."""
+        region.read()
+        if not region.totals:
+            return
+        if left := sorted({*scope.leaves} & {*region.at, *region.rows}):
+            raise RingError(f"iterations save or carry {left[0]}")
+        if self.gathered & {name for line in region.lines for name in line.makes}:
+            raise RingError("its gradient has to be gathered")
+        known, sums = {**scope.values}, normalizers
+        parts = region.split(normalizers)
+        for place, part in enumerate(parts):
+            others = [line for each in parts[place + 1 :] for line in each.body]
+            self.ring(scope, part, sums, known, others)
             if others:
                 sums = {**normalizers} | {name: scope.normalizers[twin] for name, twin in parts[-1].shares.items()}
 
@@ -175,18 +155,15 @@ class _Rings:
         normalizers: Mapping[str, Normalizer],
         known: Mapping[str, Value],
         others: Sequence[Line],
-    ) -> str:
-        """Make a ring of a region; return the reason if that is impossible, otherwise "".
+    ) -> None:
+        """Make a ring of a region. Raises `RingError`.
 
         known   the values of the scope before its first ring
         others  lines of a later ring, which computes what they read of this one again
         """
-        order = _order(scope.lines, region) if not region.why else None
-        if order is None:
-            return region.why
-        before, after = order
+        before, after = _order(scope.lines, region)
         known = {**known, **scope.values}
-        work = Ring(
+        work = RingLines(
             region,
             self.mesh.sizes[region.mesh_axis],
             known={**scope.around, **known},
@@ -194,25 +171,17 @@ class _Rings:
             whole=self.whole.known,
             holds=self.holds,
             fresh=self.fresh,
+            forward=normalizers,
         )
-        lines = Rounds(work, normalizers, scope.have if region.shares else scope.slice_of).lines()
+        lines = work.lines()
         gone = {*region.at, *region.rows} - work.values.keys()
         for line in (*before, *after):
             if gone & {*line.reads} - region.gathers.keys() and not any(line is each for each in others):
-                region.refuse(line, "it reads an array that no device has in full")
-        if region.why:
-            return region.why
+                refuse(line, "it reads an array that no device has in full")
         self.number += 1
         scope.normalizers |= work.normalizers
         scope.lines[:] = [*before, *lines, *after]
         scope.values = {name: value for name, value in scope.values.items() if name not in gone} | work.values
-        self.holds |= work.holds
-        return ""
-
-    def stay(self, why: str, region: RingRegion, normalizers: Mapping[str, Normalizer]) -> None:
-        """Record why a region remains gathered, and which regions of the forward pass must too."""
-        self.why = self.why or why
-        self.stays |= {name: why for line in region.lines for name in line.makes if name in normalizers}
 
     def fresh(self, name: str, what: str) -> str:
         """Return a name for a value that a ring derives from another."""
@@ -224,19 +193,18 @@ class _Rings:
         return new
 
 
-def _order(lines: Sequence[Statement], region: RingRegion) -> tuple[list[Statement], list[Statement]] | None:
-    """Return the other lines, split into those before the ring and those behind it; None if a line is both."""
-    ours: list[Statement] = [*region.gathers.values(), *region.lines, *region.scatters.values()]
-    last = max(place for place, line in enumerate(lines) if any(line is each for each in ours))
+def _order(lines: Sequence[Statement], region: RingRegion) -> tuple[list[Statement], list[Statement]]:
+    """Return the other lines, split into those before the ring and those behind it. Raises `RingError`."""
+    ours = {id(line) for line in region.lines}
+    last = max(place for place, line in enumerate(lines) if id(line) in ours)
     before: list[Statement] = []
     after: list[Statement] = []
     made = set(region.makes)
     free = {*region.rows, *(line.name for line in region.scatters.values())}
     for place, line in enumerate(lines):
-        if any(line is each for each in ours):
-            if not isinstance(line, Loop) and made & {*line.reads} - free:
-                region.refuse(line, "it reads totals of all shards, which would need a second rotation")
-                return None
+        if id(line) in ours:
+            if made & {*line.reads} - free:
+                refuse(line, "it reads totals of all shards, which would need a second rotation")
         elif place > last or made & {*line.reads}:
             after.append(line)
             made |= {*line.makes}

@@ -47,8 +47,8 @@ class ModuleParity:
 
 
 ROUNDING = 1e-8
-"""The smallest number that differences are relative to: of inputs of the order of one, rounding leaves less of a sum that
-is zero, as of a mean after a normalization."""
+"""The smallest number that differences are relative to: of inputs of the order of one, rounding leaves less of a sum
+that is zero, as of a mean after a normalization."""
 
 SEED = 20_261_122
 """Far from the seeds that weights are drawn from: along the weights themselves a normalization has no gradient."""

@@ -80,6 +80,7 @@ RINGS = [
     ("gpt2", "cp=4", "cp", "recompute=block,ring"),
     ("llama", "cp=2", "cp", "flash,zigzag,recompute=block,ring"),
     ("mistral", "cp=2", "cp", "recompute=attention,ring"),
+    ("mixtral", "cp=2,tp=2", "megatron-sp,cp", "flash,ring"),  # what is saved is gathered first
     ("gpt_oss", "cp=2", "cp", "flash,ring"),  # a sink takes a share of every row
     ("gpt_oss", "cp=4", "cp", "zigzag,recompute=block,ring"),
 ]

@@ -160,6 +160,10 @@ class Meta:
     again: str = ""
     running: RunningStatistics | None = None  # for a normalization: the statistics that a training step updates
 
+    def of_step(self, name: str, why: str = "", kernel: FusedKernel | None = None) -> Meta:
+        """Return the metadata of an additional line, beside this one, that defines a name."""
+        return Meta(self.layer, self.block, self.phase, local=name, kernel=kernel, module=self.module, why=why)
+
 
 @dataclass(frozen=True, slots=True)
 class Opaque:

@@ -151,13 +151,14 @@ def joined(
     read = dict.fromkeys(name for line in second for name in line.reads if name not in remade)
     sources = dict((*reverse.each, *forward.each))
     stacks = dict(forward.keep)
+    given = {name for name, outer in reverse.each if outer in stacks.values()}
     left = {carry.end for carry in forward.carry} | {name for name, outer in forward.keep if outer in elsewhere}
     first = collecting(first, {*read, *left}, inner_values)
     second = collecting(second, {*reverse.ends}, inner_values)
     inside = {carry.start for carry in forward.carry} | defined(first)
     each = []
     for name in read:
-        if name in inside and name not in dict(forward.each):
+        if name in inside and name not in given | dict(forward.each).keys():
             sources[name] = stacks.setdefault(name, f"{name}*")
             values.setdefault(sources[name], Value((forward.count, *inner_values[name].axes), "kept", name))
         if name in sources:

@@ -23,6 +23,7 @@ from learncost.sharding.clauses import kind_of
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.ring_lines import Normalizer, RingLines
 from learncost.sharding.ring_regions import RingError, RingRegion, refuse, regions
+from learncost.sharding.scope import unused
 
 
 def ringed(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
@@ -185,10 +186,7 @@ class _Rings:
 
     def fresh(self, name: str, what: str) -> str:
         """Return a name for a value that a ring derives from another."""
-        number, new = 1, f"{name}.{what}"
-        while new in self.taken:
-            number += 1
-            new = f"{name}.{what}.{number}"
+        new = unused(f"{name}.{what}", self.taken.__contains__)
         self.taken.add(new)
         return new
 

@@ -30,11 +30,6 @@ def sink_of(line: Op) -> Term | None:
     return next((term for name, term in given if name == SINK and isinstance(term, Term)), None)
 
 
-def step_meta(meta: Meta, name: str) -> Meta:
-    """Return the metadata of an additional line that defines a name, from that of another line."""
-    return Meta(meta.layer, meta.block, meta.phase, local=name, kernel=meta.kernel, module=meta.module)
-
-
 @dataclass(frozen=True)
 class Normalizer:
     """The normalizer of a softmax over a ring: `logarithm`, the logarithm of the sum of all exponentials, and `totals`,
@@ -213,7 +208,7 @@ class RingLines:
                 left = Term(self.fresh(name, "zeros"), axes)
                 self.values[left.name] = value
                 begin[name] = left.name
-                zeros.add("zeros", left, (), replace(step_meta(meta, left.name), kernel=None, phase=phase))
+                zeros.add("zeros", left, (), replace(meta.of_step(left.name), phase=phase))
             self.finals[name] = Term(self.fresh(name, "all"), axes)
             self.values[self.finals[name].name] = value
             carries.append(Carry(start.name, ends[name], begin[name], self.finals[name].name))
@@ -239,7 +234,7 @@ class RingLines:
     def _passed(self, received: _Shard, left: Term, right: Term, meta: Meta, value: str, why: str) -> None:
         """Write the line that passes an array to the next device."""
         self.holds[left.name] = value
-        meta = replace(step_meta(meta, left.name), kernel=None, why=why)
+        meta = meta.of_step(left.name, why)
         received.add("pass_on", left, (right,), meta, axes=(self.region.mesh_axis,))
 
     def _start(self, name: str, received: _Shard) -> Term:
@@ -288,7 +283,7 @@ class RingLines:
             maker = self.made_by[name]
             (term,) = (term for term in maker.left if term.name == name)
             final, left = Term(self.finals[name].name, term.axes), self.made(name, term.axes, name)
-            meta = replace(step_meta(maker.meta, name), kernel=None)
+            meta = maker.meta.of_step(name)
             if name in self.linear:
                 end.add("divide", left, (final, Term(sums[self.linear[name][0]].name, self.rows(term))), meta)
             else:
@@ -302,7 +297,7 @@ class RingLines:
             final, scatter = self.finals[name], region.scatters.get(name)
             left = Term(name, final.axes) if scatter is None else scatter.left[0]
             self.made(left.name, left.axes, left.name)
-            meta = replace(step_meta((scatter or self.made_by[name]).meta, left.name), kernel=None)
+            meta = (scatter or self.made_by[name]).meta.of_step(left.name)
             end.add("+", left, (final, Term(own.names[name], final.axes)), meta)
         return end.out
 
@@ -344,7 +339,7 @@ class _RingWriter:
     ) -> Term:
         """Write a line of a value that is named after another one."""
         left = self.ring.step(of, what, axes)
-        return self.add(op, left, right, step_meta(meta, left.name), where)
+        return self.add(op, left, right, meta.of_step(left.name, kernel=meta.kernel), where)
 
 
 @dataclass
@@ -379,7 +374,7 @@ class _Shard(_RingWriter):
         left = ring.step(name, "part", axes)
         ring.holds[left.name] = ring.holds.get(name, name)
         why = f"{name} has all of {base(whole[place])}, and an iteration reads a shard of it (rule 9)"
-        meta = replace(step_meta(region.body[0].meta, left.name), kernel=None, why=why)
+        meta = region.body[0].meta.of_step(left.name, why)
         self.add("part", left, (Term(name, whole),), meta, axes=(region.mesh_axis,))
         self.names[name] = left.name
 
@@ -420,14 +415,14 @@ class _Shard(_RingWriter):
         """Write shares, or their exponentials: of scores minus a number per row."""
         left, where = line.left[0], line.where
         less = self.step("-", left.name, "below", left.axes, (line.right[0], below), line.meta, where)
-        self.add("exp", left, (less,), step_meta(line.meta, left.name), where)
+        self.add("exp", left, (less,), line.meta.of_step(left.name, kernel=line.meta.kernel), where)
 
     def _sums(self, line: Op, shares: str) -> None:
         """Write the running maximum, and unnormalized exponentials in place of shares, with their sum."""
         left, where, meta, rows = line.left[0], line.where, line.meta, _rows_of(line)
         before, sink = self.before.get(shares), sink_of(line)
         largest = self.ring.step(left.name, "largest", rows)
-        self.add("max", largest, line.right[:1], step_meta(meta, largest.name), where, line.axes)
+        self.add("max", largest, line.right[:1], meta.of_step(largest.name, kernel=meta.kernel), where, line.axes)
         least = Term(before.largest.name, rows) if before else sink or LOWEST
         below = self.step("maximum", left.name, "max", rows, (largest, least), meta)
         self._exponentials(line, below)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 
-from learncost.ir.line import Line, Meta, Op, Sum
+from learncost.ir.line import Line, Op, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, whole
 from learncost.ir.term import Axis, Term
@@ -69,15 +70,13 @@ class ShardingScope:
 
     # Lookup of values.
 
+    @property
+    def scopes(self) -> tuple[ShardingScope, ...]:
+        """The scope and the enclosing ones, from the inside."""
+        return (self, *(self.outer.scopes if self.outer else ()))
+
     def value(self, name: str) -> Value:
-        scope: ShardingScope | None = self
-        while scope is not None:
-            if name in scope.values:
-                return scope.values[name]
-            if name in scope.steps:
-                return scope.steps[name]
-            scope = scope.outer
-        raise KeyError(name)
+        return next(known[name] for scope in self.scopes for known in (scope.values, scope.steps) if name in known)
 
     def spec(self, name: str) -> ShardLayout:
         """Return the layout of a value's shard spec; for a value inside an op, the layout that its line gave it."""
@@ -142,9 +141,7 @@ class ShardingScope:
             left = Term(self.fresh(name, move.op), move.layout.cut(axes))
             right = Term(array, start.cut(axes))
             why = f"{self.why(name, start, move, reason)} (rule {reason.rule}){self.filled_up(left, right)}"
-            meta = Meta(
-                line.meta.layer, line.meta.block, line.meta.phase, local=left.name, module=line.meta.module, why=why
-            )
+            meta = line.meta.of_step(left.name, why)
             self.out.append(applied(move.op, left, (right,), meta, (move.mesh_axis,)))
             self.give(name, move.layout, left.name)
             self.holds[left.name] = name
@@ -153,12 +150,7 @@ class ShardingScope:
 
     def choice(self, key: str) -> RowChoice:
         """Return the choice of rows with this key."""
-        scope: ShardingScope | None = self
-        while scope is not None:
-            if key in scope.choices:
-                return scope.choices[key]
-            scope = scope.outer
-        raise KeyError(key)
+        return next(scope.choices[key] for scope in self.scopes if key in scope.choices)
 
     def dispatched(
         self,
@@ -213,11 +205,10 @@ class ShardingScope:
 
     def sends(self, op: str, left: Term, right: tuple[Term, Term], choice: RowChoice, line: Line, why: str) -> None:
         """Add a line that sends rows."""
-        meta = Meta(
-            line.meta.layer, line.meta.block, line.meta.phase, local=left.name, module=line.meta.module, why=why
-        )
         acted = (choice.mesh_axis, choice.read)
-        self.out.append(Op((left,), right, (), meta, op, acted, "body", ("X", "I"), ("Y",)))
+        self.out.append(
+            Op((left,), right, (), line.meta.of_step(left.name, why), op, acted, "body", ("X", "I"), ("Y",))
+        )
 
     def combined(self, name: str, reason: CollectiveReason) -> str:
         """Return the array that holds a value whose dispatched rows were sent back."""
@@ -280,34 +271,26 @@ class ShardingScope:
         return ""
 
     def join_of(self, name: str, over: str) -> str:
-        scope: ShardingScope | None = self
-        while scope is not None:
-            if name in scope.joins:
-                return scope.joins[name].get(over, "")
-            scope = scope.outer
-        return ""
+        return next((scope.joins[name].get(over, "") for scope in self.scopes if name in scope.joins), "")
 
     def line_of(self, name: str) -> Line:
         """Return the line that defines a value."""
-        scope: ShardingScope | None = self
-        while scope is not None:
-            if name in scope.made_by:
-                return scope.made_by[name]
-            scope = scope.outer
-        return Sum((), ())
+        return next((scope.made_by[name] for scope in self.scopes if name in scope.made_by), Sum((), ()))
 
     def fresh(self, name: str, op: str) -> str:
         """Return an unused name for the result of a collective."""
-        number, new = 1, f"{name}.{op}"
-        while self.is_taken(new):
-            number += 1
-            new = f"{name}.{op}.{number}"
+        new = unused(f"{name}.{op}", self.is_taken)
         self.taken.add(new)
         return new
 
     def is_taken(self, name: str) -> bool:
         around = self.outer is not None and self.outer.is_taken(name)
         return around or name in self.taken or name in self.specs.known
+
+
+def unused(name: str, is_taken: Callable[[str], bool]) -> str:
+    """Return a name that is not taken: this one, or one with a number behind it."""
+    return next(new for number in count(1) if not is_taken(new := f"{name}.{number}" if number > 1 else name))
 
 
 def readers(lines: Iterable[Statement], outputs: Iterable[str]) -> Counter[str]:

@@ -226,7 +226,7 @@ def test_time_over_links_comes_with_a_cluster():
     (gradients,) = [row for row in takes.moved if row.role == "gradients"]
     link = lc.cluster("DGX-H100").inside
     sent = 2 * 3 / 4 * 2 * found.parameters
-    steps = gradients.runs * (CALL + 2 * 3 * link.latency_us * 1e-6)
+    steps = gradients.calls * (CALL + 2 * 3 * link.latency_us * 1e-6)
     assert gradients.seconds == pytest.approx(sent / link.speed(4) + steps, rel=1e-9)
     assert found.to_dict()["step"]["waiting"] == takes.waits
     with pytest.raises(InputError, match=r"links of .* are not known"):

@@ -172,7 +172,8 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
         from learncost.reports.mesh_time import over_time  # imported when used, for a fast start
 
         executed = (over_devices(request, run.model, partial(pass_of, plan=plan), axes), plan) if plan else None
-        takes = over_time(rows, over, cluster, on, request.kind(), run.book, executed)
+        where = cluster, on, request.kind()
+        takes = over_time(run, procedure.name, rows, over, where, executed, pass_of(run.model, plan))
         timed = takes.lines
     elif on is not None:
         as_run = price(pass_of(run.model, plan), {}, run.book).rows if plan else rows

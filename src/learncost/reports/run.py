@@ -209,7 +209,7 @@ class PreparedRun:
         if on is not None:
             from learncost.reports.mesh_time import over_time  # imported where it is needed: start-up counts
 
-            takes = over_time(rows, over, *on, book, executed)
+            takes = over_time(self, procedure, rows, over, on, executed)
         timed = takes.lines if takes else None
         answer = ledger(model, chosen, Price(book.name, rows, sizes, self.dtype), by, timed, over)
         answer = replace(answer, trained=self.trained, optimizer=optimizer, **self._asked)

@@ -161,10 +161,12 @@ def test_the_account_of_a_step_computes_and_sends_what_its_placed_table_does(mod
         )
     asked = {"seq_len": 64, "batch_size": 4, "mesh": mesh, "place": place, "plan": "flash,fused", **MODELS[model]}
     asked |= {"precision": "bf16-masters"}
-    step = lc.cost(model, on="DGX H100", optimizer="adamw", **asked).over_time
+    cost = lc.cost(model, on="DGX H100", optimizer="adamw", **asked)
     placed = lc.place(model, on="DGX H100", optimizer="adamw", **asked).times()
-    assert step.computing == pytest.approx(step.lines.seconds, rel=1e-6)
-    sent, expected = ({(row.op, row.mesh_axis, row.role): row.seconds for row in rows} for rows in (step.moved, placed))
+    assert cost.over_time.lines == pytest.approx(cost.timing.seconds, rel=1e-6)
+    sent, expected = (
+        {(row.op, row.mesh_axis, row.role): row.seconds for row in rows} for rows in (cost.over_time.moved, placed)
+    )
     assert sent == pytest.approx(expected)
 
 

@@ -221,7 +221,7 @@ def test_time_over_links_comes_with_a_cluster():
     """Ring on NVLink 4 (learncost list clusters): 2(p-1)/p of the gradients, in bf16, at what the link attains."""
     found = lc.cost("gpt2", mesh="dp=4", placement="ddp", on="DGX-H100", seq_len=256, batch_size=4)
     takes = found.over_time
-    assert takes.seconds == pytest.approx(takes.lines.seconds + takes.waits + takes.exposed)
+    assert takes.seconds == pytest.approx(found.timing.seconds + takes.waits + takes.exposed)
     assert sum(row.seconds for row in takes.moved) == pytest.approx(takes.waits + takes.overlapping)
     (gradients,) = [row for row in takes.moved if row.role == "gradients"]
     link = lc.cluster("DGX-H100").inside

@@ -176,6 +176,11 @@ class StepTraffic(Displayed):
     algorithm: str
     seconds: float
 
+    @property
+    def overlaps(self) -> bool:
+        """Return whether it overlaps with compute."""
+        return self.role in OVERLAPPED_ROLES or self.op == "pass_on"
+
 
 @dataclass(frozen=True)
 class StepUsage(Displayed):
@@ -213,6 +218,26 @@ class StepUsage(Displayed):
     def peak(self) -> int:
         """Return the bytes on the fullest device."""
         return max(stage.peak for stage in self.stages)
+
+    @property
+    def moved(self) -> tuple[StepTraffic, ...]:
+        """Return the traffic, what takes longest first."""
+        return tuple(sorted(self.sent, key=lambda row: -row.seconds))
+
+    @property
+    def waits(self) -> float:
+        """Return the seconds of collectives that do not overlap with compute, without a pipeline."""
+        return sum(row.seconds for row in self.moved if not row.overlaps)
+
+    @property
+    def overlapping(self) -> float:
+        """Return the seconds of those that do, each alone; `exposed` is the part that is not hidden."""
+        return sum(row.seconds for row in self.moved if row.overlaps)
+
+    @property
+    def lines(self) -> float:
+        """Return the seconds of all that a device computes, without a pipeline."""
+        return self.seconds - self.waits - self.exposed
 
     @property
     def tokens_per_second(self) -> float:

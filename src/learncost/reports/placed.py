@@ -95,9 +95,9 @@ class PlacedStep(AtLength):
     @Key("times", when=attrgetter("cluster"), after="cluster")
     def times_of_all(self) -> list[dict[str, Any]]:
         """Return the time of all collectives as data."""
-        from learncost.reports.mesh_time import TRAFFIC  # only where a cluster is given: start-up counts
+        from learncost.reports.mesh_time import traffic_of  # only where a cluster is given: start-up counts
 
-        return [TRAFFIC(each) for each in self.times()]
+        return traffic_of(self.times())
 
     @property
     def table(self) -> Table:

@@ -29,7 +29,7 @@ from learncost.sharding.stages import BLOCKS, Pipeline, pipeline_of
 
 @dataclass(frozen=True)
 class MeshCut:
-    """How a request cuts a step over devices.
+    """The sharding of a step over the devices of a request.
 
     pipeline  whose stages the blocks make; None without one
     inner     the mesh of a stage, and the clauses over its axes

@@ -151,7 +151,7 @@ def test_sums_of_gradients_are_stored_for_several_microbatches_alone():
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_cost_over_a_mesh_has_the_time_of_run_cost(model):
+def test_the_account_of_a_step_computes_and_sends_what_its_placed_table_does(model):
     """Also with experts, and where `*` has to take another axis than the largest: 509 is a prime."""
     mesh, place = "dp=4", "B over dp, * over dp of states"
     if model == "mixtral-8x7b":
@@ -161,11 +161,13 @@ def test_cost_over_a_mesh_has_the_time_of_run_cost(model):
         )
     asked = {"seq_len": 64, "batch_size": 4, "mesh": mesh, "place": place, "plan": "flash,fused", **MODELS[model]}
     asked |= {"precision": "bf16-masters"}
-    step = lc.cost(model, on="DGX H100", optimizer="adamw", **asked).over_time
-    run = lc.run_cost(model, "1e9", "DGX H100", **asked)
-    assert step.seconds == pytest.approx(run.figures["step"].value, rel=1e-6)
-    sent = {(row.op, row.mesh_axis, row.role): row.seconds for row in run.spread.step.sent}
-    assert sent == pytest.approx({(row.op, row.mesh_axis, row.role): row.seconds for row in step.moved})
+    cost = lc.cost(model, on="DGX H100", optimizer="adamw", **asked)
+    placed = lc.place(model, on="DGX H100", optimizer="adamw", **asked).times()
+    assert cost.over_time.lines == pytest.approx(cost.timing.seconds, rel=1e-6)
+    sent, expected = (
+        {(row.op, row.mesh_axis, row.role): row.seconds for row in rows} for rows in (cost.over_time.moved, placed)
+    )
+    assert sent == pytest.approx(expected)
 
 
 PIPELINES = {"mesh": "pp=2,dp=2", "seq_len": 64, "precision": "bf16-masters", "plan": "flash,fused", **DENSE}

@@ -221,12 +221,12 @@ def test_time_over_links_comes_with_a_cluster():
     """Ring on NVLink 4 (learncost list clusters): 2(p-1)/p of the gradients, in bf16, at what the link attains."""
     found = lc.cost("gpt2", mesh="dp=4", placement="ddp", on="DGX-H100", seq_len=256, batch_size=4)
     takes = found.over_time
-    assert takes.seconds == pytest.approx(takes.lines.seconds + takes.waits + takes.exposed)
+    assert takes.seconds == pytest.approx(found.timing.seconds + takes.waits + takes.exposed)
     assert sum(row.seconds for row in takes.moved) == pytest.approx(takes.waits + takes.overlapping)
     (gradients,) = [row for row in takes.moved if row.role == "gradients"]
     link = lc.cluster("DGX-H100").inside
     sent = 2 * 3 / 4 * 2 * found.parameters
-    steps = gradients.runs * (CALL + 2 * 3 * link.latency_us * 1e-6)
+    steps = gradients.calls * (CALL + 2 * 3 * link.latency_us * 1e-6)
     assert gradients.seconds == pytest.approx(sent / link.speed(4) + steps, rel=1e-9)
     assert found.to_dict()["step"]["waiting"] == takes.waits
     with pytest.raises(InputError, match=r"links of .* are not known"):

@@ -36,29 +36,6 @@ def test_the_time_is_that_of_the_mesh():
     assert {("reduce_scatter", "dp", "gradients"), ("all_gather", "dp", "weights"), ("send", "pp", "values")} <= sent
 
 
-@pytest.mark.parametrize(
-    ("model", "mesh", "placement", "precision"),
-    [
-        ("llama-3-8b", "cp=2", "cp", "bf16-masters"),
-        ("llama-3-8b", "dp=2,tp=2", "zero-1,megatron-sp", "bf16-masters"),
-        ("llama-3-8b", "cp=2", "cp", "bf16-true"),
-        ("mixtral-8x7b", "ep=2", "ep", "bf16-masters"),
-    ],
-)
-def test_cost_says_the_time_of_the_same_step(model, mesh, placement, precision):
-    """One microbatch, the same plan and types: lines are read in two ways, which are a tenth apart at most."""
-    sizes = {"mesh": mesh, "placement": placement, "plan": "flash,fused", "seq_len": 2048, "num_hidden_layers": 2}
-    sizes["batch_size"] = 1 if "cp" in mesh else 2
-    step = lc.run_cost(model, 10**9, "DGX H100", precision=precision, **sizes).spread.step
-    cost = lc.cost(model, on="DGX H100", precision=precision, optimizer="adamw", **sizes)
-    assert cost.over_time.seconds == pytest.approx(step.seconds, rel=0.1)
-    assert cost.over_time.waits == pytest.approx(step.waiting, rel=1e-3)
-    assert "`learncost run-cost --mesh` defaults to microbatches" in " ".join(str(cost).split())
-    memory = lc.memory(model, precision=precision, optimizer="adamw", **sizes)
-    assert memory.peak == step.peak
-    assert "`learncost run-cost --mesh` and `learncost search` predict the same memory" in " ".join(str(memory).split())
-
-
 def test_microbatches_chunks_and_plans_are_those_that_are_asked_for():
     sizes = {**SIZES, "batch_size": 32}
     several = {"schedule": "interleaved", "microbatch": 4, "chunks": "2", "plan": "flash,fused,recompute=block"}
@@ -147,7 +124,10 @@ def test_a_device_is_no_cluster():
         ("--mesh pp=2 --schedule 2f2b --batch-size 2", "schedule must be one of"),
         ("--placement fsdp", "--placement fsdp requires --mesh, for example"),
         ("--mesh pp=2 --place 'd over pp' --batch-size 2", "pp shards the stack of blocks: write n_layer over pp, not"),
-        ("--mesh pp=2 --place 'blocks over pp of 1 3' --batch-size 2", "only equal stages are supported"),
+        (
+            "--mesh pp=2 --place 'blocks over pp of 1 2' --batch-size 2",
+            "stages of 1, 2 blocks do not add up to .* 4 bl",
+        ),
     ],
 )
 def test_bad_meshes_are_one_line(more, message, capsys):

@@ -407,26 +407,6 @@ def test_each_row_of_a_drawn_sample_has_the_command_that_gives_it_to_the_byte_an
         assert each.split["optimizer state"] == pytest.approx(8 * parameters / devices, rel=0.1), shown
 
 
-@pytest.mark.one_in(every=2)
-@pytest.mark.parametrize("plan", ["flash,fused", "flash,fused,recompute=block"])
-@pytest.mark.parametrize(
-    ("mesh", "place", "batch"),
-    [
-        ("dp=8", "B over dp", 8),
-        ("dp=8", "B over dp, * over dp of states", 8),
-        ("dp=8", "B over dp, * over dp of weights gradients states", 8),
-        ("dp=16", "B over dp, * over dp of weights gradients states", 16),
-        ("dp=2,tp=4", "h g f v over tp, M over tp of values, B over dp, * over dp of states", 2),
-    ],
-)
-def test_cost_over_a_mesh_has_the_time_of_run_cost(mesh, place, batch, plan):
-    """One batch without further microbatches: the same collectives, overlap, kernels and optimizer."""
-    asked = {"seq_len": 1024, "batch_size": batch, "mesh": mesh, "place": place, "plan": plan, "num_hidden_layers": 4}
-    step = lc.cost("llama-3-8b", on="DGX H100", precision="bf16-masters", optimizer="adamw", **asked).over_time
-    run = lc.run_cost("llama-3-8b", "1e9", "DGX H100", precision="bf16-masters", **asked).to_dict()
-    assert step.seconds == pytest.approx(run["figures"]["step"]["value"], 1e-6)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw8bit"])
 def test_run_cost_over_a_mesh_has_the_bytes_and_time_of_its_optimizer(optimizer):
     asked = {"seq_len": 1024, "batch_size": 8, "mesh": "dp=8", "place": "B over dp", "plan": "flash,fused"}
@@ -436,7 +416,7 @@ def test_run_cost_over_a_mesh_has_the_bytes_and_time_of_its_optimizer(optimizer)
         lc.run_cost("llama-3-8b", "1e9", "DGX H100", **settings).to_dict()["figures"]
         for settings in (asked, {**asked, "optimizer": "adamw"})
     )
-    assert step.seconds == pytest.approx(run["step"]["value"], 1e-6)
+    assert step.seconds == run["step"]["value"]
     points = 2 * 128256 * 4096 + 4096 + 4 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)
     fewer = {"sgd": 8, "momentum": 4, "adamw8bit": 6}[optimizer]  # bytes of state, of adamw's two in fp32
     assert (usual["memory"]["value"] - run["memory"]["value"]) * 1e9 == pytest.approx(fewer * points, rel=1e-2)

@@ -17,6 +17,7 @@ from learncost.autoshard.sent import Sending, sendings
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
 from learncost.ir.precision import Precision
+from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective
 from learncost.sharding.mesh import Mesh
@@ -42,12 +43,15 @@ class MeshAccount:
 
     model      its table is that of one device; `config` says how it is sharded over axes of `mesh`
     sizes      of a step of one microbatch, all devices together
+    table      of one device, for a pass of inference; by default that of the step
 
     Attributes: `sizes`, the sharded sizes; `weights`, the static memory; `passes`, the memory of a microbatch.
     """
 
-    def __init__(self, model: Model, sizes: Mapping[str, int], mesh: Mesh, config: StepConfig) -> None:
-        self.step = placed_step(model, sizes, mesh, config)
+    def __init__(
+        self, model: Model, sizes: Mapping[str, int], mesh: Mesh, config: StepConfig, table: Table | None = None
+    ) -> None:
+        self.step = placed_step(model, sizes, mesh, config, table)
         self.sizes = CutSizes(self.step)
         self.weights = StepWeights(self.step, self.sizes)
         self.passes = MicrobatchPasses(self.step, self.sizes)

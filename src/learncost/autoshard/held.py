@@ -68,7 +68,8 @@ class StepWeights:
             for weight in reads if line.meta.phase != "optimizer_step" else ():
                 if weight in where and segment not in where[weight]:
                     where[weight].append(segment)
-        learning = {*self.step.model.learning, *self.step.states.projections}
+        renewed = {value.of for value in whole.known.values() if value.role == "new"}
+        learning = {*renewed.intersection(self.step.model.learning), *self.step.states.projections}
         result = []
         for name in (*whole.weights, *self.step.states.projections):
             gradient = f"d{name}"
@@ -150,6 +151,8 @@ class StepWeights:
         """Return the seconds of the optimizer in a stage: it reads and writes every state at the bandwidth."""
         kind, part_sizes = self.step.kind, self.sizes.of_stage(sizes, part)
         mine = [held for held in self.held if held.learns and self.step.within(held.segments, part)]
+        if not mine:
+            return 0.0
         points = sum(held.state.at(part_sizes) for held in mine)
         updates = 2 * kind.master + kind.weight if kind.master else 2 * kind.weight  # read, and written
         states = int(self.optimizer.bytes([1024, 1024], kind.states)) // 2**20

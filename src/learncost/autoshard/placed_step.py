@@ -226,11 +226,13 @@ def stepped(model: Model, config: StepConfig) -> Table:
     return _stepped(Structure(model), config.procedure, optimizer, config.plan, config.mode)
 
 
-def placed_step(model: Model, sizes: Mapping[str, int], mesh: Mesh, config: StepConfig) -> ShardedStep:
-    """Shard a step. Raises `InputError` for sharded sizes that are not divisible."""
+def placed_step(
+    model: Model, sizes: Mapping[str, int], mesh: Mesh, config: StepConfig, table: Table | None = None
+) -> ShardedStep:
+    """Shard a step, or the table of a pass. Raises `InputError` for sharded sizes that are not divisible."""
     # Over two devices per axis, all meshes have one structure; `*` shards what it shards over the mesh itself.
     two = Mesh(tuple((axis, min(size, 2)) for axis, size in mesh.axes))
-    table, clauses = stepped(model, config), config.clauses
+    table, clauses = table or stepped(model, config), config.clauses
     check_segments(table, sizes)
     sizes = {**sizes, "B": mesh.devices * sizes["B"]} if "B" in sizes else sizes
     sizes = _padded(model, clauses, mesh, sizes)

@@ -25,6 +25,7 @@ from learncost.ir.loop import Loop
 from learncost.ir.polynomial import Polynomial, base, larger, size_of, smaller
 from learncost.program.pipeline import KINDS, Schedule, StageTimes, schedule, seconds, worst
 from learncost.sharding.clauses import check_timed
+from learncost.sharding.collective import Collective
 from learncost.sharding.padding import Padded
 from learncost.timing import Rates
 
@@ -123,12 +124,12 @@ class PassTime:
             self.waits = self.waits + seconds
 
     @property
-    def waiting(self) -> Any:
-        """Return the exposed seconds; links with ring steps carry nothing else."""
+    def exposed(self) -> Any:
+        """Return the exposed seconds of what overlaps; links with ring steps carry nothing else."""
         hidden = smaller(self.rounds, self.ring_seconds)
         available = self.compute - hidden
         slower = self.shared * smaller(self.overlapping, available / (1 - self.shared))
-        return self.waits + self.ring_seconds - hidden + larger(slower, self.overlapping - available)
+        return self.ring_seconds - hidden + larger(slower, self.overlapping - available)
 
 
 class PeakPass(NamedTuple):
@@ -175,6 +176,11 @@ class StepTraffic(Displayed):
     algorithm: str
     seconds: float
 
+    @property
+    def overlaps(self) -> bool:
+        """Return whether it overlaps with compute."""
+        return self.role in OVERLAPPED_ROLES or self.op == "pass_on"
+
 
 @dataclass(frozen=True)
 class StepUsage(Displayed):
@@ -185,6 +191,7 @@ class StepUsage(Displayed):
     seconds    of the step: the pipeline's passes, then the work done once per step (`once`)
     bubble     the idle share that the pipeline adds to its busiest device
     computing  the busiest device's compute seconds; `waiting`, its seconds of exposed collectives
+    exposed    its exposed seconds of collectives that overlap, with those done once per step
     passes     seconds of a microbatch by the letter of a pass, on each stage by its number
     padded     padded sizes that are not divisible by the mesh
     """
@@ -202,6 +209,7 @@ class StepUsage(Displayed):
     flops: float = 0.0
     low: float = 1.0
     high: float = 1.0
+    exposed: float = 0.0
     groups: Mapping[str, MeshGroup] = field(default_factory=dict)
     passes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     padded: tuple[Padded, ...] = ()
@@ -210,6 +218,26 @@ class StepUsage(Displayed):
     def peak(self) -> int:
         """Return the bytes on the fullest device."""
         return max(stage.peak for stage in self.stages)
+
+    @property
+    def moved(self) -> tuple[StepTraffic, ...]:
+        """Return the traffic, what takes longest first."""
+        return tuple(sorted(self.sent, key=lambda row: -row.seconds))
+
+    @property
+    def waits(self) -> float:
+        """Return the seconds of collectives that do not overlap with compute, without a pipeline."""
+        return sum(row.seconds for row in self.moved if not row.overlaps)
+
+    @property
+    def overlapping(self) -> float:
+        """Return the seconds of those that do, each alone; `exposed` is the part that is not hidden."""
+        return sum(row.seconds for row in self.moved if row.overlaps)
+
+    @property
+    def lines(self) -> float:
+        """Return the seconds of all that a device computes, without a pipeline."""
+        return self.seconds - self.waits - self.exposed
 
     @property
     def tokens_per_second(self) -> float:
@@ -325,12 +353,19 @@ def _statics(
 
 
 def step_of(
-    account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int], cluster: Cluster, rates: Rates, tokens: int
+    account: MeshAccount,
+    way: ParallelConfig,
+    sizes: Mapping[str, int],
+    cluster: Cluster,
+    rates: Rates,
+    tokens: int,
+    memory: bool = True,
 ) -> StepUsage:
     """Return a step of a model on a cluster.
 
     sizes   of the model, with the lengths of a sequence
     tokens  of a sequence
+    memory  whether the memory of the stages is asked for, too
     Raises `InputError` for sizes that are not divisible and for a mesh without links in the cluster.
     """
     check_timed(account.step.specs.clauses, way.mesh)
@@ -349,7 +384,7 @@ def step_of(
     times_of = DeviceTimes(computed, moved, cluster.shared, rates)
     made = {part: stage_seconds(account, part, way_sizes, way, times_of) for part in {*parts}}
     passes = [made[part] for part in parts]
-    columns = {name: [entry[name][0] + entry[name][1] for entry in passes] for name in "FBWO"}
+    columns = {name: [sum(entry[name]) for entry in passes] for name in "FBWO"}
     send = between_stages(account, way_sizes, mesh_groups, cluster)
     of_stages = StageTimes(columns["F"], columns["B"], columns["W"], send)
     pipeline = seconds(way.schedule, way.stages, way.microbatches, way.chunks, of_stages)
@@ -360,9 +395,9 @@ def step_of(
     once = max(columns["O"]) + tied_seconds(account, way_sizes, parts, cluster, mesh_groups) + rates.step
     busiest = max(range(way.stages), key=lambda device: sum(per_device[device]))
     busy = way.microbatches * sum(per_device[busiest])
-    waited = way.microbatches * sum(
-        passes[chunk * way.stages + busiest][name][1] for chunk in range(way.chunks) for name in "FBW"
-    )
+    mine = passes[busiest :: way.stages]
+    waited = way.microbatches * sum(sum(entry[name][1:]) for entry in mine for name in "FBW")
+    late = way.microbatches * sum(entry[name][2] for entry in mine for name in "FBW")
     times = {device: (*per_device[device], send) for device in range(way.stages)}
     sent = _sent(account, way_sizes, parts, way, mesh_groups, cluster, kind.several)
     batch = way_sizes["B"] * way.microbatches
@@ -373,7 +408,7 @@ def step_of(
     return StepUsage(
         way,
         cluster,
-        _memory(account, way, way_sizes, parts, times),
+        _memory(account, way, way_sizes, parts, times) if memory else (),
         sent,
         total,
         once,
@@ -383,6 +418,7 @@ def step_of(
         batch * tokens,
         low=low,
         high=rates.high,
+        exposed=late + sum(entry["O"][2] for entry in mine),
         groups=mesh_groups,
         passes={name: tuple(columns[name]) for name in "FBW"},
         padded=padded,
@@ -426,7 +462,7 @@ class DeviceTimes:
 
 def stage_seconds(
     account: MeshAccount, part: StagePart, way_sizes: Mapping[str, Any], way: ParallelConfig, times: DeviceTimes
-) -> dict[str, tuple[Any, Any]]:
+) -> dict[str, tuple[Any, Any, Any]]:
     """Return `exposed` of a stage; arrays if sizes are arrays."""
     rates = times.rates
     spent = {name: PassTime(shared=times.shared) for name in "FBWO"}
@@ -449,14 +485,14 @@ def stage_seconds(
     return exposed(spent, way.overlap)
 
 
-def exposed(spent: Mapping[str, PassTime], overlap: bool = True) -> dict[str, tuple[Any, Any]]:
-    """Return the compute seconds of each pass and its exposed communication.
+def exposed(spent: Mapping[str, PassTime], overlap: bool = True) -> dict[str, tuple[Any, Any, Any]]:
+    """Return the compute seconds of each pass, its communication without overlap, and the rest of the overlapped one.
 
     Communication once per step, after the last backward pass, may overlap with that pass.
     """
-    result = {name: (spent[name].compute, spent[name].waiting) for name in "FBW"}
+    result = {name: (spent[name].compute, spent[name].waits, spent[name].exposed) for name in "FBW"}
     available = spent["B"].compute + spent["W"].compute if overlap else 0.0
-    result["O"] = spent["O"].compute, spent["O"].waits + larger(0.0, spent["O"].overlapping - available)
+    result["O"] = spent["O"].compute, spent["O"].waits, larger(0.0, spent["O"].overlapping - available)
     return result
 
 
@@ -544,7 +580,7 @@ def _sent(
                 moved = _moved(sending, inner, mesh_groups, cluster, way)
                 calls = 1 if once else int(sending.iterations.at(inner)) * way.microbatches
                 if moved.group.devices > 1:
-                    _add(table, sending, moved, calls)
+                    add_traffic(table, sending, moved, calls)
         if way.stages > 1:
             size = float(carried(account).at(way_sizes)) * account.kind.value
             moved = transfer("send", size, mesh_groups[PIPELINE], cluster)
@@ -559,7 +595,10 @@ def _sent(
     return best
 
 
-def _add(table: dict[tuple[str, str, str], StepTraffic], sending: Sending, moved: Transfer, calls: int) -> None:
+def add_traffic(
+    table: dict[tuple[str, str, str], StepTraffic], sending: Sending | Collective, moved: Transfer, calls: int
+) -> None:
+    """Add the calls of a collective to those of its kind."""
     key = sending.op, sending.mesh_axis, sending.role
     old = table.get(key, StepTraffic(*key, 0, 0.0, 0.0, moved.link, moved.algorithm, 0.0))
     table[key] = StepTraffic(

@@ -43,8 +43,10 @@ class StoredStates:
     @cached_property
     def axes(self) -> Mapping[str, tuple[str, ...]]:
         """Return the axes of every weight and projection with a state, as the optimizer sees it."""
-        seen, learning = stepped(self.step), self.model.learning
-        of_weights = {name: tuple(seen.get(name, self.step.axes[name])) for name in learning}
+        seen, weights = stepped(self.step), {*self.step.weights}  # a decoder's alone in a pass of it
+        of_weights = {
+            name: tuple(seen.get(name, self.step.axes[name])) for name in self.model.learning if name in weights
+        }
         return of_weights | {name: tuple(self.step.axes[name]) for name in self.projections}
 
     @cached_property

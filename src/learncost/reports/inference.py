@@ -34,8 +34,8 @@ from learncost.sharding.stages import pipeline_of
 from learncost.timing import Rates
 
 if TYPE_CHECKING:
+    from learncost.autoshard.step import StepUsage
     from learncost.devices.cluster import Cluster
-    from learncost.reports.mesh_time import OverTime
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Served:
     rows: tuple[PricedLine, ...]
     timed: Timing | None
     over: OverMesh | None = None
-    takes: OverTime | None = None
+    takes: StepUsage | None = None
     page_size: int = 1
 
     def length_note(self, decodes: bool) -> str:
@@ -172,8 +172,8 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
         from learncost.reports.mesh_time import over_time  # imported when used, for a fast start
 
         executed = (over_devices(request, run.model, partial(pass_of, plan=plan), axes), plan) if plan else None
-        takes = over_time(rows, over, cluster, on, request.kind(), run.book, executed)
-        timed = takes.lines
+        where = cluster, on, request.kind()
+        timed, takes = over_time(run, procedure.name, rows, over, where, executed, pass_of(run.model, plan))
     elif on is not None:
         as_run = price(pass_of(run.model, plan), {}, run.book).rows if plan else rows
         timed = timing(as_run, axes, on, run.dtype, run.book, counted=(rows, plan) if plan else None)

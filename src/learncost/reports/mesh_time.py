@@ -1,156 +1,114 @@
-"""The time of a step over many devices: computation of a device, and exposed collectives over the links."""
+"""The time of a step over many devices: that of the one account of a mesh step, with the kernels of its lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from math import prod
+from typing import Any
 
-from learncost.autoshard.account import PASSES
-from learncost.autoshard.step import OVERLAPPED_ROLES, PassTime, exposed
-from learncost.cost_models import Book, PricedLine, price
+from learncost.autoshard.account import MeshAccount
+from learncost.autoshard.placed_step import StepConfig
+from learncost.autoshard.step import (
+    ASSUMED,
+    ParallelConfig,
+    StepTraffic,
+    StepUsage,
+    add_traffic,
+    step_of,
+)
+from learncost.cost_models import PricedLine, price
 from learncost.devices.cluster import Cluster
-from learncost.devices.collective import Transfer, groups, transfer
-from learncost.ir.loop import round_rings
+from learncost.devices.collective import groups, transfer
 from learncost.ir.precision import Precision
-from learncost.ir.serializable import Key, Serializable
+from learncost.ir.serializable import attributes
+from learncost.ir.table import Table
+from learncost.procedures.optimizer import default_optimizer
 from learncost.reports.mesh_cost import OverMesh
+from learncost.reports.run import PreparedRun
 from learncost.reports.sheet import seconds_of
 from learncost.reports.timing import Timing, optimizer_widths, timing
-from learncost.sharding.clauses import check_timed
-from learncost.sharding.collective import Collective
 from learncost.timing import Rates
-
-ASSUMED = (
-    "collectives of activations are not overlapped with compute; those of weights and gradients overlap with the "
-    "forward pass, or with the backward pass and optimizer step, and the rest is exposed"
-)
-
-ASSUMED_OF_RINGS = "ring steps overlap with the compute of their iteration, and the rest is exposed"
-
 
 SEVERAL = (
     "This is one batch without microbatches. `learncost run-cost --mesh` defaults to microbatches of one sequence "
-    "(--microbatch); with equal settings their times differ by less than a part in 100,000 where compared."
+    "(--microbatch); with equal settings their times are the same."
 )
 """The note on why the times of two commands differ."""
 
-
-@dataclass(frozen=True)
-class CollectiveTime:
-    """Collectives of one kind, mesh axis and purpose: their number, seconds per step, and link."""
-
-    op: str
-    mesh_axis: str
-    role: str
-    runs: int
-    seconds: float
-    link: str
-    algorithm: str
+_TRAFFIC = attributes(
+    op="op", mesh_axis="mesh_axis", role="role", runs="calls", seconds="seconds", link="link", algorithm="algorithm"
+)
 
 
-@dataclass(frozen=True)
-class OverTime(Serializable):
-    """The time of a step on a device of a mesh.
+def traffic_of(rows: Sequence[StepTraffic]) -> list[dict[str, Any]]:
+    """Return the traffic of a step as data."""
+    return list(map(_TRAFFIC, rows))
 
-    lines    what it computes
-    moved    what collectives take, each alone
-    waits    seconds of those that do not overlap with compute
-    overlapping  seconds of those that overlap with compute; `exposed` is the part that is not hidden
-    """
 
-    cluster: str
-    lines: Timing = field(metadata=Key(form=attrgetter("seconds")).field)
-    moved: tuple[CollectiveTime, ...] = field(metadata=Key("collectives", after="exposed").field)
-    waits: float = field(metadata=Key("waiting").field)
-    overlapping: float
-    exposed: float = field(metadata=Key("beside_not_hidden").field)
+def data_of(step: StepUsage) -> dict[str, Any]:
+    """Return the time of a step as data."""
+    names = {"seconds": "seconds", "lines": "lines", "waiting": "waits", "overlapping": "overlapping"}
+    times = {key: getattr(step, name) for key, name in {**names, "beside_not_hidden": "exposed"}.items()}
+    return {"cluster": step.cluster.name, **times, "collectives": traffic_of(step.moved), "assumed": _assumed(step)}
 
-    @property
-    @Key()
-    def assumed(self) -> str:
-        """The assumptions of the time."""
-        has_ring = any(row.op == "pass_on" for row in self.moved)
-        return "; ".join((ASSUMED, ASSUMED_OF_RINGS) if has_ring else (ASSUMED,))
 
-    @property
-    @Key(after="cluster")
-    def seconds(self) -> float:
-        """The seconds of a step."""
-        return self.lines.seconds + self.waits + self.exposed
+def _assumed(step: StepUsage) -> str:
+    rings = ("rings",) if any(row.op == "pass_on" for row in step.moved) else ()
+    return "; ".join(ASSUMED[name] for name in ("waits", "beside", *rings))
 
-    def notes(self) -> Iterator[str]:
-        """Return the notes as sentences."""
-        parts = [f"{seconds_of(self.lines.seconds)} of compute"]
-        parts += [f"{seconds_of(self.waits)} of collectives without overlap"] if self.waits else []
-        rest = seconds_of(self.exposed) if self.exposed else "nothing"
-        parts += (
-            [f"{rest} exposed of {seconds_of(self.overlapping)} of overlapped collectives"] if self.overlapping else []
-        )
-        yield f"A step over {self.cluster} takes {seconds_of(self.seconds)}: {', '.join(parts)}."
-        if not self.moved:
-            return
+
+def notes(step: StepUsage) -> Iterator[str]:
+    """Return the notes on the time of a step as sentences."""
+    parts = [f"{seconds_of(step.lines)} of compute"]
+    parts += [f"{seconds_of(step.waits)} of collectives without overlap"] if step.waits else []
+    rest = seconds_of(step.exposed) if step.exposed else "nothing"
+    parts += [f"{rest} exposed of {seconds_of(step.overlapping)} of overlapped collectives"] if step.overlapping else []
+    yield f"A step over {step.cluster.name} takes {seconds_of(step.seconds)}: {', '.join(parts)}."
+    if step.moved:
         several = (
             f"{row.op} over {row.mesh_axis} of {row.role} {seconds_of(row.seconds)} by {row.algorithm} on {row.link}"
-            for row in self.moved
+            for row in step.moved
         )
         yield f"Collectives, without overlap: {'; '.join(several)}."
-        yield f"Assumed: {self.assumed}."
+        yield f"Assumed: {_assumed(step)}."
         yield SEVERAL
 
 
 def over_time(
+    run: PreparedRun,
+    procedure: str,
     rows: Sequence[PricedLine],
     over: OverMesh,
-    cluster: Cluster,
-    rates: Rates,
-    kind: Precision,
-    book: Book,
+    on: tuple[Cluster, Rates, Precision],
     executed: tuple[OverMesh, str] | None = None,
-) -> OverTime:
-    """Return the time of the priced rows of a placed table on a device of a cluster.
+    table: Table | None = None,
+) -> tuple[Timing, StepUsage]:
+    """Return the kernels of the priced rows of a placed table, and their step on a cluster.
 
+    on        with the rates of its devices, and the types
     executed  the step as it executes, with its plan, where no plan of it is counted
+    table     of one device, for a pass of inference
     """
-    counted = None
+    (cluster, rates, kind), counted, plan = on, None, run.plan
     if executed:
-        over, counted = executed[0], (rows, executed[1])
-        rows = price(over.placed.table, {}, book).rows
-    sizes = {**over.sizes, **over.placed.sizes}
-    check_timed(over.placed.clauses, over.placed.mesh.sizes)
-    widths = optimizer_widths(over.placed.table, kind, over.placed.whole, over.placed.holds)
-    lines = timing(rows, sizes, rates, kind.values, book, widths, counted)
-    spent = {name: PassTime(shared=cluster.shared) for name in "FBWO"}
-    for collective, takes in _transfers(over, cluster):
-        mine = spent[PASSES.get(collective.phase, "F")]
-        mine.add(collective.times * takes.seconds, collective.op == "pass_on", collective.role in OVERLAPPED_ROLES)
-    iterations = {id(line) for line in round_rings(over.placed.table.lines)}
-    for part in lines.time.parts:
-        mine = spent[PASSES.get(part.phase, "F")]
-        mine.compute += part.total
-        mine.rounds += part.total if id(rows[part.main].source) in iterations else 0.0
-    waits = sum(each.waits for each in spent.values())
-    overlapping = sum(each.overlapping + each.ring_seconds for each in spent.values())
-    waiting = sum(exposed_seconds for _, exposed_seconds in exposed(spent).values())
-    return OverTime(cluster.name, lines, collective_times(over, cluster), waits, overlapping, waiting - waits)
+        over, plan = executed
+        counted, rows = (rows, plan), price(over.placed.table, {}, run.book).rows
+    placed, sizes = over.placed, over.of_model
+    widths = optimizer_widths(placed.table, kind, placed.whole, placed.holds)
+    lines = timing(rows, {**over.sizes, **placed.sizes}, rates, kind.values, run.book, widths, counted)
+    optimizer = run.optimizer or default_optimizer(run.book)
+    config = StepConfig(placed.clauses, kind, plan, procedure, optimizer)
+    account = MeshAccount(run.model, sizes, placed.mesh, config, table)
+    shares = prod(placed.mesh.sizes[axis] for axis in account.sizes.batch_axes)
+    way = ParallelConfig(placed.mesh.sizes, sizes.get("B", shares) // shares)
+    return lines, step_of(account, way, sizes, cluster, rates, run.model.tokens(sizes), memory=False)
 
 
-def collective_times(over: OverMesh, cluster: Cluster) -> tuple[CollectiveTime, ...]:
+def collective_times(over: OverMesh, cluster: Cluster) -> tuple[StepTraffic, ...]:
     """Return the time of the collectives of a step over the links of a cluster, without overlap, the longest first."""
-    several = dict[tuple[str, str, str], CollectiveTime]()
-    for collective, takes in _transfers(over, cluster):
-        key = collective.op, collective.mesh_axis, collective.role
-        old = several.get(key, CollectiveTime(*key, 0, 0.0, takes.link, takes.algorithm))
-        seconds = old.seconds + collective.times * takes.seconds
-        several[key] = replace(old, runs=old.runs + collective.times, seconds=seconds)
-    return tuple(sorted(several.values(), key=lambda row: -row.seconds))
-
-
-def _transfers(over: OverMesh, cluster: Cluster) -> Iterator[tuple[Collective, Transfer]]:
-    """Yield each collective with its transfer over the links of a cluster."""
-    mesh_groups = groups(over.placed.mesh.sizes, cluster.devices)
-    for collective in over.collectives:
-        yield (
-            collective,
-            transfer(collective.op, collective.payload_bytes, mesh_groups[collective.mesh_axis], cluster),
+    several, mesh_groups = dict[tuple[str, str, str], StepTraffic](), groups(over.placed.mesh.sizes, cluster.devices)
+    for each in over.collectives:
+        add_traffic(
+            several, each, transfer(each.op, each.payload_bytes, mesh_groups[each.mesh_axis], cluster), each.times
         )
+    return tuple(sorted(several.values(), key=lambda row: -row.seconds))

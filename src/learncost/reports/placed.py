@@ -20,9 +20,9 @@ from learncost.reports.sheet import AtLength
 from learncost.sharding.collective import Collective, formulas
 
 if TYPE_CHECKING:
+    from learncost.autoshard.step import StepTraffic
     from learncost.devices.cluster import Cluster
     from learncost.reports.memory.on_device import DeviceMemory
-    from learncost.reports.mesh_time import CollectiveTime
 
 
 _CLUSTER = Key(form=attrgetter("name"), optional=True, after="written_stages").field
@@ -83,7 +83,7 @@ class PlacedStep(AtLength):
 
     sheets_module: ClassVar[str] = "learncost.reports.show_placed"
 
-    def times(self, over: OverMesh | None = None) -> tuple[CollectiveTime, ...]:
+    def times(self, over: OverMesh | None = None) -> tuple[StepTraffic, ...]:
         """Return the time of the collectives over the links of the cluster, each without overlap, by default of all."""
         if self.cluster is None:
             return ()
@@ -93,9 +93,11 @@ class PlacedStep(AtLength):
 
     @property
     @Key("times", when=attrgetter("cluster"), after="cluster")
-    def times_of_all(self) -> tuple[CollectiveTime, ...]:
-        """Return the time of all collectives."""
-        return self.times()
+    def times_of_all(self) -> list[dict[str, Any]]:
+        """Return the time of all collectives as data."""
+        from learncost.reports.mesh_time import traffic_of  # only where a cluster is given: start-up counts
+
+        return traffic_of(self.times())
 
     @property
     def table(self) -> Table:

@@ -12,11 +12,11 @@ from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable
 from learncost.reports.sheet import AtLength, Drawn
 
 if TYPE_CHECKING:
+    from learncost.autoshard.step import StepUsage
     from learncost.cost_models import Price
     from learncost.models.model import Model
     from learncost.reports.memory.on_device import DeviceMemory
     from learncost.reports.mesh_cost import OverMesh
-    from learncost.reports.mesh_time import OverTime
     from learncost.reports.recorded import RecordedTime
     from learncost.reports.request import Request
     from learncost.reports.rows import NotDerived
@@ -70,6 +70,12 @@ class Amount(Serializable):
 
 def _windows(windows: tuple[tuple[int, int], ...]) -> list[dict[str, int]]:
     return [{"window": window, "elements_per_token": part} for window, part in windows]
+
+
+def _step(step: StepUsage | None) -> dict[str, Any] | None:
+    from learncost.reports.mesh_time import data_of  # only over a mesh: start-up counts
+
+    return None if step is None else data_of(step)
 
 
 def _with_passes(phases: Mapping[str, tuple[int, Amount]]) -> dict[str, Any]:
@@ -234,7 +240,7 @@ class Cost(AtLength, Drawn):
     over: OverMesh | None = field(default=None, metadata=OPTIONAL)  # many devices: all counts are then those of one
     timing: Timing | None = field(default=None, metadata=Key("time", optional=True).field)
     recorded: RecordedTime | None = field(default=None, metadata=Key("recorded_time", optional=True).field)
-    over_time: OverTime | None = field(default=None, metadata=Key("step", optional=True).field)
+    over_time: StepUsage | None = field(default=None, metadata=Key("step", optional=True, form=_step).field)
     context: int | None = field(default=None, metadata=Key(when=attrgetter("cache")).field)
     cache: Cache | None = field(default=None, metadata=OPTIONAL)
     last_only: bool = field(default=False, metadata=Key("last_position_only", when=attrgetter("cache")).field)

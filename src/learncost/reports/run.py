@@ -205,12 +205,11 @@ class PreparedRun:
         optimizer = self.optimizer or default_optimizer(book)
         chosen = find_procedure(procedure)
         model = trained_by(self.model, procedure)
-        takes = None
+        timed, takes = None, None
         if on is not None:
             from learncost.reports.mesh_time import over_time  # imported where it is needed: start-up counts
 
-            takes = over_time(rows, over, *on, book, executed)
-        timed = takes.lines if takes else None
+            timed, takes = over_time(self, procedure, rows, over, on, executed)
         answer = ledger(model, chosen, Price(book.name, rows, sizes, self.dtype), by, timed, over)
         answer = replace(answer, trained=self.trained, optimizer=optimizer, **self._asked)
         return replace(answer, over_time=takes)

@@ -259,7 +259,9 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
     if cost.memory and cost.memory.unavailable:
         notes.append(f"Whether it fits the memory of the device is not known: {cost.memory.unavailable}.")
     if cost.over_time:
-        notes.extend(cost.over_time.notes())
+        from learncost.reports.mesh_time import notes as of_mesh  # imported where it is needed: start-up counts
+
+        notes.extend(of_mesh(cost.over_time))
     if cost.served:
         notes.append(_served(cost, cost.served))
     if training := cost.training:

@@ -4,59 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.held import Static
 from learncost.autoshard.placed_step import StepConfig, stepped
 from learncost.autoshard.stage_memory import StageMemory
-from learncost.autoshard.step import PIPELINE, ParallelConfig, StageUsage, memory_of, static_of
+from learncost.autoshard.step import ParallelConfig, StageUsage, memory_of, static_of
 from learncost.autoshard.updates import updated_in_place
 from learncost.ir.errors import InputError
 from learncost.procedures.procedure import PAPER
-from learncost.program.pipeline import CHUNKS, KINDS
 from learncost.reports.memory.engine import Engine, MemoryUse
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.mesh_cost import OverMesh, padded_step
 from learncost.reports.request import Request
-from learncost.reports.search.spread import check_staged, schedule_asked
-from learncost.sharding.clauses import clauses, parts_of
+from learncost.reports.search.spread import MeshCut, mesh_cut
+from learncost.sharding.clauses import parts_of
 from learncost.sharding.collective import collectives, widths_of
-from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.padding import sizes_of, with_filled
 from learncost.sharding.place import place
-from learncost.sharding.presets import chosen, chosen_for
-from learncost.sharding.stages import BLOCKS, Pipeline, pipeline_of
+from learncost.sharding.presets import chosen_for
 
 
 @dataclass(frozen=True)
 class MeshMemory:
-    """The account of a step over a mesh, and the parts of its configuration that do not depend on the batch.
-
-    mesh      the devices by axis, the pipeline's as `PIPELINE`
-    layers    the blocks of each stage; none: equally many
-    """
+    """The account of a step over a mesh, and the parts of its configuration that do not depend on the batch."""
 
     account: MeshAccount
-    mesh: Mapping[str, int]
+    cut: MeshCut
     microbatches: int
-    schedule: str = "1f1b"
-    chunks: int = 1
-    layers: tuple[int, ...] = ()
 
     def way(self, sizes: Mapping[str, int]) -> ParallelConfig:
         """Return the configuration at the sizes of a microbatch of all devices."""
-        shares = prod(self.mesh.get(axis, 1) for axis in self.account.sizes.batch_axes)
+        shares = prod(self.cut.mesh.get(axis, 1) for axis in self.account.sizes.batch_axes)
         microbatch, left = divmod(sizes.get("B", shares), shares)
         if left:
             raise InputError(
                 f"a microbatch of {sizes['B']:,} sequence{'s' if sizes['B'] > 1 else ''} is not divisible by the "
                 f"{shares:,} shards of {' and '.join(self.account.sizes.batch_axes)}"
             )
-        return ParallelConfig(self.mesh, microbatch, self.microbatches, self.schedule, self.chunks, self.layers)
+        return self.cut.way(microbatch, self.microbatches)
 
     def stages(self, sizes: Mapping[str, int]) -> tuple[StageUsage, ...]:
         return memory_of(self.account, self.way(sizes), _whole(sizes))
@@ -84,7 +74,7 @@ class MeshMemory:
         """Return the text on the stage with the highest peak."""
         peaks = [stage.peak for stage in self.stages(sizes)]
         number = peaks.index(max(peaks))
-        schedule = self.schedule + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
+        schedule = self.cut.schedule + (f" of {self.cut.chunks} chunks" if self.cut.chunks > 1 else "")
         several = "1 microbatch" if self.microbatches == 1 else f"{self.microbatches:,} microbatches"
         return f"Stage {number + 1} of {len(peaks)} has the highest peak ({schedule}, {several})."
 
@@ -100,27 +90,17 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
     an axis is not divisible.
     """
     grid = parse_mesh(str(request.mesh))
-    place_, placement = request.place, request.placement
-    trained = chosen_for(grid, step.run.axes, place_, placement) if engine.trains else ()
-    several = trained or chosen(place_, placement, grid.names)
-    if grid.sizes.get(PIPELINE, 1) > 1 and all(clause.mesh != PIPELINE for clause in several):
-        several = (*clauses(f"{BLOCKS} over {PIPELINE}"), *several)
-    pipeline = pipeline_of(step.model.table, grid, several)
+    trained = chosen_for(grid, step.run.axes, request.place, request.placement) if engine.trains else ()
+    cut = mesh_cut(replace(request, procedure=step.procedure), step.model.table, trained)
+    pipeline, inner = cut.pipeline, cut.inner
     if pipeline and engine.name != GRAPH:
         raise InputError(f"--engine {engine.name} does not support pipeline stages ({pipeline.clause}): use graph")
-    if pipeline:
-        check_staged(step.procedure)
-    inner = grid if pipeline is None else pipeline.mesh if pipeline.mesh.axes else Mesh((("dp", 1),))
-    cut = several if pipeline is None else pipeline.clauses
-    config = StepConfig(cut, step.kind, step.plan, step.procedure, step.optimizer.name, step.mode or PAPER)
-    _, table, sizes, padded = padded_step(step.model, lambda model: stepped(model, config), inner, cut, step.sizes())
-    placed = place(table, inner, cut, sizes, plan=step.plan)
-    memory = MeshMemory(
-        MeshAccount(step.model, step.sizes(), inner, config),
-        {PIPELINE: pipeline.stages, **pipeline.mesh.sizes} if pipeline else grid.sizes,
-        step.accumulate,
-        *scheduled(request, pipeline),
+    config = StepConfig(cut.clauses, step.kind, step.plan, step.procedure, step.optimizer.name, step.mode or PAPER)
+    _, table, sizes, padded = padded_step(
+        step.model, lambda model: stepped(model, config), inner, cut.clauses, step.sizes()
     )
+    placed = place(table, inner, cut.clauses, sizes, plan=step.plan)
+    memory = MeshMemory(MeshAccount(step.model, step.sizes(), inner, config), cut, step.accumulate)
     result = copy(step)
     if padded:
         result = step.of(with_filled(step.run.model, padded), {**step.run.axes, **sizes_of(padded)})
@@ -128,16 +108,5 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
     if pipeline:
         over = OverMesh(placed, (), sizes, padded, pipeline, memory.said(sizes))
     result.mesh = request, engine
-    result.placed(updated_in_place(placed), over, parts_of(table, inner, cut, sizes), memory)
+    result.placed(updated_in_place(placed), over, parts_of(table, inner, cut.clauses, sizes), memory)
     return result
-
-
-def scheduled(request: Request, pipeline: Pipeline | None) -> tuple[str, int, tuple[int, ...]]:
-    """Return the schedule, the stages of each device, and the blocks of each stage. Raises `InputError`."""
-    asked = schedule_asked(request)
-    if pipeline is None:
-        return asked.schedule, 1, ()
-    chunks = (asked.chunks or CHUNKS) if KINDS[asked.schedule].several else 1
-    if pipeline.blocks and chunks > 1:
-        raise InputError(f"{str(pipeline.clause)!r} gives the blocks of one stage per device: use --schedule 1f1b")
-    return asked.schedule, chunks, pipeline.blocks

@@ -7,64 +7,91 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from learncost.autoshard.account import MeshAccount
-from learncost.autoshard.candidates import CHUNKS
 from learncost.autoshard.placed_step import StepConfig, blocks_of, stepped
 from learncost.autoshard.stage_memory import split_of
 from learncost.autoshard.step import PIPELINE, ParallelConfig, StepUsage, step_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown
-from learncost.models.model import Model
+from learncost.ir.table import Table
 from learncost.passes.plan import usual_plan
 from learncost.procedures.optimizer import default_optimizer
-from learncost.program.pipeline import KINDS
+from learncost.program.pipeline import CHUNKS, KINDS
 from learncost.reports.request import Request
 from learncost.reports.run import prepare
 from learncost.reports.search.search import batch_of, of_one, search
-from learncost.sharding.clauses import Clause
+from learncost.sharding.clauses import Clause, clauses
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.presets import chosen, usual
-from learncost.sharding.stages import BLOCKS
-
-SIZES = ("batch_size", "seq_len")
+from learncost.sharding.stages import BLOCKS, Pipeline, pipeline_of
 
 
 @dataclass(frozen=True)
-class SpreadRequest:
-    """The request for a step over a mesh.
+class MeshCut:
+    """The sharding of a step over the devices of a request.
 
-    schedule    of the pipeline, and chunks: stages on a device, of schedules that have several; 0: the fewest
+    pipeline  whose stages the blocks make; None without one
+    inner     the mesh of a stage, and the clauses over its axes
+    mesh      the devices along each axis, the pipeline's as `PIPELINE`
+    schedule  of the pipeline, with the stages of a device and the blocks of each stage; none: equally many
     microbatch  sequences of a microbatch on each part of the batch
     """
 
-    schedule: str = "1f1b"
-    microbatch: int = 1
-    chunks: int = 0
+    pipeline: Pipeline | None
+    inner: Mesh
+    clauses: tuple[Clause, ...]
+    mesh: Mapping[str, int]
+    schedule: str
+    chunks: int
+    layers: tuple[int, ...]
+    microbatch: int
+
+    def way(self, microbatch: int, microbatches: int) -> ParallelConfig:
+        """Return the configuration of a step in microbatches."""
+        return ParallelConfig(self.mesh, microbatch, microbatches, self.schedule, self.chunks, self.layers)
 
 
-def schedule_asked(request: Request) -> SpreadRequest:
-    """Return the checked options of the pipeline. Raises `InputError`."""
+def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> MeshCut:
+    """Return how the request cuts a step. Raises `InputError`.
+
+    table    of the model
+    several  the clauses; by default those of the request
+    """
+    grid = parse_mesh(str(request.mesh))
+    several = tuple(several) or chosen(request.place, request.placement, grid.names)
+    if grid.sizes.get(PIPELINE, 1) > 1 and all(clause.mesh != PIPELINE for clause in several):
+        several = (*clauses(f"{BLOCKS} over {PIPELINE}"), *several)
+    pipeline, schedule = pipeline_of(table, grid, several), request.schedule
+    microbatch, chunks = pipeline_options(request)
+    if pipeline is None and grid.sizes.get(PIPELINE, 1) > 1:
+        which, names = next(clause for clause in several if clause.mesh == PIPELINE), " ".join(blocks_of(table))
+        raise InputError(f"{PIPELINE} shards the stack of blocks: write {names} over {PIPELINE}, not {str(which)!r}")
+    if pipeline is None:
+        return MeshCut(None, grid, several, grid.sizes, schedule, 1, (), microbatch)
+    if pipeline.stages > 1 and request.procedure not in ("bp", "recompute"):  # whose microbatches pass once
+        raise InputError(f"pipeline stages require --procedure bp or recompute, not {request.procedure}")
+    chunks = (chunks or CHUNKS) if KINDS[schedule].several and pipeline.stages > 1 else 1
+    if pipeline.blocks and chunks > 1:
+        raise InputError(f"{str(pipeline.clause)!r} gives the blocks of one stage per device: use --schedule 1f1b")
+    inner = pipeline.mesh if pipeline.mesh.axes else Mesh((("dp", 1),))
+    mesh = {PIPELINE if axis == pipeline.axis else axis: size for axis, size in grid.axes}
+    return MeshCut(pipeline, inner, pipeline.clauses, mesh, schedule, chunks, pipeline.blocks, microbatch)
+
+
+def pipeline_options(request: Request) -> tuple[int, int]:
+    """Return the sequences of a microbatch and the stages of a device, 0 for the fewest. Raises `InputError`."""
     schedule = request.schedule
     if schedule not in KINDS:
         raise InputError(f"schedule must be one of {', '.join(KINDS)}, not {shown(schedule)}")
     said = {"microbatch": request.microbatch, "chunks": request.chunks}
-    whole = {name: 1 if said[name] is None else counted(said[name]) or 0 for name in ("microbatch", "chunks")}
+    whole = {name: 1 if value is None else counted(value) or 0 for name, value in said.items()}
     if wrong := [name for name, value in whole.items() if not 1 <= value <= LARGEST]:
         raise InputError(f"{wrong[0]} must be a whole number from 1 to {LARGEST:,}, not {shown(said[wrong[0]])}")
     if whole["chunks"] > 1 and not KINDS[schedule].several:
         several = " or ".join(name for name, kind in KINDS.items() if kind.several)
         raise InputError(f"{schedule} has one stage per device: use --schedule {several} for {whole['chunks']} chunks")
-    return SpreadRequest(schedule, whole["microbatch"], 0 if request.chunks is None else whole["chunks"])
-
-
-def pipeline_asked(request: Request) -> SpreadRequest:
-    """Return the checked options of the pipeline. Raises `InputError`, also for options that require a mesh."""
-    given = [name for name in ("microbatch", "chunks", "plan") if getattr(request, name) is not None]
-    given += [] if request.procedure == "bp" else [f"procedure {request.procedure}"]
-    if request.mesh is None and given:
-        raise InputError(f"--{given[0]} requires --mesh; without --mesh the fastest mesh is used")
-    return schedule_asked(request)
+    return whole["microbatch"], 0 if request.chunks is None else whole["chunks"]
 
 
 LARGEST = 10**6
@@ -89,30 +116,30 @@ class Spread:
 
 def spread(request: Request, cluster: Cluster) -> Spread:
     """Return one step over a mesh, by default over the fastest that fits."""
-    mesh, place, placement, asked = request.mesh, request.place, request.placement, pipeline_asked(request)
     devices = int(request.devices or 1)
     memory = float(cluster.device.ram)
-    if not request.is_sharded or mesh is None:
+    if not request.is_sharded or request.mesh is None:
+        given = [name for name in ("microbatch", "chunks", "plan") if getattr(request, name) is not None]
+        given += [] if request.procedure == "bp" else [f"procedure {request.procedure}"]
+        if request.mesh is None and given:
+            raise InputError(f"--{given[0]} requires --mesh; without --mesh the fastest mesh is used")
+        pipeline_options(request)
         best = search(replace(request, on=cluster), devices, top=1).best
         text = f"{best.zero}, the fastest mesh that learncost search finds"
         return Spread(best.step, text, memory, False, best.split, best.plan)
-    grid = parse_mesh(mesh)
+    grid = parse_mesh(request.mesh)
     if devices not in (1, grid.devices):
         raise InputError(f"the mesh {grid} has {grid.devices:,} devices, not {devices:,}")
-    if grid.sizes.get(PIPELINE, 1) > 1:
-        check_staged(request.procedure)
     run, kind = prepare(of_one(request)), request.kind()
     length = run.model.tokens(run.axes) // run.axes["B"]
     batch = batch_of(request.batch_size, length, grid.devices)
-    inner = Mesh(tuple((axis, size) for axis, size in grid.axes if axis != PIPELINE) or (("dp", 1),))
-    cut = _within_stages(chosen(place, placement, inner.names), run.model)
-    number = asked.microbatch * prod(inner.sizes.values())
+    cut = mesh_cut(request, run.model.table)
     optimizer = request.optimizer or default_optimizer()
-    config = StepConfig(cut, kind, "", request.procedure, optimizer)
+    config = StepConfig(cut.clauses, kind, "", request.procedure, optimizer)
     plan = usual_plan(stepped(run.model, config)) if request.plan is None else request.plan
-    config = replace(config, plan=plan)
-    account = MeshAccount(run.model, {**run.axes, "B": number}, inner, config)
-    shares = prod(inner.sizes.get(axis, 1) for axis in account.sizes.batch_axes)
+    sizes = {**run.axes, "B": cut.microbatch * cut.inner.devices}
+    account = MeshAccount(run.model, sizes, cut.inner, replace(config, plan=plan))
+    shares = prod(cut.inner.sizes.get(axis, 1) for axis in account.sizes.batch_axes)
     if batch % shares:
         larger = -(-batch // shares) * shares
         raise InputError(
@@ -120,36 +147,15 @@ def spread(request: Request, cluster: Cluster) -> Spread:
             f"{' and '.join(account.sizes.batch_axes)}: the next divisible batch_size is {larger:,}"
         )
     each = batch // shares
-    if each % asked.microbatch:
+    if each % cut.microbatch:
         raise InputError(
-            f"a batch shard has {each:,} sequences, which is not divisible by microbatches of {asked.microbatch:,}: "
-            f"the next divisible batch_size is {-(-each // asked.microbatch) * asked.microbatch * shares:,}"
+            f"a batch shard has {each:,} sequences, which is not divisible by microbatches of {cut.microbatch:,}: "
+            f"the next divisible batch_size is {-(-each // cut.microbatch) * cut.microbatch * shares:,}"
         )
-    several = KINDS[asked.schedule].several and grid.sizes.get(PIPELINE, 1) > 1
-    chunks = (asked.chunks or CHUNKS[0]) if several else 1
-    way = ParallelConfig(grid.sizes, asked.microbatch, each // asked.microbatch, asked.schedule, chunks)
+    way = cut.way(cut.microbatch, each // cut.microbatch)
     step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
-    text = ", ".join(filter(None, (place, placement))) or usual(inner.names)
+    text = ", ".join(filter(None, (request.place, request.placement))) or usual(cut.inner.names)
     return Spread(step, text, memory, True, split_of(account, step, run.axes), plan)
-
-
-def check_staged(procedure: str) -> None:
-    """Raise `InputError` for a procedure without a pipeline, whose microbatches do not pass once forward and back."""
-    if procedure not in ("bp", "recompute"):
-        raise InputError(f"pipeline stages require --procedure bp or recompute, not {procedure}")
-
-
-def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...]:
-    """Return the sharding rules without `blocks over pp` or `n_layer over pp`, which makes pipeline stages."""
-    blocks = blocks_of(model.table)
-    for clause in several:
-        if clause.mesh == PIPELINE and not {*clause.axes} <= {BLOCKS, *blocks}:
-            raise InputError(
-                f"{PIPELINE} shards the stack of blocks: write {' '.join(blocks)} over {PIPELINE}, not {str(clause)!r}"
-            )
-        if clause.mesh == PIPELINE and clause.names:
-            raise InputError(f"only equal stages are supported: write {BLOCKS} over {PIPELINE}, not {str(clause)!r}")
-    return tuple(clause for clause in several if clause.mesh != PIPELINE)
 
 
 def described(step: StepUsage) -> str:

@@ -333,7 +333,9 @@ class Explanation(InLetters):
         if not part.steps:
             grid.add_row("", Text.assemble((part.title, "bold"), ("  nothing", "dim")))
             return grid
-        grid.add_row("", Text(part.title, "bold"), Text("MACCs", "dim"), Text("FLOPs", "dim"))
+        over = (maccs, flops - 1) if self.sizes else (0, 0)
+        heads = [Text(head.rjust(width), "dim") for head, width in zip(("MACCs", "FLOPs"), over, strict=True)]
+        grid.add_row("", Text(part.title, "bold"), *heads)
         for step in part.steps:
             text = Text("\n".join(_wrapped(step.text, _WHOLE - numbers - maccs - flops, step.depth)))
             mark = "*" if step.outside_paper else ""

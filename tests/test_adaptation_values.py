@@ -140,7 +140,7 @@ def prepared(case, family, module, count):
     return {"train": case}
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize("family", ARCHITECTURES)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_and_what_runs(case, family):

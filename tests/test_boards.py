@@ -100,7 +100,7 @@ def _program(model: Any, procedure: str, optimizer: str, plan: str | None, batch
     return program_of(_configured(model), settings, learning)
 
 
-@pytest.mark.one_in(every=12)
+@pytest.mark.one_in(every=29)
 @pytest.mark.parametrize(("model", "procedure", "optimizer", "plan"), TWELVE)
 def test_bits_are_the_same_on_four_processors_and_bytes_as_predicted(
     model: Any, procedure: str, optimizer: str, plan: str
@@ -125,7 +125,7 @@ FIFTY = [
 ]
 
 
-@pytest.mark.one_in(every=15)
+@pytest.mark.one_in(every=31)
 @pytest.mark.parametrize(("model", "procedure", "optimizer", "plan", "batch"), FIFTY)
 def test_linked_sections_are_the_predicted_ram(
     model: Any, procedure: str, optimizer: str, plan: str, batch: int, tmp_path: Path

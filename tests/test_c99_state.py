@@ -78,7 +78,7 @@ def loss_of(scores: Any, targets: Any) -> float:
     return float(torch.nn.functional.cross_entropy(torch.tensor(scores).reshape(len(answers), -1), answers))
 
 
-@pytest.mark.one_in(every=6)
+@pytest.mark.one_in(every=13)
 @pytest.mark.parametrize("name", modules.CASES)
 def test_a_state_dict_goes_in_learns_as_in_pytorch_and_comes_out(name: str, tmp_path: Path) -> None:
     """The table is of a module with other values: all of them come from the file."""
@@ -254,7 +254,7 @@ def test_codes_and_frozen_matrices_of_a_table_begin_so_too(precision: str) -> No
         assert float(np.std(weights[name])) == pytest.approx((2 / inputs) ** 0.5, rel=0.1), name
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(("entry", "said"), [("both", True), ("predict", True), ("step", False)])
 def test_a_prediction_that_normalizes_over_its_batch_is_said_so(entry: str, said: bool) -> None:
     """A table has no running statistics, nor has a module that keeps none; of others nothing is said."""

@@ -73,7 +73,7 @@ def test_forward_pass_by_shapes(name):
     assert shapes.maccs == CASES[name].truth.forward
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize("name", CASES)
 def test_both_passes_by_autograd(name):
     """What autograd runs, counted on meta, where that is all of it; experts on the CPU, without a fused kernel."""
@@ -115,7 +115,7 @@ def test_numbers_known_from_elsewhere():
 # What the counters say.
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_learncost_is_right(name, quantity):

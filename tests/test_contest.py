@@ -22,6 +22,7 @@ KINDS = ("mlp", "vit", "text")
 # The same beginning, and who equals whom.
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("kind", sampled(KINDS, 2))
 def test_all_begin_alike_and_twins_stay_alike(kind):
     """Recomputation changes no number of backpropagation, MEMPEPITA none of PEPITA: losses are equal bit for bit."""

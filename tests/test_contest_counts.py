@@ -53,6 +53,7 @@ def timed(size):
     return 0.25 * size
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_flops_are_equal(kind):
     """No entrant uses more than the budget, and none could take one step more."""
@@ -74,6 +75,7 @@ def test_equal_seconds_are_as_many_steps_as_fit():
     ]
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("kind", ["mlp", "text"])
 def test_equal_memory_is_the_largest_batch_that_fits(kind):
     budget = max(cost_of(kind, entrant)(2).peak for entrant in ALL)
@@ -162,7 +164,7 @@ def test_flops_are_those_that_a_counting_array_sees(kind, entrant):
     assert executed == costs(setting(kind), entrant)(4).flops
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize("entrant", ALL, ids=lambda entrant: entrant.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_predicted_peak_is_the_measured_one(kind, entrant):
@@ -172,6 +174,7 @@ def test_the_predicted_peak_is_the_measured_one(kind, entrant):
     assert 0 <= measured - costs(contest_setting, entrant)(64).peak < 16 * 2**10
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_program_gives_what_the_interpreter_gives(kind):
     for entrant in ALL:
@@ -186,6 +189,7 @@ def test_the_program_gives_what_the_interpreter_gives(kind):
 # The page.
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(("heading", "given", "optimizer"), sampled(PAGE, 3))
 def test_the_counts_of_the_page(heading, given, optimizer):
     """What does not depend on a machine: MACCs, FLOPs and predicted bytes of every row."""

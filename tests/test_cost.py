@@ -62,7 +62,7 @@ def check(ledger: dict) -> None:
         assert row["repeat"] >= 1
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=23)
 @pytest.mark.parametrize("book", BOOKS)
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("by", BY)
@@ -114,6 +114,7 @@ def test_equal_layers_are_merged_and_counted():
 MERGED = ("albert-base-v2", "bart-base", "deberta-v2-xlarge", "deepseek-v2-lite", "gemma-3-1b", "gpt2", "mixtral-8x7b")
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("model", [*MERGED, "phi-2", "t5-small", "vit-b-16"])
 def test_numbers_of_a_line_are_those_of_so_many_layers(model):
     """Every row of `by="equation"` is `repeat` times something; one with no repeat is in no block.
@@ -139,6 +140,7 @@ def test_so_many_layers_have_so_many_times_the_numbers_of_one():
     assert [row.repeat for row in gradients] == [7, 7, 7]
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("model", "procedure"),
     [
@@ -262,6 +264,7 @@ def test_csv_has_every_row_exactly(by):
     assert len(rows) == len(ledger.rows)
 
 
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(
     ("model", "batch"), [("gpt2", 1), ("transformer-big", 1), ("gpt3-175b", 10**6), ("gpt3-175b", 10**12)]
@@ -386,6 +389,7 @@ def test_every_row_has_the_name_of_a_layer():
     assert all(row.layer for row in lc.cost("albert-base-v2", seq_len=8).rows)
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("model", "context"),
     [("llama-3.2-1b", 131072), ("llama-3-8b", 8192), ("qwen3-0.6b", 40960), ("deepseek-v3", 163840)],

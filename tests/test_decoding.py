@@ -19,7 +19,7 @@ __all__ = ["in_float64"]
 LENGTH, PROMPT = 9, 4
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=13)
 @pytest.mark.parametrize("new", [1, 2, 5])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prompt_and_what_follows_are_the_whole_forward_pass(name, new):
@@ -86,6 +86,7 @@ def run_price(one, table, new, length):
     return lc.price(table, sizes, "run").flops
 
 
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_operations_executed_are_the_run_price(name, several, monkeypatch):
@@ -214,6 +215,7 @@ FOREIGN = {
 }
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("name", FOREIGN)
 def test_logits_of_every_step_are_those_of_transformers_with_its_cache(name):
     make, foreign, places, sizes = FOREIGN[name]
@@ -241,6 +243,7 @@ def test_logits_of_every_step_are_those_of_transformers_with_its_cache(name):
     assert sum(value.size for value in cache.values()) == cached
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("name", FOREIGN)
 def test_products_of_matrices_are_those_that_torch_counts(name):
     make, foreign, _, sizes = FOREIGN[name]

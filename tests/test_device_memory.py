@@ -32,7 +32,7 @@ def test_the_memory_of_gpus_is_that_of_their_data_sheets():
     assert [lc.device(name).ram for name in ("H100-SXM", "A100-SXM-40GB")] == [80 * 10**9, 40 * 10**9]
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(
     "line",
     [
@@ -134,6 +134,7 @@ def test_the_time_of_collectives_of_place():
     assert row.seconds > 124_439_808 * 2 / 450e9  # bf16 over 18 links of 25 GB/s (NVIDIA H100 white paper)
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("model", ["gpt2", "t5-small", "vit-b-16"])
 def test_a_page_about_a_gpu_has_the_memory_that_memory_and_fit_have(model):
     """PyTorch's autograd on that GPU is the engine of all three; `test_memory_cuda.py` compares it with an H100."""
@@ -185,6 +186,7 @@ def test_compare_has_the_time_and_the_memory_of_each_procedure(capsys):
     assert "'H100' matches NVIDIA H100 SXM, NVIDIA H100 PCIe, DGX H100: give one of these" in capsys.readouterr().err
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("ways", [{"procedure": "recompute"}, {"plan": "recompute=all"}])
 def test_recomputation_costs_time_in_every_answer(ways):
     """A block's forward pass runs once more: the added time is that of its lines in `recomputation`, and at most that

@@ -56,6 +56,7 @@ def _engine(name: str, kind: str, dtype: str, **more: Any) -> Any:
     return engine(configure(MODELS[name]), Options(**options))
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(("kind", "name"), sampled(product(("torch", "jax"), MODELS), 3))
 def test_steps_are_those_of_fp32_but_for_rounding(name: str, kind: str) -> None:
     # cpu:0 is another device by name: PyTorch's operators run it.
@@ -110,6 +111,7 @@ def test_numpy_has_no_bf16() -> None:
         program(table, "numpy", dtype="bf16-masters")
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("plan", "procedure"), sampled(product((None, "fused"), ("recompute", "mempepita", "pepita")), 5)
 )

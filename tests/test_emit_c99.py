@@ -121,7 +121,7 @@ CASES = [
 CASES += [("gpt2", procedure, "momentum") for procedure in MORE]
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_losses_and_weights_are_numpys_where_no_gradient_is_stored(name: str) -> None:
     projected = {"vit": ("image",), "mlp": ("X",)}.get(name, ())
@@ -132,7 +132,7 @@ def test_losses_and_weights_are_numpys_where_no_gradient_is_stored(name: str) ->
         assert found.weights <= NEAR, found
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=23)
 @pytest.mark.parametrize(("name", "procedure", "optimizer"), CASES)
 def test_losses_and_weights_are_numpys(name: str, procedure: str, optimizer: str) -> None:
     program = made(name, plan=PLANS[optimizer], procedure=procedure, optimizer=optimizer)
@@ -143,7 +143,7 @@ def test_losses_and_weights_are_numpys(name: str, procedure: str, optimizer: str
     assert set(found.nothing) <= {"attn.bK"}, "no other gradient is zero in mathematics"
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize(
     "learning",
     [
@@ -199,7 +199,7 @@ def test_frozen_codes_are_read_by_products(name: str, learns: dict[str, str]) ->
     )
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("name", ["mlp", "convolution", "gpt2", "vit"])
 def test_activations_wait_for_the_backward_pass_as_codes(name: str) -> None:
     learning = {"precision": "int8-kept", "optimizer": "sgd"}
@@ -212,7 +212,7 @@ def test_activations_wait_for_the_backward_pass_as_codes(name: str) -> None:
         assert program.firmware.program_memory.arena <= 0.85 * plain.firmware.program_memory.arena
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("name", ["mlp", "recurrence", "vit"])
 def test_products_are_of_whole_numbers(name: str) -> None:
     program = made(name, precision="int8-products", optimizer="sgd")
@@ -225,6 +225,7 @@ def test_products_are_of_whole_numbers(name: str) -> None:
     assert {types[name] for product in products for name in product.reads} == {"int8"}
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("name", ["mlp", pytest.param("gpt2", marks=pytest.mark.slow), "convolution"])
 def test_every_comparison_of_verify_passes(name: str) -> None:
     settings = FirmwareOptions(batch_size=3, seq_len=LENGTHS.get(name), plan="fused-update,fused")

@@ -183,6 +183,7 @@ ENCODERS = {
 }
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("kind", "head"),
     sampled([(kind, head) for kind, (_, heads, _) in ENCODERS.items() for head in heads], 4, lambda case: case[0]),

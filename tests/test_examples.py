@@ -26,7 +26,7 @@ def example(name):
     return module
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("name", ["scaling", "equation_one", "feedback_alignment", "blog_block"])
 def test_it_prints(name, capsys):
     example(name).main()

@@ -163,6 +163,7 @@ SMALL = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("family", sampled(TYPES, 3))
 def test_the_proof_chooses_among_experts(family):
     """The table chooses by itself, and runs as torch counts it."""
@@ -176,6 +177,7 @@ def test_the_proof_chooses_among_experts(family):
     assert flops(table, table.weights, sizes, False) == lc.price(table, sizes, "matmul").flops
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("family", TYPES)
 def test_forward_learning(family):
     """Sinks are weights that no product reads: there is no output whose difference would be theirs."""
@@ -187,6 +189,7 @@ def test_forward_learning(family):
         lc.cost(configuration, "pepita", seq_len=8)
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("family", TYPES)
 def test_rows_count_blocks(family):
     """A value that is read by several products has as many parts of a gradient, but its block is one."""

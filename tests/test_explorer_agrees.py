@@ -108,6 +108,7 @@ def agree(client: TestClient, config: dict[str, Any], flags: dict[str, str], fol
     return dict(document)
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("number", sampled(range(CASES), every=83))
 def test_documents_have_the_numbers_of_the_command_line(client: TestClient, number: int, tmp_path: Path) -> None:
     agree(client, *case(number), tmp_path)

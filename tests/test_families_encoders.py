@@ -200,7 +200,7 @@ def inputs_of(model, kind, architecture, device):
     return inputs, lambda result: result.loss
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("draws", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "architecture"), sampled(CASES, 3, lambda case: case[0]))
 def test_parameters_and_products(kind, architecture, draws):

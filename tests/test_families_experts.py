@@ -125,7 +125,7 @@ def draw_configuration(family, seed):
 CASES = [(family, seed) for family in PREFIX for seed in range(8)]
 
 
-@pytest.mark.one_in(every=6)
+@pytest.mark.one_in(every=13)
 @pytest.mark.parametrize(("family", "seed"), CASES)
 def test_parameters(family, seed):
     values = draw_configuration(family, seed)

@@ -241,7 +241,7 @@ def weights_of(name: str) -> set[str]:
     return {weight for model in made(name).models for weight in model.table.weights}
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize("file", sampled(FILES, 3))
 def test_every_text_of_a_slot_is_chosen_and_every_rewriting_is_made_and_not_made(file):
     for slot, own in read_file(file).get("slots", {}).items():
@@ -255,7 +255,7 @@ def test_every_text_of_a_slot_is_chosen_and_every_rewriting_is_made_and_not_made
                 assert any((when, way) in made(heir).chosen for heir in heirs(file)), (layer, when, way)
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=13)
 @pytest.mark.parametrize("file", FILES)
 def test_every_entry_is_read(file):
     families = [FAMILIES[name] for name in heirs(file)]

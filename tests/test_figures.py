@@ -50,7 +50,7 @@ def test_every_kind_of_figure_is_tried() -> None:
     assert FIGURES.keys() == {name for name, row in ROWS.items() if row.ask}
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("kind", COMMANDS)
 @pytest.mark.parametrize(("ending", "columns"), [("pdf", 2), ("svg", 1), ("png", 1)])
 def test_a_figure_is_a_file_that_says_what_it_rests_on(

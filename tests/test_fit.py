@@ -231,7 +231,7 @@ def test_refusals_are_one_line(flags, line, capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(
     ("model", "given"),
     [("gpt2", {}), ("gpt2", {"lora": "c_attn"}), ("t5-small", {"seq_len": 16}), ("bert-base", {"seq_len": 16})],

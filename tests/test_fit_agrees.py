@@ -55,6 +55,7 @@ def of_fit(kind, given, room):
     return row
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("kind", SAMPLED)
 def test_memory_and_fit_say_the_same_batch_and_it_is_the_largest(kind):
     for settings in (choice for choice in ASKED if "lora" not in choice or kind not in ("encoder-decoder", "speech")):
@@ -83,7 +84,7 @@ def test_so_do_they_where_the_planner_chooses_for_every_batch():
     assert at <= room < over
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("engine", LIMITED)
 def test_so_do_they_of_a_runner_that_is_named(engine):
     if engine == "operators":
@@ -104,7 +105,7 @@ def _agree(engine, **more):
     assert of_memory("decoder", own_settings, batch_size=row.largest + 1).peak > room
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_longest_sequence_is_the_longest(kind):
     for settings in ({}, {"engine": "graph"}, {"dtype": "bf16-masters"}):

@@ -181,7 +181,7 @@ def assert_mathml(element: ElementTree.Element) -> None:
             assert len(inner) == CHILDREN[meta], ElementTree.tostring(inner)
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=13)
 @pytest.mark.parametrize("name", shipped())
 @pytest.mark.parametrize("jacobian", [False, True])
 def test_every_table_as_latex_and_mathml(name: str, jacobian: bool) -> None:
@@ -318,6 +318,7 @@ def test_words_cost_what_their_lines_cost() -> None:
 MODELS = ["gpt2", "llama-3.2-1b", "t5-small", "vit-b-16", "distilbert-base", "mixtral-8x7b", "pythia-70m", "opt-125m"]
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_s_formulas_are_the_rows_of_cost(model: str) -> None:
     """As data too: the expressions of Python, at the sizes beside them, are the counts of the ledger."""

@@ -141,7 +141,7 @@ PATTERNS = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("family", KINDS)
 def test_frozen_parameters_do_not_learn(family, pattern):

@@ -132,6 +132,7 @@ def test_what_vmap_does_and_nobody_exports_is_named_so():
         lc.from_module(Loose(), (torch.randn(5, 4),))
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("name", sampled(FUNC, 4))
 def test_derivatives_by_functions(name):
     held(Jacobians(FUNC[name]), (torch.randn(5, 3),), {"x": "B 3"})

@@ -119,6 +119,7 @@ def counted(module, *inputs):
     return counter.get_total_flops()
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     "form", [*list(FORMS)[:5], *(pytest.param(f, marks=pytest.mark.slow) for f in list(FORMS)[5:])]
 )
@@ -150,6 +151,7 @@ def test_a_reentrant_checkpoint_without_an_input_that_has_a_gradient_has_none():
     assert module.blocks[0][0].weight.grad is None
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("form", sampled(FORMS, 5))
 def test_the_gradients_are_those_of_a_step_without_checkpoints(form):
     text = read_module(Blocks(FORMS[form]), (torch.randn(5, 16, requires_grad=True),)).text
@@ -281,7 +283,7 @@ class Wide(nn.Module):
         return self.narrow(torch.relu(self.wide(x)))
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("chosen", ["wide", "narrow", "wide,narrow"])
 @pytest.mark.parametrize("fold", [True, False])
 def test_paths_of_low_rank_run_again_with_the_line_that_they_adapt(chosen, fold):
@@ -421,7 +423,7 @@ class Embedded(nn.Module):
         return self.head(checkpoint(self.run, x, use_reentrant=False) if self.outer else self.run(x))
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize(("between", "outer"), [(0, False), (2, False), (4, False), (2, True)])
 def test_a_reentrant_checkpoint_whose_input_stops_to_learn_has_no_gradient(reentrant, between, outer):

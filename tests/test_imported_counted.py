@@ -39,6 +39,7 @@ ENLARGEMENTS = {
 }
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("name", sampled(sorted(ENLARGEMENTS), 4))
 def test_an_enlargement_at_open_sides_is_the_module_at_others(name):
     module = Between(ENLARGEMENTS[name])
@@ -88,6 +89,7 @@ POOLS = {
 }
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("name", sampled(sorted(POOLS), 3))
 def test_uneven_pools_and_smoothed_sides_are_no_matrix_product(name):
     sides, pool = POOLS[name]

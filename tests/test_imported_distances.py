@@ -34,7 +34,7 @@ CASES = [
 ]
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize(("shape", "said", "centers", "named"), CASES)
 def test_distances_cost_what_pytorch_runs(shape, said, centers, named):
     module, x = Near(centers, **named), torch.randn(shape)
@@ -79,7 +79,7 @@ class Turned(nn.Module):
         return nn.functional.affine_grid(theta, [len(x), 1, *self.sides], align_corners=self.align_corners)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("sides", [(4, 5), (1, 7), (3, 4, 2)])
 @pytest.mark.parametrize("align_corners", [True, False])
 def test_an_affine_grid_is_a_product(sides, align_corners):

@@ -194,7 +194,7 @@ def priced(table):
 RUNS = [*product(CASES, [False]), *sampled(product(CASES, [True]), 3)]
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize(("name", "as_run"), RUNS)
 def test_products_of_what_is_changed_in_place_are_counted(name, as_run):
     make, draw = CASES[name]

@@ -252,6 +252,7 @@ def test_another_version_of_a_package_is_another_table(folder, monkeypatch):
     assert place(folder).read() is None
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("of_package", [walk, parse, layer, ops])
 def test_another_state_of_the_code_that_reads_is_another_table(folder, monkeypatch, of_package):
     remembered(folder)
@@ -272,6 +273,7 @@ def test_a_folder_that_cannot_be_written_is_done_without(folder, monkeypatch):
     assert place(folder).read() is None
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"files": 3}', '{"files": {}, "text": "x"}'])
 def test_what_is_no_record_is_none(folder, text):
     remembered(folder)

@@ -53,7 +53,7 @@ def answered(function, request, **changed):
         return None
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("number", FEW)
 def test_more_never_takes_less_memory_operations_or_time(number):
     request, shown = training(number)
@@ -147,7 +147,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(number):
     assert at <= budget < above, shown
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("number", FEW)
 def test_more_never_takes_less_memory_over_devices(number):
     request, shown = over_devices(number)
@@ -157,7 +157,7 @@ def test_more_never_takes_less_memory_over_devices(number):
         assert answered(lc.memory, request, **changed).peak >= needs.peak, (shown, changed)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("number", FEW)
 def test_the_largest_batch_over_devices_fits_and_the_next_does_not(number):
     request, shown = over_devices(number)
@@ -172,6 +172,7 @@ def test_the_largest_batch_over_devices_fits_and_the_next_does_not(number):
         assert row.largest == found, shown
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("engine", ["graph", "eager"])
 @pytest.mark.parametrize("model", MODELS)
 def test_more_devices_never_take_more_each(model, engine):

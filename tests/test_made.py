@@ -41,7 +41,7 @@ KINDS = {
 SCALED = ("llama", "qwen3", "falcon", "gemma", "gpt_oss", "smollm3", "olmo2")
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize(
     ("family", "kind"),
     [

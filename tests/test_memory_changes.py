@@ -35,7 +35,7 @@ def without(flags: str, change: str) -> str:
     return shlex.join([*words, *shlex.split(change)])
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(
     "flags",
     [

@@ -42,6 +42,7 @@ MEASURED = [
 ]
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(("keys", "batch", "length", "asked", "measured"), MEASURED)
 def test_the_predicted_peak_is_the_measured_one(keys, batch, length, asked, measured):
     configuration = configure("-", {}, io.StringIO(json.dumps(keys)))

@@ -31,7 +31,7 @@ class Idle:
         return lambda *addresses: None
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(
     ("model", "sizes", "procedure", "optimizer", "batch", "length", "dtype", "plan", "kernels"),
     sampled(

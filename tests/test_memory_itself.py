@@ -70,6 +70,7 @@ OWN = {
 CASES = [(name, dtype) for name in (*OWN, *list(peaks.CASES)[:18]) for dtype in ("fp32", "bf16")]
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(("name", "dtype"), sampled(CASES, 16, lambda case: case[1]))
 def test_the_predicted_peak_is_that_of_the_allocator(name, dtype):
     case = OWN.get(name) or peaks.CASES[name]
@@ -151,7 +152,7 @@ LEARN = {
 }
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("chosen", LEARN)
 def test_the_module_runs_with_what_is_said_to_learn(chosen):
     said, learns = LEARN[chosen]
@@ -212,6 +213,7 @@ PACKED = [
 ]
 
 
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(("name", "dtype"), sampled(PACKED, 2, lambda case: case[1]))
 def test_kernel_buffers_are_within_the_range_that_stands_on_top(name, dtype):
     """The allocator's peak with what libraries of products take, which the other tests leave out."""

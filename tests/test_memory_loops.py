@@ -27,7 +27,7 @@ ASKED = [
 ]
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize(("engine", "module", "procedure"), ASKED)
 @pytest.mark.parametrize("model", ["mamba-370m", "rwkv-4-169m"])
 def test_few_iterations_take_the_memory_of_all(

@@ -7,6 +7,7 @@ from learncost.models.small import small
 from sampling import sampled
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16-masters"])
 def test_the_longest_sequence_of_a_planner_is_under_the_plan_that_it_takes_for_it(dtype):
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}

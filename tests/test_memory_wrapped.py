@@ -80,7 +80,7 @@ def predicted(name, dtype, placement, mesh, number, checkpoints, microbatches):
     return lc.memory(configuration, "recompute" if checkpoints else "bp", optimizer="adamw", **flags)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize(
     ("name", "dtype", "placement", "mesh", "checkpoints", "microbatches"),
     [

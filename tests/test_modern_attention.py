@@ -66,6 +66,7 @@ REWRITTEN = {
 }
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("name", sampled(REWRITTEN, 6, start=1))
 def test_every_rewriting_passes_the_proof(name):
     report = lc.verify(REWRITTEN[name]().table)
@@ -124,6 +125,7 @@ def their_angles(rotary):
     return torch.tensor(rotary["cosine"])[None], torch.tensor(sine)[None]
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "olmo2"])
 def test_grouped_attention(family, seed):

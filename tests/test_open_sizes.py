@@ -78,7 +78,7 @@ def test_a_length_that_code_makes_a_number_of_stays_open():
     assert lc.cost(fixed, B=6).total == lc.cost(number).total
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(
     "function",
     [
@@ -298,6 +298,7 @@ REMAINING = {
 }
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("function", sampled(HALVES.values(), 2), ids=HALVES.keys())
 def test_whole_parts_of_open_sizes_without_a_rest_are_quotients(function):
     module = Of(function)
@@ -309,6 +310,7 @@ def test_whole_parts_of_open_sizes_without_a_rest_are_quotients(function):
         lc.cost(lc.layer(read.text), B=2, M=7)
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("function", sampled(REMAINING.values(), 2), ids=REMAINING.keys())
 def test_whole_parts_of_open_sizes_with_a_rest_are_places_and_sizes(function):
     module = Of(function)
@@ -404,6 +406,7 @@ WITH_ARITHMETIC = {
 }
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("name", WITH_ARITHMETIC)
 def test_letters_with_arithmetic_cost_what_numbers_cost(name):
     kind, open_inputs, shapes = WITH_ARITHMETIC[name]

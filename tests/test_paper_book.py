@@ -397,6 +397,7 @@ def test_the_transformer_of_vaswani() -> None:
         }
 
 
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("book", BOOKS)
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
 def test_recompute_runs_every_line_of_every_block_once_more(family: str, book: str) -> None:
@@ -551,6 +552,7 @@ def test_masked_language_models_line_by_line(tmp_path: Path) -> None:
         check_ledger(str(tmp_path), layers, 2, {"seq_len": 50})
 
 
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("book", BOOK_LAYERS)
 @pytest.mark.parametrize("procedure", [*PROCEDURES, "recompute"])
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])

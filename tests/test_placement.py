@@ -47,6 +47,7 @@ def whole(family, optimizer="sgd"):
     return table, sizes, arrays, values_of(table, arrays, sizes)
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("family", "mesh_text", "names"),
     [
@@ -116,6 +117,7 @@ def test_a_recurrence_is_not_cut_along_its_turns():
         place(table, mesh("cp=2"), chosen(None, "cp"), sizes)
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("family", ["mamba", "mamba2", "rwkv"])
 def test_a_recurrence_is_cut_along_its_channels(family):
     """Each has a state of its own, so that all its turns run on one device, and nothing is sent within a turn."""
@@ -152,7 +154,7 @@ def test_every_preset_is_clauses():
         assert row.source
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize(
     ("name", "mesh_text", "placement", "plan"),
     [
@@ -188,7 +190,7 @@ def test_what_may_be_filled_up_is_no_choice_and_no_width(family, axes):
     assert not paddable(build(small(family)).table) & {"e", "d", "h", "f", "M"}
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("procedure", ["local", "local-shared", "evolution", "kolen-pollack", "dfa-linear"])
 def test_ways_to_learn_are_placed(procedure):
     model = build(small("gpt2", **SIZES))
@@ -243,7 +245,7 @@ def test_rows_that_are_as_many_as_are_priced_are_still_rows():
     assert np.abs(found - values[name]).max() <= 1e-12 * np.abs(values[name]).max()
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize(
     ("name", "mesh_text", "text", "plan"),
     [

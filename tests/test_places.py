@@ -41,7 +41,7 @@ def layer(name):
     return lc.layer(f"{name}({inputs}; {weights}) -> L\n  {line}" if weights else f"{name}({inputs}) -> L\n  {line}")
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("name", LAYERS)
 def test_it_is_proved(name):
     report = lc.check_layer(layer(name))

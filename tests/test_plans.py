@@ -40,7 +40,7 @@ def test_a_row_that_is_read_from_another_turn_is_made_by_another_kernel():
     assert first != last
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("model", MODELS)
 def test_what_runs_again_changes_nothing_bit_for_bit(model):
     table, sizes = table_of(model), sizes_of(model)
@@ -68,7 +68,7 @@ TOGETHER = [
 ]
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_every_plan_gives_the_same_loss_and_weights(model, optimizer):
@@ -191,6 +191,7 @@ def made(table):
         yield from ((outer, (line.count, *line.axes[inside])) for inside, outer in line.keep)
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_head_takes_turns_over_sequences(model):
     table = table_of(model)
@@ -229,6 +230,7 @@ def test_the_head_is_left_as_it_is_where_its_scores_are_wanted_or_its_loss_is_an
     assert planned(table, "chunked-loss,recompute=all").lines == table.lines
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_are_updated_at_once(model):
     table = table_of(model)
@@ -249,6 +251,7 @@ def test_weights_are_updated_at_once(model):
                 updated.add(line.right[0].name)
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("model", ["gpt2", "llama-2-7b", "bert-base", "bart-base"])
 def test_the_price_under_a_plan_is_what_numpy_executes(model):
     table, sizes = table_of(model), sizes_of(model)
@@ -264,7 +267,7 @@ def test_the_price_under_a_plan_is_what_numpy_executes(model):
         assert units == lc.price(rewritten, sizes, lc.book("run")).flops, text
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(
     ("model", "backend", "optimizer"),
     [

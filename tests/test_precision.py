@@ -195,7 +195,7 @@ def test_a_narrow_type_alone_is_refused_where_the_choices_differ(name, kind, tmp
             ask()
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(("name", "kind"), SPELLINGS.items())
 def test_a_narrow_type_alone_is_taken_where_the_choices_agree(name, kind):
     def asked(precision):

@@ -41,7 +41,7 @@ CASES = [
 ]
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=17)
 @pytest.mark.parametrize("case", CASES, ids=["plain", "momentum", "padded", "float32"])
 @pytest.mark.parametrize("mode", ["paper", "stable"])
 @pytest.mark.parametrize("model", LEARNING)
@@ -53,7 +53,7 @@ def test_mempepita_equals_pepita_bit_for_bit(model, mode, case):
         assert_same(first, second)
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize("case", CASES, ids=["plain", "momentum", "padded", "float32"])
 @pytest.mark.parametrize("model", [*LEARNING, "bare"])
 def test_recomputation_equals_backpropagation_bit_for_bit(model, case):
@@ -63,6 +63,7 @@ def test_recomputation_equals_backpropagation_bit_for_bit(model, case):
     assert_same(first, second)
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", [*LEARNING, "bare"])
 def test_every_gradient_is_the_complex_step(model, every):

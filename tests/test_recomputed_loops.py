@@ -65,6 +65,7 @@ def bytes_of(arrays):
     return {name: array.tobytes() for name, array in arrays.items()}
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("model", OWN)
 def test_results_are_equal_bit_for_bit_and_executed_as_priced(model):
     table, sizes = table_of(model)
@@ -103,6 +104,7 @@ def test_a_part_of_a_scan_is_recomputed_inside_of_its_backward_loop():
     assert "mixer.h.2" not in {inside for inside, _ in scan.keep}
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("model", OWN)
 def test_emitted_programs_compute_the_same(model, backend):
@@ -117,6 +119,7 @@ def test_emitted_programs_compute_the_same(model, backend):
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C compiler found")
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("model", OWN)
 def test_the_engine_in_place_computes_the_same(model):
     torch = pytest.importorskip("torch")
@@ -146,7 +149,7 @@ def test_fused_attention_is_recomputed_with_the_scan_of_its_block():
         assert worst(results(table, values, sizes), plain)[1] < 1e-12
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("model", OWN)
 def test_the_program_takes_less_memory_as_predicted(model):
     own = {"head_dim": 16} if model == "mamba2-130m" else {"intermediate_size": 64}

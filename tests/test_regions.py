@@ -150,6 +150,7 @@ def test_the_regions_of_reference_manuals(name: str, kib: list[int]) -> None:
     assert [region.bytes for region in lc.device(name).regions] == [size * KIB for size in kib]
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("text", [BETWEEN, NET.format(d=100, e=200, f=60)])
 def test_what_fits_two_regions_links_and_one_sample_more_is_refused(text: str, tmp_path: Path) -> None:
     """A program of more than the larger region alone, with the device's addresses and its own linker script."""

@@ -383,7 +383,7 @@ def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_screen(
     page.close()
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     ("model", "procedure", "given"),
     [
@@ -419,6 +419,7 @@ def test_models_of_other_kinds(
     page.close()
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("launch", [1e-7, 1e-2])
 def test_a_device_that_queues(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: float) -> None:
     """Calls are hidden behind kernels, or kernels behind calls; attention's words were timed with it."""

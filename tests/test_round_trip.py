@@ -27,6 +27,7 @@ OTHERWISE = {
 QUICK = ("attention", "norm", "jiang_block", "alternating_mean", "alibi_slopes", "rotary_halves", "same_chunk")
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in shipped() if n not in UNREAD],

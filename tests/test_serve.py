@@ -126,6 +126,7 @@ def test_an_unknown_model_is_said_in_words_for_a_person(client):
     assert "/api/" not in error
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("ending", ["json", "csv", "md", "tex", "trace.json", "pftrace"])
 def test_exports_are_what_the_command_line_writes(client, ending, tmp_path):
     path = tmp_path / "own"
@@ -731,6 +732,7 @@ def test_a_contest_is_written_after_every_training(tmp_path, monkeypatch):
     assert [sum(len(result["trainings"]) for result in value["results"]) for value in written_values] == [1, 2, 2]
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     "content",
     [b"", b"[]", b"{", b"\xff", b'{"schema": 1, "problem": 1, "budget": 1, "seeds": 1, "results": []}', b"[" * 9999],

@@ -40,7 +40,7 @@ def setting(model, **more):
     return sizes, sound_arrays(model.table, sizes) | {"dloss": np.asarray(1.0)}
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=17)
 @pytest.mark.parametrize("procedure", CUTTING)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_count_is_that_of_counting_arrays(family, procedure):

@@ -36,7 +36,7 @@ def own_of(stage, table, arrays):
     return result
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("parts", [2, 3])
 def test_stages_are_the_whole(name, parts):

@@ -35,7 +35,7 @@ def printed(capsys, *line: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("model", CASES)
 def test_one_step_takes_as_long_wherever_it_is_asked(model, capsys):
     settings, on = CASES[model], "H100-SXM"
@@ -53,7 +53,7 @@ def test_one_step_takes_as_long_wherever_it_is_asked(model, capsys):
     assert run_answer["total_by"] == "step"
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize("more", [{"procedure": "recompute"}, {"procedure": "pepita"}, {"lora": "c_attn"}])
 @pytest.mark.parametrize(("on", "dtype"), [("V100", "fp16-masters"), ("V100", "fp32"), ("RTX 4090", "bf16-masters")])
 def test_whatever_the_step_is(more, on, dtype):

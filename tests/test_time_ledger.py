@@ -25,6 +25,7 @@ def test_rows_add_up_to_the_time_of_the_step(by):
             assert [(row.line, row.maccs, row.flops, row.bytes) for row in ledger.rows] == counts
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     "model", ["bert-base", "t5-small", "mixtral-8x7b", "deberta-base", "deepseek-v2-lite", "vit-base-patch16-224"]
 )
@@ -61,6 +62,7 @@ KINDS = {
 }
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("by", ["equation", "layer"])
 @pytest.mark.parametrize("model", KINDS)
 def test_no_line_is_faster_than_the_device(model, by):
@@ -277,6 +279,7 @@ def test_gradients_at_places_of_two_axes_have_a_time():
     assert sum(row.seconds or 0 for row in ledger.rows) == pytest.approx(ledger.timing.seconds)
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("model", ["mamba-130m", "rwkv-4-169m", "gpt2"])
 def test_recurrences_are_timed_as_pytorch_code_and_this_is_said(model):
     """mamba_ssm is an optional package of transformers; without it the scan runs operator by operator."""

@@ -53,7 +53,7 @@ def module_of(name, dtype=torch.float64):
     return layer, {key: arrays[key] for key in table.inputs}
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=13)
 @pytest.mark.parametrize("name", LEARNING)
 def test_gradients_are_those_of_differences(name):
     # torch.autograd.gradcheck: central differences along a random direction of all inputs and weights (its fast mode;

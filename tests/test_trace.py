@@ -96,7 +96,7 @@ def test_a_line_is_as_long_as_it_has_flops_and_all_together_have_those_of_the_le
     } | {name: 0 for name in by_pass if not cost.macro_operations[name][1].flops}
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize(("model", "more"), KINDS, ids=str)
 def test_on_a_device_slices_take_the_seconds_of_the_ledger(model, more):
     trace, keywords = traced(model, more | {"on": ON})
@@ -114,7 +114,7 @@ def test_on_a_device_slices_take_the_seconds_of_the_ledger(model, more):
     assert trace.timeline.facts["length"] == "seconds, modelled"
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize(("model", "more"), KINDS, ids=str)
 def test_memory_beside_the_lines_has_the_peak_that_memory_says(model, more):
     for on, plan in ((None, "none"), (ON, None)):  # a step on a device has fused attention, as memory has it
@@ -300,7 +300,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(("engine", "more"), RUNS, ids=str)
 def test_a_training_is_traced_as_it_ran(engine, more, text, tmp_path, capsys):
     sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}

@@ -81,7 +81,7 @@ def run(trained_once, tmp_path):
 # Memory
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita", "mempepita", "head-only"])
 def test_numpy_takes_what_is_predicted(procedure, text, tmp_path):
     # Beside the engine's own number stands that of `learncost memory`, and the process's, as the kernel counts it.
@@ -156,6 +156,7 @@ def test_torch_takes_the_steps_of_numpy(procedure, family, text, tmp_path):
         np.testing.assert_allclose(weights_of(tmp_path / "torch")[name], array, atol=1e-9)
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("procedure", ["recompute", "mempepita"])
 def test_other_procedures_are_the_steps_of_training(procedure, text, tmp_path):
     # The losses are those of lc.Training on the same batches: of the interpreter, that is, not of the emitted step.

@@ -88,7 +88,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(("kind", "model", "sizes"), KINDS, ids=lambda own: own if isinstance(own, str) else "")
 def test_every_kind_is_learned_and_goes_on(kind, model, sizes, data, tmp_path):
     report = Silent()
@@ -101,7 +101,7 @@ def test_every_kind_is_learned_and_goes_on(kind, model, sizes, data, tmp_path):
     assert "said" in sample or "right" in sample or "replaced" in sample
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("at", [0, 8, -2])
 def test_pieces_are_the_whole_bit_for_bit(at, data, tmp_path):
     start(options(data, *KINDS[at], steps=3), tmp_path / "whole", Silent())
@@ -207,7 +207,7 @@ def test_an_epoch_has_every_example_once():
 # What is refused
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize(
     ("flags", "change", "said"),  # flags begin with the data and the model
     [

@@ -88,7 +88,7 @@ def test_every_tensor_comes_back_bit_for_bit(checkpoint):
     assert all(np.array_equal(tensors[name], parameters[name]) for name in parameters)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=7)
 def test_fine_tuned_it_loads_in_transformers(checkpoint, tmp_path):
     folder, module = checkpoint
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 60)
@@ -113,6 +113,7 @@ def test_fine_tuned_it_loads_in_transformers(checkpoint, tmp_path):
     np.testing.assert_allclose(our_logits(run.configuration(), weights, tokens), theirs, atol=1e-4)
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_model_from_scratch_loads_in_transformers(family, tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 60)

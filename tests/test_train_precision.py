@@ -49,7 +49,7 @@ def asked(text, way, **more):
     return Options(paths=(str(text),), **{"validate_every": 2, "sample_every": 4, "save_every": 2, **own, **more})
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("way", sampled(WAYS, 3))
 def test_it_learns_and_goes_on_bit_for_bit(way, text, tmp_path):
     start(asked(text, way), tmp_path / "whole", Silent())
@@ -102,6 +102,7 @@ def test_every_precision_that_programs_compute_in_is_resumed_below():
     assert runs == {*TRAINED} | ELSEWHERE
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("kind", "case"), sampled(product(("numpy", "torch", "jax"), RESUMED), 14, kind=lambda case: case[0])
 )

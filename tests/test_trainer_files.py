@@ -331,13 +331,14 @@ def test_a_file_is_the_model_of_a_question_and_flags_replace_it(capsys: pytest.C
     few = {"num_hidden_layers": 2}
     assert lc.memory(path, **few).peak == lc.memory("llama-3-8b", **few, **flags).peak
     assert lc.memory(path, seq_len=1024, **few).peak == lc.memory("llama-3-8b", **few, **flags | {"seq_len": 1024}).peak
-    request = lc.request_of(path)
+    request = lc.request_of(path, **few)
     assert {name: request.given[name] for name in flags} == flags
-    assert main(["memory", path, "--json"]) == 0
+    assert main(["memory", path, "--num-hidden-layers", "2", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert lc.memory(request).peak == answer["peak"]
     assert answer["trainer_files"]["command"].split()[:3] == ["learncost", "memory", "llama-3-8b"]
-    assert main([*answer["trainer_files"]["command"].split()[1:], "--json"]) == 0
+    words = answer["trainer_files"]["command"].split()[1:]
+    assert main([*words, "--num-hidden-layers", "2", "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)
     assert {key: value for key, value in answer.items() if key != "trainer_files"} == alone
 

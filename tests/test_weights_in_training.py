@@ -54,7 +54,7 @@ def counted(module):
     return found
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("quantize", [channels, straight_through, scaled])
 def test_products_for_gradients_of_weights_are_updates(quantize):
     """PyTorch's counter sees the gradients of all weights, and those that values have besides."""

@@ -123,7 +123,7 @@ GROUPED = GROUPED.replace("U[B e", "U[B g e").replace("R[B e", "R[B g e").replac
 GROUPED = GROUPED.replace("sizes:", "sizes: g=2")
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("text", [NET, DEPTHWISE, GROUPED], ids=["plain", "depthwise", "grouped"])
 def test_convolutions_in_whole_numbers_take_less_than_in_fp32(text):
     """RAM as the compiler's object has it, of the program and of that in fp32; C99 steps as NumPy does, bit for bit."""

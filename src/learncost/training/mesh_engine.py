@@ -37,6 +37,7 @@ class MeshEngine(NumPyEngine):
     name = "torch"
     plans = True
     _runner: MeshRunner
+    _stages_axis = ""
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
         if options.engine not in (None, "torch"):
@@ -62,6 +63,7 @@ class MeshEngine(NumPyEngine):
         }
         self._axes, self._filled = {name: table.axes[name] for name in self._layouts}, dict(specs.filled)
         self._whole = {name: shape(table, name, sizes) for name in self._layouts}
+        self._names = dict(zip(KINDS, map(tuple, (training.weights, training.state)), strict=True))
         self._runner.check(training.table(), self._micro(options))  # what cannot be is said at once
         self._cut = False
 
@@ -100,27 +102,37 @@ class MeshEngine(NumPyEngine):
             training.weights, training.state = self._own(training.weights), self._own(training.state)
             self._runner.forget()
 
-    def _gathered(self, arrays: Mapping[str, Any]) -> Arrays:
-        """Return global arrays from all processes' shards, on all of them."""
-        return {
-            name: self._runner.gathered(array, self._layouts[name], self._whole[name]) for name, array in arrays.items()
-        }
+    def _gathered(self, kind: str) -> Arrays:
+        """Return global arrays, of which processes have shards or none, on the first process; collectively."""
+        import torch.distributed as distributed
+
+        parts, wholes, place = self.parts(), Arrays(), self._runner.place
+        for name in self._names[kind]:
+            over = {*self._layouts[name].over, self._stages_axis}
+            is_replica = any(place[axis] for axis in place.keys() - over)  # it has what the first one has, too
+            every: list[Any] | None = [None] * self._mesh.devices if distributed.get_rank() == 0 else None
+            distributed.gather_object(() if is_replica else parts.get(f"{kind}.{name}", ()), every)
+            if every is None:
+                continue
+            there = [each for several in every for each in several]
+            wholes[name] = np.empty(self._whole[name], there[0].array.dtype)
+            for each in there:
+                places = zip(each.first, each.array.shape, strict=True)
+                wholes[name][tuple(slice(at, at + many) for at, many in places)] = each.array
+        return wholes
 
     @property
     def weights(self) -> Arrays:
-        self._take_parts()
-        self._runner.pool.fetch()
-        return self._gathered(super().weights)
+        return self._gathered("model")
 
     @property
     def state(self) -> Arrays:
-        self._take_parts()
-        self._runner.pool.fetch()
-        return self._gathered(super().state)
+        return self._gathered("optimizer")
 
     @property
     def plain_weights(self) -> Arrays:
-        return self._plain(self.weights)
+        weights = self.weights
+        return self._plain(weights) if weights else weights
 
     def _plain(self, weights: Arrays) -> Arrays:
         training = self._training
@@ -145,7 +157,8 @@ class MeshEngine(NumPyEngine):
         training = self._training
         training.weights = self._empty(training.weights)
         training.state = self._empty(training.state)
-        training.load(weights, state, steps)
+        # What the others have been given of the state of all, which is zeros before the first step, is nothing.
+        training.load(weights, state or self._empty(training.state), steps)
         self._cut = False
         self._take_parts()
 

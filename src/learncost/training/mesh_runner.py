@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +106,8 @@ class MeshRunner:
             flag = bool(agreed)
         return flag
 
-    def gathered(self, array: Any, layout: ShardLayout, shape: Sequence[int] = ()) -> Any:
-        """Return the global array from all processes' shards, on all of them; `shape` removes padding."""
+    def gathered(self, array: Any, layout: ShardLayout) -> Any:
+        """Return the global array from all processes' shards, on all of them."""
         if not layout.over:
             return array
         import torch
@@ -116,7 +116,7 @@ class MeshRunner:
         mine = torch.from_numpy(np.ascontiguousarray(array))
         parts = [torch.empty_like(mine) for _ in range(self.mesh.devices)]
         distributed.all_gather(parts, mine)
-        return together([each.numpy() for each in parts], layout, self.mesh, shape)
+        return together([each.numpy() for each in parts], layout, self.mesh)
 
 
 class _RunnableStep:

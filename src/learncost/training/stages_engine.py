@@ -19,7 +19,7 @@ from learncost.sharding.presets import chosen_for
 from learncost.sharding.stages import Pipeline, pipeline_of
 from learncost.training.engine import Arrays
 from learncost.training.mesh_engine import MeshEngine
-from learncost.training.parts import KINDS, ArrayPart
+from learncost.training.parts import ArrayPart
 from learncost.training.stages_runner import StagesRunner
 
 
@@ -50,10 +50,8 @@ class StagesEngine(MeshEngine):
         if wrong := next((name for name, is_asked in refused.items() if is_asked), None):
             instead = ": --microbatches cuts the batch" if options.accumulate > 1 else ""
             raise InputError(f"pipeline stages are trained by bp in floating point: remove {wrong}{instead}")
-        self._pipeline = pipeline
+        self._pipeline, self._stages_axis = pipeline, pipeline.axis
         super().__init__(configuration, options)
-        training = self._training
-        self._names = dict(zip(KINDS, map(tuple, (training.weights, training.state)), strict=True))
 
     def _made(self, options: Options) -> StagesRunner:
         clauses = chosen_for(self._mesh, self._training.model.sizes, options.place, options.placement)
@@ -86,40 +84,6 @@ class StagesEngine(MeshEngine):
                 parts.append(ArrayPart(np.ascontiguousarray(real[begin:end]), where, self._whole[name]))
                 begin = end
         return tuple(parts) or super()._apart(name, real, first)
-
-    def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
-        # What the others have been given of the state of all, which is zeros before the first step, is nothing.
-        super().load(weights, state or self._empty(self._training.state), steps)
-
-    @property
-    def weights(self) -> Arrays:
-        return self._together("model")
-
-    @property
-    def state(self) -> Arrays:
-        return self._together("optimizer")
-
-    @property
-    def plain_weights(self) -> Arrays:
-        weights = self.weights
-        return self._plain(weights) if weights else weights
-
-    def _together(self, kind: str) -> Arrays:
-        """Yield global arrays, of which processes have shards or none, on the first process."""
-        import torch.distributed as distributed
-
-        parts, wholes = self.parts(), Arrays()
-        for name in self._names[kind]:
-            every: list[Any] | None = [None] * self._mesh.devices if distributed.get_rank() == 0 else None
-            distributed.gather_object(parts.get(f"{kind}.{name}", ()), every)
-            if every is None:
-                continue
-            there = [each for several in every for each in several]
-            wholes[name] = np.empty(self._whole[name], there[0].array.dtype)
-            for each in there:
-                places = zip(each.first, each.array.shape, strict=True)
-                wholes[name][tuple(slice(at, at + many) for at, many in places)] = each.array
-        return wholes
 
     @property
     def says(self) -> str:

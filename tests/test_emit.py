@@ -31,7 +31,7 @@ def expected(table, arrays, sizes):
     return values
 
 
-@pytest.mark.one_in(every=31)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
@@ -72,7 +72,7 @@ def test_emitted_gradients_are_those_of_autograd_through_the_emitted_forward_pas
     assert worst(autograd, gradients)[1] < NEAR
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("backend", "seed"), [(b, s) for b, n in (("numpy", 40), ("torch", 20), ("jax", 2)) for s in range(n)]
 )
@@ -133,7 +133,7 @@ def test_a_layer_with_an_optimizer_gives_new_weights():
 ALLOWED = {"math", "typing", "numpy", "torch", "torch.nn", "jax", "jax.numpy", "scipy.special"}
 
 
-@pytest.mark.one_in(every=13)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", [*shipped(), "gpt2"])
 def test_a_program_names_nothing_of_ours(name, backend):
@@ -236,7 +236,7 @@ def test_what_nothing_reads_any_more_is_released():
     assert peaks[0] < 5
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("name", ["attention", "norm", "loss", "embedding", "mixture_of_experts", "recurrent"])
 def test_torch_compile_takes_it_whole(name):
     def compiled(function, sizes):

@@ -31,12 +31,13 @@ def expected(table, arrays, sizes):
     return values
 
 
-@pytest.mark.one_in(every=10)
+@pytest.mark.one_in(every=11)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
+        ("embedding", "jax"),  # whose gradient has several rows of one index, which an update of JAX overwrites
         *((name, backend) for name in shipped() for backend in BACKENDS if backend != "jax"),
-        *sampled(((name, "jax") for name in shipped()), 6),
+        *sampled(((name, "jax") for name in shipped() if name != "embedding"), 6),
     ],
 )
 def test_a_layer_forward_backward_and_update(name, backend):

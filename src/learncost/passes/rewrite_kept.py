@@ -19,7 +19,7 @@ with a single axis are not quantized.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from learncost.ir.line import Line, Meta, Op, Product
 from learncost.ir.loop import Loop, Statement
@@ -44,24 +44,14 @@ def is_backward(line: Statement) -> bool:
     return phases((line,)) != {"forward"}
 
 
-@dataclass(frozen=True)
-class _CompressedNames:
-    """The names of the arrays that represent a saved tensor."""
-
-    value: str
-
-    def __call__(self, part: str) -> str:
-        return f"{self.value}.{part}"
-
-
 class _CompressedStep:
     def __init__(self, table: Table) -> None:
         self.features = features(table)
         self.conditions = condition_names(table.lines) | table.indices
         self.outputs = {*table.outputs}
         self.table = table
-        lines, values = self._alone(table.lines, dict(table.values))
-        lines = self._iterations(lines, values)
+        values = dict(table.values)
+        lines = self._iterations(self._alone(table.lines, values), values)
         self.table = replace(table, lines=lines, values=values)
 
     def _keeps(self, line: Line, value: Value) -> bool:
@@ -88,7 +78,7 @@ class _CompressedStep:
         inside = tuple(axes[last:]) or tuple(axes[-1:])
         return inside if len(inside) < len(axes) else ()
 
-    def _alone(self, lines: Sequence[Statement], values: Values) -> tuple[tuple[Statement, ...], Values]:
+    def _alone(self, lines: Sequence[Statement], values: Values) -> tuple[Statement, ...]:
         """Return the lines of a scope outside of loops, with codes saved by its forward lines for its backward
         lines."""
         readers = {name for line in lines if is_backward(line) for name in line.reads}
@@ -98,16 +88,16 @@ class _CompressedStep:
         for place, line in enumerate(lines):
             if is_backward(line):
                 first = [name for name in line.reads if name in names and names[name] not in values]
-                result += [self._again(_CompressedNames(name), values) for name in first]
+                result += [self._again(name, values) for name in first]
                 line = line.renamed(names)
             result.append(line)
             name = line.makes[0] if isinstance(line, Line) else ""
             if not isinstance(line, Line) or name not in readers or last[name] != place or name in self.outputs:
                 continue
             if self._keeps(line, values[name]):
-                result += self._coded(_CompressedNames(name), values)
-                names[name] = _CompressedNames(name)("again")
-        return tuple(result), values
+                result += self._coded(name, values)
+                names[name] = f"{name}.again"
+        return tuple(result)
 
     def _iterations(self, lines: Sequence[Statement], values: Values) -> tuple[Statement, ...]:
         """Return the lines with codes saved by forward loops for the reversed loops that read them."""
@@ -127,17 +117,18 @@ class _CompressedStep:
             line = made.get(name)
             if line is None or outer in elsewhere or outer not in read or not self._keeps(line, inner[name]):
                 continue
-            names, inside = _CompressedNames(name), read[outer]
-            coded[name] = list(self._coded(names, inner))
+            inside = read[outer]
+            coded[name] = list(self._coded(name, inner))
             kept.remove((name, outer))
             given.remove((inside, outer))
             for part in ("codes", "scales"):
                 stack, slice_name = f"{outer}.{part}", f"{inside}.{part}"
-                kept.append((names(part), stack))
+                array = f"{name}.{part}"
+                kept.append((array, stack))
                 given.append((slice_name, stack))
-                values[stack] = replace(inner[names(part)].stacked(forward.count), role="kept", of=names(part))
-                behind[slice_name] = inner[names(part)]
-            again[inside] = self._again(_CompressedNames(inside), behind)
+                values[stack] = replace(inner[array].stacked(forward.count), role="kept", of=array)
+                behind[slice_name] = inner[array]
+            again[inside] = self._again(inside, behind)
             values.pop(outer, None)
         lines: list[Statement] = []
         for statement in forward.lines:
@@ -152,14 +143,14 @@ class _CompressedStep:
             replace(reverse, lines=tuple(backward), values=behind, each=tuple(given)),
         )
 
-    def _coded(self, names: _CompressedNames, values: Values) -> Iterator[Line]:
+    def _coded(self, name: str, values: Values) -> Iterator[Line]:
         """Yield the lines that quantize a value."""
-        number = Term(names.value, values[names.value].axes)
-        return coded(number, names.value, self._inside(number.declared), values, "forward")
+        number = Term(name, values[name].axes)
+        return coded(number, name, self._inside(number.declared), values, "forward")
 
-    def _again(self, names: _CompressedNames, values: Values) -> Line:
+    def _again(self, name: str, values: Values) -> Line:
         """Return the line that dequantizes a value."""
-        codes, scales = (Term(names(part), values[names(part)].axes) for part in ("codes", "scales"))
-        again = Term(names("again"), codes.declared)
+        codes, scales = (Term(f"{name}.{part}", values[f"{name}.{part}"].axes) for part in ("codes", "scales"))
+        again = Term(f"{name}.again", codes.declared)
         values[again.name] = Value(codes.declared)
         return Product((again,), (codes, scales), (), Meta(LAYER, phase="backward"))

@@ -263,7 +263,7 @@ def test_tensor_parallelism_beyond_the_heads_of_keys(capsys):
     assert main(asked) == 0
     assert of_four["split"]["KV cache"] == json.loads(capsys.readouterr().out)["split"]["KV cache"]
     assert main(["memory", "llama-3-8b", "--procedure", "decode", "--mesh", "tp=16", "--placement", "megatron"]) == 2
-    assert "h is 8, which is not divisible by the 16 devices of tp" in capsys.readouterr().err
+    assert "h (heads) is 8, which is not divisible by the 16 devices of tp" in capsys.readouterr().err
 
 
 def test_the_commands_of_the_page(capsys):

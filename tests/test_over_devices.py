@@ -185,9 +185,12 @@ def test_memory_of_one_device_is_of_its_part():
             {"mesh": "dp=2", "placement": "ddp", "engine": "eager", "plan": "fused-update"},
             "does not support plan='fused-update' over a mesh, since DDP",
         ),
-        ({"mesh": "tp=5", "placement": "megatron"}, "h is 12, .* the next divisible size is 15"),
-        ({"mesh": "dp=3", "placement": "ddp", "batch_size": 4}, "B is 4, .* the next divisible size is 6"),
-        ({"mesh": "cp=3", "placement": "cp"}, "M is 1,024, .* the next divisible size is 1,026"),
+        ({"mesh": "tp=5", "placement": "megatron"}, r"h \(heads\) is 12, .* the next divisible size is 15"),
+        (
+            {"mesh": "dp=3", "placement": "ddp", "batch_size": 4},
+            r"B .sequences. is 4, .* next divisible size is 6",
+        ),
+        ({"mesh": "cp=3", "placement": "cp"}, r"M \(positions\) is 1,024, .* the next divisible size is 1,026"),
     ],
 )
 def test_what_is_of_one_device_is_refused_over_a_mesh(flags, message):
@@ -318,7 +321,7 @@ def test_a_length_that_devices_do_not_divide_says_so():
     found = lc.fit("gpt2", "1GB", mesh="cp=4", placement="cp", **here)
     assert [row.batches[1] for row in found.rows] == [None]
     assert (
-        "65 tokens: M is 65, which is not divisible by the 4 devices of cp: the next divisible size is 68"
+        "65 tokens: M (positions) is 65, which is not divisible by the 4 devices of cp: the next divisible size is 68"
         in found.refused[0]
     )
 

@@ -95,10 +95,14 @@ def test_parts_of_axes_have_sizes_and_first_positions():
 @pytest.mark.parametrize(
     ("mesh_text", "place_text", "message"),
     [
-        ("tp=3", "h over tp", "h is 4, which is not divisible by the 3 devices of tp: the next divisible size is 6"),
+        (
+            "tp=3",
+            "h over tp",
+            r"h \(heads\) is 4, .* by the 3 devices of tp: the next divisible size is 6",
+        ),
         ("tp=2", "h over dp", "names the axis dp, which is not in the mesh"),
         ("tp=2,dp=2", "h over tp", "nothing is sharded over dp"),
-        ("tp=2", "y over tp", "shards the axis y, which no value has"),
+        ("tp=2", "y over tp", "shards y, which the model has not: give --placement or --place for tp without it"),
         ("tp=2", "h over tp of nowhere", "names nowhere, which is not in the table"),
         ("tp=2", "h f", "is not a sharding clause: write"),
         ("h=2", "f over h", "h is a size of the model"),

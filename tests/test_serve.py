@@ -77,7 +77,7 @@ def test_numbers_are_those_of_the_command_line(client, model, flags):
         code = main(["cost", model, *ops, "--by", "equation", "--json"])
     answer = client.get("/api/document", params={"model": model, **flags})
     if code:
-        assert in_flags(refused(answer), COMMANDS["cost"].flags) in " ".join(error.getvalue().split())
+        assert in_flags(refused(answer), COMMANDS["cost"].flags, ops) in " ".join(error.getvalue().split())
         return
     document, cost = answer.json(), json.loads(screen.getvalue())
     for name in ("maccs", "flops"):

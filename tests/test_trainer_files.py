@@ -353,10 +353,11 @@ def test_a_value_that_no_rule_names_is_unknown(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(yaml.safe_dump({**FACTORY, "finetuning_type": "lorra", "lora_target": "q_proj"}))
     assert [(each.key, each.value) for each in read_files([str(path)]).unknown] == [("finetuning_type", "lorra")]
-    path.write_text(yaml.safe_dump({**AXOLOTL, "adapter": "lora", "micro_batch_size": 0}))
+    path.write_text(yaml.safe_dump({**AXOLOTL, "adapter": "lora"}))
     reading = read_files([str(path)])
     assert (reading.step.lora, reading.unknown) == ("q_proj,v_proj", ())
-    with pytest.raises(lc.InputError, match="batch_size"):
+    path.write_text(yaml.safe_dump({**AXOLOTL, "micro_batch_size": 0}))
+    with pytest.raises(lc.InputError, match=r"a.yaml, line \d+: micro_batch_size is 0, not a number above 0"):
         lc.cost(str(path))
 
 
@@ -576,15 +577,25 @@ def test_files_are_strict_and_of_a_named_format_on_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "full.yaml"
-    path.write_text(yaml.safe_dump({**AXOLOTL, "an_unknown_key": 1}))
+    path.write_text(yaml.safe_dump({**AXOLOTL, "an_unknown_key": 1, "micro_batch_sise": 2}))
     for flags, said in (
-        (["--strict"], "has keys that are not known: an_unknown_key"),
+        (
+            ["--strict"],
+            "has keys that are not known: an_unknown_key, micro_batch_sise; did you mean 'micro_batch_size'",
+        ),
         (["--format-of", "axolot"], "the trainer is accelerate or axolotl"),
         (["--format-of="], "--format-of needs a value"),
     ):
         assert main(["explain", str(path), *flags]) == 2
         assert said in capsys.readouterr().err
     assert main(["explain", str(path), "--format-of", "axolotl"]) == 0
+    for wrong in (-2, 0):
+        path.write_text(yaml.safe_dump({**AXOLOTL, "micro_batch_size": wrong}))
+        assert main(["memory", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert "micro_batch_size" in error
+        assert f"is {wrong}, not a number above 0" in error
+        assert "--batch-size" not in error
     assert main(["memory", "gpt2", "--strict"]) == 2
     assert "--strict is of trainers' files" in capsys.readouterr().err
 

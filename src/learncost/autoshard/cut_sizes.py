@@ -12,6 +12,7 @@ from learncost.autoshard.placed_step import ShardedStep, StagePart, ring_steps
 from learncost.ir.loop import repeats
 from learncost.ir.polynomial import base, size_of
 from learncost.passes.plan import plan_of
+from learncost.sharding.clauses import in_words
 from learncost.sharding.padding import Padded, padded_of
 from learncost.sharding.zigzag import causal_axes
 
@@ -87,7 +88,7 @@ class CutSizes:
             if size % number and name not in self.step.paddable:
                 parts = "ranges in zigzag over" if name in self._in_zigzag else "devices of"
                 return (
-                    f"{name} is {size:,}, which is not divisible by the {number:,} {parts} "
+                    f"{in_words(name)} is {size:,}, which is not divisible by the {number:,} {parts} "
                     f"{' and '.join(over)}: the next divisible size is {-(-size // number) * number:,}"
                 )
         return ""

@@ -241,7 +241,7 @@ def _ended(words: Sequence[str]) -> int:
         return answer if isinstance(answer, int) else int(getattr(answer, "exit_code", GOOD))
     except InputError as error:
         flags = COMMANDS[words[0]].flags if words and words[0] in COMMANDS else ()
-        return _refuse(in_flags(error.written, flags))
+        return _refuse(in_flags(error.written, flags, words))
     except BrokenPipeError:
         _forget_output()
         return BROKEN_PIPE

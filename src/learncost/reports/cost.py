@@ -105,7 +105,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         from learncost.reports.mesh_cost import over_mesh  # imported where it is needed: start-up counts
 
         run, several = over_mesh(request)
-        where, executed = (cluster, rates, request.kind()) if cluster and rates else None, None
+        where, executed = (cluster, rates) if cluster and rates else None, None
         if rates and where and (plan := run.executed(procedure, run.book, rates).plan) != run.plan:
             executed = over_mesh(replace(request, plan=plan))[1], plan
         answer = run.cost_over(procedure, run.book, by, several, where, executed)

@@ -172,8 +172,7 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
         from learncost.reports.mesh_time import over_time  # imported when used, for a fast start
 
         executed = (over_devices(request, run.model, partial(pass_of, plan=plan), axes), plan) if plan else None
-        where = cluster, on, request.kind()
-        timed, takes = over_time(run, procedure.name, rows, over, where, executed, pass_of(run.model, plan))
+        timed, takes = over_time(run, procedure.name, rows, over, (cluster, on), executed, pass_of(run.model, plan))
     elif on is not None:
         as_run = price(pass_of(run.model, plan), {}, run.book).rows if plan else rows
         timed = timing(as_run, axes, on, run.dtype, run.book, counted=(rows, plan) if plan else None)

@@ -19,7 +19,6 @@ from learncost.autoshard.step import (
 from learncost.cost_models import PricedLine, price
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import groups, transfer
-from learncost.ir.precision import Precision
 from learncost.ir.serializable import attributes
 from learncost.ir.table import Table
 from learncost.procedures.optimizer import default_optimizer
@@ -79,17 +78,17 @@ def over_time(
     procedure: str,
     rows: Sequence[PricedLine],
     over: OverMesh,
-    on: tuple[Cluster, Rates, Precision],
+    on: tuple[Cluster, Rates],
     executed: tuple[OverMesh, str] | None = None,
     table: Table | None = None,
 ) -> tuple[Timing, StepUsage]:
     """Return the kernels of the priced rows of a placed table, and their step on a cluster.
 
-    on        with the rates of its devices, and the types
+    on        with the rates of its devices
     executed  the step as it executes, with its plan, where no plan of it is counted
     table     of one device, for a pass of inference
     """
-    (cluster, rates, kind), counted, plan = on, None, run.plan
+    (cluster, rates), kind, counted, plan = on, run.precision, None, run.plan
     if executed:
         over, plan = executed
         counted, rows = (rows, plan), price(over.placed.table, {}, run.book).rows

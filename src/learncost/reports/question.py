@@ -420,20 +420,28 @@ def in_keywords(message: str, flags: Iterable[Flag]) -> str:
     return _outside_quotes(message, lambda text: _FLAG.sub(keyword, text))
 
 
-def in_flags(message: str, flags: Iterable[Flag]) -> str:
-    """Return a message to someone who typed a command: keywords, and the sizes that it begins with, are flags."""
-    known = {flag.name: flag.names[0] for flag in flags if flag.how == "flag"}
+def in_flags(message: str, flags: Iterable[Flag], words: Iterable[str]) -> str:
+    """Return a message to someone who typed a command: keywords are flags, as are names of sizes that were typed.
+
+    words  of the command line: a name that the message begins with is the flag if it was typed, else one of a file
+    """
+    flags = [flag for flag in flags if flag.how == "flag"]
+    by_spelling = {name: flag.name for flag in flags for name in flag.names}
+    names_typed = set[str]()
+    for word in words:
+        if word.startswith("--"):
+            name = spelled(word.partition("=")[0][2:])
+            field_name = by_spelling.get(f"--{name.replace('_', '-')}", name)
+            names_typed |= {name, field_name, CANONICAL.get(name, name)}
+    known = {size: f"--{size.replace('_', '-')}" for size in names_typed & CANONICAL.keys()}
+    known |= {flag.name: flag.names[0] for flag in flags}
     subject = _SUBJECT.match(message)
     first = spelled(subject[1]) if subject else ""
-    sizes = (*CANONICAL, first) if first in CANONICAL or first in known else ()
-    known = {size: f"--{size.replace('_', '-')}" for size in sizes} | known
-    names = {name: flag for name, flag in known.items() if "_" in name or name == first}
-    if subject and first in names:
-        message = message.replace(subject[1], first, 1)
-    if not names:
-        return message
-    pattern = re.compile(rf"(?<![\w.=-])({'|'.join(map(re.escape, names))})(?![\w.=-])")
-    return _outside_quotes(message, lambda text: pattern.sub(lambda match: names[match[1]], text))
+    start, rest = ("", message) if subject is None or first not in known else (subject[1], message[len(subject[1]) :])
+    start = known[first] if first in names_typed & known.keys() and start else start
+    names = "|".join(re.escape(name) for name in known if "_" in name)
+    pattern = re.compile(rf"(?<![\w.=-])({names or '(?!)'})(?![\w.=-])")
+    return start + _outside_quotes(rest, lambda text: pattern.sub(lambda match: known[match[1]], text))
 
 
 def _outside_quotes(message: str, change: Callable[[str], str]) -> str:

@@ -77,7 +77,8 @@ class RecordedTime(Serializable):
         """Return the notes on the time and its constants."""
         notes = [
             f"{self.sentence}. The CPU issues operators for {seconds_of(self.issue)}.",
-            "The module's own step was recorded on tensors without values, operator by operator as PyTorch runs it.",
+            "The module's own step was recorded on tensors without values, operator by operator as PyTorch runs it; "
+            "over a mesh, the time is that of its equations.",
             f"{self.assumed} {self.source}.",
         ]
         if self.joules:

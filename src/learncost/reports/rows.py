@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import Price, PricedLine
 from learncost.ir.errors import InputError
-from learncost.ir.line import Op, Opaque
+from learncost.ir.line import Line, Op, Opaque
 from learncost.ir.precision import BYTES
 from learncost.ir.serializable import Serializable
 from learncost.layers.active import active_parameters, parameters, shown_layer
@@ -165,14 +165,16 @@ def _repeat(part: Price, passes: int, rounds: Collection[int] = ()) -> int:
     """Return how many equal layers a row merges: how often a layer's most frequent line runs in one pass.
 
     rounds  the places of lines in iterations round a mesh, which the layer has outside of them for its own part as well
-    Of a gradient in several parts, dX and dX+2, or in two steps, dY:X and dX, one is counted. Where a row has parts and
+    Steps of a line that a mesh writes out, such as P!m of a softmax, are left out. Of a gradient in several parts, dX
+    and dX+2, or in two steps, dY:X and dX, one is counted. Where a row has parts and
     merges alone, a layer is identified by the value that it reads: its parts, in one repeat, are those of one layer.
     """
     lines: dict[tuple[str, ...], int] = {}
     parts: dict[tuple[str, ...], int] = {}
     merges: dict[tuple[str, ...], int] = {}
     for row in part.rows:
-        if row.layer == "optimizer" or row.place in rounds:
+        makes = row.source.makes if isinstance(row.source, Line) else ()
+        if row.layer == "optimizer" or row.place in rounds or any("!" in name or "~" in name for name in makes):
             continue
         times = row.repeat.at(part.sizes)
         if row.line in ("merge", ""):

@@ -192,7 +192,7 @@ class PreparedRun:
         book: Book,
         by: str,
         over: OverMesh,
-        on: tuple[Cluster, Rates, Precision] | None = None,
+        on: tuple[Cluster, Rates] | None = None,
         executed: tuple[OverMesh, str] | None = None,
     ) -> Cost:
         """Return the ledger of one device's step of a procedure, with its traffic and time on a cluster.

@@ -262,6 +262,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         from learncost.reports.mesh_time import notes as of_mesh  # imported where it is needed: start-up counts
 
         notes.extend(of_mesh(cost.over_time))
+        if cost.built and cost.built.configuration.layer and cost.built.configuration.layer.steps:
+            notes.append("The time is that of the module's equations; on one device it is that of its recorded step.")
     if cost.served:
         notes.append(_served(cost, cost.served))
     if training := cost.training:

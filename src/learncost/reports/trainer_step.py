@@ -63,7 +63,7 @@ def read_step(paths: Sequence[str]) -> tuple[Reading, str]:
         raise InputError(f"{shown(models[0])} and {shown(models[1])} are both models: give one behind a trainer's file")
     reading = read_files([path for path in paths if path not in models], files.format_of)
     if files.strict and reading.unknown:
-        unknown = ", ".join(printable(each.key) for each in reading.unknown)
+        unknown = ", ".join(printable(each.key) + each.near for each in reading.unknown)
         raise InputError(f"{printable(reading.files[0])} has keys that are not known: {unknown}")
     return reading, "".join(models)
 
@@ -407,7 +407,9 @@ class TrainerStep(Shown):
         """Return what was read in a few lines, to stand above an answer."""
         title = f"{self._title}: {len(self.read)} keys read, {len(self.no_effect)} without effect"
         assumed = ", ".join(f"{each.key} = {_short(each.value)}" for each in self.assumed)
-        unknown = ", ".join(f"{each.key} = {_short(each.value)}" if each.effect else each.key for each in self.unknown)
+        unknown = ", ".join(
+            f"{each.key} = {_short(each.value)}" if each.effect else each.key + each.near for each in self.unknown
+        )
         notes = [f"Assumed: {assumed}."] if assumed else []
         notes += [f"Not counted: {each.key}: {each.effect}." for each in self.unsupported]
         notes += [f"Unknown keys: {unknown}."] if unknown else []

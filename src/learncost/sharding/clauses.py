@@ -46,6 +46,18 @@ ROLES: Mapping[str, str] = {
 _CLAUSE = re.compile(r"(?P<axes>\S+(?:\s+\S+)*?)\s+over\s+(?P<mesh>\S+)(?:\s+of\s+(?P<names>\S+(?:\s+\S+)*))?")
 
 
+WORDS: Mapping[str, str] = {
+    "B": "sequences", "M": "positions", "N": "encoder's positions", "h": "heads", "g": "heads that share keys",
+    "f": "feed-forward width", "d": "hidden size", "v": "vocabulary", "e": "experts",
+}  # fmt: skip
+"""The meaning of usual axes, for messages."""
+
+
+def in_words(axis: str) -> str:
+    """Return an axis with what it is: `h (heads)`."""
+    return f"{axis} ({WORDS[axis]})" if axis in WORDS else axis
+
+
 @dataclass(frozen=True)
 class Clause:
     """A sharding clause: the first of its axes that a value has is sharded over a mesh axis, for some values or for
@@ -208,7 +220,8 @@ class ShardSpecs:
                         f"{str(clause)!r} names {name}, which is not in the table; roles are {', '.join(ROLES)}"
                     )
             if not clause.largest and not any(axis in axes for axis in clause.axes):
-                raise InputError(f"{str(clause)!r} shards the axis {' or '.join(clause.axes)}, which no value has")
+                said = f"{str(clause)!r} shards {' or '.join(map(in_words, clause.axes))}, which the model has not"
+                raise InputError(f"{said}: give --placement or --place for {clause.mesh} without it")
         for name in self.mesh.names:
             if name in axes or name in self.sizes.keys() - self.mesh.sizes.keys():
                 raise InputError(f"{name} is a size of the model: use another name for the mesh axis")
@@ -426,6 +439,6 @@ def _not_dividing(axis: str, size: int, cut: Iterable[str], clause: Clause, mesh
     over = " and ".join((*cut, clause.mesh))
     following = -(-size // number) * number
     return (
-        f"{axis} is {size:,}, which is not divisible by the {number:,} devices of {over}: the next divisible size is "
-        f"{following:,} (sharding rule {str(clause)!r}; --placement and --place choose others)"
+        f"{in_words(axis)} is {size:,}, which is not divisible by the {number:,} devices of {over}: the next divisible "
+        f"size is {following:,} (sharding rule {str(clause)!r}; --placement and --place choose others)"
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from learncost.ir.errors import InputError, printable, shown
+from learncost.ir.errors import InputError, nearest, printable, shown
+from learncost.ir.serializable import OPTIONAL
 from learncost.models.files import DATA_FILES, YAML
 from learncost.trainer_files.documents import Document, read_document
 from learncost.trainer_files.framework import ENGINE, LAUNCH, STEP, Framework, KeyRule, framework_of
@@ -25,6 +26,9 @@ ENGINE_FILE = "the DeepSpeed file"
 BATCHES = ("micro_batch_size", "accumulate", "global_batch_size")
 """Fields of a step that two files must not have with different values."""
 
+COUNTS = (*BATCHES, "seq_len")
+"""Fields of a step that are numbers from 1."""
+
 SCIENTIFIC = re.compile(r"[-+]?\d+[eE][-+]?\d+")
 """A number that YAML 1.1 reads as a text, since it has no point."""
 
@@ -36,6 +40,7 @@ class KeyRead:
     """A key of a file and what became of it.
 
     effect  the fields of the step that it gives, or why it is not counted
+    near    of an unknown key, the known ones that are nearest
     """
 
     file: str
@@ -43,6 +48,7 @@ class KeyRead:
     value: Any
     effect: str = ""
     line: int | None = None
+    near: str = field(default="", metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -200,7 +206,8 @@ class _FilePart:
             for key, value in document.branches.items()
             if not framework.is_without_effect(key)
         ]
-        unknown = [*strange, *branches, *(each for each in others if each not in idle)]
+        unknown = [*strange, *branches]
+        unknown += [replace(each, near=nearest(each.key, framework.keys)) for each in others if each not in idle]
         return {
             "read": read, "assumed": assumed, "no_effect": idle, "unsupported": unsupported, "unknown": unknown
         }  # fmt: skip
@@ -302,8 +309,9 @@ def _typed(name: str, value: Any, rule: KeyRule, document: Document) -> Any:
     if not isinstance(value, bool) and ("int" in kind or "float" in kind):
         try:
             number = float(value)
-            return int(number) if number == int(number) else number
+            if number > 0 or name not in COUNTS:
+                return int(number) if number == int(number) else number
         except (TypeError, ValueError, OverflowError):
             pass
-    wanted = "true or false" if "bool" in kind else "a number"
+    wanted = "true or false" if "bool" in kind else "a number above 0" if name in COUNTS else "a number"
     raise InputError(f"{document.at([*rule.conditions][-1])} is {shown(value)}, not {wanted}")

@@ -195,6 +195,9 @@ def check_together(typed: Mapping[str, Figure], country: str | None, year: int |
     """Refuse two figures for the same quantity."""
     speeds = [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]
     if len(speeds) > 1:
-        raise InputError(f"{' and '.join(speeds)} both set the speed of the run: give one of them")
+        both = " and ".join(f"--{name.replace('_', '-')}" for name in speeds)
+        raise InputError(f"{both} both set the speed of the run: give one of them")
     if "carbon_intensity" in typed and (country is not None or year is not None):
-        raise InputError("carbon_intensity and country (with its year) both set the carbon intensity: give one of them")
+        raise InputError(
+            "--carbon-intensity and --country (with its --year) both set the carbon intensity: give one of them"
+        )

@@ -150,7 +150,10 @@ def _title(run: RunCost) -> str:
     what = f"{model}, {tokens:,} tokens by {step.procedure} in {run.precision}{plan}"
     if number > 1 and run.spread is None:
         return f"{what}: {a_step} a step of one device, on {number:,} x {run.device.name} without communication{note}"
-    return f"{what}: {a_step} a step, on {number:,} x {run.device.name}{note}"
+    used = f"{number:,} x {run.device.name}"
+    if run.spread is not None and number == 1 < (several := run.spread.step.cluster.devices):
+        used = f"1 of the {several} x {run.device.name} of {run.spread.step.cluster.name} (--devices)"
+    return f"{what}: {a_step} a step, on {used}{note}"
 
 
 def _notes(run: RunCost) -> tuple[str, ...]:

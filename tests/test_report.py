@@ -387,12 +387,12 @@ def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_screen(
 @pytest.mark.parametrize(
     ("model", "procedure", "given"),
     [
+        ("qwen2.5-0.5b", "bp", {"lora": "attention", "precision": "qlora", "seq_len": 64}),
         ("t5-small", "bp", {"seq_len": 64}),
         ("mixtral-8x7b", "mempepita", {}),
         ("gpt2", "decode", {}),
         ("gpt2", "bp", {"price_book": "causal-half", "num_hidden_layers": 2, "seq_len": 64}),
         ("albert-base-v2", "bp", {"seq_len": 64}),
-        ("qwen2.5-0.5b", "bp", {"lora": "attention", "precision": "qlora", "seq_len": 64}),
     ],
 )
 def test_models_of_other_kinds(

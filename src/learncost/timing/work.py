@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from math import prod
 from typing import Any, Protocol
 
@@ -413,24 +413,24 @@ def _blocks(group: list[_Numbered], kernel: FusedKernel) -> TiledBlocks:
     return TiledBlocks(*kernel.blocks, bool(conditions), windows, any(any(each.zigzag) for each in conditions))
 
 
+def queried(product: ProductAxes, blocks: TiledBlocks) -> str:
+    """Return which length of a product has the queries of its tiles: m, k or n, and "" where they are a batch axis."""
+    of = {"m": product.rows, "k": product.summed, "n": product.columns}
+    return next((length for length, names in of.items() if any(map(partial(_is_queries, blocks), names))), "")
+
+
+def _is_queries(blocks: TiledBlocks, name: str) -> bool:
+    return base(name) == base(blocks.axis) and not comes_round(name)
+
+
 def _in_blocks(axes: ProductAxes, blocks: TiledBlocks, sizes: Mapping[str, Any]) -> MatmulShape:
     """Return a product in tiles of queries, which may be rows, columns or summed axes of the product."""
     product, queries = axes.at(sizes), _size(blocks.axis, sizes)
     rows = smaller(blocks.most, queries)
-    iterations, m, n, k = larger(1, queries // rows), product.m, product.n, product.k
-
-    def has_queries(names: Iterable[str]) -> bool:
-        return any(base(name) == base(blocks.axis) and not comes_round(name) for name in names)
-
-    if has_queries(axes.rows):
-        m = m // queries * rows
-    elif has_queries(axes.summed):
-        k = k // queries * rows
-    elif has_queries(axes.columns):
-        n = n // queries * rows
-    else:
-        return product  # queries are a batch axis
-    return MatmulShape(product.batch * iterations, m, n, k, product.orientation)
+    if not (length := queried(axes, blocks)):
+        return product
+    tiled = replace(product, batch=product.batch * larger(1, queries // rows))
+    return replace(tiled, **{length: getattr(product, length) // queries * rows})
 
 
 def _seen(blocks: TiledBlocks, sizes: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.serializable import attributes
 from learncost.reports.record import Cost
 from learncost.timing.rates import FRESH, MatmulGrid, Rates
-from learncost.timing.work import Extent, WorkAxes, works_axes
+from learncost.timing.work import Extent, WorkAxes, queried, works_axes
 from learncost.viz.data.costs import CostLine, Monomials
 
 
@@ -57,6 +57,7 @@ def _work(work: WorkAxes, rows: Sequence[PricedLine], places: dict[int, int], mo
                         "product": [
                             *map(axes, (product.batch, product.rows, product.columns, product.summed)),
                             product.orientation,
+                            queried(product, work.blocks) if work.blocks else "",
                         ]
                     }
                     if (product := line.product)

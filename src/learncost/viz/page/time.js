@@ -55,7 +55,7 @@ function workAt(work, monomials) {
     let operations = 0;
     if (line.product) {
       const [batch, m, n, k] = line.product.slice(0, 4).map(size);
-      products.push({ batch, m, n, k, orientation: line.product[4] });
+      products.push({ batch, m, n, k, orientation: line.product[4], queried: line.product[5] });
       operations += 2 * batch * m * n * k;
     }
     for (const [name, place, often] of line.points ?? []) {
@@ -100,10 +100,8 @@ function inBlocks(products, blocks, size) {
     if (blocks.windows.length) share = Math.min(share, (Math.max(...blocks.windows.map(size)) + rows) / queries);
   }
   const iterations = Math.max(1, Math.floor(queries / rows));
-  for (const product of products) {
-    if (product.m === queries) product.m = rows;
-    else if (product.k === queries) product.k = rows;
-    else product.n = Math.min(product.n, rows);
+  for (const product of products.filter((each) => each.queried)) {
+    product[product.queried] = Math.floor(product[product.queried] / queries) * rows;
     product.batch *= iterations;
   }
   return share;

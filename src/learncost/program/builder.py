@@ -14,7 +14,7 @@ from learncost.program.program import FORWARD, Buffer, Operand, Program, Program
 BEFORE = -1
 """The place of what happens before the first op."""
 
-FEW = 128
+FEW = 12
 """The number of iterations up to which all of a loop run."""
 
 ENDS = 4

@@ -95,7 +95,8 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
     ]
     kept: list[list[TapeTensor]] = [[] for _ in repeat.keep]
     order = range(iterations)[:: -1 if repeat.reverse else 1]
-    for iteration in order if weighted else (order[place] for place in tape.iterations(iterations)):
+    alike = not weighted or not (sharded or stacks or kept) and names.state.asked.every == 1
+    for iteration in (order[place] for place in tape.iterations(iterations)) if alike else order:
         for place, (calls, starts, ends) in enumerate(parts):
             if sharded:
                 group = names.state.group((number, place), iteration)

@@ -89,6 +89,7 @@ class Tape:
         self.is_sharded = False  # whether gradients wait for their reduction
         self._name, self._read = "", list[Operand]()
         self._weights: list[TapeNode] = []
+        self._repeated: dict[TapeNode, list[TapeNode]] = {}  # the weights of an iteration for several, after its last
         self._nodes: list[TapeNode | Callable[[], None]] = []
         self._frame: Frame | None = None
         self._again: list[TapeNode] | None = None
@@ -127,7 +128,8 @@ class Tape:
     @property
     def learned(self) -> list[tuple[int, ...]]:
         """The shapes of the weights with a gradient, in the order in which they were first read."""
-        return [node.shape for node in self._weights if any(node.gradients) or node in self._summed]
+        weights = [each for node in self._weights for each in (node, *self._repeated.get(node, ()))]
+        return [node.shape for node in weights if any(node.gradients) or node in self._summed]
 
     def accumulate(self) -> None:
         """Keep the gradients of weights: those of the next microbatch are added to them, in-place."""
@@ -219,9 +221,12 @@ class Tape:
                 self._nodes.append(lambda: repeats.pop()())
             if omitted and iteration == ENDS:
                 self._nodes.append(lambda: repeats.append(self.builder.recorded(omitted)))
+            before = len(self._weights)
             yield iteration
             if omitted and iteration == ENDS:
                 self._nodes.append(self.builder.record)
+                if weights := self._weights[before:]:
+                    self._repeated[weights[-1]] = weights * omitted
 
     def checkpoint(
         self,

@@ -78,7 +78,7 @@ FLOAT = 4
 """Bytes of an element of temporaries of optimizers whose states are quantized."""
 
 DEEPEST = 1024
-"""The most blocks that are executed: the deepest published transformer has 1,000 (Wang et al. 2022, DeepNet)."""
+"""The most blocks: the deepest published transformer has 1,000 (Wang et al. 2022, DeepNet)."""
 
 PLACES = {"cpu": "a CPU", GPU: "a GPU"}
 """The devices as PyTorch calls them."""
@@ -331,7 +331,7 @@ def _outside(step: MemoryStep) -> str:
     if step.module == Itself.name and (why := _otherwise(step)):
         return why
     if step.module != Itself.name and (blocks := _blocks(step)) > DEEPEST:
-        return f"executes every block, and supports up to {DEEPEST:,} of them, not {blocks:,}"
+        return f"supports up to {DEEPEST:,} blocks, not {blocks:,}"
     if step.kind.values not in TRAINED:
         return f"supports activations in {', '.join(TRAINED)} only"
     if step.in_flash:

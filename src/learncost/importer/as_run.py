@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from operator import getitem
 from typing import Any
 
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from learncost.importer.calls import answered
 from learncost.importer.examples import as_called, flattened
 from learncost.importer.export import SELECTING
-from learncost.importer.functions import held_to_their_lines
 from learncost.importer.gradients import written_through
-from learncost.importer.learning import ChangedError, learning_kept
+from learncost.importer.learning import ChangedError
 from learncost.importer.recurrences import unpacked
 from learncost.importer.refusals import GradientTakenError
-from learncost.importer.replaced import written_out
 from learncost.importer.tried import copied, restored
 from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
@@ -25,8 +27,6 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
     It has the same parameters and buffers under the same paths, and takes the values that are tensors, those in rows
     and mappings by the names of `flattened`.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     names, run = called_with(module, values)
     tensors, assigned = flattened(values), list[str]()
     trace: Any = make_fx(
@@ -38,17 +38,11 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
     given = copied([tensors[name] for name in names])
     unkept = "its forward pass asks for a gradient of an input, which one run does not keep"
     try:
-        with (
-            restored(module),
-            held_to_their_lines() as taken,
-            learning_kept(module) as asked,
-            written_out(),
-            unpacked(numbers=True),
-        ):
+        with restored(module), answered(module, unpacked(numbers=True)) as forward:
             ran = trace(*copied(given))
-        if taken:  # above autograd, what autograd saves for a gradient is not a value of the graph
-            raise GradientTakenError(taken[0])
-        if asked:
+        if forward.taken:  # above autograd, what autograd saves for a gradient is not a value of the graph
+            raise GradientTakenError(forward.taken[0])
+        if forward.asked:
             raise InputError(unkept)
     except (GradientTakenError, ChangedError) as error:
         try:
@@ -91,8 +85,6 @@ def _with_assigned(module: Any, run: Any, assigned: list[str]) -> Any:
 
 def _assign(traced: Any, module: Any, assigned: Sequence[str]) -> None:
     """Replace the extra results of a run by copies into the buffers that it assigned them to."""
-    import torch
-
     graph, buffers = traced.graph, dict(module.named_buffers())
     output = graph.output_node()
     result, new = output.args[0]
@@ -108,8 +100,6 @@ def called_with(module: Any, values: Mapping[str, Any]) -> tuple[list[str], Any]
     """Return the names of the input tensors, also those nested in tuples, lists and dicts, and the module as a function
     of these.
     """
-    import torch
-
     flat = flattened(values)
     names = [name for name, value in flat.items() if isinstance(value, torch.Tensor)]
 
@@ -134,10 +124,8 @@ def of_graph(traced: Any, module: Any, names: Sequence[str]) -> Any:
     """Return a module that runs a traced graph, with the parameters and buffers of the original under the same
     paths.
     """
-    import torch
-
-    paths = {id(value): path for path, value in (*module.named_parameters(), *module.named_buffers())}
-    root = _skeleton(module)
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    paths = {id(value): path for path, value in held.items()}
     graph = traced.graph
     graph.eliminate_dead_code()
     places = iter(names)
@@ -148,11 +136,10 @@ def of_graph(traced: Any, module: Any, names: Sequence[str]) -> Any:
             value = getattr(traced, node.target)
             if id(value) in paths:
                 node.target = paths[id(value)]
-            else:
-                setattr(root, node.target, value)
-    result = torch.fx.GraphModule(root, graph, type(module).__name__)
-    for path, _ in root.named_parameters(remove_duplicate=False):  # results that no line reads are stored, too
-        torch.fx.graph_module._copy_attr(root, result, path)
+            held[node.target] = value
+    result = torch.fx.GraphModule(held, graph, type(module).__name__)
+    for path, each in module.named_parameters(remove_duplicate=False):  # results that no line reads are stored, too
+        torch.fx.graph_module._assign_attr(each, result, path)
     return result
 
 
@@ -161,8 +148,6 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
     is a size of the graph, which an export would leave open. The selecting tensors are returned behind the results, so
     that their lines are not removed; the second result is the number of these tensors.
     """
-    import torch
-
     aten = torch.ops.aten
     by_parts = (aten.where.default, aten.nonzero_numpy.default, aten.argwhere.default)
     selects: list[Any] = []
@@ -221,8 +206,6 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
 
 def _as_index(node: Any) -> None:
     """Rewrite `masked_select(x, mask)` as `x[mask]`, after broadcasting both to one shape."""
-    import torch
-
     shape = torch.broadcast_shapes(*(each.meta["val"].shape for each in node.args))  # type: ignore[no-untyped-call]
     spread = []
     for each in node.args:
@@ -236,8 +219,6 @@ def _as_index(node: Any) -> None:
 
 def _is_mask(index: Any) -> bool:
     """Return whether an index of a graph is a boolean tensor."""
-    import torch
-
     return index is not None and index.meta["val"].dtype == torch.bool
 
 
@@ -248,21 +229,3 @@ def _is_float(value: Any) -> bool:
 def _looks(target: Any) -> bool:
     """Return whether an operation only reads or checks a value for Python and adds nothing to the graph."""
     return any(op in str(target) for op in ("item", "_assert", "_local_scalar_dense", "is_nonzero"))
-
-
-def _skeleton(module: Any) -> Any:
-    """Return empty modules that hold the same parameters and buffers under the same paths."""
-    from torch import nn
-
-    root = nn.Module()
-    parts = {"": root}
-    for path, part in module.named_modules(remove_duplicate=False):
-        if path:
-            parts[path] = nn.Module()
-            above, _, name = path.rpartition(".")
-            parts[above].add_module(name, parts[path])
-        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
-            parts[path].register_parameter(name, parameter)
-        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
-            parts[path].register_buffer(name, buffer)
-    return root

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.utils._python_dispatch import _disable_current_modes
 
 from learncost.importer.constants import GivenError, NodeConstants
 from learncost.importer.nodes import operator_name
+from learncost.importer.unseen import changed_by, memory_of
 
 
-def decided() -> AbstractContextManager[Any]:
-    """Answer Python's questions for the number of a traced tensor inside, where every size gives the same answer.
+def decided() -> dict[Any, Callable[..., Any]]:
+    """Return the answers to Python's questions for the number of a traced tensor, where every size gives the same one.
 
     An export has no values and refuses them. Other tensors are left to it.
     """
-    import torch
-    from torch.overrides import TorchFunctionMode
-
     of_tensor = torch.Tensor
     kinds: dict[Any, Any] = {
         of_tensor.__bool__: bool,
@@ -27,28 +29,40 @@ def decided() -> AbstractContextManager[Any]:
         of_tensor.item: lambda number: number,
     }
 
-    class Decided(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-            if torch.compiler.is_dynamo_compiling():
-                return function(*args, **(kwargs or {}))
-            if function in (torch.equal, of_tensor.equal):
-                one, other = args
-                identical = one.shape == other.shape and (one == other).all()
-                if identical is False or (known := _number(identical)) is not None:
-                    return bool(identical is not False and known)
-            elif function in kinds and (known := _number(args[0])) is not None:
+    def answer(function: Any) -> Callable[[Any], Any]:
+        def number(tensor: Any) -> Any:
+            if (known := _number(tensor)) is not None:
                 return kinds[function](known)
-            elif function is of_tensor.__bool__ and (known := _if_finite(_node(args[0]))) is not None:
+            if function is of_tensor.__bool__ and _asks_for_a_mask():
+                return False
+            if function is of_tensor.__bool__ and (known := _if_finite(_node(tensor))) is not None:
                 return known
-            return function(*args, **(kwargs or {}))
+            return function(tensor)
 
-    return Decided()
+        return number
+
+    def equal(one: Any, other: Any) -> bool:
+        identical = one.shape == other.shape and (one == other).all()
+        if identical is False or (known := _number(identical)) is not None:
+            return bool(identical is not False and known)
+        return torch.equal(one, other)
+
+    return {**{each: answer(each) for each in kinds}, torch.equal: equal, of_tensor.equal: equal}
+
+
+def _asks_for_a_mask() -> bool:
+    """Return whether PyTorch inspects a mask for a faster kernel, where a caller did not declare it as causal."""
+    frame: Any = sys._getframe(2)
+    while frame.f_code.co_name in ("_answer", "__torch_function__"):
+        frame = frame.f_back
+    return bool(frame.f_code is _DETECTS.__code__)
+
+
+_DETECTS = torch.nn.modules.transformer._detect_is_causal_mask
 
 
 def _node(tensor: Any) -> Any:
     """Return the node of a traced tensor; None for another."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-
     mode: Any = get_proxy_mode()
     proxy: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
     return None if proxy is None else proxy.proxy.node
@@ -75,9 +89,6 @@ def _if_finite(node: Any) -> bool | None:
 
 def _number(tensor: Any) -> Any:
     """Return the number of a traced tensor; None if it depends on inputs or on sizes."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-    from torch.utils._python_dispatch import _disable_current_modes
-
     mode: Any = get_proxy_mode()
     node = _node(tensor)
     if node is None or tensor.numel() != 1:
@@ -99,8 +110,6 @@ class _ConstantsInOrder(NodeConstants):
         known: dict[Any, Any] = {}
 
         def of(value: Any) -> Any:
-            import torch
-
             return torch.fx.node.map_arg(value, known.__getitem__)
 
         for each in _in_order(node):
@@ -110,10 +119,6 @@ class _ConstantsInOrder(NodeConstants):
 
 def _in_order(node: Any) -> Iterator[Any]:
     """Yield the nodes that a node follows from in their order, with those that write into the memory of others."""
-    import torch
-
-    from learncost.importer.unseen import changed_by, memory_of
-
     wanted, written = {node}, {memory_of(node)}
     for each in reversed(node.graph.nodes):
         if each in wanted or any(memory_of(other) in written for other in changed_by(each)):

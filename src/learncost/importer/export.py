@@ -7,6 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
+import torch
+
 from learncost.importer.examples import arguments, distinct_examples, dynamic, flattened, parts_of
 from learncost.importer.functions import check_hooks
 from learncost.importer.sized import exact
@@ -135,8 +138,6 @@ CHANGES = ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION")
 
 def _given(module: Any, inputs: Any, symbols: Mapping[str, str]) -> dict[str, Any]:
     """Return the example inputs by name; a tensor that is given several times is copied."""
-    import torch
-
     given = arguments(module, inputs)
     for name in symbols:
         if name not in given:
@@ -149,8 +150,6 @@ def _given(module: Any, inputs: Any, symbols: Mapping[str, str]) -> dict[str, An
 
 def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]) -> Letters:
     """Return the letters of open sizes and the constraints of the exported program on them."""
-    import sympy  # loaded with torch
-
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     letters = Letters()
     first_of: dict[str, Any] = {}

@@ -6,16 +6,20 @@ derives the gradient of a step through them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from learncost.importer.functions import held_to_their_lines
-from learncost.importer.learning import learning_kept
+import torch
+import torch._decomp.decompositions_for_jvp
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from learncost.importer.calls import answered
 from learncost.importer.recorder.module_step import ends
 from learncost.importer.refusals import FUNC, VMAP, GradientTakenError
-from learncost.importer.replaced import attributes_replaced, written_out
 from learncost.importer.tried import drawn, gradients, has_fraction, identical
 
 TOLERANCE = 1e-3
@@ -31,13 +35,6 @@ def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[An
 
     by   the function that takes a gradient
     """
-    import torch
-    import torch._decomp.decompositions_for_jvp  # its import compiles functions before the replacements below
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     from learncost.importer.as_run import called_with, of_graph
     from learncost.importer.examples import as_called
 
@@ -52,56 +49,29 @@ def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[An
         return mode.from_tensor(value.detach(), symbolic_context=sizes).requires_grad_(value.requires_grad)
 
     try:
-        with (
-            _marked() as marked,
-            held_to_their_lines() as taken,
-            learning_kept(module, changes=True) as places,
-            written_out(),
-        ):
+        with answered(module, changes=True) as forward:
             trace: Any = make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the gradient of these has no gradient
                 traced = trace(*(fake(values[name]) for name in names))
     except Exception:  # any error that a user's module raises there
         raise GradientTakenError(by) from None
-    if not taken and by not in (FUNC, VMAP):
+    if not forward.taken and by not in (FUNC, VMAP):
         raise GradientTakenError(by)
     for node in list(traced.graph.nodes):
-        if node.target is torch.ops.aten.detach.default and node.name not in marked:  # how autograd saves a result
+        if (
+            node.target is torch.ops.aten.detach.default and node.name not in forward.let_go
+        ):  # how autograd saves a result
             node.replace_all_uses_with(node.args[0])
     written = of_graph(traced, module, names)
     if not _has_its_gradients(written, module, values):
         raise GradientTakenError(by)
     inputs = {name: object() for name in names}
     row = torch.utils._pytree.tree_leaves(as_called(module, {**values, **inputs}))
-    return written, {name for name, each in inputs.items() if any(row[place] is each for place in places)}
-
-
-@contextmanager
-def _marked() -> Iterator[set[str]]:
-    """Mark, inside, the nodes by which the user's code detaches a value; autograd adds other nodes of this kind."""
-    import torch
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-    let_go: Any = torch.Tensor.detach
-    marked: set[str] = set()
-
-    def detach(tensor: Any) -> Any:
-        mode: Any = get_proxy_mode()
-        before = set() if mode is None else {node.name for node in mode.tracer.graph.nodes}
-        result = let_go(tensor)
-        if mode is not None:
-            marked.update({node.name for node in mode.tracer.graph.nodes} - before)
-        return result
-
-    with attributes_replaced({(torch.Tensor, "detach"): detach}):
-        yield marked
+    return written, {name for name, each in inputs.items() if any(row[place] is each for place in forward.asked)}
 
 
 def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> bool:
     """Return whether the rewritten module has the same gradients as the module, at random numbers."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     from learncost.importer.examples import as_called
 
     with torch.random.fork_rng([]), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -136,7 +106,6 @@ def _numbers(module: Any) -> dict[str, Any]:
     """Return random parameters, as uninitialized ones hold arbitrary memory; buffers keep their values if they have
     any.
     """
-    import torch
 
     def buffer(value: Any) -> Any:
         if value.device.type != "meta":

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
 from learncost.importer.tried import drawn
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
@@ -20,9 +23,6 @@ def operator_of(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) ->
     Its backward pass calls the function again, and then the function's own backward pass. Raises what the function
     raises for random numbers.
     """
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
     places = [place for place, each in enumerate(arguments) if isinstance(each, torch.Tensor)]
     others = {place: each for place, each in enumerate(arguments) if place not in places}
     key = kind, len(arguments), repr(others)
@@ -40,7 +40,6 @@ def operator_of(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) ->
 
 def _registered(name: str, of_tensors: Callable[..., Any], count: int, answer: Any) -> Any:
     """Return a new operator of tensors, with the results that a function gave."""
-    import torch
 
     def apart(*tensors: Any) -> Any:
         with torch.no_grad():

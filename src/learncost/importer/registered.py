@@ -11,6 +11,13 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+import sympy
+import torch
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._sympy.functions import FloorDiv
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
 from learncost.importer.constants import NodeConstants
 from learncost.importer.known_flops import FORMULAS, OpenError
 from learncost.importer.nodes import size_of
@@ -38,9 +45,6 @@ def registered(node: Any, values: NodeConstants, given: Collection[Any] = ()) ->
         visible = over.visible
         share = "" if visible is None else f"{visible.numerator}/{visible.denominator}"
         return Opaque(forward, backward, f"the products over {over}, with the scores twice in a step", share), ""
-    from torch._ops import HigherOrderOperator
-    from torch.utils.flop_counter import flop_registry
-
     open_before = _open_sizes(node)
     try:
         forward, backward, unknown = _counted(node, given)
@@ -85,9 +89,6 @@ def name_of(target: Any) -> str:
 
 def _counted(node: Any, given: Collection[Any]) -> tuple[Any, Any, str]:
     """Return the FLOPs forward and backward, None if unknown, and the name of an operation without a formula."""
-    import torch
-    from torch.utils.flop_counter import flop_registry
-
     packet = getattr(node.target, "_overloadpacket", None)
     rows = {row.packet: row for row in FORMULAS if row.packet not in flop_registry}
     if packet in rows and (times := rows[packet].backward) is not None:
@@ -106,8 +107,6 @@ def _counted(node: Any, given: Collection[Any]) -> tuple[Any, Any, str]:
 
 def _of_bodies(node: Any, arguments: Sequence[Any], formulas: Mapping[Any, Any]) -> tuple[Any, Any, str]:
     """Return the FLOPs of the functions that an operator runs: of each position, or of the larger branch."""
-
-    import torch
 
     mode, name = _mode_of(node), str(node.target)
     if name == "cond":
@@ -132,8 +131,6 @@ OVER_POSITIONS = ("scan", "map_impl")
 
 def run_bodies(name: str, arguments: Sequence[Any]) -> Any:
     """Return the results of an operator that runs functions."""
-    import torch
-
     if name == "cond":
         holds, first, second, operands = arguments
         return (first if holds else second)(*operands)
@@ -150,10 +147,6 @@ def _run(
     mode: Any, function: Any, arguments: Any, named: Mapping[str, Any], formulas: Mapping[Any, Any]
 ) -> tuple[Any, Any, str]:
     """Return the FLOPs of a function and of autograd's backward pass of it, on tensors without values."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils.flop_counter import FlopCounterMode, flop_registry
-
     seen = _Unknown()
 
     class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -183,8 +176,6 @@ def _run(
 
 
 def _leaves(values: Any) -> list[Any]:
-    import torch
-
     return list(torch.utils._pytree.tree_leaves(values))
 
 
@@ -206,16 +197,12 @@ def _value_of(node: Any, given: bool) -> Any:
 
 def body_of(node: Any) -> Any:
     """Return the graph that a node is, which an operator runs; None for other nodes."""
-    import torch
-
     held = getattr(node.graph.owning_module, node.target, None) if node.op == "get_attr" else None
     return held if isinstance(held, torch.fx.GraphModule) else None
 
 
 def _leaf_of(value: Any) -> Any:
     """Return a tensor that requires a gradient, if it may have one."""
-    import torch
-
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().requires_grad_(value.is_floating_point() or value.is_complex())
@@ -223,8 +210,6 @@ def _leaf_of(value: Any) -> Any:
 
 def _mode_of(node: Any) -> Any:
     """Return the fake tensor mode of the graph's tensors."""
-    import torch
-
     for value in torch.utils._pytree.tree_leaves([each.meta.get("val") for each in (*node.all_input_nodes, node)]):
         if hasattr(value, "fake_mode"):
             return value.fake_mode
@@ -235,8 +220,6 @@ def polynomial(count: Any) -> str | None:
     """Return a count in the syntax of `Polynomial.parse`, in the graph's symbols; None if it is not a polynomial in
     them.
     """
-    import sympy
-
     size = size_of(count)
     if isinstance(size, int):
         return str(size)
@@ -259,9 +242,6 @@ LARGEST = 12
 
 def _whole(expression: Any) -> Any:
     """Expand an expression, and replace floor divisions that are exact at all sizes: M (M + 1) // 2."""
-    import sympy
-    from torch.utils._sympy.functions import FloorDiv
-
     for part in sorted(expression.atoms(FloorDiv), key=str):
         above, below = part.args
         symbols = sorted(above.free_symbols, key=str)

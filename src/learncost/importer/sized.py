@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import sympy
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._sympy import functions as theirs
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
+
 from learncost.importer.axes import AxisClass, Size
 from learncost.importer.equations import NumberOperand
 from learncost.importer.nodes import size_of
@@ -18,9 +23,6 @@ if TYPE_CHECKING:
 
 def plain(expression: Any) -> Any:
     """Rewrite an expression of a graph with sympy's own functions."""
-    import sympy
-    from torch.utils._sympy import functions as theirs
-
     ways = {
         theirs.ToFloat: lambda x: x,
         theirs.FloatPow: sympy.Pow,
@@ -50,8 +52,6 @@ def number_of(expression: Any) -> NumberOperand | None:
 
     None if it needs lines, or depends on values.
     """
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
     if free_unbacked_symbols(expression):
         return None
     if expression.is_number:
@@ -74,10 +74,6 @@ def number_of(expression: Any) -> NumberOperand | None:
 
 def lines_of(reader: GraphReader, expression: Any) -> NumberOperand | View:
     """Return any expression of sizes as an operand, recording lines for it if necessary."""
-    import sympy
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-    from torch.utils._sympy.functions import FloorDiv, Max, Min
-
     if free_unbacked_symbols(expression):
         raise reader.refusal(
             "a number that depends on values", "; --as-run (in Python as_run=True) uses that of one run"
@@ -121,8 +117,6 @@ def _is_negative(term: Any) -> bool:
 
 def without_rests(size: Any) -> Any:
     """Rewrite remainders in a size: M % 4 as M - 4 (M // 4)."""
-    from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
-
     for kind in (Mod, PythonMod):
         size = size.replace(kind, lambda above, below: above - below * FloorDiv(above, below))
     return size
@@ -155,9 +149,6 @@ def _by_guards(guards: Iterable[Any]) -> dict[Any, Any]:
 
     The floor of a/n is v if 0 <= a - n v < n; of several candidates the largest is used.
     """
-    import sympy
-    from torch.utils._sympy.functions import FloorDiv, Max, Min
-
     exact: dict[Any, Any] = {}
     for guard in guards:
         for part in guard.expr.atoms(FloorDiv, Max, Min) if isinstance(guard.expr, sympy.Eq) else ():
@@ -184,9 +175,6 @@ def _by_view(before: Any, after: Any, known: Mapping[Any, Any]) -> dict[Any, Any
     """Return the floor divisions by numbers in a view's sizes, if its number of elements matches only without
     remainders.
     """
-    import sympy
-    from torch.utils._sympy.functions import FloorDiv
-
     before, after = (sympy.sympify(each).xreplace(dict(known)) for each in (before, after))
     parts = {part: part.args[0] / part.args[1] for part in after.atoms(FloorDiv) if part.args[1].is_number}
 
@@ -227,8 +215,6 @@ def settled(reader: GraphReader, what: str, function: Callable[..., Any], *sizes
     """Return the value of a function of sizes, deferred if they are open. A ValueError of the function, or a size that
     depends on values, is refused as unsupported.
     """
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
     if all(isinstance(size, int) for size in sizes):
         try:
             return function(*sizes)

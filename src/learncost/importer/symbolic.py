@@ -6,6 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
+import torch._dynamo.config
+from torch import SymInt, _refs
+from torch._prims_common import is_contiguous_or_false, make_contiguous_strides_for
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
+
 from learncost.importer.replaced import attributes_replaced
 from learncost.ir.stated import LARGEST, Limit
 
@@ -18,10 +24,6 @@ def plain_sizes() -> Iterator[None]:
     which nothing simplifies, and it tests divisibility at every step. This also affects the strides of contiguous
     results. It recomputes cached shapes to validate them, which takes longer than the cache saves.
     """
-    import torch._dynamo.config
-    from torch import SymInt, _refs
-    from torch._prims_common import is_contiguous_or_false, make_contiguous_strides_for
-
     by_dimension = _refs._reshape_view_helper_core_alg
 
     def fused_update(a: Any, shape: Sequence[Any], allow_copy: bool) -> Any:
@@ -41,9 +43,6 @@ def interval(guards: Iterable[Any], symbol: Any, example: int) -> Limit:
     """Return the range of sizes around an example in which all floor divisions keep the values that guards assume, as
     for an unrolled loop.
     """
-    import sympy
-    from torch.utils._sympy.functions import FloorDiv
-
     asked = [
         guard.expr
         for guard in guards
@@ -88,9 +87,6 @@ def open_sizes(nodes: Iterable[Any]) -> set[Any]:
 
 def constants(sizes: Iterable[Any], within: Mapping[Any, Limit]) -> dict[Any, int]:
     """Return the sizes, or parts of sizes, that are constant over the range of a symbol, if that range is small."""
-    import sympy
-    from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
-
     parts = {
         part
         for size in set(sizes)

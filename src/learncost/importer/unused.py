@@ -7,6 +7,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
 from learncost.importer.nodes import module_of, operator_name
 from learncost.importer.registered import polynomial
 
@@ -25,8 +29,6 @@ class Unused:
 
 def unused(program: Any) -> Unused:
     """Return the dead products of a graph that has all operations of a run, as `torch.export` returns it."""
-    import torch
-
     flops: Any = 0
     places: dict[str, None] = {}
     for part in program.graph_module.modules():
@@ -44,8 +46,6 @@ def _unread(graph: Any) -> Iterator[Any]:
 
     An in-place change is live if its storage is read.
     """
-    import torch
-
     of_storage: dict[Any, Any] = {}
     for node in graph.nodes:
         returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
@@ -64,10 +64,6 @@ def _unread(graph: Any) -> Iterator[Any]:
 
 def _flops(node: Any) -> Any:
     """Return the FLOPs of one call by PyTorch's formulas, with attention as plain products."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
     if node.target.is_view:  # it computes nothing; removing it would remove the level of a forward derivative, too
         return 0
     values = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from learncost.importer.axes import ApartError, AxisClass, Size, equal, product, quotient, simple
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.operands import GivenTensor, IntegerValue, Masked
@@ -93,8 +95,6 @@ def _same(reader: GraphReader, x: View, *_: Any, **__: Any) -> Any:
 
 def _whole(reader: GraphReader, x: View) -> Any:
     """Return a value truncated to an integer, or converted to a boolean."""
-    import torch
-
     if reader.node.meta["val"].dtype == torch.bool:
         return RULES["ne"](reader, x, 0.0)
     return IntegerValue(trunc(reader, x), reader.node)

@@ -12,10 +12,10 @@ import torch
 
 from learncost.importer.examples import arguments, distinct_examples, dynamic, flattened, parts_of
 from learncost.importer.functions import check_hooks
+from learncost.importer.registered import Unused
 from learncost.importer.sized import exact
 from learncost.importer.symbolic import constants, interval, open_sizes
 from learncost.importer.traced import traced
-from learncost.importer.unused import Unused
 from learncost.importer.wrappers import readable
 from learncost.ir.errors import InputError
 from learncost.ir.stated import LARGEST, Limit

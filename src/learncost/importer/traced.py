@@ -14,9 +14,8 @@ import torch
 from torch._export.utils import _is_preservable_cia_op
 from torch.utils.flop_counter import flop_registry
 
-from learncost.importer.calls import answered
+from learncost.importer.calls import answered, decided
 from learncost.importer.composed import WRITTEN_OUT
-from learncost.importer.decided import decided
 from learncost.importer.examples import as_called, flattened
 from learncost.importer.functions import check_registered
 from learncost.importer.gradients import written_through
@@ -24,10 +23,10 @@ from learncost.importer.learning import ChangedError
 from learncost.importer.nodes import operator_name
 from learncost.importer.recurrences import unpacked
 from learncost.importer.refusals import GradientTakenError, transform_of
+from learncost.importer.registered import Unused, unused
 from learncost.importer.rule import RULES
 from learncost.importer.symbolic import plain_sizes
 from learncost.importer.unseen import check_changes
-from learncost.importer.unused import Unused, unused
 from learncost.importer.wrappers import named_inputs, plain
 from learncost.ir.errors import InputError
 

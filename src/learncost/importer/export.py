@@ -10,11 +10,11 @@ from typing import Any
 import sympy
 import torch
 
+from learncost.importer.as_run import SELECTING
 from learncost.importer.examples import arguments, distinct_examples, dynamic, flattened, parts_of
 from learncost.importer.functions import check_hooks
 from learncost.importer.registered import Unused
-from learncost.importer.sized import exact
-from learncost.importer.symbolic import constants, interval, open_sizes
+from learncost.importer.sized import constants, exact, interval, open_sizes
 from learncost.importer.traced import traced
 from learncost.importer.wrappers import readable
 from learncost.ir.errors import InputError
@@ -128,9 +128,6 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
         program, weights, inputs_by_place, outputs, selected, changed, letters, wants, graph.unused, examples
     )
 
-
-SELECTING = "_selecting"
-"""The attribute of a traced run's module with the number of results that selected positions."""
 
 CHANGES = ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION")
 """The kinds of graph outputs that are new values of changed buffers, parameters or inputs."""

@@ -5,7 +5,7 @@ decomposed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -14,18 +14,18 @@ import torch
 from torch._export.utils import _is_preservable_cia_op
 from torch.utils.flop_counter import flop_registry
 
+from learncost.importer.as_run import written_through
 from learncost.importer.calls import answered, decided
 from learncost.importer.composed import WRITTEN_OUT
 from learncost.importer.examples import as_called, flattened
 from learncost.importer.functions import check_registered
-from learncost.importer.gradients import written_through
 from learncost.importer.learning import ChangedError
 from learncost.importer.nodes import operator_name
 from learncost.importer.recurrences import unpacked
 from learncost.importer.refusals import GradientTakenError, transform_of
 from learncost.importer.registered import Unused, unused
 from learncost.importer.rule import RULES
-from learncost.importer.symbolic import plain_sizes
+from learncost.importer.sized import plain_sizes
 from learncost.importer.unseen import check_changes
 from learncost.importer.wrappers import named_inputs, plain
 from learncost.ir.errors import InputError
@@ -83,6 +83,8 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
                 if by := (forward.taken[0] if forward.taken else transform_of(error)):
                     raise GradientTakenError(by) from None
                 raise
+        if forward.taken and any(map(torch._C._functorch.is_functorch_wrapped_tensor, _tensors(program))):
+            raise GradientTakenError(forward.taken[0])  # what it computes below a derivative is not in the graph
         check_registered(program, module)
         asked = {name for place, name in enumerate(program.graph_signature.user_inputs) if place in forward.asked}
         check_changes(program, _with_gradient(program, module, given) | asked)
@@ -128,6 +130,11 @@ def _decomposed(program: Any, parts: Mapping[Any, Any]) -> Any:
         joint_loss_index=None,
         decompose_custom_triton_ops=False,
     )
+
+
+def _tensors(program: Any) -> Iterator[Any]:
+    """Yield the tensors that an export keeps as constants."""
+    yield from (each for each in program.constants.values() if isinstance(each, torch.Tensor))
 
 
 def _of_known_types(module: Any, given: Any, results: Any) -> Any:

@@ -171,6 +171,26 @@ def test_other_gradients_than_those_of_the_module_are_refused(as_run):
         lc.from_module(Stopped(), (torch.randn(5, 3),), as_run=as_run)
 
 
+class Fast(nn.Module):
+    """Weights that take a step in the forward pass: what is learned is where they begin (Finn et al. 2017, MAML)."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        step = torch.func.grad(lambda weights: nn.functional.silu(x @ weights["w"]).square().sum())({"w": self.weight})
+        return x @ (self.weight - 0.1 * step["w"])
+
+
+def test_a_gradient_of_weights_by_a_function_is_lines():
+    module, given = Fast(), (torch.randn(5, 4),)
+    read = read_module(module, given)
+    apart = parity(module, given, read)
+    assert max(apart.value, apart.gradient) < 1e-12
+    assert products(module, given, read).equal
+
+
 def test_one_run_has_the_gradients_that_it_takes():
     module, given = Heat(), (torch.rand(5, 1, requires_grad=True), torch.rand(5, 1, requires_grad=True))
     several = [lc.from_module(module, given, as_run=as_run) for as_run in (False, True)]

@@ -1,22 +1,37 @@
-"""Trace one concrete run of a module into a new module, without the branches that the run did not take."""
+"""Trace a module into a new one: one concrete run, without the branches that it did not take, or a forward pass with
+the gradients that it takes.
+
+An export drops gradients by torch.autograd.grad from its graph, as models of energies and differential equations take
+them. Traced below autograd, a gradient is ordinary operations, and a table derives the gradient of a step through them.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from operator import getitem
 from typing import Any
 
+import torch
+import torch._decomp.decompositions_for_jvp
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from learncost.importer.calls import answered
 from learncost.importer.examples import as_called, flattened
-from learncost.importer.export import SELECTING
-from learncost.importer.functions import held_to_their_lines
-from learncost.importer.gradients import written_through
-from learncost.importer.learning import ChangedError, learning_kept
+from learncost.importer.learning import ChangedError
+from learncost.importer.recorder.module_step import ends
 from learncost.importer.recurrences import unpacked
-from learncost.importer.refusals import GradientTakenError
-from learncost.importer.replaced import written_out
-from learncost.importer.tried import copied, restored
+from learncost.importer.refusals import FUNC, VMAP, GradientTakenError
+from learncost.importer.tried import copied, drawn, gradients, has_fraction, identical, restored
 from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
+
+SELECTING = "_selecting"
+"""The attribute of a traced run's module with the number of results that selected positions."""
 
 
 def straight(module: Any, values: Mapping[str, Any]) -> Any:
@@ -25,8 +40,6 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
     It has the same parameters and buffers under the same paths, and takes the values that are tensors, those in rows
     and mappings by the names of `flattened`.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     names, run = called_with(module, values)
     tensors, assigned = flattened(values), list[str]()
     trace: Any = make_fx(
@@ -38,17 +51,11 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
     given = copied([tensors[name] for name in names])
     unkept = "its forward pass asks for a gradient of an input, which one run does not keep"
     try:
-        with (
-            restored(module),
-            held_to_their_lines() as taken,
-            learning_kept(module) as asked,
-            written_out(),
-            unpacked(numbers=True),
-        ):
+        with restored(module), answered(module, unpacked(numbers=True)) as forward:
             ran = trace(*copied(given))
-        if taken:  # above autograd, what autograd saves for a gradient is not a value of the graph
-            raise GradientTakenError(taken[0])
-        if asked:
+        if forward.taken:  # above autograd, what autograd saves for a gradient is not a value of the graph
+            raise GradientTakenError(forward.taken[0])
+        if forward.asked:
             raise InputError(unkept)
     except (GradientTakenError, ChangedError) as error:
         try:
@@ -91,8 +98,6 @@ def _with_assigned(module: Any, run: Any, assigned: list[str]) -> Any:
 
 def _assign(traced: Any, module: Any, assigned: Sequence[str]) -> None:
     """Replace the extra results of a run by copies into the buffers that it assigned them to."""
-    import torch
-
     graph, buffers = traced.graph, dict(module.named_buffers())
     output = graph.output_node()
     result, new = output.args[0]
@@ -108,8 +113,6 @@ def called_with(module: Any, values: Mapping[str, Any]) -> tuple[list[str], Any]
     """Return the names of the input tensors, also those nested in tuples, lists and dicts, and the module as a function
     of these.
     """
-    import torch
-
     flat = flattened(values)
     names = [name for name, value in flat.items() if isinstance(value, torch.Tensor)]
 
@@ -134,10 +137,8 @@ def of_graph(traced: Any, module: Any, names: Sequence[str]) -> Any:
     """Return a module that runs a traced graph, with the parameters and buffers of the original under the same
     paths.
     """
-    import torch
-
-    paths = {id(value): path for path, value in (*module.named_parameters(), *module.named_buffers())}
-    root = _skeleton(module)
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    paths = {id(value): path for path, value in held.items()}
     graph = traced.graph
     graph.eliminate_dead_code()
     places = iter(names)
@@ -148,11 +149,10 @@ def of_graph(traced: Any, module: Any, names: Sequence[str]) -> Any:
             value = getattr(traced, node.target)
             if id(value) in paths:
                 node.target = paths[id(value)]
-            else:
-                setattr(root, node.target, value)
-    result = torch.fx.GraphModule(root, graph, type(module).__name__)
-    for path, _ in root.named_parameters(remove_duplicate=False):  # results that no line reads are stored, too
-        torch.fx.graph_module._copy_attr(root, result, path)
+            held[node.target] = value
+    result = torch.fx.GraphModule(held, graph, type(module).__name__)
+    for path, each in module.named_parameters(remove_duplicate=False):  # results that no line reads are stored, too
+        torch.fx.graph_module._assign_attr(each, result, path)
     return result
 
 
@@ -161,8 +161,6 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
     is a size of the graph, which an export would leave open. The selecting tensors are returned behind the results, so
     that their lines are not removed; the second result is the number of these tensors.
     """
-    import torch
-
     aten = torch.ops.aten
     by_parts = (aten.where.default, aten.nonzero_numpy.default, aten.argwhere.default)
     selects: list[Any] = []
@@ -221,8 +219,6 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
 
 def _as_index(node: Any) -> None:
     """Rewrite `masked_select(x, mask)` as `x[mask]`, after broadcasting both to one shape."""
-    import torch
-
     shape = torch.broadcast_shapes(*(each.meta["val"].shape for each in node.args))  # type: ignore[no-untyped-call]
     spread = []
     for each in node.args:
@@ -236,8 +232,6 @@ def _as_index(node: Any) -> None:
 
 def _is_mask(index: Any) -> bool:
     """Return whether an index of a graph is a boolean tensor."""
-    import torch
-
     return index is not None and index.meta["val"].dtype == torch.bool
 
 
@@ -250,19 +244,100 @@ def _looks(target: Any) -> bool:
     return any(op in str(target) for op in ("item", "_assert", "_local_scalar_dense", "is_nonzero"))
 
 
-def _skeleton(module: Any) -> Any:
-    """Return empty modules that hold the same parameters and buffers under the same paths."""
-    from torch import nn
+TOLERANCE = 1e-3
+"""The allowed difference of both gradients in the module's precision, relative to the largest."""
 
-    root = nn.Module()
-    parts = {"": root}
-    for path, part in module.named_modules(remove_duplicate=False):
-        if path:
-            parts[path] = nn.Module()
-            above, _, name = path.rpartition(".")
-            parts[above].add_module(name, parts[path])
-        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
-            parts[path].register_parameter(name, parameter)
-        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
-            parts[path].register_buffer(name, buffer)
-    return root
+
+def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[Any, set[str]]:
+    """Return an equivalent module in which the gradients taken in forward are operations, and the names of inputs for
+    which it sets requires_grad.
+
+    The result is tested with random numbers. Raises `GradientTakenError` if its gradients differ, or if it cannot be
+    traced.
+
+    by   the function that takes a gradient
+    """
+    names, run = called_with(module, values)
+    others = [value for name, value in values.items() if name not in names]
+    if any(isinstance(each, torch.Tensor) for each in torch.utils._pytree.tree_leaves(others)):
+        raise GradientTakenError(by)
+    mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False), allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        sizes: Any = StatelessSymbolicContext([DimDynamic.DUCK] * value.dim())  # each a separate symbol
+        return mode.from_tensor(value.detach(), symbolic_context=sizes).requires_grad_(value.requires_grad)
+
+    try:
+        with answered(module, changes=True) as forward:
+            trace: Any = make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the gradient of these has no gradient
+                traced = trace(*(fake(values[name]) for name in names))
+    except Exception:  # any error that a user's module raises there
+        raise GradientTakenError(by) from None
+    if not forward.taken and by not in (FUNC, VMAP):
+        raise GradientTakenError(by)
+    for node in list(traced.graph.nodes):
+        if (
+            node.target is torch.ops.aten.detach.default and node.name not in forward.let_go
+        ):  # how autograd saves a result
+            node.replace_all_uses_with(node.args[0])
+    written = of_graph(traced, module, names)
+    if not _has_its_gradients(written, module, values):
+        raise GradientTakenError(by)
+    inputs = {name: object() for name in names}
+    row = torch.utils._pytree.tree_leaves(as_called(module, {**values, **inputs}))
+    return written, {name for name, each in inputs.items() if any(row[place] is each for place in forward.asked)}
+
+
+def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> bool:
+    """Return whether the rewritten module has the same gradients as the module, at random numbers."""
+    with torch.random.fork_rng([]), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        torch.manual_seed(0)
+        numbers = _numbers(module)
+        given = {name: _like(value) for name, value in values.items()}
+        found = []
+        try:
+            for original in (module, written):
+                twin = deepcopy(original)
+                weights = {
+                    path: number.clone().requires_grad_(number.requires_grad) for path, number in numbers.items()
+                }
+                row, by_name = as_called(twin, {name: value for name, value in given.items() if _is_taken(twin, name)})
+                results = ends(torch.func.functional_call(twin, weights, row, by_name))
+                learning = [weight for weight in weights.values() if weight.requires_grad]
+                found.append(gradients(results, learning))
+        except Exception:  # any error that a user's module raises
+            return False
+    theirs, ours = found
+    return identical(theirs, ours, TOLERANCE)
+
+
+def _is_taken(module: Any, name: str) -> bool:
+    """Return whether a module has an input of this name; a rewritten module takes only tensors."""
+    return name in inspect.signature(module.forward).parameters
+
+
+def _numbers(module: Any) -> dict[str, Any]:
+    """Return random parameters, as uninitialized ones hold arbitrary memory; buffers keep their values if they have
+    any.
+    """
+
+    def buffer(value: Any) -> Any:
+        if value.device.type != "meta":
+            return value.detach().clone()
+        made = torch.zeros(value.shape, dtype=value.dtype)
+        return made.normal_(std=0.3) if value.is_floating_point() else made
+
+    def parameter(value: Any) -> Any:
+        made = (0.3 * drawn(value)).to(value.dtype) if has_fraction(value) else drawn(value)
+        return made.requires_grad_(value.requires_grad)
+
+    return {path: parameter(each) for path, each in module.named_parameters()} | {
+        path: buffer(each) for path, each in module.named_buffers()
+    }
+
+
+def _like(value: Any) -> Any:
+    """Return a random tensor of the same type and requires_grad; other values are returned unchanged."""
+    made = drawn(value)
+    return made.to(value.dtype).requires_grad_(value.requires_grad) if has_fraction(value) else made

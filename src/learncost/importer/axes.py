@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import sympy
+from torch.utils._sympy.functions import CeilToInt, FloorDiv, FloorToInt, IntTrueDiv, Max, Min, ToFloat, TruncToInt
+
 Size: TypeAlias = Any
 """An int, or a sympy expression in the symbols of the inputs."""
 
@@ -94,9 +97,6 @@ def simple(size: Size) -> Size:
 
 def _largest(size: Any) -> Any:
     """Simplify a maximum that is constant for all sizes from 1, such as `max(0, 1 - M)`, to its value."""
-    import sympy  # loaded with torch
-    from torch.utils._sympy.functions import Max, Min
-
     for part in sorted(size.atoms(Max, Min), key=str):
         above = {
             each: sympy.Dummy(integer=True, nonnegative=True) + 1 for each in part.free_symbols if each.is_positive
@@ -115,8 +115,6 @@ def _largest(size: Any) -> Any:
 
 def _cut_down(size: Any) -> Any:
     """Rewrite `int(1.5 * M)`, as upsampling by a scale factor makes it, as 3 M // 2."""
-    from torch.utils._sympy.functions import FloorDiv, FloorToInt, ToFloat, TruncToInt
-
     for part in sorted(size.atoms(TruncToInt, FloorToInt), key=lambda each: len(str(each))):
         factor, whole = part.args[0].as_coeff_Mul()
         above, below = float(factor).as_integer_ratio()
@@ -131,7 +129,6 @@ _EXACT = 1 << 10
 
 def _less_wholes(size: Any) -> Any:
     """Move whole numbers out of quotients, (M - 2) // 2 as M // 2 - 1, so that equal sizes have one text."""
-    from torch.utils._sympy.functions import FloorDiv
 
     def given(above: Any, below: Any) -> Any:
         number, rest = above.as_coeff_Add()
@@ -144,8 +141,6 @@ def _less_wholes(size: Any) -> Any:
 
 def _rounded_up(size: Any) -> Any:
     """Rewrite `math.ceil(M / 2)` as (M + 1) // 2."""
-    from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv
-
     for part in size.atoms(CeilToInt):
         (ratio,) = part.args
         if isinstance(ratio, IntTrueDiv):
@@ -156,9 +151,6 @@ def _rounded_up(size: Any) -> Any:
 
 def _counted(size: Any) -> Any:
     """Simplify step counts such as `(M n + n - 1) // n` to M, and quotients without remainder."""
-    import sympy  # loaded with torch
-    from torch.utils._sympy.functions import FloorDiv
-
     for part in sorted(size.atoms(FloorDiv), key=str):
         above, below = part.args
         ratio = sympy.cancel(above / below)
@@ -193,8 +185,6 @@ def quotient(size: Size, divisor: Size) -> Size | None:
     """
     if isinstance(size, int) and isinstance(divisor, int):
         return size // divisor if divisor > 0 and size % divisor == 0 else None
-    import sympy  # loaded with torch
-
     ratio = sympy.cancel(sympy.sympify(size) / divisor)
     if ratio.is_number and not ratio.is_Integer:
         return None

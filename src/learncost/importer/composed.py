@@ -12,8 +12,8 @@ import torch
 
 from learncost.importer.rule import with_settings
 from learncost.importer.rules.attention import AttentionSettings
-from learncost.importer.rules.enlargements import NEAREST, is_uneven
 from learncost.importer.rules.reductions import BagSettings
+from learncost.importer.rules.views import NEAREST, is_uneven
 
 
 def attention_with_dropout(query: Any, key: Any, value: Any, *, settings: AttentionSettings) -> Any:

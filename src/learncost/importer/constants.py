@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 LONGEST = 6_000
 """The largest side of a mask that is evaluated; masks are tried at the size that their settings name, and twice that.
 """
@@ -38,8 +40,6 @@ class NodeConstants:
         known: dict[Any, Any] = {}
 
         def of(value: Any) -> Any:
-            import torch
-
             if isinstance(value, list | tuple):
                 return type(value)(map(of, value))
             if isinstance(value, slice):
@@ -53,8 +53,6 @@ class NodeConstants:
         return of(node)
 
     def _value(self, node: Any, sizes: Mapping[Any, int], of: Callable[[Any], Any]) -> Any:
-        import torch
-
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             expression = value.node.expr
@@ -77,8 +75,6 @@ class NodeConstants:
 
         The batch of a mask stays small: its rows are only compared with each other.
         """
-        import torch
-
         symbols: dict[Any, tuple[int, int]] = {}
         numbers = [1]
         seen = set()
@@ -115,8 +111,6 @@ class NodeConstants:
         return self.masks[node, hides]
 
     def _mask(self, node: Any, hides: bool) -> Mask | None:
-        import torch
-
         shape = node.meta["val"].shape
         if len(shape) < 2:
             return None
@@ -150,8 +144,6 @@ class NodeConstants:
         return self.starts[node]
 
     def _start(self, node: Any) -> int | None:
-        import torch
-
         first: int | None = None
         try:
             for sizes in self.sizes(node):
@@ -177,6 +169,4 @@ def _shape(node: Any) -> Any:
 
 def type_of(value: Any) -> type:
     """Return the Python type of a symbolic number."""
-    import torch
-
     return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]

@@ -311,8 +311,12 @@ class EquationRecorder:
         if view.is_plain and list(view.index) == [slot for row in view.dims for slot in row] and only(view.stored):
             return view
         view = self.whole_spread(view, range(len(view.dims)))
+        return self.copied(view, hint or view.stored.name)
+
+    def copied(self, view: View, hint: str = "") -> View:
+        """Record a copy of a view."""
         letters = tuple(range(len(view.dims)))
-        result = self.result([NamedView(view, letters)], letters, hint or view.stored.name)
+        result = self.result([NamedView(view, letters)], letters, hint)
         self.add(Equation("product", (NamedView(result, letters),), (NamedView(view, letters),)))
         return result
 
@@ -335,19 +339,12 @@ class EquationRecorder:
         index = tuple(map(moved, view.index))
         rows_new = tuple(tuple(taken[slot] for slot in row) for row in view.dims)
         spread = frozenset(taken[slot] for slot in view.spread)
-        reading = View(view.stored, index, rows_new, spread)
-        letters = tuple(range(len(view.dims)))
-        result = self.result([NamedView(reading, letters)], letters, f"{view.stored.name}_moved")
-        self.add(Equation("product", (NamedView(result, letters),), (NamedView(reading, letters),)))
-        return result
+        return self.copied(View(view.stored, index, rows_new, spread), f"{view.stored.name}_moved")
 
     def regrouped_whole(self, view: View) -> View:
         """Return a copy of a view axis by axis: indexed axes become axes that may be indexed again."""
         view = view.fresh()
-        letters = tuple(range(len(view.dims)))
-        result = self.result([NamedView(view, letters)], letters, f"{view.stored.name}_taken")
-        self.add(Equation("product", (NamedView(result, letters),), (NamedView(view, letters),)))
-        return result
+        return self.copied(view, f"{view.stored.name}_taken")
 
     def bounded(self, view: View, dim: int) -> View:
         """Return a copy of a view if a dimension of it is indexed, as a slice is: an index into that dimension would

@@ -7,12 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
+import torch
+
+from learncost.importer.as_run import SELECTING
 from learncost.importer.examples import arguments, distinct_examples, dynamic, flattened, parts_of
 from learncost.importer.functions import check_hooks
-from learncost.importer.sized import exact
-from learncost.importer.symbolic import constants, interval, open_sizes
+from learncost.importer.registered import Unused
+from learncost.importer.sized import constants, exact, interval, open_sizes
 from learncost.importer.traced import traced
-from learncost.importer.unused import Unused
 from learncost.importer.wrappers import readable
 from learncost.ir.errors import InputError
 from learncost.ir.stated import LARGEST, Limit
@@ -126,17 +129,12 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     )
 
 
-SELECTING = "_selecting"
-"""The attribute of a traced run's module with the number of results that selected positions."""
-
 CHANGES = ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION")
 """The kinds of graph outputs that are new values of changed buffers, parameters or inputs."""
 
 
 def _given(module: Any, inputs: Any, symbols: Mapping[str, str]) -> dict[str, Any]:
     """Return the example inputs by name; a tensor that is given several times is copied."""
-    import torch
-
     given = arguments(module, inputs)
     for name in symbols:
         if name not in given:
@@ -149,8 +147,6 @@ def _given(module: Any, inputs: Any, symbols: Mapping[str, str]) -> dict[str, An
 
 def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]) -> Letters:
     """Return the letters of open sizes and the constraints of the exported program on them."""
-    import sympy  # loaded with torch
-
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     letters = Letters()
     first_of: dict[str, Any] = {}

@@ -7,67 +7,77 @@ gradient, and hooks are refused.
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from learncost.importer.checkpoints import marked
-from learncost.importer.own_functions import operator_of
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils._python_dispatch import _disable_current_modes
+
 from learncost.importer.replaced import attributes_replaced
 from learncost.importer.tried import drawn, gradients, has_fraction, identical, size_of_example
 from learncost.ir.errors import InputError
+
+if TYPE_CHECKING:
+    from learncost.importer.calls import TracedForward
 
 TOLERANCE = 1e-6
 """The allowed difference between two ways to compute a gradient in float64, relative to its largest number."""
 
 
 @contextmanager
-def held_to_their_lines() -> Iterator[list[str]]:
-    """Refuse, inside, functions whose backward pass differs from that of their forward lines. Raises `InputError`.
-
-    Yields the functions that took a gradient inside.
-    """
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-    function = torch.autograd.function._SingleLevelFunction  # backward passes of torch.autograd.Function call it
+def own_functions_held() -> Iterator[None]:
+    """Make users' functions operators while they are traced, if their backward pass is not that of their lines."""
     known: dict[Any, bool] = {}
 
-    def apply(kind: Any, *arguments: Any) -> Any:
-        run = super(function, kind).apply
-        if kind.__name__ == "CrossMapLRN2d":
-            raise InputError(
-                "PyTorch's nn.CrossMapLRN2d never drops the first channel from its window, and cannot be exported: "
-                "use nn.LocalResponseNorm, which it is meant to compute"
-            )
-        if not kind.__module__.startswith("torch."):
+    def held(kind: Any, forward: Callable[..., Any]) -> Any:
+        def traced(*given: Any) -> Any:
+            if get_proxy_mode() is None:
+                return forward(*given)
+            arguments = given if _is_apart(kind) else given[1:]
             key = kind, tuple(_described(each) for each in arguments)
             if key not in known:
-                known[key] = _is_same(kind, run, arguments)
-            if not known[key]:
-                return operator_of(kind, run, arguments)(*arguments)
-        return run(*arguments)
+                known[key] = _is_same(kind, kind.apply, arguments)
+            return forward(*given) if known[key] else operator_of(kind, kind.apply, arguments)(*arguments)
 
-    take, run_back = torch.autograd.grad, torch.autograd.backward
-    taken: list[str] = []
+        return staticmethod(traced)
+
+    kinds = list(_kinds(torch.autograd.Function))
+    with attributes_replaced({(kind, "forward"): held(kind, kind.forward) for kind in kinds}):
+        yield
+    for kind in set(_kinds(torch.autograd.Function)) - set(kinds):
+        if "<locals>" in kind.__qualname__:
+            raise InputError(f"the function {kind.__name__} is defined in a forward pass: define it outside")
+
+
+def _kinds(kind: Any) -> Iterator[Any]:
+    """Yield the users' functions of a kind."""
+    for each in kind.__subclasses__():
+        if not each.__module__.startswith("torch."):
+            yield each
+        yield from _kinds(each)
+
+
+def _is_apart(kind: Any) -> bool:
+    """Return whether a function saves for its backward pass outside of its forward."""
+    return kind.setup_context is not torch.autograd.Function.setup_context
+
+
+def answers_of_gradients(forward: TracedForward) -> dict[Any, Callable[..., Any]]:
+    """Return the answers to calls that compute gradients, or change values without autograd."""
 
     def backward(*arguments: Any, **named: Any) -> None:
-        taken.append("backward")
-        run_back(*arguments, **named)
+        forward.taken.append("backward")
+        torch.autograd.backward(*arguments, **named)
 
     def grad(*arguments: Any, **named: Any) -> Any:
-        frames = traceback.walk_stack(sys._getframe(1))
-        if any(f"{os.sep}_higher_order_ops{os.sep}" in frame.f_code.co_filename for frame, _ in frames):
-            return take(*arguments, **named)  # the implementation of scan in PyTorch
-        taken.append("torch.autograd.grad")
-        gradients = take(*arguments, **named)
-        if named.get("create_graph") or (len(arguments) > 4 and arguments[4]):
+        forward.taken.append("torch.autograd.grad")
+        gradients = torch.autograd.grad(*arguments, **named)
+        if named.get("create_graph"):
             return gradients
-        return tuple(each if each is None else each.detach() for each in gradients)
+        return tuple(each if each is None else forward.detach(each) for each in gradients)
 
     def register_hook(*_: Any) -> Any:
         raise InputError("gradient hooks run only in the backward pass, which is not exported: remove the hook")
@@ -78,7 +88,7 @@ def held_to_their_lines() -> Iterator[list[str]]:
         return isinstance(tensor, FakeTensor) and get_proxy_mode() is not None
 
     def read_data(tensor: Any) -> Any:  # PyTorch treats it as a constant, and then refuses it
-        return tensor.detach() if of_export(tensor) else data.__get__(tensor)
+        return forward.detach(tensor) if of_export(tensor) else data.__get__(tensor)
 
     def set_data(tensor: Any, value: Any) -> None:
         if not of_export(tensor):
@@ -88,24 +98,15 @@ def held_to_their_lines() -> Iterator[list[str]]:
         else:
             tensor.detach().copy_(value)  # in place, as under torch.no_grad
 
-    def stop(mode: Any) -> None:
-        mode.before = torch.is_grad_enabled()
-        torch.set_grad_enabled(mode.before and not mode.mode)
-
-    def go_on(mode: Any, *_: Any) -> None:
-        torch.set_grad_enabled(mode.before)
-
-    put_in: dict[tuple[Any, str], Any] = {
-        (torch.Tensor, "data"): property(read_data, set_data),
-        (torch.Tensor, "register_hook"): register_hook,
-        (function, "apply"): classmethod(apply),
-        (torch.autograd, "grad"): grad,
-        (torch.autograd, "backward"): backward,
-        (torch.inference_mode, "__enter__"): stop,  # an export has no_grad, but nothing for this
-        (torch.inference_mode, "__exit__"): go_on,
+    return {
+        torch.Tensor.detach: forward.detach,
+        torch.detach: forward.detach,
+        data.__get__: read_data,
+        data.__set__: set_data,
+        torch.Tensor.register_hook: register_hook,
+        torch.autograd.grad: grad,
+        torch.autograd.backward: backward,
     }
-    with attributes_replaced(put_in), marked():
-        yield taken
 
 
 def check_hooks(module: Any) -> None:
@@ -125,8 +126,6 @@ def check_registered(program: Any, module: Any) -> None:
     """Refuse a tensor that requires a gradient and is not a parameter: it would be neither counted nor updated. Raises
     `InputError`.
     """
-    import torch
-
     hidden = {each.untyped_storage()._cdata for each in _hidden(module)}
     for name, value in program.constants.items():
         if not hasattr(value, "requires_grad") or torch._C._functorch.is_functorch_wrapped_tensor(value):
@@ -141,8 +140,6 @@ def check_registered(program: Any, module: Any) -> None:
 
 def _hidden(module: Any) -> Iterator[Any]:
     """Yield parameters in lists and dicts of a module, which PyTorch does not register."""
-    import torch
-
     known = {id(each) for each in module.parameters()}
     for part in module.modules():
         values = [value for name, value in vars(part).items() if name not in ("_modules", "_parameters", "_buffers")]
@@ -166,9 +163,6 @@ def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bo
     Integers and booleans are all 0 in a first test, and a random mix of 0 and 1 in a second: behind a mask that hides
     all, any two gradients are the same. If 1 is out of range for an index, only the first test is run.
     """
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
     learns = [bool(getattr(each, "requires_grad", False)) for each in arguments]
     tried = 0
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.random.fork_rng([]), torch.enable_grad():
@@ -194,8 +188,6 @@ def _gradients(function: Callable[..., Any], values: Sequence[Any], learns: Sequ
 
     learns   which of the values require a gradient at the call; all are tested if none does
     """
-    import torch
-
     wanted = [has_fraction(each) and (learn or not any(learns)) for each, learn in zip(values, learns, strict=True)]
     given = [each.clone().requires_grad_() if asked else each for each, asked in zip(values, wanted, strict=True)]
     answer = function(*[each * 1 if asked else each for each, asked in zip(given, wanted, strict=True)])
@@ -214,7 +206,64 @@ class _ForwardContext:
 
 
 def _forward(kind: Any, given: Sequence[Any]) -> Any:
-    import torch
+    return kind.forward(*given) if _is_apart(kind) else kind.forward(_ForwardContext(), *given)
 
-    apart = kind.setup_context is not torch.autograd.Function.setup_context
-    return kind.forward(*given) if apart else kind.forward(_ForwardContext(), *given)
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+"""The functions behind these operators, of their tensors."""
+
+_OPERATORS: dict[Any, Any] = {}
+"""The operators by function and by its arguments that are no tensors."""
+
+
+def operator_of(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> Callable[..., Any]:
+    """Return the operator that calls a function, as a function of the same arguments.
+
+    Its backward pass calls the function again, and then the function's own backward pass. Raises what the function
+    raises for random numbers.
+    """
+    places = [place for place, each in enumerate(arguments) if isinstance(each, torch.Tensor)]
+    others = {place: each for place, each in enumerate(arguments) if place not in places}
+    key = kind, len(arguments), repr(others)
+
+    def of_tensors(*tensors: Any) -> Any:
+        filled = others | dict(zip(places, tensors, strict=True))
+        return run(*(filled[place] for place in range(len(filled))))
+
+    if key not in _OPERATORS:
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.random.fork_rng([]):
+            answer = of_tensors(*(drawn(arguments[place]) for place in places))
+        _OPERATORS[key] = _registered(f"functions::{kind.__name__}_{len(_OPERATORS)}", of_tensors, len(places), answer)
+    return lambda *given: _OPERATORS[key](*(given[place] for place in places))
+
+
+def _registered(name: str, of_tensors: Callable[..., Any], count: int, answer: Any) -> Any:
+    """Return a new operator of tensors, with the results that a function gave."""
+
+    def apart(*tensors: Any) -> Any:
+        with torch.no_grad():
+            return torch.utils._pytree.tree_map(torch.clone, of_tensors(*tensors))  # no result is an operand
+
+    def keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        wanted = ctx.needs_input_grad
+        given = [each.detach().requires_grad_(want) for each, want in zip(ctx.saved_tensors, wanted, strict=True)]
+        with torch.enable_grad():
+            results = torch.utils._pytree.tree_leaves(of_tensors(*given))
+        pairs = [pair for pair in zip(results, gradients, strict=True) if pair[0].requires_grad and pair[1] is not None]
+        learned = [each for each in given if each.requires_grad]
+        if not pairs:
+            return (None,) * count
+        outputs, seeds = zip(*pairs, strict=True)
+        taken = iter(torch.autograd.grad(outputs, learned, seeds, allow_unused=True))
+        return tuple(next(taken) if want else None for want in wanted)
+
+    returns = f"({', '.join('Tensor' for _ in answer)})" if isinstance(answer, tuple) else "Tensor"
+    schema = f"({', '.join(f'Tensor x{place}' for place in range(count))}) -> {returns}"
+    made: Any = torch.library.custom_op(name, apart, mutates_args=(), schema=schema)
+    made.register_fake(apart)
+    made.register_autograd(backward, setup_context=keep)
+    FUNCTIONS[made._opoverload] = of_tensors
+    return made

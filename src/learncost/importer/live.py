@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from learncost.importer.inputs import Input
 from learncost.importer.pipeline import UNOBSERVED, ImportObserver, ImportOptions, table_of
 from learncost.importer.walk import ImportedModule
@@ -94,8 +96,6 @@ def saved_of(module: Any) -> dict[str, Any]:
 
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return tensors as arrays, bf16 and fp16 as fp32."""
-    import torch
-
     if any(tensor.device.type == "meta" for tensor in tensors.values()):
         return {}
     halves = (torch.bfloat16, torch.float16)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
-from learncost.importer.replaced import attributes_replaced
+import torch
+from torch import nn
 
 
 def allocated(module: Any) -> Any:
@@ -21,8 +22,6 @@ def allocated(module: Any) -> Any:
 
 def with_values(module: Any, there: Any) -> Any:
     """Return the module, or if its parameters are on the meta device a copy of `there` with random parameters."""
-    import torch
-
     if there is module:
         return module
     filled = copy.deepcopy(there)
@@ -35,9 +34,6 @@ def with_values(module: Any, there: Any) -> Any:
 
 def allocate(module: Any) -> None:
     """Replace parameters on the meta device by unwritten ones on the CPU, which use no memory; buffers become zeros."""
-    import torch
-    from torch import nn
-
     swap: Callable[..., None] = torch.utils.swap_tensors
     instead: dict[int, nn.Parameter] = {}  # a parameter with weak references, as in nn.LSTM, is replaced
     for part in module.modules():
@@ -68,20 +64,21 @@ def has_numbers(buffer: Any) -> bool:
     return buffer.device.type != "meta" and not hasattr(buffer, INVENTED)
 
 
-def without_memory() -> AbstractContextManager[None]:
+@contextmanager
+def without_memory() -> Iterator[None]:
     """Register parameters without values inside; buffers keep theirs.
 
     Each parameter is replaced by one on the meta device once, so that tied parameters stay tied.
     """
-    import torch
-    from torch import nn
+    swap = cast("Callable[..., None]", torch.utils.swap_tensors)
 
-    before, swap = nn.Module.register_parameter, cast("Callable[..., None]", torch.utils.swap_tensors)
-
-    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def empty(_: nn.Module, name: str, parameter: nn.Parameter) -> None:
         if type(parameter) is nn.Parameter and parameter.device.type != "meta":
-            empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
-            swap(parameter, empty)
-        before(module, name, parameter)
+            made = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+            swap(parameter, made)
 
-    return attributes_replaced({(nn.Module, "register_parameter"): register})
+    hook = nn.modules.module.register_module_parameter_registration_hook(empty)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -76,6 +76,15 @@ def module_of(node: Any) -> str:
     return re.sub(r"\.slice\([^)]*\)", "", str(path))  # layers[:2].0 is layers.0
 
 
+AGAIN = "again"
+"""The metadata key for the checkpoints around a node, outermost first, as in `Meta.again`."""
+
+
+def mark_of(node: Any) -> str:
+    """Return the checkpoints around a node."""
+    return str((node.meta.get("custom") or {}).get(AGAIN, ""))
+
+
 def place_of(node: Any) -> str:
     """Return the source of a node for a message: module, and the user's file and line, or a package's if there is
     none.

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from learncost.importer.axes import AxisClass, equal
 from learncost.importer.equations import Equation, NamedView
 from learncost.importer.nodes import is_empty, size_of
@@ -35,8 +37,6 @@ class CalledOperator:
 
         of_node   the values of the graph, by name: numbers among the arguments, and the shapes and types of tensors
         """
-        import torch
-
         named = dict(zip(line.given, map(torch.tensor, arrays), strict=True))
         operands = {name: each for name, each in named.items() if name.startswith("X")}
         operands = {
@@ -94,8 +94,6 @@ def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
     """Record the line of a node; return one view, or several in a list. Raises `InputError` if its cost is unknown and
     must be known.
     """
-    import torch
-
     if getattr(node.meta["val"], "layout", torch.strided) is not torch.strided:
         raise reader.refusal("a sparse tensor", "; use dense tensors")
     known, missing = registered(node, reader.examples, {*node.all_input_nodes} - reader.learned)
@@ -156,8 +154,6 @@ def _letters(view: View) -> tuple[Hashable, ...]:
 
 def _result(reader: GraphReader, value: Any, place: int) -> Any:
     """Return a result of the operation, with new axes; integers and empty results are outside."""
-    import torch
-
     if not isinstance(value, torch.Tensor):  # a size, or nothing
         return value
     if not has_fraction(value) or is_empty(value):

@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
 from learncost.importer.examples import as_called
 from learncost.importer.refusals import exports
 from learncost.importer.walk import read_module
@@ -72,9 +76,6 @@ def in_parts(module: Any, values: Mapping[str, Any], called: str, fold: bool = T
 
 def _calls(module: Any, values: Mapping[str, Any]) -> dict[str, list[PartCall]]:
     """Return the arguments of every submodule in one run, by path."""
-    import torch
-    from torch.utils._pytree import tree_map
-
     calls: dict[str, list[PartCall]] = {}
     handles = []
 
@@ -117,10 +118,6 @@ def _reads(part: Any, call: PartCall) -> bool:
 
 def _together(module: Any, calls: list[PartCall]) -> tuple[Any, dict[str, Any]]:
     """Return a module that makes these calls independently, and its inputs."""
-    import torch
-    from torch import nn
-    from torch.utils._pytree import tree_flatten, tree_unflatten
-
     given: dict[str, Any] = {}
     plans = []
     for number, call in enumerate(calls):

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import sympy
+
 from learncost.importer.axes import ApartError, Size
 from learncost.importer.examples import flattened, parts_of, size_at
 from learncost.importer.export import Exported
@@ -255,8 +257,6 @@ def varied(
 
     Raises `InputError` if it accepts no near size but its own.
     """
-    import sympy
-
     fixed = dict(first.exported.letters.fixed)
     used = {*taken, *fixed.values()}
     if fixed.keys() & first.exported.letters.symbols.values():  # open in one input, a number in another

@@ -9,8 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
 from learncost.importer.axes import AxisClass, Size, equal, product
-from learncost.importer.checkpoints import mark_of
 from learncost.importer.constants import Mask, NodeConstants
 from learncost.importer.equations import (
     DimensionCondition,
@@ -21,7 +24,7 @@ from learncost.importer.equations import (
     NumberOperand,
     StatisticsUpdate,
 )
-from learncost.importer.nodes import is_float, is_real, module_of, name_of, operator_name, place_of, size_of
+from learncost.importer.nodes import is_float, is_real, mark_of, module_of, name_of, operator_name, place_of, size_of
 from learncost.importer.operands import ChosenPlaces, GivenTensor, IntegerValue, Masked, is_inside
 from learncost.importer.rule import RULES, VIEW_RULES, rule_of
 from learncost.importer.sized import expression_of, lines_of, number_of
@@ -85,8 +88,6 @@ class GraphReader:
         """Return an argument of a node in the form that rules take: views, outside values, numbers, and lists of
         them.
         """
-        import torch
-
         if isinstance(value, torch.fx.Node):
             return self.values[value]
         if isinstance(value, list | tuple):
@@ -263,8 +264,6 @@ class GraphReader:
 
     def _on_values(self) -> str:
         """Return advice if a node has sizes that depend on values; "" otherwise."""
-        from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
         nodes = [] if self.node is None else [self.node, *self.node.all_input_nodes]
         values = [each.meta.get("val") for each in nodes]
         sizes = [size for value in values for size in (*getattr(value, "shape", ()), value)]
@@ -423,9 +422,6 @@ def _as_long(size: Size, read: Size, of_graph: Any) -> bool:
     """Return whether a size is the one that was read; if symbols cannot decide, at the sizes of the example. Sizes that
     depend on values have no example, and PyTorch checks them in a run.
     """
-    import sympy
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
     if equal(size, read) or not hasattr(of_graph, "node"):
         return equal(size, read)
     if free_unbacked_symbols(size) or free_unbacked_symbols(read):

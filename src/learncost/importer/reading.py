@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import torch
+
 from learncost.importer.nodes import is_empty, operator_name
 from learncost.importer.opaque import opaque
 from learncost.importer.operands import (
@@ -38,8 +40,6 @@ def read(reader: GraphReader, node: Any) -> None:
 
 def _value(reader: GraphReader, node: Any) -> Any:
     """Return the operand of a node: views of lines, or an outside value."""
-    import torch
-
     result = node.meta.get("val")
     if is_empty(result):  # for example, an expert's rows when a run selected none for it
         return GivenTensor(node)
@@ -68,8 +68,6 @@ def _value(reader: GraphReader, node: Any) -> Any:
 
 def _by_rule(reader: GraphReader, known: Rule, node: Any, arguments: list[Any], named: Mapping[str, Any]) -> Any:
     """Return the result of a rule, with the operands converted to the kinds that it accepts."""
-    import torch
-
     result = node.meta["val"]
     if any(isinstance(each, ChosenPlaces) for each in arguments) and known not in INDEX_RULES:
         first = arguments[0]
@@ -115,8 +113,6 @@ def _typed(value: Any, node: Any) -> Any:
     """Return a view with the type of its node: booleans are marked, and integers, such as sums of booleans, may be used
     as indices.
     """
-    import torch
-
     if not isinstance(value, View):
         return value
     of_type = node.meta["val"].dtype

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
-from learncost.importer.replaced import attributes_replaced
+import torch
+from torch._decomp import decompositions
+from torch._higher_order_ops.scan import scan_op
+from torch.utils._python_dispatch import _disable_current_modes
+
 from learncost.ir.errors import InputError
 
 
@@ -37,9 +40,6 @@ def _layer(cell: Callable[..., Any], x: Any, state: Any, weights: Any, has_biase
 
     The first position is apart: the gradient of an initial state that needs none is not computed.
     """
-    import torch
-    from torch._higher_order_ops.scan import scan_op
-
     linear = torch.nn.functional.linear
     several = isinstance(state, tuple)
     of_input, of_state, *rest = weights
@@ -73,8 +73,6 @@ def _layers(cell: Callable[..., Any], x: Any, states: Sequence[Any], weights: Se
 
     settings  those of PyTorch's operators of recurrences, in their order
     """
-    import torch
-
     has_biases, count, dropout, train, bidirectional, batch_first = settings
     x, ends = x.transpose(0, 1) if batch_first else x, list[Any]()
     for layer in range(count):
@@ -98,26 +96,19 @@ KERNELS = {
 """Operators of packed recurrences, and PyTorch's decompositions of them."""
 
 
-def unpacked(numbers: bool = False) -> AbstractContextManager[None]:
-    """Make packing an indexed read inside. Raises `InputError` if lengths are not numbers.
+def unpacked(numbers: bool = False) -> dict[Any, Callable[..., Any]]:
+    """Return the answers by which packing is an indexed read. Raises `InputError` if lengths are not numbers.
 
     numbers   whether lengths are numbers, as in a run
     """
-    import torch
-    from torch._decomp import decompositions
-
-    several: Any = torch._VF
+    several: Any = torch._C._VariableFunctions
     gathered: Any = decompositions.gather_params
 
     def lengths_of(lengths: Any) -> list[int]:
-        from torch.utils._python_dispatch import _disable_current_modes
-
         with _disable_current_modes():
             return [int(each) for each in lengths]
 
     def places(rows: Sequence[Any]) -> Any:
-        from torch.utils._python_dispatch import _disable_current_modes
-
         with _disable_current_modes():
             return torch.tensor(rows)
 
@@ -167,7 +158,5 @@ def unpacked(numbers: bool = False) -> AbstractContextManager[None]:
 
         return run
 
-    recurrences = {(several, name): recurrence(name) for name in KERNELS}
-    return attributes_replaced(
-        {(several, "_pack_padded_sequence"): pack, (several, "_pad_packed_sequence"): pad, **recurrences}
-    )
+    recurrences = {getattr(several, name): recurrence(name) for name in KERNELS}
+    return {several._pack_padded_sequence: pack, several._pad_packed_sequence: pad, **recurrences}

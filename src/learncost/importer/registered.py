@@ -6,15 +6,24 @@ is run on tensors without values, and its operations are counted in the same way
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+import sympy
+import torch
+from torch._ops import HigherOrderOperator
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._sympy.functions import FloorDiv
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
 from learncost.importer.constants import NodeConstants
+from learncost.importer.functions import FUNCTIONS
 from learncost.importer.known_flops import FORMULAS, OpenError
-from learncost.importer.nodes import size_of
-from learncost.importer.own_functions import FUNCTIONS
+from learncost.importer.nodes import module_of, operator_name, size_of
 from learncost.importer.sequences import OVER_SEQUENCES, flops, has_offsets, sequences
 from learncost.ir.line import Opaque
 
@@ -38,9 +47,6 @@ def registered(node: Any, values: NodeConstants, given: Collection[Any] = ()) ->
         visible = over.visible
         share = "" if visible is None else f"{visible.numerator}/{visible.denominator}"
         return Opaque(forward, backward, f"the products over {over}, with the scores twice in a step", share), ""
-    from torch._ops import HigherOrderOperator
-    from torch.utils.flop_counter import flop_registry
-
     open_before = _open_sizes(node)
     try:
         forward, backward, unknown = _counted(node, given)
@@ -85,9 +91,6 @@ def name_of(target: Any) -> str:
 
 def _counted(node: Any, given: Collection[Any]) -> tuple[Any, Any, str]:
     """Return the FLOPs forward and backward, None if unknown, and the name of an operation without a formula."""
-    import torch
-    from torch.utils.flop_counter import flop_registry
-
     packet = getattr(node.target, "_overloadpacket", None)
     rows = {row.packet: row for row in FORMULAS if row.packet not in flop_registry}
     if packet in rows and (times := rows[packet].backward) is not None:
@@ -106,8 +109,6 @@ def _counted(node: Any, given: Collection[Any]) -> tuple[Any, Any, str]:
 
 def _of_bodies(node: Any, arguments: Sequence[Any], formulas: Mapping[Any, Any]) -> tuple[Any, Any, str]:
     """Return the FLOPs of the functions that an operator runs: of each position, or of the larger branch."""
-
-    import torch
 
     mode, name = _mode_of(node), str(node.target)
     if name == "cond":
@@ -132,8 +133,6 @@ OVER_POSITIONS = ("scan", "map_impl")
 
 def run_bodies(name: str, arguments: Sequence[Any]) -> Any:
     """Return the results of an operator that runs functions."""
-    import torch
-
     if name == "cond":
         holds, first, second, operands = arguments
         return (first if holds else second)(*operands)
@@ -150,10 +149,6 @@ def _run(
     mode: Any, function: Any, arguments: Any, named: Mapping[str, Any], formulas: Mapping[Any, Any]
 ) -> tuple[Any, Any, str]:
     """Return the FLOPs of a function and of autograd's backward pass of it, on tensors without values."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils.flop_counter import FlopCounterMode, flop_registry
-
     seen = _Unknown()
 
     class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -183,8 +178,6 @@ def _run(
 
 
 def _leaves(values: Any) -> list[Any]:
-    import torch
-
     return list(torch.utils._pytree.tree_leaves(values))
 
 
@@ -206,16 +199,12 @@ def _value_of(node: Any, given: bool) -> Any:
 
 def body_of(node: Any) -> Any:
     """Return the graph that a node is, which an operator runs; None for other nodes."""
-    import torch
-
     held = getattr(node.graph.owning_module, node.target, None) if node.op == "get_attr" else None
     return held if isinstance(held, torch.fx.GraphModule) else None
 
 
 def _leaf_of(value: Any) -> Any:
     """Return a tensor that requires a gradient, if it may have one."""
-    import torch
-
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().requires_grad_(value.is_floating_point() or value.is_complex())
@@ -223,8 +212,6 @@ def _leaf_of(value: Any) -> Any:
 
 def _mode_of(node: Any) -> Any:
     """Return the fake tensor mode of the graph's tensors."""
-    import torch
-
     for value in torch.utils._pytree.tree_leaves([each.meta.get("val") for each in (*node.all_input_nodes, node)]):
         if hasattr(value, "fake_mode"):
             return value.fake_mode
@@ -235,8 +222,6 @@ def polynomial(count: Any) -> str | None:
     """Return a count in the syntax of `Polynomial.parse`, in the graph's symbols; None if it is not a polynomial in
     them.
     """
-    import sympy
-
     size = size_of(count)
     if isinstance(size, int):
         return str(size)
@@ -259,9 +244,6 @@ LARGEST = 12
 
 def _whole(expression: Any) -> Any:
     """Expand an expression, and replace floor divisions that are exact at all sizes: M (M + 1) // 2."""
-    import sympy
-    from torch.utils._sympy.functions import FloorDiv
-
     for part in sorted(expression.atoms(FloorDiv), key=str):
         above, below = part.args
         symbols = sorted(above.free_symbols, key=str)
@@ -270,3 +252,68 @@ def _whole(expression: Any) -> Any:
             if all(above.subs(dict(zip(symbols, rest, strict=True))) % below == 0 for rest in rests):
                 expression = expression.xreplace({part: above / below})
     return sympy.expand(expression)
+
+
+@dataclass(frozen=True)
+class Unused:
+    """Products that no output of a module depends on.
+
+    flops   FLOPs of the forward pass, in the graph's symbols; None if they are not a polynomial in them
+    places  the operators, each with the path of its module
+    """
+
+    flops: str | None = "0"
+    places: Sequence[str] = ()
+
+
+def unused(program: Any) -> Unused:
+    """Return the dead products of a graph that has all operations of a run, as `torch.export` returns it."""
+    flops: Any = 0
+    places: dict[str, None] = {}
+    for part in program.graph_module.modules():
+        for node in reversed([*_unread(part.graph)] if isinstance(part, torch.fx.GraphModule) else []):
+            of_node = _flops(node)
+            if not isinstance(of_node, int) or of_node:
+                flops = flops + of_node
+                path, operator = module_of(node), operator_name(node.target)
+                places[f"{path} {operator}".strip()] = None
+    return Unused(polynomial(flops), tuple(places))
+
+
+def _unread(graph: Any) -> Iterator[Any]:
+    """Yield the dead operator calls of a graph, the last first.
+
+    An in-place change is live if its storage is read.
+    """
+    of_storage: dict[Any, Any] = {}
+    for node in graph.nodes:
+        returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
+        shares = any(each.alias_info is not None for each in returns) and node.args
+        first = node.args[0] if shares else None
+        of_storage[node] = of_storage.get(first, node) if isinstance(first, torch.fx.Node) else node
+    read: set[Any] = {node for node in graph.nodes if node.op == "placeholder"}
+    for node in reversed(graph.nodes):
+        is_operator = isinstance(node.target, torch._ops.OpOverload)
+        changes = is_operator and node.target._schema.is_mutable and of_storage[node] in read
+        if is_operator and node not in read and not changes:
+            yield node
+        else:
+            read |= {each for source in node.all_input_nodes for each in (source, of_storage[source])}
+
+
+def _flops(node: Any) -> Any:
+    """Return the FLOPs of one call by PyTorch's formulas, with attention as plain products."""
+    if node.target.is_view:  # it computes nothing; removing it would remove the level of a forward derivative, too
+        return 0
+    values = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+    tensors = [each for each in torch.utils._pytree.tree_leaves(values) if isinstance(each, torch.Tensor)]
+    if not tensors or not any(each.is_floating_point() or each.is_complex() for each in tensors):
+        return 0
+    mode = getattr(tensors[0], "fake_mode", None)
+    if mode is None:
+        return 0
+    counter = FlopCounterMode(display=False)
+    guards = mode.shape_env.suppress_guards() if mode.shape_env is not None else nullcontext()
+    with mode, guards, torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        node.target(*values[0], **values[1])
+    return counter.get_total_flops()

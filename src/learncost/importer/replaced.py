@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+import torch
+from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop
+from torch.nn.attention import flex_attention
 
 from learncost.ir.errors import InputError
 
@@ -29,8 +33,6 @@ def temporal_classification(
 
     logarithms  (time, batch, classes) or (time, classes); targets (batch, longest), or concatenated
     """
-    import torch
-
     alone = logarithms.dim() == 2
     if alone:
         logarithms, targets = logarithms.unsqueeze(1), targets.reshape(1, -1)
@@ -62,8 +64,6 @@ def temporal_classification(
 
 def gaussian(input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Any:
     """Return `gaussian_nll_loss` without its check for negative variances; its gradient passes at the bound."""
-    import torch
-
     variance = var * torch.ones_like(input) if isinstance(var, float) else var
     if variance.dim() == input.dim() - 1:
         variance = variance.unsqueeze(-1)
@@ -95,8 +95,6 @@ def correlation(x: Any) -> Any:
 
 def combinations(x: Any, r: int = 2, with_replacement: bool = False) -> Any:
     """Return the combinations of the elements of a vector."""
-    import torch
-
     several = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     return x[torch.tensor(list(several(range(len(x)), r)), device=x.device)]
 
@@ -114,8 +112,6 @@ def least_squares(A: Any, B: Any, rcond: Any = None, *, driver: str | None = Non
     """Return `linalg.lstsq` of full rank, by a QR factorization. Raises `InputError` for fewer equations than
     unknowns.
     """
-    import torch
-
     if A.shape[-2] < A.shape[-1]:
         raise InputError("lstsq with fewer equations than unknowns depends on its rank: use torch.linalg.pinv")
     vectors = B.dim() == A.dim() - 1
@@ -125,13 +121,14 @@ def least_squares(A: Any, B: Any, rcond: Any = None, *, driver: str | None = Non
     return Solved(solution.squeeze(-1) if vectors else solution)
 
 
-def largest_of_windows(*given: Any, **named: Any) -> Any:
+def largest_of_windows(
+    input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+    **_: Any,
+) -> Any:  # fmt: skip
     """Return the implementation of `max_pool1d` that autograd runs; the other one converts a symbolic length to a
     number.
     """
-    import torch
-
-    return torch.max_pool1d_with_indices(*given, **named)[0]
+    return torch.max_pool1d_with_indices(input, kernel_size, stride or [], padding, dilation, ceil_mode)[0]
 
 
 MODES = {
@@ -147,20 +144,11 @@ MOST_WITHOUT_A_PRODUCT = 25
 
 def distances(x: Any, z: Any, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Any:
     """Return `cdist`, whose own code first tests whether a side of fixed size has many rows."""
-    import torch
-
     mode = MODES[compute_mode]
     rows = [side for side in (x.shape[-2], z.shape[-2]) if isinstance(side, int)]
     many = any(side > MOST_WITHOUT_A_PRODUCT for side in rows)
     run: Any = getattr(torch._VF, "cdist")  # noqa: B009 - it is found at run time
     return run(x, z, p, 1 if p == 2 and mode is None and many else mode)
-
-
-def declared_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Return whether the caller declared a mask as causal; PyTorch's version inspects its values to choose a faster
-    kernel.
-    """
-    return bool(is_causal)
 
 
 class _NotRead:
@@ -175,17 +163,14 @@ def flexible_attention(query: Any, key: Any, value: Any, score_mod: Any, block_m
 
     Its functions of a score and of positions are called once, for all positions: they are broadcast.
     """
-    import torch
-    from torch.nn.attention import flex_attention as module
-
     sides, seen, mask_mod = (*query.shape[:3], key.shape[2]), None, block_mask[-1]
     at = [
         torch.arange(side, device=query.device).view([-1 if place == dim else 1 for place in range(4)])
         for dim, side in enumerate(sides)
     ]
-    if mask_mod is not module.noop_mask:
+    if mask_mod is not flex_attention.noop_mask:
         seen = mask_mod(*at)
-    if score_mod is module._identity:
+    if score_mod is flex_attention._identity:
         scale = None if scale == query.shape[-1] ** -0.5 else scale  # as attention divides without one
         several = query.shape[1] != key.shape[1]
         attention = torch.nn.functional.scaled_dot_product_attention
@@ -199,8 +184,6 @@ def flexible_attention(query: Any, key: Any, value: Any, score_mod: Any, block_m
 
 def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
     """Return `math.sqrt`, also of a symbolic size, which Python's version converts to a number."""
-    import torch
-
     return value**0.5 if isinstance(value, torch.SymInt | torch.SymFloat) else of_numbers(value)
 
 
@@ -220,31 +203,52 @@ def attributes_replaced(attributes: Mapping[tuple[Any, str], Any]) -> Iterator[N
                 delattr(of, name)
 
 
-def unchecked() -> AbstractContextManager[None]:
+@contextmanager
+def unchecked() -> Iterator[None]:
     """Disable the argument checks of distributions inside, which compare numbers that an export does not have."""
-    from torch.distributions import Distribution
+    kind: Any = torch.distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)
 
-    return attributes_replaced({(Distribution, "_validate_args"): False})
+
+def _by_name(reduction: str) -> int:
+    """Return PyTorch's number of a reduction."""
+    return ("none", "mean", "sum").index(reduction)
 
 
-def written_out() -> AbstractContextManager[None]:
-    """Replace these functions inside."""
-    import torch
+def _classified(
+    logarithms: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Any:  # fmt: skip
+    """Return `torch.nn.functional.ctc_loss`."""
+    lengths = input_lengths, target_lengths
+    return temporal_classification(logarithms, targets, *lengths, blank, _by_name(reduction), zero_infinity)
 
-    functional, flexible = torch.nn.functional, importlib.import_module("torch.nn.attention.flex_attention")
-    put_in: dict[tuple[Any, str], Any] = {
-        (torch, "ctc_loss"): temporal_classification,
-        (functional, "gaussian_nll_loss"): gaussian,
-        **{(of, "cov"): covariance for of in (torch, torch.Tensor)},
-        **{(of, "corrcoef"): correlation for of in (torch, torch.Tensor)},
-        (torch, "cdist"): distances,
-        (torch.nn.modules.transformer, "_detect_is_causal_mask"): declared_causal,
-        (torch, "combinations"): combinations,
-        (torch.linalg, "lstsq"): least_squares,
-        (torch, "max_pool1d"): largest_of_windows,
-        (math, "sqrt"): root,
-        (flexible, "flex_attention_hop"): flexible_attention,
-        (flexible, "_validate_device"): lambda *_: None,  # a CPU has no kernel for its backward pass
-        (flexible, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"): True,
-    }
-    return attributes_replaced(put_in)
+
+def _without_device(tensor: Any) -> bool:
+    """Return whether a tensor requires a gradient, but not to the check for a device with a kernel for it."""
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_name in ("_answer", "__torch_function__"):
+        frame = frame.f_back
+    return bool(tensor.requires_grad) and frame.f_code is not flex_attention._validate_device.__code__
+
+
+WRITTEN_OUT: Mapping[Any, Callable[..., Any]] = {
+    torch.ctc_loss: temporal_classification,
+    torch.nn.functional.ctc_loss: _classified,
+    torch.nn.functional.gaussian_nll_loss: gaussian,
+    **dict.fromkeys((torch.cov, torch.Tensor.cov), covariance),
+    **dict.fromkeys((torch.corrcoef, torch.Tensor.corrcoef), correlation),
+    torch.cdist: distances,
+    torch.combinations: combinations,
+    torch.linalg.lstsq: least_squares,
+    torch.max_pool1d: largest_of_windows,
+    torch.nn.functional.max_pool1d: largest_of_windows,
+    flex_attention_hop: flexible_attention,
+    torch.Tensor.requires_grad.__get__: _without_device,  # type: ignore[attr-defined]
+}
+"""The functions that are answered by others, in a traced forward pass."""

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._sympy.functions import FloorDiv
+
 from learncost.importer.axes import AxisClass, Size, equal, leaves
 from learncost.importer.equations import DimensionCondition, Equation, NamedView, NumberOperand, Operand, indices_of
 from learncost.importer.sized import without_rests
@@ -215,8 +218,6 @@ class TextWriter:
         """Return the name of a size in an index: an open letter, `M/2` for its floor division, otherwise an axis of
         that size.
         """
-        from torch.utils._sympy.functions import FloorDiv
-
         if size.is_Symbol:
             return self.size(size, self.decided())
         if isinstance(size, FloorDiv) and size.args[0].is_Symbol and size.args[1].is_Integer:
@@ -238,8 +239,6 @@ class TextWriter:
 
     def undecided(self) -> list[str]:
         """Return the sizes that depend on the values of a run, without those that follow from others."""
-        from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
         stated = {text.partition("=")[0] for text in self.follows()}
         return [
             letter

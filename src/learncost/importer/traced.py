@@ -5,51 +5,30 @@ decomposed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Set
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import torch
+from torch._export.utils import _is_preservable_cia_op
+from torch.utils.flop_counter import flop_registry
+
+from learncost.importer.as_run import written_through
+from learncost.importer.calls import answered, decided
 from learncost.importer.composed import WRITTEN_OUT
-from learncost.importer.decided import decided
 from learncost.importer.examples import as_called, flattened
-from learncost.importer.functions import check_registered, held_to_their_lines
-from learncost.importer.gradients import written_through
-from learncost.importer.learning import ChangedError, learning_kept
-from learncost.importer.materialize import has_numbers
+from learncost.importer.functions import check_registered
+from learncost.importer.learning import ChangedError
 from learncost.importer.nodes import operator_name
 from learncost.importer.recurrences import unpacked
 from learncost.importer.refusals import GradientTakenError, transform_of
-from learncost.importer.replaced import attributes_replaced, unchecked, written_out
+from learncost.importer.registered import Unused, unused
 from learncost.importer.rule import RULES
-from learncost.importer.symbolic import plain_sizes
+from learncost.importer.sized import plain_sizes
 from learncost.importer.unseen import check_changes
-from learncost.importer.unused import Unused, unused
 from learncost.importer.wrappers import named_inputs, plain
 from learncost.ir.errors import InputError
-
-
-def known() -> AbstractContextManager[None]:
-    """Use the values of such buffers inside, as EnCodec of transformers does to compute its padding.
-
-    A buffer that a forward pass changes, such as a count of batches, is unknown from then on.
-    """
-    import torch
-    import torch.export._trace
-
-    traces: Any = torch.export._trace
-    shapes_alone = traces._fakify_params_buffers
-
-    def with_numbers(mode: Any, module: Any) -> Any:
-        made = shapes_alone(mode, module)
-        for path, buffer in module.named_buffers(remove_duplicate=False):
-            is_number = buffer.dim() == 0 and not (buffer.is_floating_point() or buffer.is_complex())
-            if is_number and type(buffer) is torch.Tensor and has_numbers(buffer):
-                made[path].constant = buffer.clone()
-        return made
-
-    return attributes_replaced({(traces, "_fakify_params_buffers"): with_numbers})
 
 
 @dataclass(frozen=True)
@@ -86,8 +65,6 @@ def traced(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
 
 @plain_sizes()
 def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
-    import torch
-
     opt_einsum = torch.backends.opt_einsum.enabled
     opens = any(leaf is not None for leaf in torch.utils._pytree.tree_leaves(shapes))
     torch.backends.opt_einsum.enabled = opt_einsum and not opens  # it would fix the sizes of batches
@@ -95,13 +72,7 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
     hook = module.register_forward_hook(_of_known_types)
     try:
         with (
-            held_to_their_lines() as taken,
-            learning_kept(module) as places,
-            unchecked(),
-            known(),
-            written_out(),
-            unpacked(),
-            decided(),
+            answered(module, unpacked(), decided()) as forward,
             named_inputs(module, by_name),
         ):
             try:
@@ -109,11 +80,13 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
             except InputError:
                 raise
             except Exception as error:
-                if by := (taken[0] if taken else transform_of(error)):
+                if by := (forward.taken[0] if forward.taken else transform_of(error)):
                     raise GradientTakenError(by) from None
                 raise
+        if forward.taken and any(map(torch._C._functorch.is_functorch_wrapped_tensor, _tensors(program))):
+            raise GradientTakenError(forward.taken[0])  # what it computes below a derivative is not in the graph
         check_registered(program, module)
-        asked = {name for place, name in enumerate(program.graph_signature.user_inputs) if place in places}
+        asked = {name for place, name in enumerate(program.graph_signature.user_inputs) if place in forward.asked}
         check_changes(program, _with_gradient(program, module, given) | asked)
         _stop_gradients(program)
         left_out = unused(program)
@@ -131,9 +104,6 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
 @cache
 def _read_whole() -> Mapping[Any, Any]:
     """Return PyTorch's mark of preserved operators for the composite ones that rules read."""
-    import torch
-    from torch._export.utils import _is_preservable_cia_op
-
     exports: Any = torch.export.exported_program
     kept = {}
     for name in (*RULES, *WRITTEN_OUT):
@@ -151,8 +121,6 @@ def _decomposed(program: Any, parts: Mapping[Any, Any]) -> Any:
 
     `ExportedProgram.run_decompositions` would list and preserve all composite operators of all libraries each time.
     """
-    import torch
-
     exports: Any = torch.export.exported_program
     of_composites = {**_read_whole(), **{op: each for op, each in parts.items() if op._can_decompose()}}
     return exports._decompose_exported_program(
@@ -164,12 +132,15 @@ def _decomposed(program: Any, parts: Mapping[Any, Any]) -> Any:
     )
 
 
+def _tensors(program: Any) -> Iterator[Any]:
+    """Yield the tensors that an export keeps as constants."""
+    yield from (each for each in program.constants.values() if isinstance(each, torch.Tensor))
+
+
 def _of_known_types(module: Any, given: Any, results: Any) -> Any:
     """Return results without objects that no exported program returns, such as an encoder-decoder's cache next to a
     loss.
     """
-    import torch
-
     tree, results = torch.utils._pytree, plain(results)
     if not any(isinstance(each, torch.Tensor) for each in tree.tree_leaves(results)):
         return results
@@ -193,8 +164,6 @@ def _with_gradient(program: Any, module: Any, given: Mapping[str, Any]) -> set[s
 
 def _stop_gradients(program: Any) -> None:
     """Mark the results of code under `torch.no_grad` as without gradient, which their decompositions would lose."""
-    import torch
-
     wrapped = torch.ops.higher_order.wrap_with_set_grad_enabled
     for part in [each for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)]:
         for node in part.graph.nodes:
@@ -222,9 +191,6 @@ MOST_ROUNDS = 6
 
 def _decompositions(program: Any) -> dict[Any, Any]:
     """Return PyTorch's decompositions of the operators of a graph that no rule reads, without composite ones."""
-    import torch
-    from torch.utils.flop_counter import flop_registry
-
     table = torch._decomp.decomposition_table
     parts: dict[Any, Any] = {}
     learned = set()  # nodes that follow from weights or float inputs: the others need no decomposition

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
+
 
 def drawn(value: Any, below: int = 1) -> Any:
     """Return a random tensor of float64, complex128 or integers like the given one; other values are returned
@@ -13,8 +15,6 @@ def drawn(value: Any, below: int = 1) -> Any:
 
     A symbolic size takes its example. Integers are less than `below`: all 0, or a random mix of 0 and 1.
     """
-    import torch
-
     if not isinstance(value, torch.Tensor):
         return value
     shape = [size_of_example(size) for size in value.shape]
@@ -32,15 +32,11 @@ def has_fraction(value: Any) -> bool:
     """Return whether a value is a tensor that may have a gradient: of real or complex numbers, not of integers or
     booleans.
     """
-    import torch
-
     return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
 def gradients(results: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
     """Return the gradients of leaves, for one random draw of the results' gradients; zeros for leaves without one."""
-    import torch
-
     torch.manual_seed(1)
     seeds = [torch.randn(each.shape, dtype=torch.float64).to(each) for each in results]
     learned = [place for place, each in enumerate(results) if each.requires_grad]
@@ -64,8 +60,6 @@ def identical(one: Sequence[Any], other: Sequence[Any], tolerance: float) -> boo
 @contextmanager
 def restored(module: Any) -> Iterator[None]:
     """Restore the contents of every buffer of a module, in the same tensors."""
-    import torch
-
     before = [
         (part, name, buffer, buffer.detach().clone())
         for part in module.modules()
@@ -85,7 +79,6 @@ def restored(module: Any) -> Iterator[None]:
 
 def copied(values: Any) -> Any:
     """Return a copy of inputs that shares no tensors with them."""
-    import torch
 
     def copy(tensor: Any) -> Any:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from learncost.importer.nodes import place_of
 from learncost.ir.errors import InputError
 
@@ -48,8 +50,6 @@ class _Changes:
         return results
 
     def _step(self, node: Any, enabled: bool) -> None:
-        import torch
-
         if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
             inside = getattr(node.graph.owning_module, node.args[1].target).graph
             places = [each for each in inside.nodes if each.op == "placeholder"]
@@ -101,15 +101,11 @@ class _Changes:
 
 
 def _node_type() -> type:
-    import torch
-
     return torch.fx.Node
 
 
 def changed_by(node: Any) -> Iterator[Any]:
     """Yield the arguments that a step writes into."""
-    import torch
-
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return
     for place, argument in enumerate(node.target._schema.arguments):
@@ -121,8 +117,6 @@ def changed_by(node: Any) -> Iterator[Any]:
 
 def memory_of(node: Any) -> int | None:
     """Return the identity of a value's memory."""
-    import torch
-
     value = node.meta.get("val")
     try:
         return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None

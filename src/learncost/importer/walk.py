@@ -7,6 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
+import torch
+from torch.utils._sympy import functions
+
 from learncost.importer import rules  # they register themselves on import
 from learncost.importer.axes import AxisClass, Size
 from learncost.importer.bodies import with_ops
@@ -59,9 +63,6 @@ class ImportedModule:
 
     def at(self, expression: str, sizes: Mapping[str, int]) -> int:
         """Return a derived size for given sizes. Raises `InputError` if some of them are missing."""
-        import sympy
-        from torch.utils._sympy import functions
-
         names = re.findall(r"\w+(?=\()", expression)
         called = {name: getattr(functions, name) for name in names if hasattr(functions, name)}
         letters = {name: sympy.Symbol(name) for name in re.findall(r"\b[A-Za-z_]\w*\b(?!\()", expression)}
@@ -201,8 +202,6 @@ def _whole_examples(exported: Exported) -> dict[Any, Any]:
 
 def _given(reader: GraphReader, exported: Exported, node: Any, weights: dict[StoredValue, str]) -> Any:
     """Return the operand of a placeholder: a weight, a float input, or an outside value."""
-    import torch
-
     value = node.meta.get("val")
     paths, same = exported.weights.paths, exported.weights.same
     if node.name in paths:

@@ -12,7 +12,6 @@ from typing import Any
 
 from learncost.importer.recorder.device import is_guarded
 from learncost.importer.refusals import one_line, silenced
-from learncost.importer.replaced import attributes_replaced, unchecked
 from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
 from learncost.program.autograd.step import DIFFERENT
@@ -216,6 +215,8 @@ def attributed(module: Any, recorder: Any) -> Iterator[None]:
 def in_a_run() -> Iterator[None]:
     """Make tensors without values inside, and disable the masks that transformers makes for these only."""
     from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from learncost.importer.replaced import attributes_replaced, unchecked
 
     library, name = sys.modules.get("transformers.utils.import_utils"), "is_fake_tensor"
     usual = attributes_replaced({(library, name): lambda _: False} if hasattr(library, name) else {})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import torch
+
 from learncost.importer.axes import equal
 from learncost.importer.constants import Mask
 from learncost.importer.equations import DimensionCondition, NumberOperand
@@ -73,8 +75,6 @@ def masked(reader: GraphReader, scores: View, mask: Any) -> View:
     """Return scores under a mask: a boolean one keeps where true, a float one is added. The graph tells which, also for
     masks that lines compute.
     """
-    import torch
-
     node = reader.node
     given = node.kwargs["attn_mask"] if "attn_mask" in node.kwargs else node.args[3]
     if given.meta["val"].dtype == torch.bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from learncost.importer.axes import AxisClass, Size, equal
 from learncost.importer.equations import Equation, NamedView
 from learncost.importer.nodes import shape_of
@@ -123,8 +125,6 @@ def index_select(reader: GraphReader, x: View, dim: int, places: Any) -> View:
 def index_tensor(reader: GraphReader, x: Any, indices: Sequence[Any]) -> View:
     x = reader.view(x)
     dims = [dim for dim, index in enumerate(indices) if index is not None]
-    import torch
-
     given = [node for node in reader.node.args[1] if node is not None]
     if any(node.meta["val"].dtype == torch.bool for node in given):
         raise reader.refusal("a selection by a mask", AS_RUN)
@@ -337,8 +337,6 @@ def index_put(reader: GraphReader, base: Any, indices: Sequence[Any], source: An
 
 
 def _is_truth(value: Any) -> bool:
-    import torch
-
     if isinstance(value, View):
         return value.stored.kind == "truth"
     return isinstance(value, GivenTensor) and value.node.meta["val"].dtype == torch.bool

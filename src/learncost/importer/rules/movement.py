@@ -93,12 +93,8 @@ def padded(reader: GraphReader, x: View, pads: Sequence[int]) -> View:
         new = ViewAxis(AxisClass(size, old.axis.root.letter))
         rows = list(x.dims)
         rows[dim] = (new,)
-        moved = x.at(old, ((1, new),), -before).with_dims(rows)
-        letters = tuple(range(len(rows)))
-        result = reader.recorder.result([NamedView(moved, letters)], letters)
         # A copy: an index into the view would read beyond its ends.
-        reader.recorder.add(Equation("product", (NamedView(result, letters),), (NamedView(moved, letters),)))
-        x = result
+        x = reader.recorder.copied(x.at(old, ((1, new),), -before).with_dims(rows))
     return x
 
 

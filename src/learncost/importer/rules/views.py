@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from learncost.importer.axes import ApartError, AxisClass, Size, equal, product, quotient, simple
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.operands import GivenTensor, IntegerValue, Masked
 from learncost.importer.reader import GraphReader
-from learncost.importer.rule import RULES, view_rule
+from learncost.importer.rule import RULES, rule, view_rule
 from learncost.importer.rules.elementwise import trunc
 from learncost.importer.views import AxisIndex, View, ViewAxis
 
@@ -93,8 +95,6 @@ def _same(reader: GraphReader, x: View, *_: Any, **__: Any) -> Any:
 
 def _whole(reader: GraphReader, x: View) -> Any:
     """Return a value truncated to an integer, or converted to a boolean."""
-    import torch
-
     if reader.node.meta["val"].dtype == torch.bool:
         return RULES["ne"](reader, x, 0.0)
     return IntegerValue(trunc(reader, x), reader.node)
@@ -304,3 +304,28 @@ def _unfold(reader: GraphReader, x: View, dim: int, size: int, step: int) -> Vie
     rows = [*x.dims, (window,) if size != 1 else ()]
     rows[dim] = (at,) if parts else ()
     return x.at(slot, (*parts, *([(1, window)] if size != 1 else [])), 0).with_dims(rows)
+
+
+NEAREST = tuple(f"{name}{count}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for count in (1, 2, 3))
+"""Operators that copy the nearest position."""
+
+
+def is_uneven(node: Any) -> bool:
+    """Return whether some position is not repeated as often as the others."""
+    before, after = shape_of(node.args[0])[2:], shape_of(node)[2:]
+    factors = node.args[2:]
+    scales = [*(factors[0] if factors and isinstance(factors[0], list | tuple) else factors), *(None for _ in after)]
+    times = [quotient(new, old) for new, old in zip(after, before, strict=True)]
+    return not all(isinstance(n, int) and scale in (None, n) for n, scale in zip(times, scales, strict=False))
+
+
+@rule(*NEAREST)
+def nearest(reader: GraphReader, x: View, *_: Any) -> View:
+    x = x.fresh()  # once: another call would make other slots
+    rows, spread = list(x.dims), set(x.spread)
+    for dim, (new, old) in enumerate(zip(shape_of(reader.node), x.shape, strict=True)):
+        if not equal(new, old):
+            slot = ViewAxis(AxisClass(quotient(new, old)))
+            spread.add(slot)
+            rows[dim] = (*rows[dim], slot)
+    return replace(x, dims=tuple(rows), spread=frozenset(spread))

@@ -55,3 +55,22 @@ def test_a_curve_says_all_iterations_of_a_recurrence(all_run: Callable[[], None]
     every = lc.memory("rwkv-4-169m", engine="eager", batch_size=7, seq_len=LENGTH, **SMALL).curve
     assert max(moment.bytes for moment in every) == max(moment.bytes for moment in curve)
     assert {moment.line for moment in every} == {moment.line for moment in curve}
+
+
+WAYS: list[dict[str, Any]] = [
+    {"procedure": "recompute", "accumulate": 2},
+    {"optimizer": "rmsprop", "optimizer_implementation": "for-loop", "clip": 1.0, "dropout": 0.1},
+    {"module": "transformers-reentrant", "procedure": "recompute", "lora": "all-linear", "precision": "nf4-double"},
+    {"optimizer": "adamw8bit", "plan": "fused-update", "on": "H100-SXM"},
+    {"module": "plain", "optimizer_implementation": "foreach"},
+]
+
+
+@pytest.mark.one_in(every=2)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: next(iter(way.values())))
+def test_few_blocks_take_the_memory_of_all(way: dict[str, Any], all_run: Callable[[], None]) -> None:
+    """Twenty-three blocks: the whole answer with its curve and its arrays is that of all blocks."""
+    asking = {"num_hidden_layers": 23, "batch_size": 2, "seq_len": 64, "engine": "eager", **way}
+    few = lc.memory("llama-3.2-1b", **asking).to_dict()
+    all_run()
+    assert lc.memory("llama-3.2-1b", **asking).to_dict() == few

@@ -95,9 +95,10 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
     ]
     kept: list[list[TapeTensor]] = [[] for _ in repeat.keep]
     order = range(iterations)[:: -1 if repeat.reverse else 1]
-    alike = not (sharded or stacks or kept or any(isinstance(line, Loop) for line in repeat.lines))
-    alike = not weighted or (alike and names.state.asked.every == 1)  # of two loops the inner one is shown folded
-    for iteration in (order[place] for place in tape.iterations(iterations)) if alike else order:
+    recurs = any(isinstance(line, Loop) for line in repeat.lines)  # of two loops a curve shows the inner one folded
+    unlike = sharded or stacks or kept or recurs or names.state.asked.every > 1
+    few = tape.iterations(iterations) if not (weighted and unlike) else range(iterations)
+    for iteration in (order[place] for place in few):
         for place, (calls, starts, ends) in enumerate(parts):
             if sharded:
                 group = names.state.group((number, place), iteration)

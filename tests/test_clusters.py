@@ -132,7 +132,7 @@ def test_a_row_of_several_experts_goes_to_a_node_once():
 @pytest.mark.parametrize(("beside", "waits"), [(4.0, 1.0), (12.0, 3.0), (16.0, 7.0), (0.0, 0.0)])
 def test_collectives_slow_down_what_is_computed_beside_them(beside, waits):
     """With a quarter of the device they leave 9 s of computing at 3/4 for as long as they go on."""
-    assert PassTime(compute=9.0, overlapping=beside, shared=0.25).waiting == pytest.approx(waits)
+    assert PassTime(compute=9.0, overlapping=beside, shared=0.25).exposed == pytest.approx(waits)
     assert lc.cluster("TPU v5p pod").shared == 0
 
 

@@ -61,7 +61,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("cost gpt2 --hidden-size", "--hidden-size needs a value"),
         ("cost gpt2 --seq-len=", "--seq-len must be a whole number"),
         ("cost gpt2 --hidden-size=", "hidden-size must be a whole number"),
-        ("cost gpt2 --hidden-size 7", "--hidden-size 7 is not a multiple of num_attention_heads 12"),
+        ("cost gpt2 --hidden-size 7", "--hidden-size 7 is not a multiple of --num-attention-heads 12"),
         ("cost gpt2 --seq-len 1025", "longer than the 1024 positions"),
         ("cost gpt2 --hidden-size 24 --hidden-size 24", "--hidden-size is given twice"),
         ("cost gpt2 --seq-len 4 --seq-len 4", "--seq-len is given twice"),

@@ -113,7 +113,7 @@ def test_an_axis_that_cannot_be_cut_is_left_out_and_told():
     """197 positions of a vision transformer, a class beside 14 x 14 patches, are no even number."""
     found = lc.search("vit-base-patch16-224", "DGX H100", 4, batch_size=16, top=2, num_hidden_layers=2)
     assert all("tp" not in each.step.way.mesh for each in found.found)
-    assert "Not sharded over tp: M is 197, which is not divisible by the" in " ".join(str(found).split())
+    assert "Not sharded over tp: M (positions) is 197, which is not divisible by the" in " ".join(str(found).split())
 
 
 @pytest.mark.parametrize(

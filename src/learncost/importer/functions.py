@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from learncost.importer.refusals import FUNC
 from learncost.importer.replaced import attributes_replaced
 from learncost.importer.tried import drawn, gradients, has_fraction, identical, size_of_example
 from learncost.ir.errors import InputError
@@ -73,7 +74,8 @@ def answers_of_gradients(forward: TracedForward) -> dict[Any, Callable[..., Any]
         torch.autograd.backward(*arguments, **named)
 
     def grad(*arguments: Any, **named: Any) -> Any:
-        forward.taken.append("torch.autograd.grad")
+        by_func = torch._C._functorch.maybe_current_level() is not None  # which calls it, too
+        forward.taken.append(FUNC if by_func else "torch.autograd.grad")
         gradients = torch.autograd.grad(*arguments, **named)
         if named.get("create_graph"):
             return gradients

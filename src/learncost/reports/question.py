@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
 from inspect import Parameter, Signature, cleandoc, signature
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from learncost.ir.errors import RETIRED, InputError, counted, shown
+from learncost.models.files import looks_like_path
 from learncost.models.sizes import CANONICAL, OF_A_RUN, spelled
 
 QuestionFunction = TypeVar("QuestionFunction", bound=Callable[..., Any])
@@ -421,10 +422,11 @@ def in_keywords(message: str, flags: Iterable[Flag]) -> str:
 
 
 def in_flags(message: str, flags: Iterable[Flag], words: Iterable[str]) -> str:
-    """Return a message to someone who typed a command: keywords are flags, as are names of sizes that were typed.
+    """Return a message to someone who typed a command: keywords are flags, as are sizes, unless a file has them.
 
-    words  of the command line: a name that the message begins with is the flag if it was typed, else one of a file
+    words  of the command line: a name that the message begins with is a flag if it was typed, or if no file was given
     """
+    words = [*words]
     flags = [flag for flag in flags if flag.how == "flag"]
     by_spelling = {name: flag.name for flag in flags for name in flag.names}
     names_typed = set[str]()
@@ -433,10 +435,13 @@ def in_flags(message: str, flags: Iterable[Flag], words: Iterable[str]) -> str:
             name = spelled(word.partition("=")[0][2:])
             field_name = by_spelling.get(f"--{name.replace('_', '-')}", name)
             names_typed |= {name, field_name, CANONICAL.get(name, name)}
-    known = {size: f"--{size.replace('_', '-')}" for size in names_typed & CANONICAL.keys()}
-    known |= {flag.name: flag.names[0] for flag in flags}
     subject = _SUBJECT.match(message)
     first = spelled(subject[1]) if subject else ""
+    models = takewhile(lambda word: not word.startswith("-"), words[1:])
+    if first in names_typed or not any(looks_like_path(model.partition(":")[0]) for model in models):
+        names_typed |= {size for size in CANONICAL if "_" in size}
+    known = {size: f"--{size.replace('_', '-')}" for size in names_typed & CANONICAL.keys()}
+    known |= {flag.name: flag.names[0] for flag in flags}
     start, rest = ("", message) if subject is None or first not in known else (subject[1], message[len(subject[1]) :])
     start = known[first] if first in names_typed & known.keys() and start else start
     names = "|".join(re.escape(name) for name in known if "_" in name)

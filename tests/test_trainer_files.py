@@ -356,9 +356,12 @@ def test_a_value_that_no_rule_names_is_unknown(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({**AXOLOTL, "adapter": "lora"}))
     reading = read_files([str(path)])
     assert (reading.step.lora, reading.unknown) == ("q_proj,v_proj", ())
-    path.write_text(yaml.safe_dump({**AXOLOTL, "micro_batch_size": 0}))
-    with pytest.raises(lc.InputError, match=r"a.yaml, line \d+: micro_batch_size is 0, not a number above 0"):
-        lc.cost(str(path))
+    path.write_text(yaml.safe_dump({**AXOLOTL, "adapter": "qlra"}))
+    assert [(each.key, each.value) for each in read_files([str(path)]).unknown] == [("adapter", "qlra")]
+    for wrong in (0, 1.5):
+        path.write_text(yaml.safe_dump({**AXOLOTL, "micro_batch_size": wrong}))
+        with pytest.raises(lc.InputError, match=rf"micro_batch_size is {wrong}, not a whole number above 0"):
+            lc.cost(str(path))
 
 
 def test_a_file_over_a_mesh_is_answered_with_its_clip(capsys: pytest.CaptureFixture[str]) -> None:
@@ -594,7 +597,7 @@ def test_files_are_strict_and_of_a_named_format_on_the_command_line(
         assert main(["memory", str(path)]) == 2
         error = capsys.readouterr().err
         assert "micro_batch_size" in error
-        assert f"is {wrong}, not a number above 0" in error
+        assert f"is {wrong}, not a whole number above 0" in error
         assert "--batch-size" not in error
     assert main(["memory", "gpt2", "--strict"]) == 2
     assert "--strict is of trainers' files" in capsys.readouterr().err

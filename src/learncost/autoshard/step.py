@@ -412,7 +412,7 @@ def step_of(
         sent,
         total,
         once,
-        pipeline / busy - 1 if busy else 0.0,
+        max(0.0, pipeline / busy - 1) if busy else 0.0,
         busy - waited,
         waited,
         batch * tokens,

@@ -149,7 +149,9 @@ class Framework:
         rules = [each for rule in self.rules for each in (rule.conditions, rule.unless) if key in each]
         named = [each[key] for each in rules if ANY not in each[key]]
         takes = any(
-            (key in rule.taken or key in rule.unless) and ANY in rule.conditions.get(key, (ANY,)) for rule in self.rules
+            ANY in rule.conditions.get(key, (ANY,) if key in rule.taken else ())
+            and (key in rule.taken or key in rule.unless)
+            for rule in self.rules
         )
         usual = self.defaults.get(key, (None, ""))[0]
         return takes or not named or value == usual or any(_is_one_of(value, wanted) for wanted in named)

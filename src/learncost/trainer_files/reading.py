@@ -26,7 +26,7 @@ ENGINE_FILE = "the DeepSpeed file"
 BATCHES = ("micro_batch_size", "accumulate", "global_batch_size")
 """Fields of a step that two files must not have with different values."""
 
-COUNTS = (*BATCHES, "seq_len")
+COUNTS = (*BATCHES, "seq_len", "lora_rank")
 """Fields of a step that are numbers from 1."""
 
 SCIENTIFIC = re.compile(r"[-+]?\d+[eE][-+]?\d+")
@@ -309,9 +309,11 @@ def _typed(name: str, value: Any, rule: KeyRule, document: Document) -> Any:
     if not isinstance(value, bool) and ("int" in kind or "float" in kind):
         try:
             number = float(value)
-            if number > 0 or name not in COUNTS:
-                return int(number) if number == int(number) else number
+            whole = number == int(number)
+            if (number > 0 or name not in COUNTS) and (whole or "float" in kind):
+                return int(number) if whole else number
         except (TypeError, ValueError, OverflowError):
             pass
-    wanted = "true or false" if "bool" in kind else "a number above 0" if name in COUNTS else "a number"
+    number_wanted = f"a {'' if 'float' in kind else 'whole '}number{' above 0' if name in COUNTS else ''}"
+    wanted = "true or false" if "bool" in kind else number_wanted
     raise InputError(f"{document.at([*rule.conditions][-1])} is {shown(value)}, not {wanted}")

@@ -64,7 +64,10 @@ def step_over(request: Request, group: Cluster) -> Spread:
     from learncost.reports.search.spread import spread  # only where a mesh is asked for: start-up counts
 
     if adapting := [name for name in ADAPTING if getattr(request, name) is not None]:
-        raise InputError(f"{adapting[0]} is not supported over a mesh: remove it, or remove --mesh")
+        raise InputError(
+            f"run-cost does not support {adapting[0]} over a mesh: remove it, or remove --mesh; `learncost cost --mesh` "
+            "and `learncost memory --mesh` take it"
+        )
     return spread(request, group)
 
 

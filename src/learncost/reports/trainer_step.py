@@ -412,7 +412,7 @@ class TrainerStep(Shown):
         )
         notes = [f"Assumed: {assumed}."] if assumed else []
         notes += [f"Not counted: {each.key}: {each.effect}." for each in self.unsupported]
-        notes += [f"Unknown keys: {unknown.removesuffix('?')}{'?' if unknown.endswith('?') else '.'}"] if unknown else []
+        notes += [f"Unknown keys: {unknown}{'' if unknown.endswith('?') else '.'}"] if unknown else []
         return Sheet(title, (), (), (*notes, *self.notes()))
 
 

@@ -65,8 +65,8 @@ def step_over(request: Request, group: Cluster) -> Spread:
 
     if adapting := [name for name in ADAPTING if getattr(request, name) is not None]:
         raise InputError(
-            f"run-cost does not support {adapting[0]} over a mesh: remove it, or remove --mesh; `learncost cost --mesh` "
-            "and `learncost memory --mesh` take it"
+            f"run-cost does not support {adapting[0]} over a mesh: remove it, or remove --mesh; "
+            "`learncost cost --mesh` and `learncost memory --mesh` take it"
         )
     return spread(request, group)
 

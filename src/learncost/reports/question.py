@@ -438,7 +438,8 @@ def in_flags(message: str, flags: Iterable[Flag], words: Iterable[str]) -> str:
     subject = _SUBJECT.match(message)
     first = spelled(subject[1]) if subject else ""
     models = takewhile(lambda word: not word.startswith("-"), words[1:])
-    if first in names_typed or not any(looks_like_path(model.partition(":")[0]) for model in models):
+    from_file = any(looks_like_path(model.partition(":")[0]) for model in models)
+    if first in CANONICAL and (first in names_typed or not from_file):
         names_typed |= {size for size in CANONICAL if "_" in size}
     known = {size: f"--{size.replace('_', '-')}" for size in names_typed & CANONICAL.keys()}
     known |= {flag.name: flag.names[0] for flag in flags}

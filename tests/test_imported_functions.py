@@ -105,6 +105,19 @@ def test_an_angle_of_two_coordinates_in_all_quarters():
     assert max(found.value, found.gradient, found.module) < 1e-12
 
 
+@pytest.mark.parametrize("log_target", [False, True])
+def test_a_divergence_of_kullback_and_leibler(log_target):
+    shares = torch.tensor([[0.2, 0.5, 0.0, 0.3], [0.1, 0.1, 0.7, 0.1]], dtype=torch.float64)
+
+    def loss(x):
+        target = (shares + 0.1).log() if log_target else shares
+        return nn.functional.kl_div(x.log_softmax(-1), target, reduction="batchmean", log_target=log_target)
+
+    given = (torch.linspace(-2, 2, 8, dtype=torch.float64).reshape(2, 4).requires_grad_(),)
+    found = parity(Of(loss), given, read_module(Of(loss), given))
+    assert max(found.value, found.gradient, found.module) < 1e-12
+
+
 def test_distributions_whose_parameters_learn():
     def logarithms(x):
         p = nn.functional.softplus(x) + 0.5

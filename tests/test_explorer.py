@@ -204,7 +204,7 @@ def test_files_are_what_is_shown(opened: Watched) -> None:
         page.click("text=Numbers as JSON")
     document = json.loads(waiting.value.path().read_text())
     assert document["totals"]["flops"] == sum(line["flops"] for line in document["lines"])
-    assert document["command"].startswith("learncost cost llama-3.1-405b")
+    assert document["command"].startswith("learncost cost ")
     with page.expect_download() as waiting:
         page.click("#export button")
         page.click("text=Table as LaTeX")

@@ -197,14 +197,17 @@ def test_a_slider_of_the_largest_model_answers_at_once(opened: Watched) -> None:
     opened.errors.clear()
 
 
-def test_files_are_what_is_shown(opened: Watched) -> None:
+def test_files_are_what_is_shown(opened: Watched, address: str) -> None:
     page = opened.page
+    page.goto("about:blank")
+    page.goto(f"{address}/#model=llama-3.1-405b")
+    until(page, f"{lc.cost('llama-3.1-405b').total.flops:,} FLOPs")
     with page.expect_download() as waiting:
         page.click("#export button")
         page.click("text=Numbers as JSON")
     document = json.loads(waiting.value.path().read_text())
     assert document["totals"]["flops"] == sum(line["flops"] for line in document["lines"])
-    assert document["command"].startswith("learncost cost ")
+    assert document["command"].startswith("learncost cost llama-3.1-405b")
     with page.expect_download() as waiting:
         page.click("#export button")
         page.click("text=Table as LaTeX")

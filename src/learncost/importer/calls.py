@@ -24,7 +24,7 @@ from learncost.importer.functions import answers_of_gradients, own_functions_hel
 from learncost.importer.learning import REQUIRES_GRAD, answers_of_learning, moved
 from learncost.importer.materialize import has_numbers
 from learncost.importer.nodes import AGAIN, operator_name
-from learncost.importer.replaced import WRITTEN_OUT, attributes_replaced, root, unchecked
+from learncost.importer.replaced import WRITTEN_OUT, attributes_replaced, calling, root, unchecked
 from learncost.importer.unseen import changed_by, memory_of
 
 
@@ -264,10 +264,7 @@ def decided() -> dict[Any, Callable[..., Any]]:
 
 def _asks_for_a_mask() -> bool:
     """Return whether PyTorch inspects a mask for a faster kernel, where a caller did not declare it as causal."""
-    frame: Any = sys._getframe(2)
-    while frame.f_code.co_name in ("_answer", "__torch_function__"):
-        frame = frame.f_back
-    return bool(frame.f_code is _DETECTS.__code__)
+    return calling(__file__).f_code is _DETECTS.__code__
 
 
 _DETECTS = torch.nn.modules.transformer._detect_is_causal_mask

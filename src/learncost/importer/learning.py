@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
+from learncost.importer.replaced import calling
 from learncost.ir.errors import InputError
 
 if TYPE_CHECKING:
@@ -82,9 +82,7 @@ _OF_PARAMETERS = torch.nn.Parameter.__new__.__code__
 
 def _caller() -> str:
     """Return the name of the traced function that calls; "" for one of PyTorch's, but for those that pass a flag on."""
-    frame: Any = sys._getframe(2)
-    while frame.f_code.co_filename == __file__ or frame.f_code.co_name in ("__torch_function__", "_answer"):
-        frame = frame.f_back
+    frame: Any = calling(__file__)
     name = frame.f_code.co_name
     if frame.f_code is _OF_PARAMETERS:
         frame = frame.f_back

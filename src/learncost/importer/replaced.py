@@ -7,7 +7,8 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop
@@ -231,10 +232,17 @@ def _classified(
 
 def _without_device(tensor: Any) -> bool:
     """Return whether a tensor requires a gradient, but not to the check for a device with a kernel for it."""
+    return bool(tensor.requires_grad) and calling().f_code is not flex_attention._validate_device.__code__
+
+
+def calling(file: str = __file__) -> FrameType:
+    """Return the frame that calls a function which is answered: the nearest outside this file, the file of its answer,
+    and the protocol that finds the answer.
+    """
     frame: Any = sys._getframe(1)
-    while frame.f_code.co_name in ("_answer", "__torch_function__"):
+    while frame.f_code.co_filename in (__file__, file) or frame.f_code.co_name in ("_answer", "__torch_function__"):
         frame = frame.f_back
-    return bool(tensor.requires_grad) and frame.f_code is not flex_attention._validate_device.__code__
+    return cast("FrameType", frame)
 
 
 WRITTEN_OUT: Mapping[Any, Callable[..., Any]] = {

@@ -443,8 +443,10 @@ def in_flags(message: str, flags: Iterable[Flag], words: Iterable[str]) -> str:
         names_typed |= {size for size in CANONICAL if "_" in size}
     known = {size: f"--{size.replace('_', '-')}" for size in names_typed & CANONICAL.keys()}
     known |= {flag.name: flag.names[0] for flag in flags}
-    start, rest = ("", message) if subject is None or first not in known else (subject[1], message[len(subject[1]) :])
-    start = known[first] if first in names_typed & known.keys() and start else start
+    start = subject[1] if subject and first in known else ""
+    rest = message[len(start) :]
+    if start and first in names_typed:
+        start = known[first]
     names = "|".join(re.escape(name) for name in known if "_" in name)
     pattern = re.compile(rf"(?<![\w.=-])({names or '(?!)'})(?![\w.=-])")
     return start + _outside_quotes(rest, lambda text: pattern.sub(lambda match: known[match[1]], text))

@@ -149,8 +149,8 @@ class Framework:
         rules = [each for rule in self.rules for each in (rule.conditions, rule.unless) if key in each]
         named = [each[key] for each in rules if ANY not in each[key]]
         takes = any(
-            ANY in rule.conditions.get(key, (ANY,) if key in rule.taken else ())
-            and (key in rule.taken or key in rule.unless)
+            (key in rule.taken and key not in rule.conditions)
+            or ((key in rule.taken or key in rule.unless) and ANY in rule.conditions.get(key, ()))
             for rule in self.rules
         )
         usual = self.defaults.get(key, (None, ""))[0]

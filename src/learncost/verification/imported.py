@@ -46,9 +46,9 @@ class ModuleParity:
     lines: int
 
 
-ROUNDING = 1e-8
-"""The smallest number that differences are relative to: of inputs of the order of one, rounding leaves less of a sum
-that is zero, as of a mean after a normalization."""
+SMALLEST = 1e-8
+"""The smallest denominator of a relative difference in float64, for inputs of order one: smaller results are rounding
+errors of zero, as of a mean after a normalization."""
 
 SEED = 20_261_122
 """Far from the seeds that weights are drawn from: along the weights themselves a normalization has no gradient."""
@@ -260,7 +260,7 @@ def _apart(ours: Any, theirs: Any, scale: float) -> float:
         return float("inf")  # no comparison of NaN says anything, and max would pass over it
     with np.errstate(invalid="ignore"):
         apart = np.where(ours == theirs, 0.0, np.abs(ours - theirs))
-    return float(np.max(apart)) / max(scale, ROUNDING)
+    return float(np.max(apart)) / max(scale, SMALLEST)
 
 
 def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, imported: ImportedModule) -> float:

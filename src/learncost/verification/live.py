@@ -19,7 +19,7 @@ from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit
 from learncost.layers.layer import Layer, layer
-from learncost.verification.imported import ROUNDING, ModuleRun, gradients_apart, products, ran_both, twin_of
+from learncost.verification.imported import SMALLEST, ModuleRun, gradients_apart, products, ran_both, twin_of
 from learncost.verification.report import Check
 
 WITHIN = 1e-6
@@ -315,6 +315,11 @@ class _Own:
     within: float
     random: bool
 
+    @property
+    def smallest(self) -> float:
+        """The smallest denominator of a relative difference, in the precision of the run."""
+        return SMALLEST if self.within == WITHIN else SINGLE
+
 
 def _own(module: Any, values: Mapping[str, Any]) -> _Own:
     """Run the module, in float64 if it supports it."""
@@ -356,17 +361,14 @@ def _same(one: Any, other: Any) -> bool:
     return one.shape == other.shape and bool(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
 
 
-def _apart(one: Any, other: Any, within: float) -> float:
-    """Return the largest difference of two tensors relative to the largest number of the second, or to what rounding
-    leaves in the precision that is compared."""
+def _apart(one: Any, other: Any, smallest: float) -> float:
+    """Return the largest difference of two tensors relative to the largest number of the second, or to `smallest`."""
     one, other = one.detach().to(other.dtype), other.detach()
     if one.shape != other.shape:
         return float("inf")
     if not other.numel():
         return 0.0
-    difference = float((one - other).abs().max()) / max(
-        float(other.abs().max()), ROUNDING if within == WITHIN else SINGLE
-    )
+    difference = float((one - other).abs().max()) / max(float(other.abs().max()), smallest)
     return difference if difference == difference else float("inf")
 
 
@@ -383,7 +385,7 @@ def _values(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> I
     worst = ran.value
     for output, (mine, _) in zip(imported.outputs, ran.results, strict=True):
         if output not in imported.changed:
-            near = [_apart(each, mine, own.within) for each in own.results if each.shape == mine.shape]
+            near = [_apart(each, mine, own.smallest) for each in own.results if each.shape == mine.shape]
             worst = max(worst, min(near, default=float("inf")))
     precision = "" if own.within == WITHIN else ", in its own precision, as it does not run in float64"
     yield Check(
@@ -435,7 +437,7 @@ def _changes(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> 
         for (mine, _), output in zip(ran.results, imported.outputs, strict=True)
         if (of := imported.changed.get(output))
     }
-    there = [_apart(own.after[of], mine, own.within) for of, mine in overwritten.items() if of in own.after]
+    there = [_apart(own.after[of], mine, own.smallest) for of, mine in overwritten.items() if of in own.after]
     if there and own.random:
         yield Check(name, compared, "it draws random numbers: not compared", None)
     elif there:

@@ -55,8 +55,9 @@ from learncost.verification.words import consistent, op_layer
 ENOUGH = 1e-12
 """Of the sum of all parts of a slope, how far two orders of adding them may be apart."""
 
-ROUNDING = 1e-3
-"""Of the directions' sum: a slope below it, as of a mean after a normalization, is told from zero by rounding alone."""
+SMALLEST = 1e-3
+"""The smallest denominator of a relative difference of directional derivatives, as a share of the sum of the
+directions: smaller derivatives are rounding errors of zero, as of a mean after a normalization."""
 
 
 def with_tangent(table: Table) -> Table:
@@ -89,7 +90,7 @@ def along(table: Table, name: str, smallest: int = 2) -> Iterator[Check]:
         if f"{output}{MARK}" in tangents
     )
     parts = [values[derived.gradients[n]] * directions[n] for n in names]
-    least = ROUNDING * sum(float(np.sum(np.abs(direction))) for direction in directions.values())
+    least = SMALLEST * sum(float(np.sum(np.abs(direction))) for direction in directions.values())
     whole = max(sum(float(np.sum(np.abs(part))) for part in parts), least, 1e-300)
     difference = abs(slope - sum(float(np.sum(part)) for part in parts)) / whole
     yield Check(name, what, f"apart by {difference:.1e} of all parts", difference <= ENOUGH)

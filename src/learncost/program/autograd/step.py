@@ -97,7 +97,7 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
     order = range(iterations)[:: -1 if repeat.reverse else 1]
     recurs = any(isinstance(line, Loop) for line in repeat.lines)  # of two loops a curve shows the inner one folded
     unlike = sharded or stacks or kept or recurs or names.state.asked.every > 1
-    few = tape.iterations(iterations) if not (weighted and unlike) else range(iterations)
+    few = range(iterations) if weighted and unlike else tape.iterations(iterations)
     for iteration in (order[place] for place in few):
         for place, (calls, starts, ends) in enumerate(parts):
             if sharded:

@@ -89,7 +89,7 @@ class Tape:
         self.is_sharded = False  # whether gradients wait for their reduction
         self._name, self._read = "", list[Operand]()
         self._weights: list[TapeNode] = []
-        self._repeated: dict[TapeNode, list[TapeNode]] = {}  # the weights of an iteration for several, after its last
+        self._repeated: dict[TapeNode, list[TapeNode]] = {}  # those of omitted iterations, by the weight before them
         self._nodes: list[TapeNode | Callable[[], None]] = []
         self._frame: Frame | None = None
         self._again: list[TapeNode] | None = None

@@ -397,6 +397,7 @@ def test_a_branch_on_values_is_refused_with_the_users_line_or_taken_as_one_run_t
     assert "`if y.sum() > 1e9:` depends on values" in message
     assert "torch.where" in message
     assert "--as-run" in message
+    assert torch._C._len_torch_function_stack() == 0  # a mode left there would turn PyTorch's fast paths off
     layer = lc.from_module(Branches(), {"x": "float 3 4"}, as_run=True)
     assert matrix_flops(layer) == 2 * (2 * 3 * 4 * 8)  # up and down, and no up again
     assert set(layer.table.weights) == {"up.weight", "up.bias", "down.weight", "down.bias"}

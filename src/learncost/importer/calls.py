@@ -84,6 +84,7 @@ def answered(module: Any, *others: Mapping[Any, Callable[..., Any]], changes: bo
         with unchecked(), switched(), own_functions_held(), attributes_replaced(named):
             yield forward
     finally:
+        modes.close()  # under an export, PyTorch does not call the hook after an error
         for hook in hooks:
             hook.remove()
 

@@ -394,7 +394,7 @@ class _TableScope:
             if handed.initial not in self.current:
                 raise NotationError(f"{handed.initial} is carried but not defined before", block.text)
         outer, outer_axes = dict(self.current), dict(self.axes)
-        shared = frozenset(block.shared) | self.outside
+        shared = frozenset((*block.shared, *(handed.initial for handed in block.carry))) | self.outside
         slices = self.slices(block)
         starts = [self.start(handed) for handed in block.carry]
         sliced = [name for name in self.stacked if self.is_own(name, block, shared)]

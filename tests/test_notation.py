@@ -643,7 +643,9 @@ def test_the_error_function_has_extended_precision_as_input():
     assert np.allclose(found.astype(float), [erf(each) for each in (-1.0, 0.0, 0.5)], rtol=1e-15)
 
 
-@pytest.mark.parametrize("inner", ["", "    repeat n carry X shared U:\n      X[b d] = tanh(X[b d])\n      X[b d] = X[b d] U[d]\n"])
+@pytest.mark.parametrize(
+    "inner", ["", "    repeat n carry X shared U:\n      X[b d] = tanh(X[b d])\n      X[b d] = X[b d] U[d]\n"]
+)
 def test_a_weight_that_is_carried_is_the_first_value_and_no_stack(inner):
     weights = "W X U" if inner else "W X"
     layer = lc.layer(f"net(; {weights}) -> X\n  repeat 3 carry X:\n    X[b d] = X[b d'] W[d' d]\n{inner}")

@@ -153,6 +153,8 @@ def with_loss(name):
 
         def called(labels, **given):
             hidden = module.base_model(**given).last_hidden_state
+            if name == "torchtune" and (cap := getattr(module.config, "final_logit_softcapping", None)):
+                hidden = torch.tanh(hidden / cap) * cap  # Gemma2FinalNorm
             return SimpleNamespace(loss=LOSSES[name](hidden, head, labels, held))
 
         return called

@@ -304,6 +304,8 @@ def test_references_of_omegaconf_are_read_to_keys_of_the_file(tmp_path: Path) ->
     values = read_document(str(path)).values
     assert (values["a.c"], values["a.d"], values["z"]) == (3, "x3y", 3)
     assert (values["a.e"], values["a.f"]) == ("${oc.env:HOME}", "${.f}")
+    path.write_text("a: {b: 3}\nc: '${group.a.b}'\nd: '${a.z}'\n")  # Hydra's name of the file's group
+    assert read_document(str(path)).values == {"a.b": 3, "c": 3, "d": "${a.z}"}
     path.write_text("a: 6\nb: '${multiply:4, ${a}}'\nc: '${divide_ceil:${b}, 7}'\nd: '${divide_floor:1, 0}'\n")
     assert read_document(str(path)).values == {"a": 6, "b": 24, "c": 4, "d": "${divide_floor:1, 0}"}
     path.write_text(yaml.safe_dump({**TUNE, "batch_size": "${oc.env:BATCH}"}))
@@ -528,12 +530,18 @@ fi
 if [ "$zero" = 1 ] && [ -f config ]; then
     options="$options --swiglu"
 fi
+while [[ $# -gt 0 ]]; do
+    case $1 in
+    -z) zero=$2; shift;;
+    esac
+done
 if [ "$1" = "profile" ]; then
     options="$options --use-distributed-optimizer"
 fi
 torchrun pretrain_gpt.py $options
 """
-"""Conditions of known variables are decided, and the others are named; what commands print is not known."""
+"""Conditions of known variables are decided, and the others are named; what commands print is not known. The script has
+no arguments of its own, so that a loop over them does not run."""
 
 
 @pytest.mark.parametrize(

@@ -163,11 +163,17 @@ def _yaml(path: str, text: str) -> Document:
 
 
 def _resolved(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with references to other keys replaced; those to nothing in the file stay as they are."""
+    """Return the values with references to other keys replaced; those to nothing in the file stay as they are.
+
+    Hydra puts a file below the name of its group: ${group.key} is ${key} where the file itself has no such group.
+    """
+    groups = {key.partition(".")[0] for key in values}
 
     def value_of(key: str, found: re.Match[str]) -> Any:
         outer = key.split(".")[: -len(found[1])] if found[1] else []
-        other = values.get(".".join([*outer, found[2]]), found[0])
+        first, _, inner = found[2].partition(".")
+        name = inner if inner and not outer and first not in groups else found[2]
+        other = values.get(".".join([*outer, name]), found[0])
         return found[0] if isinstance(other, str) and REFERENCE.search(other) else other
 
     for _ in range(DEEPEST):

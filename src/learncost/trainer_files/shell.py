@@ -28,7 +28,7 @@ HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n.*?^\s*\1\s*$", re.DOTALL
 ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)(\+?=)(.*)", re.DOTALL)
 
 VARIABLE = re.compile(
-    r"\$\(\((?P<sum>(?:[^()]|\([^()]*\))*)\)\)|\$\{(?P<name>\w+)(?:\[[@*]\])?(?::?[-=](?P<usual>[^}]*))?\}|\$(?P<plain>\w+)"
+    r"\$\(\((?P<sum>(?:[^()]|\([^()]*\))*)\)\)|\$\{(?P<name>\w+)(?:\[[@*]\])?(?::?[-=](?P<usual>[^}]*))?\}|\$(?P<plain>\w+|\#)"
 )
 
 ARGUMENT = re.compile(r"--(?P<flag>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?|\+*(?P<key>[a-z][\w.]*)=(?P<text>.*)", re.DOTALL)
@@ -54,13 +54,14 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
 class ShellScript:
     """The values of a script that are known without running it.
 
-    variables  the values of its variables outside of branches, with `CHANGED` behind those that a branch replaces
+    variables  the values of its variables outside of branches, with `CHANGED` behind those that a branch replaces; a
+               script without arguments of its own has `$#` 0
     commands   the words of each command outside of branches, with its line
     branches   the arguments that branches add, with their lines
     around     what becomes of the branches and loops around a statement
     """
 
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=lambda: {"#": "0"})
     commands: list[tuple[int, list[str]]] = field(default_factory=list)
     branches: list[tuple[int, list[str]]] = field(default_factory=list)
     around: list[str] = field(default_factory=list)
@@ -108,8 +109,9 @@ def _enter(script: ShellScript, words: Sequence[str]) -> bool:
             if not is_else:
                 return True
         elif word in OPENS:
-            around.append(_decided(words[place + 1 :], script) if word == "if" else UNKNOWN)
-            return word == "if"
+            decided = _decided(words[place + 1 :], script) if word in ("if", "while") else UNKNOWN
+            around.append(UNKNOWN if decided == RUNS and word == "while" else decided)
+            return decided != UNKNOWN
         elif word not in PARTS:
             break
     return False

@@ -141,10 +141,11 @@ def with_head_losses(calls: Iterable[OperatorCall | Loop], row: LossRow) -> list
             (scores,) = maker.reads
         if not isinstance(maker, Linear) or (row.is_kernel and maker.groups[0][0].path[0]):
             raise InputError("this loss requires a head without a low-rank path right before it")
-        if between and not row.is_kernel:
+        capped = any(isinstance(line, Op) and line.op == "tanh" for call in between for line in call.lines)
+        if between and not (row.is_kernel or (row.caps_values and capped)):
             raise InputError(f"this loss requires the head's product as scores, which {between[-1].title} changes")
         lines = tuple(line for call in (maker, *between[::-1], loss) for line in call.lines)
-        result[result.index(loss)] = LinearLoss(lines, loss.makes, maker.groups[0][0], maker.value)
+        result[result.index(loss)] = LinearLoss(lines, loss.makes, maker.groups[0][0], maker.value, capped)
         result = [call for call in result if call is not maker and call not in between]
     return result
 
@@ -273,6 +274,7 @@ def _linear_loss(names: ScopeNames, call: LinearLoss, values: Values) -> TapeTen
     row, head, drops = names.state.asked.loss, call.head, names.state.asked.drops_paths
     assert row
     hidden, weight = names.found(call.value, values), names.leaf(head.weight)
+    hidden = (hidden / 50.0).apply("tanh") * 50.0 if call.capped and row.caps_values else hidden
     bias = names.leaf(head.bias) if head.bias else None
     sizes = [axis for axis in head.makes.declared if axis in names.axes[head.weight]]
     classes, features = names.count(sizes), weight.elements // names.count(sizes)

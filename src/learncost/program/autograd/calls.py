@@ -81,10 +81,11 @@ class Loss(OperatorCall):
 
 @dataclass(frozen=True)
 class LinearLoss(OperatorCall):
-    """The head and the loss of its scores, which are computed together."""
+    """The head and the loss of its scores, which are computed together; `capped`: the model caps these by tanh."""
 
     head: Projection
     value: str
+    capped: bool
 
 
 @dataclass(frozen=True)

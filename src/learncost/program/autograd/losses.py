@@ -43,12 +43,17 @@ class HeadInputs:
 
 @dataclass(frozen=True)
 class LossRow:
-    """A loss. `is_kernel`: the head is inside of a kernel, which caps scores itself and has no low-rank path."""
+    """A loss.
+
+    is_kernel    the head is inside of a kernel, which caps scores itself and has no low-rank path
+    caps_values  where a model caps scores, the values that the head reads are capped instead
+    """
 
     title: str
     source: str
     run: Callable[[HeadInputs], TapeTensor]
     is_kernel: bool = False
+    caps_values: bool = False
 
 
 def _liger(head: HeadInputs) -> TapeTensor:
@@ -150,8 +155,9 @@ LOSSES: Mapping[str, LossRow] = {
     ),
     "torchtune": LossRow(
         "torchtune's LinearCrossEntropyLoss: the head and the loss in eight chunks of tokens",
-        "torchtune bd2a0fc7, modules/loss/cross_entropy_loss.py",
+        "torchtune bd2a0fc7, modules/loss/cross_entropy_loss.py; models/gemma2/_component_builders.py: Gemma2FinalNorm",
         _torchtune,
+        caps_values=True,
     ),
     "litgpt": LossRow(
         "litgpt's chunked_cross_entropy in fine-tuning: the head and the loss in chunks of 128 positions",

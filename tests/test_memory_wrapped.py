@@ -43,7 +43,7 @@ def one_of(mesh, alone):
         torch.distributed.destroy_process_group()
 
 
-def train(name, dtype, placement, checkpoints, microbatches, devices):
+def train(name, dtype, placement, checkpoints, microbatches, no_sync, devices):
     """Two steps as a user of PyTorch writes them, the second with the optimizer's state there from the start."""
     import transformers
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -61,45 +61,52 @@ def train(name, dtype, placement, checkpoints, microbatches, devices):
             MixedPrecisionPolicy(torch.bfloat16, torch.float32) if dtype == "bf16-masters" else MixedPrecisionPolicy()
         )
         for block in module.transformer.h if name == "gpt2" else module.model.layers:
-            fully_shard(block, mesh=devices, mp_policy=policy)
+            fully_shard(block, mesh=devices, mp_policy=policy, reshard_after_forward=placement != "zero-2")
         called = fully_shard(module, mesh=devices, mp_policy=policy)
     steps = torch.optim.AdamW(module.parameters(), fused=True)
     tokens = torch.randint(0, 600, (4, 96))
     for _ in range(2):
         steps.zero_grad(set_to_none=True)
-        for _ in range(microbatches):
+        for number in range(microbatches):
+            if no_sync:
+                module.set_requires_gradient_sync(number == microbatches - 1)
             called(input_ids=tokens, labels=tokens).loss.backward()
         steps.step()
 
 
-def predicted(name, dtype, placement, mesh, number, checkpoints, microbatches):
+def predicted(name, dtype, placement, mesh, number, checkpoints, microbatches, no_sync):
     keys = {"model_type": name, "architectures": [CLASSES[name]], **KEYS[name]}
     configuration = configure("-", {}, io.StringIO(json.dumps(keys)))
     flags = {"precision": dtype, "engine": "eager", "mesh": mesh, "placement": placement, "seq_len": 96}
-    flags |= {"batch_size": 4 * number * microbatches, "accumulate": microbatches}
+    flags |= {"batch_size": 4 * number * microbatches, "accumulate": microbatches, "no_sync": no_sync}
     return lc.memory(configuration, "recompute" if checkpoints else "bp", optimizer="adamw", **flags)
 
 
 @pytest.mark.one_in(every=7)
 @pytest.mark.parametrize(
-    ("name", "dtype", "placement", "mesh", "checkpoints", "microbatches"),
+    ("name", "dtype", "placement", "mesh", "checkpoints", "microbatches", "no_sync"),
     [
-        ("gpt2", "fp32", "ddp", {"dp": 2}, False, 1),
-        ("llama", "bf16-true", "ddp", {"dp": 3}, False, 1),
-        ("gpt2", "fp32", "fsdp", {"dp": 2}, False, 1),
-        ("llama", "fp32", "zero-3", {"dp": 3}, False, 1),  # parts are filled up
-        ("llama", "bf16-masters", "fsdp", {"dp": 2}, False, 3),  # gathered in bf16, summed in fp32
-        ("gpt2", "fp32", "fsdp", {"dp": 2}, True, 2),
-        ("llama", "fp32", "hsdp", {"dp": 2, "shard": 2}, False, 2),
+        ("gpt2", "fp32", "ddp", {"dp": 2}, False, 1, False),
+        ("llama", "bf16-true", "ddp", {"dp": 3}, False, 1, False),
+        ("gpt2", "fp32", "fsdp", {"dp": 2}, False, 1, False),
+        ("llama", "fp32", "zero-3", {"dp": 3}, False, 1, False),  # parts are filled up
+        ("llama", "bf16-masters", "fsdp", {"dp": 2}, False, 3, False),  # gathered in bf16, summed in fp32
+        ("gpt2", "fp32", "fsdp", {"dp": 2}, True, 2, False),
+        ("llama", "fp32", "hsdp", {"dp": 2, "shard": 2}, False, 2, False),
+        ("llama", "bf16-masters", "fsdp", {"dp": 4}, False, 3, True),  # whole sums in fp32
+        ("gpt2", "fp32", "fsdp", {"dp": 4}, True, 2, True),
+        ("llama", "bf16-true", "fsdp", {"dp": 4}, True, 3, True),
+        ("llama", "bf16-masters", "zero-2", {"dp": 4}, False, 1, False),
+        ("gpt2", "fp32", "zero-2", {"dp": 2}, True, 2, False),
     ],
 )
 def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator(
-    name, dtype, placement, mesh, checkpoints, microbatches
+    name, dtype, placement, mesh, checkpoints, microbatches, no_sync
 ):
     pytest.importorskip("transformers")
     text = ",".join(f"{axis}={size}" for axis, size in mesh.items())
-    said = predicted(name, dtype, placement, text, prod(mesh.values()), checkpoints, microbatches)
-    run = partial(train, name, dtype, placement, checkpoints, microbatches)
+    said = predicted(name, dtype, placement, text, prod(mesh.values()), checkpoints, microbatches, no_sync)
+    run = partial(train, name, dtype, placement, checkpoints, microbatches, no_sync)
     with one_of(mesh, placement == "ddp") as devices:
         # What a thread of gloo gives back last, no profiler sees: it can only add, so the least counts.
         most = min(apart(partial(run, devices))[1] for _ in range(3 if placement == "ddp" else 1))
@@ -111,9 +118,10 @@ def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"mesh": "dp=2", "placement": "zero-1"}, "DDP and FSDP2 over a mesh \\(placement='ddp', fsdp, hsdp"),
+        ({"mesh": "dp=2", "placement": "zero-1"}, "DDP and FSDP2 over a mesh \\(placement='ddp', zero-2, fsdp"),
         ({"mesh": "tp=2", "placement": "megatron"}, "DDP and FSDP2 over a mesh"),
         ({"mesh": "dp=2", "placement": "fsdp", "module": "transformers-reentrant"}, "use module='transformers'"),
+        ({"mesh": "dp=2", "placement": "ddp", "no_sync": True}, "supports no_sync for fully sharded weights alone"),
     ],
 )
 def test_what_no_wrapper_of_pytorch_does_is_refused(flags, message):

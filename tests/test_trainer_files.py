@@ -562,14 +562,20 @@ def test_branches_whose_variables_are_known_are_decided(
     assert [each.key for each in reading.unknown] == unknown
 
 
-def test_what_fsdp_keeps_whole_between_microbatches_is_named(tmp_path: Path) -> None:
+def test_what_fsdp_keeps_whole_between_microbatches_is_counted_or_named(tmp_path: Path) -> None:
     path = tmp_path / "fsdp.yaml"
     path.write_text(yaml.safe_dump({**AXOLOTL, "fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}))
-    for accumulate, named in ((2, ["fsdp_version"]), (1, [])):
-        given = {"accumulate": accumulate, "mesh": "dp=2"}
+    for accumulate, mesh, counted, named in (
+        (2, "dp=2", True, []),
+        (1, "dp=2", None, []),
+        (2, "dp=2,tp=2", None, ["fsdp_version"]),
+    ):
+        given = {"accumulate": accumulate, "mesh": mesh}
         keywords = keywords_of(read_files([str(path)]), **given)
+        assert (keywords.get("no_sync"), keywords.get("engine")) == (counted, "eager" if counted else None)
         found = [each.key for each in not_counted(read_files([str(path)]), {**keywords, **given})]
         assert [key for key in found if key == "fsdp_version"] == named
+        assert ("--no-sync" in trainer_step((str(path),), **given).command.split()) == bool(counted)
 
 
 def test_modules_with_lora_are_names_or_a_pattern_of_whole_names(tmp_path: Path) -> None:

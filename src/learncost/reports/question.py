@@ -387,7 +387,7 @@ def flags_typed(arguments: Mapping[str, Any]) -> list[str]:
     for name, value in arguments.items():
         flag = FLAGS[name].typed or name if name in FLAGS else name
         text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-        words += [f"--{flag.replace('_', '-')}", text]
+        words += [f"--{flag.replace('_', '-')}", *(() if value is True else (text,))]
     return words
 
 

@@ -79,6 +79,7 @@ class Request:
     loss: str = ""
     checkpoint_every: int | str = 1
     offload: str = ""
+    no_sync: bool = False
     train: object = None
     train_layers: object = None
     lora: object = None

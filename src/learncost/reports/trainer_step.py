@@ -27,7 +27,7 @@ from learncost.trainer_files.step import FULL, Step
 HUB = Path("~/.cache/huggingface/hub")
 """The folder of huggingface_hub's downloads on this machine; it is read, and nothing is fetched."""
 
-OF_EAGER = ("loss", "lora_dropout", "checkpoint_every", "offload", "plan", "optimizer_implementation")
+OF_EAGER = ("loss", "lora_dropout", "checkpoint_every", "offload", "plan", "optimizer_implementation", "no_sync")
 """Fields that engine eager alone counts, and over a mesh not always."""
 
 USUAL = {"accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "fused"}
@@ -84,7 +84,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         step = step.having("devices", counted(given["devices"]))
     asked = given.get("mesh") or ""
     mesh, placement = _mesh(step, dict(mesh_of(asked, step.devices).axes) if asked else None)
-    if any(each.role == ENGINE for each in reading.frameworks):
+    if deepspeed := any(each.role == ENGINE for each in reading.frameworks):
         placement = placement.replace("fsdp", "zero-3")  # as DeepSpeed calls it
     if ENGINE_FILE in reading.asks:
         raise InputError(f"{where} names a DeepSpeed file that is not in its folder: give that file behind it")
@@ -104,7 +104,9 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     accumulate = _accumulated(step, data, given)
     described = not model and not step.model and "model_type" in (step.sizes or {})
     every = step.checkpoint_every or 1
-    by_eager = given.get("engine") in (None, "eager") and not (over_mesh and _unwrapped(step, placement))
+    step = step if _sums_whole(placement if over_mesh else "", accumulate) else step.having("no_sync", False)
+    by_eager = given.get("engine") in (None, "eager")
+    by_eager &= not (over_mesh and (_unwrapped(step, placement) or (deepspeed and placement == DATA[2])))
     keywords: dict[str, Any] = {
         "model": step.sizes if described else model or _model(step, reading),
         "batch_size": (1 if step.micro_batch_size is None else step.micro_batch_size) * accumulate * data,
@@ -121,6 +123,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "engine": "eager" if over_mesh and by_eager and any(map(partial(_counts, step), OF_EAGER)) else None,
         "loss": step.loss if by_eager else None,
         "offload": step.offload if by_eager else None,
+        "no_sync": step.no_sync or None if by_eager else None,
         "plan": step.plan if accumulate == 1 and not step.clip else None,
         "lora": _targets(step.lora),
         "lora_rank": step.lora_rank if step.lora else None,
@@ -145,7 +148,14 @@ def _unwrapped(step: Step, placement: str) -> bool:
     """Return whether PyTorch's wrappers do not place a step over a mesh as its files say, so that graph answers."""
     quantized = PRECISIONS[step.precision].quantized if step.precision in PRECISIONS else None
     cut = quantized or (step.reentrant and step.checkpointing == FULL)
-    return placement not in ("ddp", "fsdp", "zero-3", "hsdp") or bool((placement != "ddp" and cut) or step.plan)
+    return placement not in ("ddp", "zero-2", "fsdp", "zero-3", "hsdp") or bool(
+        (placement != "ddp" and cut) or step.plan
+    )
+
+
+def _sums_whole(placement: str, accumulate: int) -> bool:
+    """Return whether it matters to a step that FSDP reduces gradients behind the last microbatch alone."""
+    return accumulate > 1 and bool({"zero-2", "fsdp", "hsdp"} & {*placement.split(",")})
 
 
 def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead, ...]:
@@ -153,17 +163,16 @@ def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead,
 
     keywords  those of the question
     """
-    lost = [name for name in OF_EAGER if _counts(reading.step, name) and name not in keywords]
+    whole = _sums_whole(str(keywords.get("placement", "")), int(keywords.get("accumulate", 1)))
+    step = reading.step if whole else reading.step.having("no_sync", False)
+    lost = [name for name in OF_EAGER if _counts(step, name) and name not in keywords]
     why = "which is not counted over this mesh"
-    cut = {"fsdp", "hsdp"} & {*str(keywords.get("placement", "")).split(",")}
-    if reading.step.no_sync and cut and int(keywords.get("accumulate", 1)) > 1:
-        lost.append("no_sync")
-        why = "whose gradients stay whole on each device up to the last microbatch: the peak is higher"
+    more = {"no_sync": ": the peak is higher, as gradients stay whole up to the last microbatch"}
     return tuple(
-        replace(key, effect=f"{name} = {reading.step.get(name)}, {why}")
+        replace(key, effect=f"{name} = {step.get(name)}, {why}{more.get(name, '')}")
         for name in lost
         for key in (*reading.read, *reading.assumed)
-        if f"{name} = " in key.effect and (name != "lora_dropout" or reading.step.lora)
+        if f"{name} = " in key.effect and (name != "lora_dropout" or step.lora)
     )
 
 

@@ -180,12 +180,16 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
     for role, size in asked.given.items():
         builder.give(role, size)
     builder.give(ACTIVATIONS, asked.module.buffers, "buffers")
-    if asked.wrapping and asked.wrapping.parts == 1:
+    wrapping, syncs = asked.wrapping, asked.wrapping is None or asked.wrapping.syncs
+    if wrapping and wrapping.parts == 1:
         learned = sum(state.count(table.axes[name]) for name in asked.learning)
-        builder.give(BUCKETS, learned * asked.wrapping.reduced)
-    for builder.microbatch in range(min(asked.microbatches, DIFFERENT)):
+        builder.give(BUCKETS, learned * wrapping.reduced)
+    several = min(asked.microbatches, DIFFERENT if syncs else DIFFERENT + 1)
+    for builder.microbatch in range(several):
         if builder.microbatch:
             tape.accumulate()
+        if state.sharded:
+            state.sharded.reduces = syncs or builder.microbatch == several - 1
         builder.phase = FORWARD
         outputs = _forward(state)
         if state.sharded:
@@ -204,7 +208,7 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
 
 
 DIFFERENT = 2
-"""The microbatches that run: the first makes gradients, all others add to them."""
+"""The microbatches that run: the first makes gradients, all others add to them; under `no_sync` the last reduces."""
 
 
 def _forward(state: StepState) -> list[TapeTensor]:

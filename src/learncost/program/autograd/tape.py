@@ -145,6 +145,23 @@ class Tape:
             self.read(self._summed[node], shard)
             self.builder.run("aten::add_", self._read, self._read[:1])
 
+    def summed_whole(self, node: TapeNode) -> TapeTensor | None:
+        """Take the whole gradient of a weight: it is added to the sum of earlier microbatches, where there is one."""
+        total, gradient = self._summed.pop(node, None), node.gradients[0]
+        if total and gradient:
+            self.read(total, gradient)
+            self.builder.run("aten::add_", self._read, self._read[:1])
+        node.gradients[0] = None
+        return total or gradient
+
+    def keep_gradient(self, node: TapeNode, gradient: TapeTensor, width: int) -> None:
+        """Give a weight its whole gradient in the type of its reduction."""
+        if gradient.width != width:
+            self.read(gradient)
+            gradient = self.new(gradient.elements, width, gradient.turned, "_to_copy")
+            self.builder.assign(gradient.storage.buffer, GRADIENTS)
+        node.gradients[0] = gradient
+
     def hold_gradients(self) -> None:
         """Hold the gradients of weights, and the sums of those of several microbatches."""
         self.hold(*(node.gradients[0] for node in self._weights), *self._summed.values())

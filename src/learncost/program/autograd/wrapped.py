@@ -24,7 +24,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
-from learncost.program.autograd.tape import Tape
+from learncost.program.autograd.tape import Tape, TapeNode
 from learncost.program.builder import BEFORE
 from learncost.program.program import GRADIENTS
 
@@ -39,18 +39,24 @@ class Wrapping:
     parts    the number of shards of every weight; 1: DDP
     stored   bytes of an element of a trainable shard; 0 where that is the optimizer's copy in float
     reduced  bytes of an element of a gradient during and after its reduction
+    reshards whether the weights of a block are freed behind its forward pass (`reshard_after_forward`)
+    syncs    whether gradients are reduced behind every microbatch, and not behind the last alone (`no_sync`)
     """
 
     parts: int
     stored: int
     reduced: int
+    reshards: bool = True
+    syncs: bool = True
 
     @property
     def said(self) -> str:
         """A description of the wrapper."""
         if self.parts == 1:
             return "DistributedDataParallel, whose buckets are in addition to the gradients"
-        return "fully_shard of every block and of the whole module, with shards exact to the element"
+        kept = "" if self.reshards else ", with reshard_after_forward=False"
+        kept += "" if self.syncs else ", which reduces gradients behind the last microbatch alone"
+        return f"fully_shard of every block and of the whole module{kept}, with shards exact to the element"
 
     def part(self, elements: int) -> int:
         """Return the elements of a weight's shard."""
@@ -72,12 +78,14 @@ class ParameterGroup:
 class Sharded:
     """The weights of a step under `fully_shard`.
 
-    width  bytes of an element of a gathered weight
+    width    bytes of an element of a gathered weight
+    reduces  whether the gradients of this microbatch are reduced
     """
 
     def __init__(self, tape: Tape, wrapping: Wrapping, width: int) -> None:
         self.tape, self.wrapping, self.width = tape, wrapping, width
-        tape.is_sharded = True
+        tape.is_sharded = wrapping.syncs or wrapping.reduced != width
+        self.reduces = True
         self._groups: dict[Hashable, ParameterGroup] = {}
         self._order: list[ParameterGroup] = []
         self._gathered = BEFORE  # the bucket of the previous block, in the forward pass
@@ -130,7 +138,7 @@ class Sharded:
         self._order.append(group)
         if keeps:
             self.tape.builder.hold(self._gathered)
-        else:
+        elif self.wrapping.reshards:
             self._resize(group, 0)
 
     def before_backward(self, group: ParameterGroup) -> None:
@@ -140,22 +148,30 @@ class Sharded:
             self._gather(self._order[group.place - 1])
 
     def after_backward(self, group: ParameterGroup) -> None:
-        """Reduce-scatter a block's gradients, so that this device has its shard of each."""
-        learned = [weight.node for weight in group.weights if weight.node and weight.node.gradients[0]]
-        parts = [self.wrapping.part(node.gradients[0].elements) for node in learned if node.gradients[0]]
+        """Reduce-scatter a block's gradients, so that this device has its shard of each, or keep them whole."""
+        nodes, width = [weight.node for weight in group.weights if weight.node], self.wrapping.reduced
+        whole = {node: sums for node in nodes if (sums := self._whole(node))}
         self._resize(group, 0)
         group.is_done = True
         self.tape.builder.hold(self._scattered)
         self._scattered = BEFORE
-        if not learned:
+        if not self.reduces:
+            for node, gradient in whole.items():
+                self.tape.keep_gradient(node, gradient, width)
+        if not self.reduces or not whole:
             return
-        elements, width = sum(parts), self.wrapping.reduced
+        parts = [self.wrapping.part(gradient.elements) for gradient in whole.values()]
+        elements = sum(parts)
         self._scattered = self._message(elements * self.wrapping.parts * width)
-        self.tape.hold(*(node.gradients[0] for node in learned))
+        self.tape.hold(*whole.values())
         reduced = Storage(self.tape.builder.make(elements * width, GRADIENTS))
         self.tape.builder.run("c10d::reduce_scatter_")
-        for node, part in zip(learned, parts, strict=True):
+        for node, part in zip(whole, parts, strict=True):
             self.tape.give_gradient(node, TapeTensor(self.tape, part, width, reduced, view=True))
+
+    def _whole(self, node: TapeNode) -> TapeTensor | None:
+        """Return the gradient that is reduced, or kept whole: of this microbatch, or summed with those before it."""
+        return node.gradients[0] if self.wrapping.syncs else self.tape.summed_whole(node)
 
     def finish(self) -> None:
         """Reduce the groups that no gradient passed through, at the end of the backward pass of a microbatch."""

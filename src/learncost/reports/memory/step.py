@@ -60,6 +60,7 @@ class EagerOptions:
     drops_paths     whether operands of low-rank paths have dropout
     every           of so many blocks the first runs under a checkpoint
     offload         what is not in the memory of the device
+    no_sync         whether gradients are reduced behind the last microbatch alone
     """
 
     module: str = ""
@@ -70,6 +71,7 @@ class EagerOptions:
     drops_paths: bool = False
     every: int = 1
     offload: str = ""
+    no_sync: bool = False
 
 
 OFFLOADED = {PAGED: PAGED}
@@ -104,6 +106,7 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         drops_paths=check_probability("lora_dropout", request.lora_dropout) > 0,
         every=check_size("checkpoint_every", request.checkpoint_every),
         offload=request.offload and named_one("offload", request.offload, OFFLOADED),
+        no_sync=request.no_sync,
     )
     if options.drops_paths and request.lora is None and request.lora_rank is None:
         raise InputError("--lora-dropout requires --lora, for example --lora all-linear")

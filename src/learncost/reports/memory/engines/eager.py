@@ -87,8 +87,9 @@ LIVE, HOOKED_LIVE = "Gradients live until optimizer.step()", "Each gradient live
 SUMMED_LIVE = "Each gradient is added to a sum in fp32 in its hook, and freed"
 NOT_ON_GPU = "Neither are cuBLAS workspaces (66 MiB on an H100) and the allocator's rounding. "
 
-WRAPPED = {"ddp": "", "fsdp": "dp", "hsdp": "shard"}
-"""The placements that modules of PyTorch have: along which axis of the mesh weights are cut."""
+WRAPPED = {"ddp": "", "zero-2": "dp", "fsdp": "dp", "hsdp": "shard"}
+"""The placements that modules of PyTorch have: along which axis of the mesh weights are cut. Under zero-2 those of a
+block stay gathered behind its forward pass: FSDP's SHARD_GRAD_OP."""
 
 
 def _wrapping(step: MemoryStep) -> Wrapping | None:
@@ -102,7 +103,8 @@ def _wrapping(step: MemoryStep) -> Wrapping | None:
     axis = WRAPPED[name]
     if not axis:
         return Wrapping(1, kind.weight, kind.weight)
-    return Wrapping(sizes[axis], 0 if kind.master else kind.weight, kind.master or kind.weight)
+    stored, reduced = 0 if kind.master else kind.weight, kind.master or kind.weight
+    return Wrapping(sizes[axis], stored, reduced, name != "zero-2", not step.eager.no_sync)
 
 
 def _here(step: MemoryStep, sizes: Mapping[str, int]) -> Mapping[str, int]:
@@ -354,6 +356,8 @@ def _refuses(step: MemoryStep) -> str:
     """Return why PyTorch does not apply what is asked."""
     if step.over and (why := _unwrapped(step)):
         return why
+    if step.eager.no_sync and (_wrapping(step) or Wrapping(1, 0, 0)).parts == 1:
+        return "supports --no-sync for fully sharded weights alone: give --mesh and --placement fsdp"
     if step.run.plan_asked and by_eager(step.unplanned, step.plan) is None:
         return f"does not support --plan {step.run.plan}"
     if step.eager.loss and CHUNKED in _plans(step):

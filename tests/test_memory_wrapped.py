@@ -129,6 +129,26 @@ def test_what_no_wrapper_of_pytorch_does_is_refused(flags, message):
         lc.memory("gpt2", engine="eager", seq_len=16, **flags)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"engine": "eager"},
+        {"engine": "graph"},
+        {"mesh": "dp=2", "placement": "zero-1"},
+        {"mesh": "dp=2", "placement": "fsdp", "engine": "eager"},
+        {"mesh": "pp=2", "schedule": "interleaved", "accumulate": 2},
+    ],
+)
+def test_communication_buffers_are_a_part_of_their_own(flags):
+    asked = {"seq_len": 16, "batch_size": 4, "num_hidden_layers": 4, **flags}
+    alone, sent = lc.memory("gpt2", **asked), lc.memory("gpt2", buffers="1GB", **asked)
+    assert sent.peak == alone.peak + 10**9 == sum(sent.split.values())
+    assert {name: size for name, size in sent.split.items() if name != "communication buffers"} == alone.split
+    assert [each.bytes for each in sent.live_at_peak if each.name == "communication buffers"] == [10**9]
+    with pytest.raises(InputError, match="does not support buffers"):
+        lc.memory("gpt2", engine="numpy", seq_len=16, buffers="1GB")
+
+
 def test_a_module_that_was_read_runs_itself_in_ddp():
     module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 1))
     layer = lc.from_module(module, {"input": torch.randn(8, 64)}, {"input": "B 64"})

@@ -40,16 +40,17 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class Static:
-    """The static bytes of a stage, by role."""
+    """The static bytes of a stage, by role; communication buffers are those of a device."""
 
     weights: Any
     gradients: Any
     states: Any
     masters: Any
+    buffers: int = 0
 
     @property
     def total(self) -> Any:
-        return self.weights + self.gradients + self.states + self.masters
+        return self.weights + self.gradients + self.states + self.masters + self.buffers
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from learncost.autoshard.passes import purpose
 from learncost.autoshard.step import ParallelConfig, StageUsage, StepUsage, sizes_of
 from learncost.ir.polynomial import shape_of
 from learncost.liveness import LiveArray, LiveInterval, Moment, highest, live_arrays, live_intervals
-from learncost.liveness.kinds import KINDS, SPLIT
+from learncost.liveness.kinds import BUFFERS, KINDS, SPLIT
 from learncost.program.lifetimes import ScheduledArray
 
 IN_FLIGHT = "microbatches in flight"
@@ -61,6 +61,7 @@ class StageMemory:
         static, result = self.stage.static, dict.fromkeys(SPLIT, 0)
         result |= {"weights": static.weights, "master weights": static.masters, "gradients": static.gradients}
         result |= {"optimizer state": static.states, "activations": self.in_flight}
+        result |= {BUFFERS: static.buffers} if static.buffers else {}
         result["workspace"] += self.stage.workspace
         for array in self._at_peak:
             kind = kind_of(self.account, array)
@@ -94,6 +95,7 @@ class StageMemory:
             "optimizer state": (static.states, "optimizer state"),
             "master weights": (static.masters, "master weights"),
             "gradients": (static.gradients, "gradients"),
+            BUFFERS: (static.buffers, BUFFERS),
             IN_FLIGHT: (self.in_flight, "activations"),
             "workspace": (self.stage.workspace, "workspace"),
         }

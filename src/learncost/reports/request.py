@@ -80,6 +80,7 @@ class Request:
     checkpoint_every: int | str = 1
     offload: str = ""
     no_sync: bool = False
+    buffers: int | str | None = None
     train: object = None
     train_layers: object = None
     lora: object = None

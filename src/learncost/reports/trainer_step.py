@@ -14,6 +14,7 @@ from typing import Any
 
 from learncost.ir.errors import InputError, counted, printable, shown
 from learncost.ir.precision import PRECISIONS
+from learncost.passes.plan import NONE
 from learncost.program.optimizer_step import CLASSES
 from learncost.reports.question import flags_typed
 from learncost.reports.request import Request
@@ -124,7 +125,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "loss": step.loss if by_eager else None,
         "offload": step.offload if by_eager else None,
         "no_sync": step.no_sync or None if by_eager else None,
-        "plan": step.plan if accumulate == 1 and not step.clip else None,
+        "buffers": step.buffers if over_mesh else None,
+        "plan": step.plan if (accumulate == 1 and not step.clip) or step.plan == NONE else None,
         "lora": _targets(step.lora),
         "lora_rank": step.lora_rank if step.lora else None,
         "lora_alpha": step.lora_alpha if step.lora else None,
@@ -148,9 +150,8 @@ def _unwrapped(step: Step, placement: str) -> bool:
     """Return whether PyTorch's wrappers do not place a step over a mesh as its files say, so that graph answers."""
     quantized = PRECISIONS[step.precision].quantized if step.precision in PRECISIONS else None
     cut = quantized or (step.reentrant and step.checkpointing == FULL)
-    return placement not in ("ddp", "zero-2", "fsdp", "zero-3", "hsdp") or bool(
-        (placement != "ddp" and cut) or step.plan
-    )
+    wraps = placement in ("ddp", "zero-2", "fsdp", "zero-3", "hsdp")
+    return not wraps or bool((placement != "ddp" and cut) or step.plan not in (None, NONE))
 
 
 def _sums_whole(placement: str, accumulate: int) -> bool:

@@ -215,7 +215,7 @@ class Fit(AtLength, Drawn):
 
 @takes_request(
     "model budget flash_size procedures seq_len optimizer dtype * precision plan engine module "
-    "optimizer_implementation loss offload no_sync train train_layers lora lora_rank lora_alpha lora_dropout "
+    "optimizer_implementation loss offload no_sync buffers train train_layers lora lora_rank lora_alpha lora_dropout "
     "target_len on mesh place placement schedule chunks accumulate page_size"
 )
 def fit(
@@ -254,8 +254,6 @@ def fit(
         The loss that is computed together with the head, under `engine` eager, as in learncost memory.
     offload
         Tensors outside of the device's memory, under `engine` eager, as in learncost memory.
-    no_sync
-        Whether FSDP reduces gradients behind the last microbatch alone, under `engine` eager.
     on
         A published device (`learncost list devices`) or a file that describes one; the defaults of `budget` and
         `flash_size`. On a GPU `engine` eager uses the GPU's kernels; cuda is any GPU. For a microcontroller the

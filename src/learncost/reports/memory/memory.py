@@ -253,8 +253,8 @@ def memory_question(request: Request) -> MemoryQuestion:
 
 @takes_request(
     "model procedure batch_size seq_len target_len optimizer dropout dtype * context page_size precision plan "
-    "accumulate clip budget on engine module optimizer_implementation loss checkpoint_every offload no_sync mode train "
-    "train_layers lora lora_rank lora_alpha lora_dropout mesh place placement schedule chunks"
+    "accumulate clip budget on engine module optimizer_implementation loss checkpoint_every offload no_sync mode "
+    "buffers train train_layers lora lora_rank lora_alpha lora_dropout mesh place placement schedule chunks"
 )
 def memory(request: Request) -> Memory | MemoryComparison:
     """The exact memory of one training step or pass of inference: its peak, the live arrays there, what fits a budget.
@@ -298,9 +298,6 @@ def memory(request: Request) -> Memory | MemoryComparison:
     offload
         Tensors outside of the memory of a GPU, under `engine` eager: paged-states, the states of bitsandbytes'
         PagedAdamW and PagedAdamW8bit for weights of 100,000 elements or more.
-    no_sync
-        Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as under FSDP's
-        no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp.
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
 

@@ -36,6 +36,7 @@ class MeshCut:
     mesh      the devices along each axis, the pipeline's as `PIPELINE`
     schedule  of the pipeline, with the stages of a device and the blocks of each stage; none: equally many
     microbatch  sequences of a microbatch on each part of the batch
+    buffers   bytes of communication buffers of a device
     """
 
     pipeline: Pipeline | None
@@ -46,10 +47,12 @@ class MeshCut:
     chunks: int
     layers: tuple[int, ...]
     microbatch: int
+    buffers: int = 0
 
     def way(self, microbatch: int, microbatches: int) -> ParallelConfig:
         """Return the configuration of a step in microbatches."""
-        return ParallelConfig(self.mesh, microbatch, microbatches, self.schedule, self.chunks, self.layers)
+        way = ParallelConfig(self.mesh, microbatch, microbatches, self.schedule, self.chunks, self.layers)
+        return replace(way, buffers=self.buffers)
 
 
 def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> MeshCut:

@@ -23,7 +23,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
         part = part_of(step, array.name, array.role)
         split[part] = split.get(part, 0) + array.bytes
     split["weights"] += step.quantized - step.flash
-    split["optimizer state"], split["master weights"] = step.state, step.master
+    split |= step.states_and_masters
     curve = tuple(replace(moment, bytes=moment.bytes + uncounted) for moment in alive.curve)
     moment = next(moment_of_peak for moment_of_peak in curve if moment_of_peak.bytes == alive.peak + uncounted)
     stays = _stays(step, alive, len(curve))

@@ -299,6 +299,10 @@ def test_sizes_of_a_file_are_its_model(tmp_path: Path, capsys: pytest.CaptureFix
     path.write_text(yaml.safe_dump({**NEOX, "tokenizer_type": "HFTokenizer"}))
     with pytest.raises(lc.InputError, match="does not say the size of the vocabulary"):
         lc.request_of(str(path), mesh="dp=4")
+    assert main(["memory", str(path), "--mesh", "dp=4", "--vocab-size", "512", "--num-layers", "2"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--vocab-size 512" in printed
+    assert "No part of this command" not in printed
     path.write_text(yaml.safe_dump({**NEOX, "activation": "swiglu"}))
     with pytest.raises(lc.InputError, match="describes a kind of model that is not known here"):
         lc.request_of(str(path), mesh="dp=4")
@@ -346,7 +350,7 @@ def test_a_file_is_the_model_of_a_question_and_flags_replace_it(capsys: pytest.C
     assert lc.memory(request).peak == answer["peak"]
     assert answer["trainer_files"]["command"].split()[:3] == ["learncost", "memory", "llama-3-8b"]
     words = answer["trainer_files"]["command"].split()[1:]
-    assert main([*words, "--num-hidden-layers", "2", "--json"]) == 0
+    assert main([*words, "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)
     assert {key: value for key, value in answer.items() if key != "trainer_files"} == alone
 

@@ -80,6 +80,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     where = printable(reading.files[0])
     if reading.refused:
         raise InputError(f"{where}: {reading.refused}")
+    sizes = {name.replace("-", "_") for name in {**given, **given.get("sizes", {})}}
     step = reading.step
     if given.get("devices") is not None and step.devices is None:
         step = step.having("devices", counted(given["devices"]))
@@ -98,7 +99,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         raise InputError(f"{where} does not say the length of sequences: add --seq-len N")
     if "batch_size" in reading.asks and given.get("batch_size") is None:
         raise InputError(f"{where} does not say the sequences of a step: add --batch-size N")
-    if "vocab_size" in reading.asks and not model and "vocab_size" not in {**given, **given.get("sizes", {})}:
+    if "vocab_size" in reading.asks and not model and "vocab_size" not in sizes:
         raise InputError(f"{where} does not say the size of the vocabulary: add --vocab-size N")
     over_mesh = bool(asked or mesh)
     data = _data_parallel(asked or mesh, step.devices) if over_mesh else 1
@@ -456,8 +457,9 @@ def step_of_reading(
         keywords = {}
     if keywords:
         typed = {name: value for name, value in keywords.items() if name != "engine" or not flags or "loss" in flags}
-        subject = typed.pop("model")
-        left_out = {name: typed.pop(name) for name in [*typed] if flags and name not in {*flags, "sizes"}}
+        subject, settings = typed.pop("model"), {each.name for each in fields(Request)}
+        typed |= typed.pop("sizes", {})
+        left_out = {name: typed.pop(name) for name in [*typed] if flags and name in settings and name not in flags}
         sizes = isinstance(subject, Mapping)
         line = shlex.join(["learncost", command, "-" if sizes else str(subject), *flags_typed(typed)])
         line = f"echo {shlex.quote(json.dumps(subject))} | {line}" if sizes else line

@@ -141,12 +141,12 @@ def test_what_no_wrapper_of_pytorch_does_is_refused(flags, message):
 )
 def test_communication_buffers_are_a_part_of_their_own(flags):
     asked = {"seq_len": 16, "batch_size": 4, "num_hidden_layers": 4, **flags}
-    alone, sent = lc.memory("gpt2", **asked), lc.memory("gpt2", buffers="1GB", **asked)
+    alone, sent = lc.memory("gpt2", **asked), lc.memory("gpt2", communication_buffers="1GB", **asked)
     assert sent.peak == alone.peak + 10**9 == sum(sent.split.values())
     assert {name: size for name, size in sent.split.items() if name != "communication buffers"} == alone.split
     assert [each.bytes for each in sent.live_at_peak if each.name == "communication buffers"] == [10**9]
-    with pytest.raises(InputError, match="does not support buffers"):
-        lc.memory("gpt2", engine="numpy", seq_len=16, buffers="1GB")
+    with pytest.raises(InputError, match="does not support communication_buffers"):
+        lc.memory("gpt2", engine="numpy", seq_len=16, communication_buffers="1GB")
 
 
 def test_a_module_that_was_read_runs_itself_in_ddp():

@@ -249,9 +249,13 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
     ("gpt_neox", NEOX, {"sizes.intermediate_size": 16384, "sizes.vocab_size": 50304, "precision": "fp16-masters"}),
     ("gpt_neox", {**NEOX, "model_parallel_size": 2}, {"sizes.vocab_size": 50432, "tp": 2, "zero": 1, "accumulate": 1}),
     # DeepSpeed edaa7221: a buffer of 5e8 gradients, and another one where they are sent meanwhile, in no pipeline.
-    ("gpt_neox", NEOX, {"buffers": 10**9, "plan": "none"}),
-    ("gpt_neox", {**NEOX, "zero_optimization.overlap_comm": True}, {"buffers": 2 * 10**9}),
-    ("gpt_neox", {**NEOX, "zero_optimization.overlap_comm": True, "pipe_parallel_size": 1}, {"buffers": 10**9}),
+    ("gpt_neox", NEOX, {"communication_buffers": 10**9, "plan": "none"}),
+    ("gpt_neox", {**NEOX, "zero_optimization.overlap_comm": True}, {"communication_buffers": 2 * 10**9}),
+    (
+        "gpt_neox",
+        {**NEOX, "zero_optimization.overlap_comm": True, "pipe_parallel_size": 1},
+        {"communication_buffers": 10**9},
+    ),
     ("gpt_neox", {**NEOX, "attention_config": [[["flash"], 32]]}, {"plan": None, "sizes.model_type": "gpt_neox"}),
     ("gpt_neox", {**NEOX, "norm": "rmsnorm"}, {"sizes.model_type": None, "sizes.use_parallel_residual": False}),
     # llm-foundry 8c8dd48f: FSDP of fp32 weights that are gathered in bf16.
@@ -291,7 +295,7 @@ def test_sizes_of_a_file_are_its_model(tmp_path: Path, capsys: pytest.CaptureFix
     }  # fmt: skip
     flags = {
         "mesh": "dp=4", "placement": "zero-1", "batch_size": 16, "seq_len": 2048, "precision": "fp16-masters",
-        "plan": "none", "buffers": 10**9,
+        "plan": "none", "communication_buffers": 10**9,
     }  # fmt: skip
     assert lc.memory(str(path), mesh="dp=4").peak == lc.memory(config, **flags).peak
     assert main(["explain", str(path)]) == 0

@@ -40,17 +40,17 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class Static:
-    """The static bytes of a stage, by role; communication buffers are those of a device."""
+    """The static bytes of a stage, by role."""
 
     weights: Any
     gradients: Any
     states: Any
     masters: Any
-    buffers: int = 0
+    communication_buffers: int = 0
 
     @property
     def total(self) -> Any:
-        return self.weights + self.gradients + self.states + self.masters + self.buffers
+        return self.weights + self.gradients + self.states + self.masters + self.communication_buffers
 
 
 @dataclass(frozen=True)

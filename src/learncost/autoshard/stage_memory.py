@@ -61,7 +61,7 @@ class StageMemory:
         static, result = self.stage.static, dict.fromkeys(SPLIT, 0)
         result |= {"weights": static.weights, "master weights": static.masters, "gradients": static.gradients}
         result |= {"optimizer state": static.states, "activations": self.in_flight}
-        result |= {BUFFERS: static.buffers} if static.buffers else {}
+        result |= {BUFFERS: static.communication_buffers} if static.communication_buffers else {}
         result["workspace"] += self.stage.workspace
         for array in self._at_peak:
             kind = kind_of(self.account, array)
@@ -95,7 +95,7 @@ class StageMemory:
             "optimizer state": (static.states, "optimizer state"),
             "master weights": (static.masters, "master weights"),
             "gradients": (static.gradients, "gradients"),
-            BUFFERS: (static.buffers, BUFFERS),
+            BUFFERS: (static.communication_buffers, BUFFERS),
             IN_FLIGHT: (self.in_flight, "activations"),
             "workspace": (self.stage.workspace, "workspace"),
         }

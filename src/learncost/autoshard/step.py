@@ -59,7 +59,7 @@ class ParallelConfig:
     workspace     whether a fused weight update has a buffer of a block's gradients in the type of its weights
     sorted_rows   how often rows are permuted for each dispatch to the experts and each combine
     once_a_node   whether a row is sent once per node and forwarded inside, as in DeepEP, not once per expert
-    buffers       bytes of communication buffers
+    communication_buffers  bytes on each device
     """
 
     mesh: Mapping[str, int]
@@ -73,7 +73,7 @@ class ParallelConfig:
     workspace: bool = False
     sorted_rows: int = 0
     once_a_node: bool = False
-    buffers: int = 0
+    communication_buffers: int = 0
 
     @property
     def stages(self) -> int:
@@ -351,7 +351,7 @@ def _statics(
         several = [of_part[part] for part in parts[device :: way.stages]]
         names = ("weights", "gradients", "states", "masters")
         total = {name: int(sum(getattr(each, name) for each in several)) for name in names}
-        result.append(Static(**total, buffers=way.buffers))
+        result.append(Static(**total, communication_buffers=way.communication_buffers))
     return tuple(result)
 
 

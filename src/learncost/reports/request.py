@@ -80,7 +80,7 @@ class Request:
     checkpoint_every: int | str = 1
     offload: str = ""
     no_sync: bool = False
-    buffers: int | str | None = None
+    communication_buffers: int | str | None = None
     train: object = None
     train_layers: object = None
     lora: object = None

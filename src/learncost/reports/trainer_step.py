@@ -126,7 +126,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "loss": step.loss if by_eager else None,
         "offload": step.offload if by_eager else None,
         "no_sync": step.no_sync or None if by_eager else None,
-        "buffers": step.buffers if over_mesh else None,
+        "communication_buffers": step.communication_buffers if over_mesh else None,
         "plan": step.plan if (accumulate == 1 and not step.clip) or step.plan == NONE else None,
         "lora": _targets(step.lora),
         "lora_rank": step.lora_rank if step.lora else None,

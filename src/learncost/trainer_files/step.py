@@ -34,7 +34,7 @@ class Step:
     dp, replicate, shard      devices over which batches are split: all, and those of HSDP's two axes
     devices                   of the whole run
     no_sync                   whether FSDP reduces gradients behind the last microbatch alone, and not behind each
-    buffers                   bytes of communication buffers on each device
+    communication_buffers     bytes on each device
     chunks                    stages of the pipeline on each device
     sequence_parallel         whether tensor parallelism also splits the sequences between its products
     sizes                     the keys of a config.json, with its model_type where no model is named
@@ -73,7 +73,7 @@ class Step:
     ep: int | None = None
     devices: int | None = None
     no_sync: bool | None = None
-    buffers: int | None = None
+    communication_buffers: int | None = None
     chunks: int | None = None
     sequence_parallel: bool | None = None
     sizes: Mapping[str, Any] | None = None

@@ -274,7 +274,8 @@ def _linear_loss(names: ScopeNames, call: LinearLoss, values: Values) -> TapeTen
     row, head, drops = names.state.asked.loss, call.head, names.state.asked.drops_paths
     assert row
     hidden, weight = names.found(call.value, values), names.leaf(head.weight)
-    hidden = (hidden / 50.0).apply("tanh") * 50.0 if call.capped and row.caps_values else hidden
+    if call.capped and row.caps_values:
+        hidden = (hidden / 2.0).apply("tanh") * 2.0  # the cap itself takes no memory
     bias = names.leaf(head.bias) if head.bias else None
     sizes = [axis for axis in head.makes.declared if axis in names.axes[head.weight]]
     classes, features = names.count(sizes), weight.elements // names.count(sizes)

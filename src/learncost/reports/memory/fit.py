@@ -215,8 +215,8 @@ class Fit(AtLength, Drawn):
 
 @takes_request(
     "model budget flash_size procedures seq_len optimizer dtype * precision plan engine module "
-    "optimizer_implementation loss offload no_sync buffers train train_layers lora lora_rank lora_alpha lora_dropout "
-    "target_len on mesh place placement schedule chunks accumulate page_size"
+    "optimizer_implementation loss offload no_sync communication_buffers train train_layers lora lora_rank lora_alpha "
+    "lora_dropout target_len on mesh place placement schedule chunks accumulate page_size"
 )
 def fit(
     request: Request,

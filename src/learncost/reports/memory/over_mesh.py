@@ -92,7 +92,6 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
     grid = parse_mesh(str(request.mesh))
     trained = chosen_for(grid, step.run.axes, request.place, request.placement) if engine.trains else ()
     cut = mesh_cut(replace(request, procedure=step.procedure), step.model.table, trained)
-    cut = replace(cut, buffers=step.eager.buffers)
     pipeline, inner = cut.pipeline, cut.inner
     if pipeline and engine.name != GRAPH:
         raise InputError(f"--engine {engine.name} does not support pipeline stages ({pipeline.clause}): use graph")

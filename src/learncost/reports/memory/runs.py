@@ -75,7 +75,10 @@ def _refused(step: MemoryStep, chosen_engine: Engine) -> str:
         return "requires --procedure recompute with --checkpoint-every"
     options = {"--loss": step.eager.loss, "--lora-dropout": step.eager.drops_paths}
     options |= {"--checkpoint-every": step.eager.every > 1, "--offload": step.eager.offload}
-    options |= {"--no-sync": step.eager.no_sync, "--buffers": step.eager.buffers and chosen_engine.name != GRAPH}
+    options |= {
+        "--no-sync": step.eager.no_sync,
+        "--communication-buffers": step.eager.communication_buffers and chosen_engine.name != GRAPH,
+    }
     for flag in [flag for flag, given in options.items() if given and not chosen_engine.module]:
         return f"does not support {flag}"
     if step.eager.clip and not chosen_engine.module:

@@ -34,7 +34,7 @@ from learncost.program.lifetimes import FEW, Walked, every_iteration
 from learncost.program.program import Program
 from learncost.program.regions import Region
 from learncost.reports.memory.planner import chosen
-from learncost.reports.memory.types import INDEX, bytes_of
+from learncost.reports.memory.types import INDEX, bytes_of, communication_buffers_of
 from learncost.reports.request import CPU, GPU, Request
 from learncost.reports.run import PreparedRun, check_probability
 
@@ -51,7 +51,7 @@ IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
 
 @dataclass(frozen=True)
 class EagerOptions:
-    """The options of engine eager, and the buffers of every engine.
+    """The options of engine eager, and the communication buffers of every engine.
 
     module          the module whose autograd step is simulated; empty: the default of the model
     device          as PyTorch calls it
@@ -62,7 +62,7 @@ class EagerOptions:
     every           of so many blocks the first runs under a checkpoint
     offload         what is not in the memory of the device
     no_sync         whether gradients are reduced behind the last microbatch alone
-    buffers         bytes of communication buffers
+    communication_buffers  bytes on each device
     """
 
     module: str = ""
@@ -74,7 +74,7 @@ class EagerOptions:
     every: int = 1
     offload: str = ""
     no_sync: bool = False
-    buffers: int = 0
+    communication_buffers: int = 0
 
 
 OFFLOADED = {PAGED: PAGED}
@@ -110,7 +110,7 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         every=check_size("checkpoint_every", request.checkpoint_every),
         offload=request.offload and named_one("offload", request.offload, OFFLOADED),
         no_sync=request.no_sync,
-        buffers=0 if request.buffers is None else bytes_of("buffers", request.buffers),
+        communication_buffers=communication_buffers_of(request),
     )
     if options.drops_paths and request.lora is None and request.lora_rank is None:
         raise InputError("--lora-dropout requires --lora, for example --lora all-linear")
@@ -309,12 +309,16 @@ class MemoryStep:
     @property
     def uncounted(self) -> int:
         """The bytes in use throughout that no line counts, minus bytes that lines count in excess."""
-        return self.state + self.master + self.eager.buffers + self.quantized - self.flash
+        return self.state + self.master + self.eager.communication_buffers + self.quantized - self.flash
 
     @property
     def states_and_masters(self) -> dict[str, int]:
         """Return the bytes of optimizer state, master weights and communication buffers, if there are any, by name."""
-        parts = {"optimizer state": self.state, "master weights": self.master, BUFFERS: self.eager.buffers}
+        parts = {
+            "optimizer state": self.state,
+            "master weights": self.master,
+            BUFFERS: self.eager.communication_buffers,
+        }
         return {name: size for name, size in parts.items() if size}
 
     @property
@@ -329,7 +333,7 @@ class MemoryStep:
     @property
     def uncounted_by_axes(self) -> dict[str, Polynomial] | None:
         """The uncounted bytes by role, as polynomials in the axes; None if they are none, as for blockwise states."""
-        if self.quantized or self.flash or self.eager.buffers:
+        if self.quantized or self.flash or self.eager.communication_buffers:
             return None
         table, states = self.model.table, Polynomial()
         for name, axes in self.states.axes.items():

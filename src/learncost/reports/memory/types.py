@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from learncost.ir.errors import BYTES, InputError, counted, shown
+from learncost.reports.request import Request
 from learncost.reports.sheet import size_of, sizes_of
 
 INDEX = 4
@@ -15,6 +16,12 @@ def bytes_of(name: str, text: object) -> int:
     if not 1 <= number < 10**18:
         raise InputError(f"{name} must be bytes such as 8GB, 256KiB or 1e9, not {shown(text)}")
     return number
+
+
+def communication_buffers_of(request: Request) -> int:
+    """Return the bytes of communication buffers of a request. Raises `InputError`."""
+    given = request.communication_buffers
+    return 0 if given is None else bytes_of("communication_buffers", given)
 
 
 def said_bytes(count: int) -> str:

@@ -81,7 +81,8 @@ class RunAssumptions:
 
 @takes_request(
     "model tokens on devices * mesh place placement schedule microbatch chunks plan procedure price_book dtype "
-    "precision batch_size seq_len target_len optimizer train train_layers lora lora_rank lora_alpha engine",
+    "precision batch_size seq_len target_len optimizer train train_layers lora lora_rank lora_alpha engine "
+    "communication_buffers",
     RunAssumptions,
     price_book=CONVENTION,
     devices=1,

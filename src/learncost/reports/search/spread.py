@@ -17,6 +17,7 @@ from learncost.ir.table import Table
 from learncost.passes.plan import usual_plan
 from learncost.procedures.optimizer import default_optimizer
 from learncost.program.pipeline import CHUNKS, KINDS
+from learncost.reports.memory.types import communication_buffers_of
 from learncost.reports.request import Request
 from learncost.reports.run import prepare
 from learncost.reports.search.search import batch_of, of_one, search
@@ -36,7 +37,7 @@ class MeshCut:
     mesh      the devices along each axis, the pipeline's as `PIPELINE`
     schedule  of the pipeline, with the stages of a device and the blocks of each stage; none: equally many
     microbatch  sequences of a microbatch on each part of the batch
-    buffers   bytes of communication buffers of a device
+    communication_buffers  bytes on each device
     """
 
     pipeline: Pipeline | None
@@ -47,12 +48,12 @@ class MeshCut:
     chunks: int
     layers: tuple[int, ...]
     microbatch: int
-    buffers: int = 0
+    communication_buffers: int = 0
 
     def way(self, microbatch: int, microbatches: int) -> ParallelConfig:
         """Return the configuration of a step in microbatches."""
         way = ParallelConfig(self.mesh, microbatch, microbatches, self.schedule, self.chunks, self.layers)
-        return replace(way, buffers=self.buffers)
+        return replace(way, communication_buffers=self.communication_buffers)
 
 
 def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> MeshCut:
@@ -67,11 +68,12 @@ def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> 
         several = (*clauses(f"{BLOCKS} over {PIPELINE}"), *several)
     pipeline, schedule = pipeline_of(table, grid, several), request.schedule
     microbatch, chunks = pipeline_options(request)
+    buffers = communication_buffers_of(request)
     if pipeline is None and grid.sizes.get(PIPELINE, 1) > 1:
         which, names = next(clause for clause in several if clause.mesh == PIPELINE), " ".join(blocks_of(table))
         raise InputError(f"{PIPELINE} shards the stack of blocks: write {names} over {PIPELINE}, not {str(which)!r}")
     if pipeline is None:
-        return MeshCut(None, grid, several, grid.sizes, schedule, 1, (), microbatch)
+        return MeshCut(None, grid, several, grid.sizes, schedule, 1, (), microbatch, buffers)
     if pipeline.stages > 1 and request.procedure not in ("bp", "recompute"):  # whose microbatches pass once
         raise InputError(f"pipeline stages require --procedure bp or recompute, not {request.procedure}")
     chunks = (chunks or CHUNKS) if KINDS[schedule].several and pipeline.stages > 1 else 1
@@ -79,7 +81,7 @@ def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> 
         raise InputError(f"{str(pipeline.clause)!r} gives the blocks of one stage per device: use --schedule 1f1b")
     inner = pipeline.mesh if pipeline.mesh.axes else Mesh((("dp", 1),))
     mesh = {PIPELINE if axis == pipeline.axis else axis: size for axis, size in grid.axes}
-    return MeshCut(pipeline, inner, pipeline.clauses, mesh, schedule, chunks, pipeline.blocks, microbatch)
+    return MeshCut(pipeline, inner, pipeline.clauses, mesh, schedule, chunks, pipeline.blocks, microbatch, buffers)
 
 
 def pipeline_options(request: Request) -> tuple[int, int]:

@@ -356,7 +356,7 @@ def _refuses(step: MemoryStep) -> str:
     """Return why PyTorch does not apply what is asked."""
     if step.over and (why := _unwrapped(step)):
         return why
-    if step.eager.no_sync and (_wrapping(step) or Wrapping(1, 0, 0)).parts == 1:
+    if step.eager.no_sync and not ((wrapping := _wrapping(step)) and wrapping.parts > 1):
         return "supports --no-sync for fully sharded weights alone: give --mesh and --placement fsdp"
     if step.run.plan_asked and by_eager(step.unplanned, step.plan) is None:
         return f"does not support --plan {step.run.plan}"

@@ -149,6 +149,14 @@ def test_communication_buffers_are_a_part_of_their_own(flags):
         lc.memory("gpt2", engine="numpy", seq_len=16, communication_buffers="1GB")
 
 
+def test_communication_buffers_are_in_the_memory_of_a_run():
+    asked = {"devices": 2, "mesh": "dp=2", "placement": "zero-1", "seq_len": 16, "batch_size": 2}
+    asked["num_hidden_layers"] = 2
+    alone = lc.run_cost("gpt2", 1e6, "H100-SXM", **asked)
+    sent = lc.run_cost("gpt2", 1e6, "H100-SXM", **asked, communication_buffers="1GB")
+    assert sent.spread.step.peak == alone.spread.step.peak + 10**9
+
+
 def test_a_module_that_was_read_runs_itself_in_ddp():
     module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 1))
     layer = lc.from_module(module, {"input": torch.randn(8, 64)}, {"input": "B 64"})

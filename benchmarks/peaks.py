@@ -153,7 +153,8 @@ SHAPES = {"loss": (4, 64, 8000), "block": (4, 128, 256), "optimizer": (1, 16, 20
 SETTINGS = {"plain": (False, False), "checkpoints": (True, False), "lora": (False, True), "both": (True, True)}
 """Whether blocks run again, and whether paths of low rank alone learn."""
 DTYPES = {"fp32": (torch.float32, "fp32"), "bf16": (torch.bfloat16, "bf16-true"), "nf4": (torch.bfloat16, "qlora")}
-"""nf4 are the frozen matrices of blocks, with LoRA."""
+DTYPES["amp"] = torch.float32, "amp"
+"""nf4 are the frozen matrices of blocks, with LoRA; amp is autocast to bf16."""
 MODULE = "transformers"
 OPTIMIZERS = {
     "fused": {"fused": True},
@@ -222,7 +223,10 @@ def train(
     for _ in range(2):
         steps.zero_grad(set_to_none=True)
         for _ in range(microbatches):
-            called(**given).loss.backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "amp"):
+                loss = called(**given).loss
+            loss.backward()
+            del loss
         steps.step()
 
 

@@ -241,6 +241,54 @@ def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator
     assert predicted == pytest.approx(measured_peak(lambda: example_module.train(*case), predicted, 0.02), rel=0.02)
 
 
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize(
+    ("model", "shape", "setting"),
+    [
+        *(("llama", shape, setting) for shape, setting in (("block", "both"), ("loss", "checkpoints"))),
+        *((model, "block", setting) for model in ("gpt2", "bert", "opt", "gpt_neox") for setting in ("plain", "lora")),
+    ],
+)
+def test_the_predicted_peak_under_autocast_is_that_of_the_allocator(model, shape, setting):
+    example_module = peaks()
+    case = model, shape, "amp", setting, "fused"
+    predicted = example_module.predicted(*case)
+    assert predicted == pytest.approx(measured_peak(lambda: example_module.train(*case), predicted, 0.004), rel=0.004)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "bytes_measured"),
+    [
+        ("qwen3-0.6b", {"batch_size": 4, "seq_len": 1024, "clip": 1.0}, 25_337_186_464),
+        ("llama-3.2-1b", {"batch_size": 2, "seq_len": 4096, "procedure": "recompute"}, 29_274_039_120),
+        ("pythia-410m", {"batch_size": 8, "seq_len": 1024, "module": "transformers-uncached"}, 18_300_986_968),
+    ],
+)
+def test_the_predicted_peak_under_autocast_is_that_of_an_h100(model, sizes, bytes_measured):
+    """The steps of benchmarks/h100_steps.json under autocast; cuBLAS has 64 MiB, and 1 MiB where there are biases."""
+    workspace = 2**26 + (2**20 if model == "pythia-410m" else 0)
+    found = lc.memory(model, engine="eager", on="H100-SXM", precision="amp", **sizes)
+    assert found.peak + workspace == pytest.approx(bytes_measured, rel=3e-5)
+
+
+def test_an_imported_module_is_recorded_under_autocast():
+    network = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256))
+    x = torch.randn(512, 256)
+    layer = lc.from_module(network, {"input": x}, {"input": "B 256"})
+    found = lc.memory(layer, B=512, engine="eager", precision="amp", optimizer="sgd", module="itself")
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            result = network(x)
+        result.backward(torch.ones_like(result))
+        del result
+        torch.optim.SGD(network.parameters(), 0.1, fused=True).step()
+        network.zero_grad()
+
+    held = 4 * (x.numel() + sum(each.numel() for each in network.parameters()))
+    assert found.peak == pytest.approx(measured_peak(step, found.peak - held, 0.01) + held, rel=0.01)
+
+
 @pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("model", "dtype", "setting"),

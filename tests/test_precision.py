@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -161,13 +162,23 @@ def test_bytes_that_a_quantized_product_moves_are_those_of_its_types():
     assert matrix["nf4"] == matrix["bf16"]
 
 
-AMBIGUOUS = "is ambiguous in training: give {0}-masters .* or {0}-true .*; amp is not supported yet"
+AMBIGUOUS = "is ambiguous in training: give {0}-masters .*, {0}-true .* or amp"
 SPELLINGS = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16"}
 
 
-def test_autocast_is_refused_with_what_is_nearest():
-    with pytest.raises(InputError, match=r"amp .autocast over fp32 weights. is not supported yet: .* bf16-masters"):
-        lc.memory("gpt2", precision="amp")
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (partial(lc.memory, "gpt2", engine="graph"), "does not support precision='?amp"),
+        (partial(lc.memory, "gpt2", mesh="dp=2", placement="zero-1"), "over a mesh requires engine"),
+        (partial(lc.memory, "gpt2", procedure="decode"), "is that of training steps"),
+        (partial(lc.run_cost, "gpt2", 1e9, "DGX H100", devices=8, mesh="dp=8"), "over a mesh requires engine"),
+        (partial(lc.search, "gpt2", "DGX H100", 8), "search has no autocast"),
+    ],
+)
+def test_autocast_is_that_of_eager_training_steps(ask, said):
+    with pytest.raises(InputError, match=said):
+        ask(precision="amp")
 
 
 @pytest.mark.parametrize(("name", "kind"), SPELLINGS.items())

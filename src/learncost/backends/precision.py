@@ -91,6 +91,8 @@ def check_runs(kind: Precision) -> None:
     if not kind.is_whole and (wrong := next((name for name in types if name and name not in COMPUTED), None)):
         known = "memory, fit and cost" if kind.is_stored else "cost"
         raise InputError(f"programs have {', '.join(COMPUTED)}, and no {wrong}: {kind.name} works only with {known}")
+    if kind.autocast:
+        raise InputError(f"programs do not have autocast: {kind.name} works only with memory, fit and cost")
     if kind.gradients != kind.weights:
         raise InputError(
             f"programs have gradients in the type of weights: {kind.name} works only with memory, fit and cost"

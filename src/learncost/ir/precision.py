@@ -144,6 +144,8 @@ class Precision:
     frozen     of frozen weights that blocks multiply by as matrices; "": as the other weights
     kept       of saved tensors until the backward pass; "": as the other values
     products   of the factors of matrix products, which have a scale per row and column; "": as the values
+    autocast   whether values are of the type to which PyTorch's autocast casts operands of products, and others of that
+               of the weights
     learned    of trainable matrices that only products read, with stochastic rounding of updates; "": as the other
                weights
     also       other names
@@ -162,6 +164,7 @@ class Precision:
     kept: str = ""
     products: str = ""
     learned: str = ""
+    autocast: bool = False
     also: tuple[str, ...] = ()
 
     @property
@@ -231,6 +234,10 @@ def _one(name: str, title: str) -> Precision:
 
 _INFERENCE = "torch.nn.Module.to(dtype): one type for all but the scores of the loss; a training step has more roles"
 _MIXED = "Micikevicius et al. 2018, Mixed precision training: fp32 master weights"
+_AUTOCAST = (
+    "PyTorch 2.13, ATen/autocast_mode.h, as Trainer(bf16=True) and torch.autocast do it: products take copies, and "
+    "what adds to the residual stream stays fp32"
+)
 _PURE = "torchtune's recipes, dtype: bf16: weights, gradients and states are bf16; the loss is computed in fp32"
 _QLORA = "Dettmers et al. 2023, QLoRA, section 3; low-rank paths in bf16 and states in fp32 as in its program qlora.py"
 _QLORA_TRUE = (
@@ -260,6 +267,14 @@ PRECISIONS: dict[str, Precision] = {
             "bf16", "fp32", "bf16", "fp32", "fp32", "fp32",
             "Megatron-LM d98e8a64, training/arguments.py: --bf16 sets accumulate_allreduce_grads_in_fp32; nanotron "
             "2411b022, OptimizerArgs.accumulate_grad_in_fp32",
+        ),
+        Precision(
+            "amp", "fp32 weights, products in bf16 by PyTorch's autocast",
+            "fp32", "fp32", "bf16", "fp32", "", "fp32", _AUTOCAST, autocast=True,
+        ),
+        Precision(
+            "amp-fp16", "fp32 weights, products in fp16 by PyTorch's autocast",
+            "fp32", "fp32", "fp16", "fp32", "", "fp32", _AUTOCAST, autocast=True,
         ),
         Precision(
             "fp16-masters", "fp16 weights with fp32 master weights",
@@ -369,8 +384,6 @@ def precision_of(name: str) -> Precision:
     """Return a precision by its name. Raises `InputError` for an unknown one, with those that exist."""
     if name in SPLIT:
         raise InputError(f"{name} is now --precision {SPLIT[name]} --optimizer adamw8bit")
-    if name == "amp":
-        raise InputError("amp (autocast over fp32 weights) is not supported yet: the nearest precision is bf16-masters")
     by_name = {**PRECISIONS, **{other: precision for precision in PRECISIONS.values() for other in precision.also}}
     return named_one("precision", name, by_name)
 
@@ -378,9 +391,11 @@ def precision_of(name: str) -> Precision:
 def check_trained(kind: Precision) -> None:
     """Raise `InputError` for a precision that does not have all types of a training step."""
     if kind.is_stored and not kind.is_trained:
-        names = (f"{kind.values}-masters", f"{kind.values}-true")
-        choices = " or ".join(f"{name} ({PRECISIONS[name].title})" for name in names)
-        raise InputError(f"{kind.name} is ambiguous in training: give {choices}; amp is not supported yet")
+        scaled = {"bf16": "amp", "fp16": "amp-fp16"}[kind.values]
+        names = (f"{kind.values}-masters", f"{kind.values}-true", scaled)
+        *first, last = (f"{name} ({PRECISIONS[name].title})" for name in names)
+        choices = f"{', '.join(first)} or {last}"
+        raise InputError(f"{kind.name} is ambiguous in training: give {choices}")
 
 
 def training_precision(dtype: str) -> str:

@@ -124,6 +124,7 @@ class StepRequest:
     """The settings of a training step to record.
 
     values        the type of floating-point values, such as bf16
+    autocast      the type to which autocast casts operands of products in the forward pass; "": there is no autocast
     given         bytes by role of what no tensor of the module holds, such as buckets of gradients
     weights       the table's weights, and the trainable ones; None where the module determines these
     optimizer     the optimizer, its implementation, and whether gradients are clipped before
@@ -134,6 +135,7 @@ class StepRequest:
 
     values: str
     device: str = "cpu"
+    autocast: str = ""
     given: Mapping[str, int] = field(default_factory=dict)
     weights: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     optimizer: Stepping = field(default_factory=Stepping)

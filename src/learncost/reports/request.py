@@ -42,6 +42,10 @@ TIMED = {"eager": "operators", "graph": "kernels", "c99": "kernels"}
 CPU, GPU = "cpu", "cuda"
 """The devices, as PyTorch calls them; as the device of a request the second is any GPU."""
 
+UNDER_AUTOCAST = 1.5
+"""By how much more the interval of a time reaches up under autocast, whose casts are not priced: three steps measured
+on an H100 took 1.3 to 2.5 times as long as predicted (benchmarks/h100_steps.json)."""
+
 CONFIG = "config.json"
 """The name of a configuration that came as data."""
 
@@ -141,7 +145,19 @@ class Request:
         """
         depends = self.is_training if trains is None else trains
         usual = "" if self.is_typed else self.usual_precision(depends)
-        return either(self.dtype, self.precision, usual, counts_alone=counts_alone, trains=depends)
+        kind = either(self.dtype, self.precision, usual, counts_alone=counts_alone, trains=depends)
+        if kind.autocast and not counts_alone:
+            self._check_autocast(kind.name)
+        return kind
+
+    def _check_autocast(self, name: str) -> None:
+        if not self.is_training:
+            raise InputError(f"--precision {name} is that of training steps: give fp32, bf16 or fp16 for inference")
+        if self.mesh is not None and self.timed_by != "eager":
+            raise InputError(
+                f"--precision {name} over a mesh requires --engine eager, PyTorch's autocast: give that, or "
+                "--precision bf16-masters"
+            )
 
     @property
     def timed_by(self) -> str:
@@ -171,7 +187,8 @@ class Request:
             return None
         from learncost.devices.rates import rates  # imported where it is needed: start-up counts
 
-        return rates(self.on, kind.values, self.timed_as)
+        found = rates(self.on, kind.values, self.timed_as)
+        return replace(found, high=UNDER_AUTOCAST * found.high) if kind.autocast else found
 
     def usual_precision(self, trains: bool) -> str:
         """Return the name of the precision where none is given. Raises `InputError` for an unknown device.

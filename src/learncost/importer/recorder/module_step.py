@@ -104,7 +104,8 @@ def record_step(recorder: Any, module: Any, request: StepRequest, forward: Calla
     hooks = [each.register_post_accumulate_grad_hook(hook) for each in weights if request.in_backward]
     for recorder.microbatch in range(min(request.microbatches, DIFFERENT)):
         recorder.phase = FORWARD
-        result = forward()
+        with _autocast(request):
+            result = forward()
         floats = ends(result)
         seeds = [torch.empty_like(each) for each in floats]
         recorder.phase = BACKWARD
@@ -123,6 +124,13 @@ def record_step(recorder: Any, module: Any, request: StepRequest, forward: Calla
         temporaries(recorder, stepping, learned)
         if recorder.device == CUDA and stepping.optimizer:
             update(recorder, request.given, learned)
+
+
+def _autocast(request: StepRequest) -> AbstractContextManager[None]:
+    import torch
+
+    device, kind = torch.device(request.device).type, getattr(torch, TYPES[request.autocast or request.values])
+    return torch.autocast(device, kind, enabled=bool(request.autocast))
 
 
 @contextmanager

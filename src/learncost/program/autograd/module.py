@@ -157,6 +157,7 @@ class Module:
         if path and weight.coded:
             result = result.copied()  # peft clones it
         if path:
+            x = x.to(max(x.width, path[0].width))  # _cast_input_dtype
             x = x.dropout() if drops else x
             result = result + linear(linear(x, path[0], low), path[1], sum(sizes)) * 2.0
         return result.split(sizes) if len(sizes) > 1 else [result]
@@ -268,7 +269,7 @@ class Transformers(Module):
             q, k, v = q.repeated(1), k.repeated(scores.groups), v.repeated(scores.groups)
             scores, broadcast = replace(scores, groups=1), False
         if self.cache and scores.cached:
-            k, v = cat((k,)), cat((v,))
+            k, v = cat((k,)), cat((v,), width=max(k.width, v.width))  # DynamicLayer has the type of its keys
             scores.cache.extend((k, v))
         if self.attention == "eager":
             mask = masks(q.width) if scores.causal or scores.padded else None
@@ -320,6 +321,7 @@ class Itself(Module):
 
 def _sdpa(q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, mask: TapeTensor | None) -> TapeTensor:
     """Run `functional.scaled_dot_product_attention`: the fused kernel where possible, otherwise its composition."""
+    q, k, v = q.lowered(), k.lowered(), v.lowered()
     bias = mask
     for bias_part in scores.added:
         bias = bias_part if bias is None else bias + bias_part
@@ -346,19 +348,20 @@ def _math(
     Its names hold operands in float, keys and values repeated, and scaled queries until its end. Broadcast keys are
     expanded by the product.
     """
+    q, k, v = q.lowered(), k.lowered(), v.lowered()
     width, spread = q.width, scores.groups if broadcast else 1
     query, key, value = q.in_float(), k.in_float(), v.in_float()
     scaled = query * 0.5
     if not broadcast:
         key, value = key.repeated(scores.groups), value.repeated(scores.groups)
-    shares = scaled.contiguous().matmul((key * 0.5).repeated(spread).contiguous(), scores.elements)
+    shares = scaled.contiguous().product((key * 0.5).repeated(spread).contiguous(), scores.elements)
     if bias:
         shares = shares.add_(bias)
     shares = shares.apply("safe_softmax")
     if scores.dropped:
         shares = shares.dropout()
     converted = shares.to(width)
-    result = shares.matmul(value.repeated(spread).contiguous(), scores.results).to(width)
+    result = shares.product(value.repeated(spread).contiguous(), scores.results).to(width)
     q.tape.hold(query, key, value, scaled, shares, converted)
     return result
 

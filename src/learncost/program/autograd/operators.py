@@ -56,6 +56,9 @@ POINTWISE = {
 }
 """By name, for operators that are not ops here or whose PyTorch formula differs from the op's gradient."""
 
+IN_FLOAT = ("pow", "rsqrt", "exp", "log", "softplus", "cumsum", "softmax", "log_softmax")
+"""Operators that run in float under autocast on CUDA (PyTorch 2.13, ATen/autocast_mode.h: AT_FORALL_FP32)."""
+
 NAMES = {
     "scale": "mul",
     "shift": "add",
@@ -122,6 +125,8 @@ class TapeTensor:
 
     def apply(self, name: str, width: int = 0) -> TapeTensor:
         """Run an operator of `POINTWISE`, whose result may have another type."""
+        if name in IN_FLOAT and (raised := self.raised()) is not self:
+            return raised.apply(name)
         row, tape, result_width = _row(name), self.tape, width or self.width
 
         def backward(gradients: Gradients) -> Gradients:
@@ -159,6 +164,14 @@ class TapeTensor:
     def to(self, width: int) -> TapeTensor:
         """Cast to another type; return itself where it has that."""
         return self if width == self.width else self.copied(self.elements, width, self.turned)
+
+    def lowered(self) -> TapeTensor:
+        """Return an operand of a product as autocast casts it; without autocast, itself."""
+        return self.tape.lowered(self)
+
+    def raised(self) -> TapeTensor:
+        """Return an operand of an operator that runs in float under autocast on CUDA."""
+        return self.in_float() if self.tape.cuda and self.tape.autocast else self
 
     def in_float(self) -> TapeTensor:
         return self.to(FLOAT) if self.width < FLOAT else self
@@ -218,6 +231,8 @@ class TapeTensor:
 
     def sum(self, rows: int) -> TapeTensor:
         """Return the sum over all but `rows` rows; its gradient is one of as many elements, expanded."""
+        if (raised := self.raised()) is not self:
+            return raised.sum(rows)
 
         def backward(gradients: Gradients) -> Gradients:
             return [_given(gradients).viewed_as(self.elements, self.width)]
@@ -358,6 +373,10 @@ class TapeTensor:
 
     def matmul(self, other: TapeTensor, elements: int) -> TapeTensor:
         """Return a product with a sum; each factor is saved for the other's gradient."""
+        return self.lowered().product(other.lowered(), elements)
+
+    def product(self, other: TapeTensor, elements: int) -> TapeTensor:
+        """Return the product inside of a kernel, where autocast casts nothing."""
         tape, factors = self.tape, (self, other)
         keeps = [factor for factor, each in zip(factors[::-1], factors, strict=True) if each.learns]
 
@@ -429,13 +448,15 @@ def cat(
     shares: Sequence[int] = (),
     elements: int = 0,
     views: Storage | None = None,
+    width: int = 0,
 ) -> TapeTensor:
     """Run `torch.cat`, a copy unless the parts are adjacent `views`; its gradient is split into views.
 
     shares    elements of the parts after broadcasting
     elements  of the result, where parts are left out
+    width     of the result, where an empty part has another type
     """
-    tape, width = parts[0].tape, parts[0].width
+    tape, width = parts[0].tape, width or parts[0].width
     sizes = [part.elements for part in parts]
     spread = tuple(shares) or tuple(sizes)
 
@@ -467,10 +488,11 @@ def linear(
     For a quantized weight it is bitsandbytes' `MatMul4Bit`, which dequantizes in both directions and holds the codes
     itself.
     """
+    x, weight, bias = x.lowered(), weight.lowered(), bias and bias.lowered()
     tape, operands = x.tape, [each for each in (x, weight, bias) if each]
 
     def backward(_: Gradients) -> Gradients:
-        numbers = weight.decoded()
+        numbers = weight.decoded() if weight.coded else None
         results = [tape.new(each.elements, each.width) if each.learns else None for each in operands]
         tape.hold(numbers)
         return [result and result.viewed_as(result.elements) for result in results]
@@ -515,6 +537,7 @@ def rms_norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int) -> TapeTen
 
 def _norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int, name: str, numbers: int) -> TapeTensor:
     """Run a norm in one kernel, with `numbers` saved numbers per row."""
+    x = x.raised()
     tape, operands = x.tape, [x, *weights]
     of_row = rows, max(FLOAT, x.width) if tape.cuda else x.width
     return tape.run(
@@ -533,6 +556,7 @@ def convolution(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTens
 
 def cross_entropy(scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:
     """Run `functional.cross_entropy`: log-softmax saves its result, and so does the loss."""
+    scores = scores.in_float() if scores.tape.autocast else scores
     logs = scores.apply("log_softmax")
     keeps = (logs, targets) if targets else (logs,)
     loss, _ = logs.tape.run(

@@ -81,10 +81,13 @@ class Tape:
                into the backward pass", and torchtune's `optimizer_in_bwd`
     summed     bytes of an element of the sums to which a hook adds the gradient instead, as Megatron's `main_grad`;
                0: there are none
+    autocast   bytes of an element of the type to which autocast casts operands of products; 0: there is no autocast
     """
 
-    def __init__(self, width: int, cuda: bool = False, hooked: bool = False, summed: int = 0) -> None:
-        self.width, self.label, self.cuda = width, "", cuda
+    def __init__(
+        self, width: int, cuda: bool = False, hooked: bool = False, summed: int = 0, autocast: int = 0
+    ) -> None:
+        self.width, self.label, self.cuda, self.autocast = width, "", cuda, autocast
         self.builder = ProgramBuilder("cuda" if cuda else "cpu", lambda: self.label)
         self.is_sharded = False  # whether gradients wait for their reduction
         self._name, self._read = "", list[Operand]()
@@ -94,6 +97,7 @@ class Tape:
         self._frame: Frame | None = None
         self._again: list[TapeNode] | None = None
         self._without = False
+        self._casts: dict[TapeNode, TapeTensor] = {}
         self._hooked, self._sum_width = hooked, summed
         self._summed: dict[TapeNode, TapeTensor] = {}
         self._readers: Counter[TapeNode] = Counter()
@@ -118,6 +122,22 @@ class Tape:
 
     def _operand(self, value: TapeTensor) -> Operand:
         return Operand(value.storage.buffer, (value.elements,), TYPES.get(value.width, ""), (), 0)
+
+    def lowered(self, value: TapeTensor) -> TapeTensor:
+        """Cast an operand of a product to the type of autocast, which keeps the copies of weights (`cached_cast`)."""
+        if not self.autocast or value.width <= self.autocast:
+            return value
+        node = value.node
+        if node is None or node.label != WEIGHT:
+            return value.to(self.autocast)
+        if node not in self._casts:
+            self._casts[node] = value.to(self.autocast)
+        return self._casts[node]
+
+    def leave_autocast(self) -> None:
+        """Free the copies of weights that autocast keeps up to its end."""
+        self.hold(*self._casts.values())
+        self._casts.clear()
 
     def weight(self, shape: Sequence[int], width: int, storage: Storage) -> TapeTensor:
         """Return a trainable weight of a shape, in a storage that may hold others, too."""
@@ -274,6 +294,7 @@ class Tape:
             before, self._nodes, label = self._nodes, [], self.label
             self.builder.phase = RECOMPUTE
             again = run(detached)
+            self.leave_autocast()
             for value in again:
                 if value.node:
                     value.node.gradients[value.result] = gradient = gradients.pop(0)
@@ -330,6 +351,7 @@ class Tape:
         label, self.builder.phase = self.label, RECOMPUTE
         with suppress(_RemadeError):
             frame.run()
+        self.leave_autocast()
         self._again, self.label, self.builder.phase = None, label, BACKWARD
 
     def _back(self, node: TapeNode, again: bool) -> None:

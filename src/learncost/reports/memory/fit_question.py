@@ -132,6 +132,8 @@ class FitQuestion:
         """Return a procedure under the distinct tried plans, and the refused plans with reasons."""
         different: list[FitPlan] = []
         refused: dict[str, None] = {}
+        if procedure == NAME and precision_of(self.dtype).autocast:
+            return [], [f"{self.dtype} is the precision of training steps alone: give fp32, bf16 or fp16"]
         try:
             unplanned = self.run(procedure)
         except InputError as error:

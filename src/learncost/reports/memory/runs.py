@@ -71,6 +71,8 @@ def _refused(step: MemoryStep, chosen_engine: Engine) -> str:
     """Return why an engine does not support the settings of a step."""
     if not chosen_engine.module and step.eager.implementation:
         return "does not support --optimizer-implementation"
+    if step.kind.autocast and not chosen_engine.module:
+        return f"does not support --precision {step.kind.name}, which is PyTorch's autocast"
     if step.eager.every > 1 and not step.recomputes:
         return "requires --procedure recompute with --checkpoint-every"
     options = {"--loss": step.eager.loss, "--lora-dropout": step.eager.drops_paths}

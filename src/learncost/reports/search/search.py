@@ -364,6 +364,8 @@ def search(
     few = _whole("top", top)
     total = None if tokens is None else check_tokens("tokens", tokens)
     kinds = [stored(name.strip()) for name in (request.precision or request.usual_precision(trains=True)).split(",")]
+    if any(kind.autocast for kind in kinds):
+        raise InputError("search has no autocast: give --precision bf16-masters in place of amp")
     run = prepare(of_one(request.in_precision(kinds[0].name)))
     name = run.model.configuration.name
     if not run.model.learns:

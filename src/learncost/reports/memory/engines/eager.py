@@ -161,7 +161,8 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
         step.eager.drops_paths,
     )
     summed = kind.gradient if _sums(step, sizes) else 0
-    tape = Tape(kind.value, step.eager.device == GPU, _hooked(step), summed)
+    width, autocast = (kind.weight, kind.value) if kind.autocast else (kind.value, 0)
+    tape = Tape(width, step.eager.device == GPU, _hooked(step), summed, autocast)
     run_step(tape, model.table, _here(step, sizes), settings)
     return tape.builder.program()
 
@@ -203,7 +204,10 @@ def recorded_on(device: str, step: MemoryStep, sizes: Mapping[str, int]) -> Prog
     if step.over:
         given[BUCKETS] = bytes_of(model.table, model.learning, sizes, lambda _: step.kind.weight)
     weights = (layer.table.weights, model.learning) if learns_otherwise(model) else None
-    request = StepRequest(step.kind.values, device, given, weights, _stepping(step), step.accumulate, _hooked(step))
+    kind = step.kind
+    values, autocast = (kind.weights, kind.values) if kind.autocast else (kind.values, "")
+    settings = given, weights, _stepping(step), step.accumulate, _hooked(step)
+    request = StepRequest(values, device, autocast, *settings)
     program: Program = layer.steps(_here(step, sizes), request)
     return program
 

@@ -178,6 +178,8 @@ def _linear(names: ScopeNames, call: Linear, values: Values) -> None:
         weight = names.leaf(*(projection.weight for projection in group))
         if local_name(call) in names.module.floats:
             x, weight = x.in_float(), weight.in_float()
+        if local_name(call) in names.module.casts:
+            x = x.to(max(x.width, weight.width))
         path, low = _path(names, group, x)
         parts_made = names.module.linear(x, weight, bias, sizes, path, low, names.state.asked.drops_paths)
         for projection in reversed(group):

@@ -96,6 +96,7 @@ class Module:
     masks        needed, or always: a causal mask is created even where the fused kernel has a flag for it
     routing      the type of a token's gates: own, or float
     composed     layers whose layer norm is composed of other operators
+    casts        products whose operand is cast to the type of the weight: a layer and its line
     floats       products, sums and ops in float: a layer and its line
     after        a line that runs before experts although the table has it after them: a layer and its line
     buffers      bytes of a module's buffers: rotary angles, masks
@@ -119,6 +120,7 @@ class Module:
     masks: str = "needed"
     routing: str = "own"
     composed: Sequence[str] = ()
+    casts: Sequence[str] = ()
     floats: Sequence[str] = ()
     after: str = ""
     buffers: int = 0

@@ -1,6 +1,6 @@
 """Read the public trainers' files of trainer_files.json from a folder, and print by framework what became of them.
 
-python benchmarks/trainer_files.py FOLDER [--answer N --seed S] [--show WHAT] [--readings]
+python benchmarks/trainer_files.py FOLDER [--answer N --seed S] [--show WHAT] [--readings] [--draw N --seed S]
 
 The folder has a folder OWNER/NAME for each repository of the list, with its files at the commit of the list. What
 files ask for is given: eight devices on top of the axes of the file, 8 sequences, 512 tokens, a vocabulary of 50,304.
@@ -13,7 +13,8 @@ The outcomes:
 - not recognized: a file of no known trainer
 
 --answer asks for the memory of N of them, drawn by the seed; --show prints the files with an outcome and its reason.
---readings compares the steps of forty files with those that were read by hand.
+--readings compares the steps of files with those that were read by hand; --draw names N files to be read by hand that
+have not been, evenly over the repositories, by the seed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from learncost.reports.trainer_step import keywords_of, not_counted, read_step
 from learncost.trainer_files.names import copied, named
 
 READINGS = Path(__file__).with_name("trainer_files_readings.json")
-"""Forty files of the list, drawn by the seed that stands there and read by hand before they were compared."""
+"""A hundred files of the list, drawn by the two seeds that stand there and read by hand before they were compared."""
 
 LIST = Path(__file__).with_name("trainer_files.json")
 
@@ -76,8 +77,9 @@ def differences(path: str, expected: Mapping[str, Any]) -> tuple[list[str], int]
     """Return the fields in which a file is read otherwise than by hand, and how many were compared."""
     wrong = list[str]()
     _, what, why = outcome(path)
+    what = "refused" if what == "not recognized" else what
     kind = expected.get("outcome", "")
-    if kind != (what if what in ("another task", "unknown model") else ""):
+    if kind != (what if what in ("another task", "unknown model", "refused") else ""):
         wrong.append(f"outcome: {kind or 'a step'} by hand, {what}: {why[:150]}")
     try:
         reading, _ = read_step([path])
@@ -98,17 +100,26 @@ def differences(path: str, expected: Mapping[str, Any]) -> tuple[list[str], int]
     return wrong, len(fields) + 1 + ("asks" in expected)
 
 
+def drawn(number: int, seed: int) -> list[str]:
+    """Return files of the list that nobody has read by hand, as evenly over the repositories as they have files."""
+    read = {each["file"] for draw in json.loads(READINGS.read_text())["draws"] for each in draw["files"]}
+    chance, listed = random.Random(seed), json.loads(LIST.read_text())
+    left = {name: sorted({f"{name}/{path}" for path in entry["files"]} - read) for name, entry in listed.items()}
+    for paths in left.values():
+        chance.shuffle(paths)
+    turns = [paths[turn] for turn in range(number) for _, paths in sorted(left.items()) if turn < len(paths)]
+    return turns[:number]
+
+
 def compare_readings(folder: Path) -> None:
-    """Print the fields in which the forty files are read otherwise than by hand."""
-    data = json.loads(READINGS.read_text())
-    compared = right = 0
-    for expected in data["files"]:
-        wrong, count = differences(f"{folder}/{expected['file']}", expected)
-        compared, right = compared + count, right + count - len(wrong)
-        print(
-            "\n".join((expected["file"], *(f"    {each}" for each in wrong))) if wrong else f"{expected['file']}: equal"
-        )
-    print(f"seed {data['seed']}: {right} of {compared} fields as by hand")
+    """Print the fields in which the files of each draw are read otherwise than by hand."""
+    for draw in json.loads(READINGS.read_text())["draws"]:
+        compared = right = 0
+        for expected in draw["files"]:
+            wrong, count = differences(f"{folder}/{expected['file']}", expected)
+            compared, right = compared + count, right + count - len(wrong)
+            print("\n    ".join((expected["file"], *wrong)) if wrong else f"{expected['file']}: equal")
+        print(f"seed {draw['seed']}: {right} of {compared} fields of {len(draw['files'])} files as by hand")
 
 
 def main() -> None:
@@ -119,7 +130,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", default="")
     parser.add_argument("--readings", action="store_true")
+    parser.add_argument("--draw", type=int, default=0)
     options = parser.parse_args()
+    if options.draw:
+        print("\n".join(drawn(options.draw, options.seed)))
+        return
     if options.readings:
         compare_readings(options.folder)
         return

@@ -134,6 +134,15 @@ def _litgpt(hidden, head, labels, held):
     return torch.cat(losses).sum() / labels.numel()
 
 
+def _litgpt_full(hidden, head, labels, held):
+    """The scores of all positions are held, and all but the last have a loss, of 128 tokens at a time."""
+    scores = head(hidden)
+    held[:] = [scores]
+    shifted, wanted = _flat(scores[..., :-1, :]), labels[..., :-1].reshape(-1)
+    several = zip(shifted.split(128), wanted.split(128), strict=True)
+    return torch.cat([cross_entropy(each, part, reduction="none") for each, part in several]).sum() / len(wanted)
+
+
 def _olmo(hidden, head, labels, _):
     """All but the last position's scores have a loss; those of all positions are there until it is computed."""
     scores = head(hidden)
@@ -141,7 +150,9 @@ def _olmo(hidden, head, labels, _):
     return _FlashCrossEntropy.apply(shifted, labels[:, :-1].reshape(-1)).sum() / shifted.shape[0]
 
 
-LOSSES = {"liger": _liger, "cut": _cut, "torchtune": _torchtune, "litgpt": _litgpt, "olmo": _olmo}
+LOSSES = {
+    "liger": _liger, "cut": _cut, "torchtune": _torchtune, "litgpt": _litgpt, "litgpt-full": _litgpt_full, "olmo": _olmo,
+}  # fmt: skip
 """By the name of `learncost memory --loss`."""
 
 

@@ -327,6 +327,8 @@ WITH_HEAD = [
     ("litgpt", "llama", "fp32", "both", (2, 130, 3000)),
     ("torchtune", "gemma2", "fp32", "both", (2, 150, 3000)),  # with a cap of the values
     ("litgpt", "gptj", "fp32", "lora", (1, 300, 3000)),
+    ("litgpt-full", "gpt2", "fp32", "plain", (2, 150, 3000)),
+    ("litgpt-full", "llama", "bf16", "plain", (1, 300, 3000)),
     ("olmo", "gpt2", "fp32", "plain", (2, 150, 3000)),
     ("olmo", "llama", "bf16", "lora", (1, 40, 3000)),
 ]
@@ -350,7 +352,7 @@ def test_losses_with_the_head_have_the_value_and_the_gradients_of_cross_entropy(
     hidden, head = torch.randn(1, 300, 8), torch.nn.Linear(8, 50)
     labels = torch.randint(0, 50, (1, 300))
     for name, run in LOSSES.items():
-        own, tokens = hidden.clone().requires_grad_(), 299 if name == "olmo" else 300
+        own, tokens = hidden.clone().requires_grad_(), 299 if name in ("litgpt-full", "olmo") else 300
         head.zero_grad()
         expected = torch.nn.functional.cross_entropy(head(own)[:, :tokens].flatten(0, 1), labels[0, :tokens])
         wanted = torch.autograd.grad(expected, [own, head.weight, head.bias])

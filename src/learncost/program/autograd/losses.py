@@ -115,20 +115,37 @@ def _litgpt(head: HeadInputs) -> TapeTensor:
     several = [min(LITGPTS, length - start) * head.sequences for start in range(0, length, LITGPTS)]
     parts = head.hidden.split([head.share(tokens) for tokens in several])
     scores = [head.scored(part.copied() if head.sequences > 1 else part) for part in parts]
+    return _in_chunks(head, scores, scores)
+
+
+def _litgpt_full(head: HeadInputs) -> TapeTensor:
+    """Run `chunked_cross_entropy` of 128 tokens at a time of the scores of all but the last position."""
+    scores = head.scored(head.hidden)
+    several = [min(LITGPTS, head.tokens - start) * head.classes for start in range(0, head.tokens, LITGPTS)]
+    return _in_chunks(head, [scores], _shifted(head, scores).split(several))
+
+
+def _in_chunks(head: HeadInputs, held: list[TapeTensor], parts: list[TapeTensor]) -> TapeTensor:
+    """Return the loss of parts of the scores, which the loop holds until it has the next ones."""
     head.hidden.tape.hold(*head.held)  # those of the microbatch before
-    head.held[:] = scores
+    head.held[:] = held
     targets = head.hidden.tape.new(head.tokens, INTEGER)
-    total, *losses = [cross_entropy(each, targets) for each in scores]
+    total, *losses = [cross_entropy(each, targets) for each in parts]
     for each in losses:
         total = total + each
     return total
 
 
+def _shifted(head: HeadInputs, scores: TapeTensor) -> TapeTensor:
+    """Return the scores of all but the last position: a copy where there are several sequences."""
+    shifted = scores.slice(scores.elements)
+    return shifted.cloned() if head.sequences > 1 else shifted
+
+
 def _olmo(head: HeadInputs) -> TapeTensor:
     """Run flash-attention's kernel on the scores of all but the last position, with or without the z-loss."""
     scores = head.scored(head.hidden)
-    tape, shifted, rows = scores.tape, scores.slice(scores.elements), (head.tokens, FLOAT)
-    shifted = shifted.cloned() if head.sequences > 1 else shifted
+    tape, shifted, rows = scores.tape, _shifted(head, scores), (head.tokens, FLOAT)
     losses, *_ = tape.run(
         "flash_cross_entropy",
         (shifted,),
@@ -160,9 +177,14 @@ LOSSES: Mapping[str, LossRow] = {
         caps_values=True,
     ),
     "litgpt": LossRow(
-        "litgpt's chunked_cross_entropy in fine-tuning: the head and the loss in chunks of 128 positions",
+        "litgpt's chunked_cross_entropy with LoRA: the head and the loss in chunks of 128 positions",
         "litgpt 26857050, utils.py, finetune/lora.py:355",
         _litgpt,
+    ),
+    "litgpt-full": LossRow(
+        "litgpt's chunked_cross_entropy of full fine-tuning: the loss in chunks of 128 tokens",
+        "litgpt 26857050, utils.py, finetune/full.py:284",
+        _litgpt_full,
     ),
     "olmo": LossRow(
         "OLMo's fused loss: flash-attention's cross-entropy, which saves the scores, with or without the z-loss",

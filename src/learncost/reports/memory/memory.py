@@ -292,7 +292,8 @@ def memory(request: Request) -> Memory | MemoryComparison:
         implementation); for an imported module itself (the default).
     loss
         The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-entropy),
-        torchtune, litgpt or olmo, each in the way of this framework. The default is the module's own.
+        torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework. The default is the
+        module's own.
     checkpoint_every
         A checkpoint for the first of every so many blocks alone, under `engine` eager with `procedure` recompute. The
         default is 1: every block.

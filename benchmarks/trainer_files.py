@@ -1,6 +1,6 @@
 """Read the public trainers' files of trainer_files.json from a folder, and print by framework what became of them.
 
-python benchmarks/trainer_files.py FOLDER [--answer N --seed S] [--show WHAT] [--readings] [--draw N --seed S]
+python benchmarks/trainer_files.py FOLDER [--answer N --seed S] [--show WHAT] [--readings] [--peaks] [--draw N --seed S]
 
 The folder has a folder OWNER/NAME for each repository of the list, with its files at the commit of the list. What
 files ask for is given: eight devices on top of the axes of the file, 8 sequences, 512 tokens, a vocabulary of 50,304.
@@ -13,7 +13,8 @@ The outcomes:
 - not recognized: a file of no known trainer
 
 --answer asks for the memory of N of them, drawn by the seed; --show prints the files with an outcome and its reason.
---readings compares the steps of files with those that were read by hand; --draw names N files to be read by hand that
+--readings compares the steps of files with those that were read by hand; --peaks compares the memory of files with the
+peaks that their repositories publish of exactly these, which were listed before the first prediction; --draw names N files to be read by hand that
 have not been, evenly over the repositories, by the seed.
 """
 
@@ -25,6 +26,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import learncost as lc
@@ -34,6 +36,9 @@ from learncost.trainer_files.names import copied, named
 
 READINGS = Path(__file__).with_name("trainer_files_readings.json")
 """A hundred files of the list, drawn by the two seeds that stand there and read by hand before they were compared."""
+
+PEAKS = Path(__file__).with_name("trainer_files_peaks.json")
+"""Published peaks: allocated ones of litgpt, and numbers of axolotl that do not say which memory they are."""
 
 LIST = Path(__file__).with_name("trainer_files.json")
 
@@ -100,6 +105,25 @@ def differences(path: str, expected: Mapping[str, Any]) -> tuple[list[str], int]
     return wrong, len(fields) + 1 + ("asks" in expected)
 
 
+def compare_peaks(folder: Path) -> None:
+    """Print the predicted peaks of files next to the published ones, and the errors by what was published."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for row in json.loads(PEAKS.read_text()):
+        published = row["GB"] * 1e9 if "GB" in row else row["GiB"] * 2**30
+        given = {"mesh": f"dp={row['devices']}"} if "devices" in row else {}
+        try:
+            peak = lc.memory(lc.request_of(f"{folder}/{row['file']}", **given)).peak
+        except InputError as error:
+            print(f"{row['file']}: {str(error).removeprefix(f'{folder}/')[:150]}")
+            continue
+        error = peak / published - 1
+        errors[row["kind"]].append(abs(error))
+        print(f"{row['file']}: {peak / 1e9:.2f} GB, {published / 1e9:.2f} {row['kind']}, {error:+.1%}")
+    for kind, every in errors.items():
+        near = sum(error <= 0.1 for error in every)
+        print(f"{kind}: {median(every):.1%} in the median of {len(every)}, {near} within 10 %")
+
+
 def drawn(number: int, seed: int) -> list[str]:
     """Return files of the list that nobody has read by hand, as evenly over the repositories as they have files."""
     read = {each["file"] for draw in json.loads(READINGS.read_text())["draws"] for each in draw["files"]}
@@ -130,13 +154,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", default="")
     parser.add_argument("--readings", action="store_true")
+    parser.add_argument("--peaks", action="store_true")
     parser.add_argument("--draw", type=int, default=0)
     options = parser.parse_args()
     if options.draw:
         print("\n".join(drawn(options.draw, options.seed)))
         return
-    if options.readings:
-        compare_readings(options.folder)
+    if options.readings or options.peaks:
+        (compare_readings if options.readings else compare_peaks)(options.folder)
         return
     listed = json.loads(LIST.read_text())
     paths = [f"{options.folder}/{name}/{path}" for name, entry in listed.items() for path in entry["files"]]

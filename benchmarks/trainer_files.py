@@ -14,8 +14,8 @@ The outcomes:
 
 --answer asks for the memory of N of them, drawn by the seed; --show prints the files with an outcome and its reason.
 --readings compares the steps of files with those that were read by hand; --peaks compares the memory of files with the
-peaks that their repositories publish of exactly these, which were listed before the first prediction; --draw names N files to be read by hand that
-have not been, evenly over the repositories, by the seed.
+peaks that their repositories publish of exactly these, which were listed before the first prediction; --draw names N
+files to be read by hand that have not been, evenly over the repositories, by the seed.
 """
 
 from __future__ import annotations

@@ -127,7 +127,9 @@ def _torchtune(hidden, head, labels, _):
 
 def _litgpt(hidden, head, labels, held):
     """The scores of 128 positions at a time, which the loop holds until it has the next ones."""
-    scores = [head(part) for part in hidden.split(128, dim=1)]
+    made = [head(part) for part in hidden.split(128, dim=1)]
+    scores = [part.float() for part in made]
+    del made
     held[:] = scores
     several = zip(scores, labels.split(128, dim=1), strict=True)
     losses = [cross_entropy(_flat(each), wanted.reshape(-1), reduction="none") for each, wanted in several]
@@ -136,7 +138,7 @@ def _litgpt(hidden, head, labels, held):
 
 def _litgpt_full(hidden, head, labels, held):
     """The scores of all positions are held, and all but the last have a loss, of 128 tokens at a time."""
-    scores = head(hidden)
+    scores = head(hidden).float()
     held[:] = [scores]
     shifted, wanted = _flat(scores[..., :-1, :]), labels[..., :-1].reshape(-1)
     several = zip(shifted.split(128), wanted.split(128), strict=True)
@@ -151,8 +153,13 @@ def _olmo(hidden, head, labels, _):
 
 
 LOSSES = {
-    "liger": _liger, "cut": _cut, "torchtune": _torchtune, "litgpt": _litgpt, "litgpt-full": _litgpt_full, "olmo": _olmo,
-}  # fmt: skip
+    "liger": _liger,
+    "cut": _cut,
+    "torchtune": _torchtune,
+    "litgpt": _litgpt,
+    "litgpt-full": _litgpt_full,
+    "olmo": _olmo,
+}
 """By the name of `learncost memory --loss`."""
 
 
@@ -164,9 +171,13 @@ def with_loss(name):
 
         def called(labels, **given):
             hidden = module.base_model(**given).last_hidden_state
-            if name == "torchtune" and (cap := getattr(module.config, "final_logit_softcapping", None)):
-                hidden = torch.tanh(hidden / cap) * cap  # Gemma2FinalNorm
-            return SimpleNamespace(loss=LOSSES[name](hidden, head, labels, held))
+            scored = head
+            if cap := getattr(module.config, "final_logit_softcapping", None):
+                if name == "torchtune":
+                    hidden = torch.tanh(hidden / cap) * cap  # Gemma2FinalNorm
+                elif name.startswith("litgpt"):
+                    scored = lambda part: torch.tanh(head(part) / cap) * cap  # noqa: E731
+            return SimpleNamespace(loss=LOSSES[name](hidden, scored, labels, held))
 
         return called
 

@@ -142,7 +142,7 @@ def with_head_losses(calls: Iterable[OperatorCall | Loop], row: LossRow) -> list
         if not isinstance(maker, Linear) or (row.is_kernel and maker.groups[0][0].path[0]):
             raise InputError("this loss requires a head without a low-rank path right before it")
         capped = any(isinstance(line, Op) and line.op == "tanh" for call in between for line in call.lines)
-        if between and not (row.is_kernel or (row.caps_values and capped)):
+        if between and not (row.is_kernel or capped):
             raise InputError(f"this loss requires the head's product as scores, which {between[-1].title} changes")
         lines = tuple(line for call in (maker, *between[::-1], loss) for line in call.lines)
         result[result.index(loss)] = LinearLoss(lines, loss.makes, maker.groups[0][0], maker.value, capped)
@@ -279,7 +279,7 @@ def _linear_loss(names: ScopeNames, call: LinearLoss, values: Values) -> TapeTen
     assert row
     hidden, weight = names.found(call.value, values), names.leaf(head.weight)
     if call.capped and row.caps_values:
-        hidden = (hidden / 2.0).apply("tanh") * 2.0  # the cap itself takes no memory
+        hidden = _capped(hidden)
     bias = names.leaf(head.bias) if head.bias else None
     sizes = [axis for axis in head.makes.declared if axis in names.axes[head.weight]]
     classes, features = names.count(sizes), weight.elements // names.count(sizes)
@@ -287,12 +287,16 @@ def _linear_loss(names: ScopeNames, call: LinearLoss, values: Values) -> TapeTen
     def scored(part: TapeTensor) -> TapeTensor:
         path, low = _path(names, (head,), part)
         (scores,) = names.module.linear(part, weight, bias, [part.elements // features * classes], path, low, drops)
-        return scores
+        return _capped(scores) if call.capped and not row.caps_values else scores
 
     from learncost.program.autograd.losses import HeadInputs  # imported where it is needed: start-up counts
 
     sequences = names.count(head.makes.declared[:1])
     return row.run(HeadInputs(hidden, weight, bias, classes, sequences, scored, names.state.scores))
+
+
+def _capped(values: TapeTensor) -> TapeTensor:
+    return (values / 2.0).apply("tanh") * 2.0  # the cap itself takes no memory
 
 
 def _rotary(names: ScopeNames, call: Rotary, values: Values) -> TapeTensor:

@@ -110,17 +110,21 @@ LITGPTS = 128
 
 
 def _litgpt(head: HeadInputs) -> TapeTensor:
-    """Run the head in chunks of positions, and `chunked_cross_entropy` of their scores, all of which are held."""
+    """Run the head in chunks of positions, and `chunked_cross_entropy` of their scores, all of which are held.
+
+    Fabric gives the model's results in float: lightning 2.5, fabric/plugins/precision/half.py: convert_output.
+    """
     length = head.tokens // head.sequences
     several = [min(LITGPTS, length - start) * head.sequences for start in range(0, length, LITGPTS)]
     parts = head.hidden.split([head.share(tokens) for tokens in several])
-    scores = [head.scored(part.copied() if head.sequences > 1 else part) for part in parts]
+    made = [head.scored(part.copied() if head.sequences > 1 else part) for part in parts]
+    scores = [each.in_float() for each in made]
     return _in_chunks(head, scores, scores)
 
 
 def _litgpt_full(head: HeadInputs) -> TapeTensor:
     """Run `chunked_cross_entropy` of 128 tokens at a time of the scores of all but the last position."""
-    scores = head.scored(head.hidden)
+    scores = head.scored(head.hidden).in_float()
     several = [min(LITGPTS, head.tokens - start) * head.classes for start in range(0, head.tokens, LITGPTS)]
     return _in_chunks(head, [scores], _shifted(head, scores).split(several))
 

@@ -96,7 +96,15 @@ def differences(path: str, expected: Mapping[str, Any]) -> tuple[list[str], int]
     for name, value in fields.items():
         own = reading.step.get(name)
         own = (found := named(own) or copied(own)[0]) and found.name if name == "model" and own else own
-        unset = {"optimizer": "adamw", "checkpointing": "none", "packed": False, "zero": 0, "dropout": 0, "devices": 1}
+        unset = {
+            "optimizer": "adamw",
+            "checkpointing": "none",
+            "packed": False,
+            "zero": 0,
+            "dropout": 0,
+            "devices": 1,
+            "tp": 1,
+        }
         if (unset.get(name) if own is None else own) != (unset.get(name) if value is None else value):
             wrong.append(f"{name}: {value} by hand, {own}")
     asks = [ask for ask in reading.asks if "asks" in expected or ask != "devices"]

@@ -323,7 +323,9 @@ def test_references_of_omegaconf_are_read_to_keys_of_the_file(tmp_path: Path) ->
     path.write_text("a: 6\nb: '${multiply:4, ${a}}'\nc: '${divide_ceil:${b}, 7}'\nd: '${divide_floor:1, 0}'\n")
     assert read_document(str(path)).values == {"a": 6, "b": 24, "c": 4, "d": "${divide_floor:1, 0}"}
     path.write_text(yaml.safe_dump({**TUNE, "batch_size": "${oc.env:BATCH}"}))
-    with pytest.raises(lc.InputError, match=r"line 1: batch_size is '\$\{oc.env:BATCH\}': references are read to what"):
+    assert "batch_size" in read_files([str(path)]).asks
+    path.write_text(yaml.safe_dump({**TUNE, "dtype": "${oc.env:TYPE}"}))
+    with pytest.raises(lc.InputError, match=r"line 2: dtype is '\$\{oc.env:TYPE\}': references are read to what"):
         read_files([str(path)])
 
 
@@ -519,7 +521,9 @@ def test_arguments_of_a_shell_script_are_read_and_branches_are_named(tmp_path: P
         8,
     )
     path.write_text(SHELL.replace("${MICRO:-2}", "$MICRO"))
-    with pytest.raises(lc.InputError, match=r"micro-batch-size is '\$MICRO': references are read to what"):
+    assert "batch_size" in read_files([str(path)]).asks
+    path.write_text(SHELL.replace("--hidden-size 1024", "--hidden-size $WIDTH"))
+    with pytest.raises(lc.InputError, match=r"hidden-size is '\$WIDTH': references are read to what"):
         read_files([str(path)])
     path.write_text(SHELL.replace("* 2))", "* 1))").replace("GPUS=8", "GPUS=1").replace("size 2", "size 4"))
     assert "devices" in read_files([str(path)]).asks  # two devices are no mesh with tp 4

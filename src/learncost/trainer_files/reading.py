@@ -197,7 +197,7 @@ class _FilePart:
         others = [_key(document, key, self.given[key]) for key in self.given if key not in framework.keys]
         idle = [each for each in others if framework.is_without_effect(each.key)]
         idle += [
-            _key(document, key, value, "the trainer says it")
+            _key(document, key, value, "what runs the file says it")
             for key, value in document.values.items()
             if key not in self.given
         ]
@@ -221,11 +221,13 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
     for framework, given_document in known:
         document = framework.spelled(given_document)
         given = {key: value for key, value in document.values.items() if not framework.is_automatic(key, value)}
-        for key, value in given.items():
-            if framework.takes(key) and isinstance(value, str) and "$" in value:
-                raise InputError(
-                    f"{document.at(key)} is {shown(value)}: references are read to what the file sets alone"
-                )
+        for key, value in [*given.items()]:
+            if framework.takes(key) and _is_open(value):
+                if not framework.gives(key) <= {*BATCHES}:
+                    raise InputError(
+                        f"{document.at(key)} is {shown(value)}: references are read to what the file sets alone"
+                    )
+                del given[key]
         usual = {key: value for key, (value, _) in framework.defaults.items() if key not in given}
         holding, before = list[KeyRule](), step
         for rule in framework.rules:
@@ -255,6 +257,11 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
     )
 
 
+def _is_open(value: Any) -> bool:
+    """Return whether a value has a reference to what the file does not set."""
+    return isinstance(value, str) and "$" in value
+
+
 def _asked(parts: Sequence[_FilePart], step: Step) -> set[str]:
     """Return what the files do not say."""
     asks = {rule.asks for part in parts for rule in part.holding if rule.asks}
@@ -266,7 +273,10 @@ def _asked(parts: Sequence[_FilePart], step: Step) -> set[str]:
         asks.discard("vocab_size")
     if any(part.framework.role == ENGINE for part in parts):
         asks.discard(ENGINE_FILE)
-    asks |= {"batch_size"} if step.micro_batch_size is None else set()
+    is_open = any(
+        _is_open(part.document.values[key]) for part in parts for key in {*part.document.values} - {*part.given}
+    )
+    asks |= {"batch_size"} if is_open or step.micro_batch_size is None else set()
     return asks | ({"seq_len"} if step.seq_len is None else set())
 
 

@@ -247,6 +247,9 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
     ),
     # gpt-neox ea7aefd8: four times as wide; 50,257 tokens are filled up to a multiple of 128 times tp.
     ("gpt_neox", NEOX, {"sizes.intermediate_size": 16384, "sizes.vocab_size": 50304, "precision": "fp16-masters"}),
+    ("gpt_neox", {**NEOX, "attention_config": [[["flash"], 80]]}, {"sizes.model_type": "gpt_neox", "plan": None}),
+    ("gpt_neox", {**NEOX, "attention_config": [[["global"], 7]]}, {"sizes.model_type": "gpt_neox", "plan": "none"}),
+    ("gpt_neox", {**NEOX, "attention_config": [[["flash"], 2], [["rwkv"], 2]]}, {"sizes.model_type": None}),
     ("gpt_neox", {**NEOX, "model_parallel_size": 2}, {"sizes.vocab_size": 50432, "tp": 2, "zero": 1, "accumulate": 1}),
     # DeepSpeed edaa7221: a buffer of 5e8 gradients, and another one where they are sent meanwhile, in no pipeline.
     ("gpt_neox", NEOX, {"communication_buffers": 10**9, "plan": "none"}),

@@ -30,7 +30,8 @@ ANY = "*"  # in a condition, any value
 class KeyRule:
     """A rule from keys to the fields of a step.
 
-    conditions   by key, the values at which the rule holds; `ANY` is any value, and a list has each of its items
+    conditions   by key, the values at which the rule holds; `ANY` is any value, and a list has each of its items, in
+                 which `ANY` is any, too
     unless       by key, values at which it does not hold
     absent       keys that the file does not have
     where        by field, the values that the files before give the step; `none` is no value
@@ -82,7 +83,14 @@ class KeyRule:
 
 def _is_one_of(value: Any, wanted: tuple[Any, ...]) -> bool:
     items = value if isinstance(value, list) else [value]
-    return ANY in wanted or any(type(item) is type(one) and item == one for item in items for one in wanted)
+    return ANY in wanted or any(_matches(item, one) for item in items for one in wanted)
+
+
+def _matches(value: Any, wanted: Any) -> bool:
+    """Return whether a value is the wanted one, or a list of those, where `ANY` is any value."""
+    if wanted == ANY or type(value) is not type(wanted) or not isinstance(value, list):
+        return wanted == ANY or (type(value) is type(wanted) and bool(value == wanted))
+    return len(value) == len(wanted) and all(map(_matches, value, wanted))
 
 
 @dataclass(frozen=True)

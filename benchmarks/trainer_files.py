@@ -38,7 +38,11 @@ READINGS = Path(__file__).with_name("trainer_files_readings.json")
 """A hundred files of the list, drawn by the two seeds that stand there and read by hand before they were compared."""
 
 PEAKS = Path(__file__).with_name("trainer_files_peaks.json")
-"""Published peaks: allocated ones of litgpt, and numbers of axolotl that do not say which memory they are."""
+"""Published peaks: allocated ones of litgpt, and numbers of axolotl that do not say which memory they are.
+
+litgpt's with quantization are of bitsandbytes 0.42 (litgpt 2b195c7f, pyproject.toml), which kept the operands of all
+products, those of the microbatch before too (fixed in bitsandbytes 9e753741); litgpt 26857050 requires 0.45.2.
+"""
 
 LIST = Path(__file__).with_name("trainer_files.json")
 
@@ -118,7 +122,7 @@ def compare_peaks(folder: Path) -> None:
     errors: dict[str, list[float]] = defaultdict(list)
     for row in json.loads(PEAKS.read_text()):
         published = row["GB"] * 1e9 if "GB" in row else row["GiB"] * 2**30
-        given = {"mesh": f"dp={row['devices']}"} if "devices" in row else {}
+        given = {"on": "cuda"} | ({"mesh": f"dp={row['devices']}"} if "devices" in row else {})
         try:
             peak = lc.memory(lc.request_of(f"{folder}/{row['file']}", **given)).peak
         except InputError as error:

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
+from against_torch_and_jax import torch_models
 from against_torch_and_jax.torch_models import module
 from torch.utils.checkpoint import checkpoint
 
@@ -99,6 +101,34 @@ def test_the_predicted_peak_is_that_of_the_allocator(
     assert sum(needs.split.values()) == needs.peak == sum(live_array.bytes for live_array in needs.live_at_peak)
 
 
+def litgpts_norm(self, x):
+    """RMSNorm of litgpt 26857050, model.py:1301."""
+    hidden = x.float()
+    mean = torch.mean(hidden * hidden, dim=-1, keepdim=True)
+    normed = hidden * torch.rsqrt(mean + 1e-6)
+    return (normed * self.weight.float()).to(x.dtype)
+
+
+def litgpts_attention(q, k, v, is_causal, enable_gqa=False):
+    """What is turned and the rest of a head are concatenated, and all heads have their own keys: model.py:480."""
+    q, k = (torch.cat((part, part[..., part.shape[-1] :]), dim=-1) for part in (q, k))
+    k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+
+@pytest.mark.parametrize(("dtype", "procedure"), [("fp32", "bp"), ("bf16-true", "bp"), ("bf16-true", "recompute")])
+def test_the_predicted_peak_of_litgpts_own_module_is_that_of_the_allocator(monkeypatch, dtype, procedure):
+    functional = SimpleNamespace(**vars(torch.nn.functional) | {"scaled_dot_product_attention": litgpts_attention})
+    monkeypatch.setattr(torch_models, "F", functional)
+    monkeypatch.setattr(torch.nn.RMSNorm, "forward", litgpts_norm)
+    configuration = configure("tinyllama-1.1b", {**LLAMA, "num_hidden_layers": 4, "max_position_embeddings": 128})
+    asked = {"engine": "eager", "module": "litgpt", "optimizer": "adamw"}
+    needs = lc.memory(configuration, procedure, 8, 128, precision=dtype, **asked)
+    kind = torch.float32 if dtype == "fp32" else torch.bfloat16
+    measured = most(lambda: train(configuration, 8, 128, procedure, "adamw", "fused", kind, "cpu"), "cpu")
+    assert needs.peak == pytest.approx(measured, rel=0.01)
+
+
 def test_an_adapter_on_a_part_of_a_packed_matrix_is_taken_alone(capsys):
     """transformers' GPT-2 holds queries, keys and values as one matrix; who adapts some of them takes it apart."""
     small = {"num_hidden_layers": 2, "seq_len": 16}
@@ -132,7 +162,7 @@ def test_what_is_asked_on_the_command_line(capsys):
         ("gpt2", {"plan": "fused"}, "does not support plan='fused': give engine='graph'"),
         ("deberta-base", {"plan": "flash"}, "does not support plan='flash': give engine='graph'"),
         ("gpt2", {"dtype": "int8"}, "fp32, fp64, bf16, fp16"),
-        ("gpt2", {"module": "keras"}, "transformers, transformers-uncached, transformers-reentrant, plain"),
+        ("gpt2", {"module": "keras"}, "transformers, transformers-uncached, transformers-reentrant, plain, litgpt"),
         ("gpt2", {"optimizer": "muon", "optimizer_implementation": "foreach"}, "has no foreach muon"),
         ("gpt2", {"optimizer": "muon", "plan": "fused-update"}, "no fused muon"),
         ("gpt2", {"batch_size": 4, "accumulate": 2, "plan": "fused-update"}, "accumulate"),

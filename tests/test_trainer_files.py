@@ -13,6 +13,7 @@ from learncost.cli.command import main
 from learncost.ir.precision import PRECISIONS
 from learncost.models.argument import preset
 from learncost.procedures.optimizer import STATES
+from learncost.program.autograd import MODULES
 from learncost.program.autograd.losses import LOSSES
 from learncost.reports.memory.step import OFFLOADED
 from learncost.reports.trainer_step import keywords_of, not_counted, trainer_step
@@ -96,6 +97,7 @@ def test_values_that_rules_give_are_names_of_the_package(framework: Framework) -
         assert given.get("optimizer", "adamw") in STATES
         assert given.get("loss", "liger") in LOSSES
         assert given.get("offload", "paged-states") in OFFLOADED
+        assert given.get("module", "litgpt") in MODULES
         assert "$" in (model := given.get("model", "gpt2")) or preset(model)
         assert given.get("checkpointing", "full") in ("full", "selective", "none")
     both = {key for key in framework.keys if framework.is_without_effect(key)}

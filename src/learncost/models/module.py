@@ -38,7 +38,7 @@ def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 
     """Return the code of a model by its name; checkpointing disables its KV cache, and `width` is the bytes of a
     weight's element. Attention is that of attn_implementation="eager" where it shall not be fused."""
     family = FAMILIES.get(model.configuration.family)
-    if family is None or name == "plain":
+    if family is None or not MODULES[name].of_family:
         return MODULES[name](attention="eager" if unfused else "sdpa")
     module_settings = {**family.module}
     if unfused and module_settings.get("attention", "sdpa") == "sdpa":

@@ -109,6 +109,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     step = step if _sums_whole(placement if over_mesh else "", accumulate) else step.having("no_sync", False)
     by_eager = given.get("engine") in (None, "eager")
     by_eager &= not (over_mesh and (_unwrapped(step, placement) or (deepspeed and placement == DATA[2])))
+    own = step.module if by_eager and given.get("module") is None else None
     keywords: dict[str, Any] = {
         "model": step.sizes if described else model or _model(step, reading),
         "batch_size": (1 if step.micro_batch_size is None else step.micro_batch_size) * accumulate * data,
@@ -116,7 +117,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "accumulate": accumulate,
         "procedure": "recompute" if step.checkpointing == FULL and (every == 1 or by_eager) else None,
         "checkpoint_every": every if every > 1 and step.checkpointing == FULL and by_eager else None,
-        "module": "transformers-reentrant" if step.checkpointing == FULL and step.reentrant else None,
+        "module": "transformers-reentrant" if step.checkpointing == FULL and step.reentrant else own,
         "precision": step.precision if given.get("dtype") is None else None,
         "optimizer": step.optimizer,
         "optimizer_implementation": _implementation(step) if by_eager else None,

@@ -26,6 +26,7 @@ class Step:
     also_trained              modules that are trained next to LoRA
     checkpointing             full, selective or none
     checkpoint_every          of so many blocks the first has a checkpoint
+    module                    the trainer's own code of the model, as of `learncost memory --module`
     reentrant                 whether checkpoints are PyTorch's reentrant ones
     loss                      the loss that is computed together with the head, as of `learncost memory --loss`
     packed                    whether sequences are filled to their length
@@ -59,6 +60,7 @@ class Step:
     also_trained: str | None = None
     checkpointing: str | None = None
     checkpoint_every: int | None = None
+    module: str | None = None
     reentrant: bool | None = None
     loss: str | None = None
     packed: bool | None = None

@@ -1,7 +1,8 @@
 """The parts of a module as PyTorch's operators, written like the code that they model.
 
-Two modules are known: `plain`, optimized by hand, and `transformers`, the most widely used code. A part is a method;
-differences of a family of transformers are data, `[module]` in its file. An imported module runs itself (`running`).
+Modules are `plain`, optimized by hand, `transformers`, the most widely used code, and `litgpt`, a trainer's own. A part
+is a method; differences of a family of transformers are data, `[module]` in its file. An imported module runs itself
+(`running`).
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ class Module:
     gathers = True
     mixes = False
     caches = True
+    of_family = False
     checkpoint = "frames"
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
@@ -209,6 +211,7 @@ class Transformers(Module):
     )
     gathers = False
     mixes = True
+    of_family = True
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
         """Return the weights grouped by transformers' modules; a weight with an adapter is separate."""
@@ -234,20 +237,7 @@ class Transformers(Module):
         if op.meta.block:  # MambaBlock casts its residual, which may be in float, and norm_f does not
             width = min(width, x.tape.width)
             x = x.to(width)
-        hidden = x.in_float()
-        variance = hidden.pow().mean(rows)
-        x.tape.hold(hidden)
-        if self.norm == "own":
-            hidden = x
-        hidden = hidden * (variance + 1e-6).apply("rsqrt")
-        if from_one:
-            result = (hidden * (weights[0].in_float() + 1.0)).to(width)
-        elif self.norm == "after":
-            result = (weights[0] * hidden).to(width)
-        else:
-            result = weights[0] * hidden.to(width) if weights else hidden.to(width)
-        x.tape.hold(hidden, variance)
-        return result
+        return _normed_in_float(x, weights, from_one, rows, width, self.norm)
 
     def rotated(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
         """Run `apply_rotary_pos_emb`, with slices in `rotate_half`."""
@@ -298,6 +288,29 @@ class Transformers(Module):
         return x.apply(written if written in POINTWISE else op)
 
 
+@dataclass(frozen=True)
+class LitGPT(Module):
+    """litgpt's own code, 26857050, model.py."""
+
+    name = "litgpt"
+    said = "litgpt's implementation (merged queries, keys and values, which every head has; RMS norms in float32)"
+
+    def normed(self, x: TapeTensor, op: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
+        if op.op == "normalize":
+            return layer_norm(x, weights, rows)
+        return _normed_in_float(x, weights, from_one, rows, x.width, "after")
+
+    def attended(
+        self, q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, masks: Masks
+    ) -> TapeTensor:
+        k, v = k.repeated(scores.groups), v.repeated(scores.groups)
+        return super().attended(q, k, v, replace(scores, groups=1), masks)
+
+    def rotated(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
+        """Concatenate what is turned and the rest of a head, which may be nothing."""
+        return cat((super().rotated(x, cosine, sine),))
+
+
 class Reentrant(Transformers):
     """The same with PyTorch's reentrant checkpoints."""
 
@@ -319,6 +332,26 @@ class Itself(Module):
 
     name = "itself"
     said = "the imported module itself, run on fake tensors,"
+
+
+def _normed_in_float(
+    x: TapeTensor, weights: Sequence[TapeTensor], from_one: bool, rows: int, width: int, cast: str
+) -> TapeTensor:
+    """Run an RMS norm that computes in float and casts its result to a width, at the place that `cast` names."""
+    hidden = x.in_float()
+    variance = hidden.pow().mean(rows)
+    x.tape.hold(hidden)
+    if cast == "own":
+        hidden = x
+    hidden = hidden * (variance + 1e-6).apply("rsqrt")
+    if from_one:
+        result = (hidden * (weights[0].in_float() + 1.0)).to(width)
+    elif cast == "after":
+        result = (weights[0] * hidden).to(width)
+    else:
+        result = weights[0] * hidden.to(width) if weights else hidden.to(width)
+    x.tape.hold(hidden, variance)
+    return result
 
 
 def _sdpa(q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, mask: TapeTensor | None) -> TapeTensor:
@@ -421,7 +454,7 @@ def _disentangled(
 
 
 MODULES: Mapping[str, type[Module]] = {
-    module.name: module for module in (Transformers, Uncached, Reentrant, Module, Itself)
+    module.name: module for module in (Transformers, Uncached, Reentrant, Module, LitGPT, Itself)
 }
 """The implementations that can be simulated, by name."""
 USUAL_MODULE = Transformers.name

@@ -234,7 +234,7 @@ def _forward(state: StepState) -> list[TapeTensor]:
             values[name] = TapeTensor(state.tape, elements, width, storage)
             # Images or sounds: the caller holds them. transformers' modules create their own constants.
             role = table.values[name].role
-            if role == "value" or (role == "constant" and asked.module.name == "plain"):
+            if role == "value" or (role == "constant" and not asked.module.of_family):
                 state.inputs.append(values[name])
     weights = {name: (name,) for name in table.weights}
     names = ScopeNames(state, table.axes, weights, frozenset(asked.drawn), {})

@@ -288,8 +288,8 @@ def memory(request: Request) -> Memory | MemoryComparison:
         model; flags that the default does not support are refused. Comma-separated list; results are compared.
     module
         The module whose autograd step is simulated: transformers (the default), transformers-uncached
-        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True) or plain (a hand-optimized
-        implementation); for an imported module itself (the default).
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
+        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
     loss
         The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-entropy),
         torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework. The default is the

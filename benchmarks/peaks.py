@@ -132,6 +132,10 @@ KINDS = {
         "Qwen3MoeForCausalLM",
         {**LLAMA, "head_dim": 64, "moe_intermediate_size": 256, "num_experts": 8, "num_experts_per_tok": 2},
     ),
+    "llama4_text": Kind(
+        "Llama4ForCausalLM",
+        {**LLAMA, "head_dim": 64, "num_local_experts": 4, "intermediate_size_mlp": 512, "attention_chunk_size": 8192},
+    ),
     "gpt_oss": Kind(
         "GptOssForCausalLM",
         {**EXPERTS, "head_dim": 64, "num_local_experts": 4, "sliding_window": 64, "num_hidden_layers": 4},

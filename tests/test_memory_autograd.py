@@ -345,6 +345,15 @@ def test_the_predicted_peak_of_reentrant_checkpoints_is_that_of_the_allocator(mo
     assert predicted == pytest.approx(measured_peak(lambda: example_module.train(*case), predicted, near), rel=near)
 
 
+def test_every_expert_of_llama_4_has_every_token(monkeypatch):
+    """Llama4TextMoe scales its experts' operand: no weights are gathered. Its complex rotation is not counted."""
+    example_module = peaks()
+    monkeypatch.setitem(example_module.SHAPES, "block", (2, 64, 200))
+    case = "llama4_text", "block", "fp32", "lora", "fused"
+    predicted = example_module.predicted(*case)
+    assert predicted == pytest.approx(measured_peak(lambda: example_module.train(*case), predicted, 0.06), rel=0.06)
+
+
 WITH_HEAD = [
     ("liger", "gpt2", "fp32", "plain", (4, 64, 8000)),  # a tied head
     ("liger", "gptj", "fp32", "lora", (4, 64, 8000)),  # with a bias

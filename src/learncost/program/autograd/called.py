@@ -311,22 +311,31 @@ def _dropout(names: ScopeNames, call: Dropout, values: Values) -> TapeTensor:
 def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
     """Run transformers' `grouped_mm_experts_forward`: tokens sorted by experts, grouped products, sorted back.
 
+    With scaled operands it is `Llama4TextMoe`: all experts have all tokens, which are zeros where they are not chosen.
     Python names hold the sorted tokens, and the biases of the last product, until the end.
     """
     count, tape = names.count, names.tape
     shares = names.found(call.shares, values)
     order = tape.new(shares.elements, INTEGER)
     selected = count(call.outward.left[0].declared)
-    rows = names.found(call.value, values).gather(order, selected)
+    value, back = names.found(call.value, values), names.leaf(call.outward.right[1].name)
     sizes = [count(line.left[0].declared) for line in call.inward]
-    parts = linear(rows, names.leaf(*(line.right[1].name for line in call.inward)), sum(sizes)).split(sizes)
+    multiplied: Callable[[TapeTensor, TapeTensor, int], TapeTensor] = linear
+    if call.scaled:
+        experts = back.elements * shares.elements**2 // (sizes[0] * selected)
+        times = experts * value.elements // selected
+        rows = value.repeated(experts) * shares.gather(order, shares.elements * times)
+        sizes, selected, multiplied = [size * times for size in sizes], selected * times, TapeTensor.matmul
+    else:
+        rows = value.gather(order, selected)
+    parts = multiplied(rows, names.leaf(*(line.right[1].name for line in call.inward)), sum(sizes)).split(sizes)
     local = {**values, **{line.name: part for line, part in zip(call.inward, parts, strict=True)}}
     biased: set[str] = set()
     biases: list[TapeTensor] = []
-    for line in call.lines[:-1]:
+    for line in call.lines[call.scaled : -1]:
         biased.add(line.name)
         if line == call.outward:
-            local[line.name] = linear(local[line.right[0].name], names.leaf(line.right[1].name), selected)
+            local[line.name] = multiplied(local[line.right[0].name], back, selected)
         elif isinstance(line, Sum) and line.right[-1].name in names.weights:  # out.add_(bias)
             bias = names.operand(line.right[-1], local)
             tape.hold(*biases)
@@ -334,10 +343,10 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
             local[line.name] = local[line.right[0].name].add_(bias)
         elif line not in call.inward:
             local[line.name] = _line(names, line, local)
-    (last,) = (term.name for term in call.lines[-1].right if term.name != call.shares)
-    width = local[last].width
-    result = local[last] * names.module.routed(shares).gather(order, shares.elements)
-    result = result.gather(order, selected)
+    (last,) = (term.name for term in call.lines[-1].right if term.name in biased)
+    result, width = local[last], local[last].width
+    if not call.scaled:
+        result = (result * names.module.routed(shares).gather(order, shares.elements)).gather(order, selected)
     result = result.viewed().sum(count(call.makes[0].declared)).to(width)
     tape.hold(rows, *biases)
     return result

@@ -126,6 +126,7 @@ class Attention(OperatorCall):
 class Experts(OperatorCall):
     """The weighted sum of the chosen experts' results for a value.
 
+    scaled   whether the shares scale the experts' operand, in the first line, and not their results
     inward   products of the value with the experts' weights, which are one matrix
     outward  the product back to the model width; the lines between and after it are separate
     """
@@ -134,6 +135,7 @@ class Experts(OperatorCall):
     shares: str
     inward: tuple[Line, ...]
     outward: Line
+    scaled: bool
 
 
 @dataclass(frozen=True)
@@ -445,11 +447,16 @@ class CallScope:
         return None
 
     def _experts(self, line: Line) -> Experts | None:
-        """Return the call from the first product with gathered experts' weights to the sum over the chosen experts."""
-        if not self._is_expert(line):
+        """Return the call from the first product with gathered experts' weights to the sum over the chosen experts.
+
+        Where the gates scale the operand of that product, the call begins there.
+        """
+        readers = self.readers.get(line.name, []) if isinstance(line, Product) and len(line.right) == 2 else []
+        scaled = any(self._is_expert(reader) and reader.right[0].name == line.name for reader in readers)
+        if not scaled and not self._is_expert(line):
             return None
-        value = line.right[0].name
-        lines: list[Line] = []
+        value = line.name if scaled else line.right[0].name
+        lines = [line] if scaled else []
         made_inside: set[str] = set()
         inward: list[Line] = []
         outward: Line | None = None
@@ -464,10 +471,9 @@ class CallScope:
                 outward = candidate
             elif outward and isinstance(candidate, Product) and candidate.sides.sums:
                 others = (term.name for term in candidate.right if isinstance(term, Term))
-                shares = next((name for name in others if name not in made_inside), None)
-                if shares is None:  # the gates scale the experts' operand: separate lines
-                    return None
-                return Experts((*lines, candidate), candidate.left[:1], value, shares, tuple(inward), outward)
+                shares = next((name for name in others if name not in made_inside), line.right[0].name)
+                value = line.right[1].name if scaled else value
+                return Experts((*lines, candidate), candidate.left[:1], value, shares, tuple(inward), outward, scaled)
             lines.append(candidate)
             made_inside |= set(candidate.makes)
         return None

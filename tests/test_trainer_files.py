@@ -183,7 +183,7 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
         {"precision": "bf16-true", "lora": None},
     ),
     # TRL f2cd5771: other defaults than transformers': checkpoints, bf16, a length of 1,024, a loss in chunks.
-    ("trl", TRL, {"seq_len": 1024, "checkpointing": "full", "packed": True, "precision": "bf16-masters"}),
+    ("trl", TRL, {"seq_len": 1024, "checkpointing": "full", "packed": True, "precision": "amp"}),
     (
         "trl",
         {**TRL, "use_peft": True, "load_in_4bit": True, "lora_target_modules": ["q_proj"], "max_length": 2048},
@@ -640,6 +640,23 @@ def test_files_are_strict_and_of_a_named_format_on_the_command_line(
     assert "--strict is of trainers' files" in capsys.readouterr().err
 
 
+def test_autocast_of_a_file_is_that_of_eager_and_named_where_it_is_not_counted(tmp_path: Path) -> None:
+    """Over a mesh eager has it under DDP; sharded weights are gathered in 16 bits; run-cost has no eager there."""
+    path = tmp_path / "sft.yaml"
+    path.write_text(yaml.safe_dump(TRL))
+    asked = {"seq_len": 64, "num_hidden_layers": 1}
+    for mesh, precision, engine in (("", "amp", None), ("dp=2", "amp", "eager"), ("dp=2,tp=2", "bf16-masters", None)):
+        given = {"mesh": mesh} if mesh else {}
+        keywords = keywords_of(read_files([str(path)]), **given)
+        assert (keywords["precision"], keywords.get("engine")) == (precision, engine)
+    assert lc.memory(str(path), mesh="dp=2", **asked).dtype == "amp"
+    command = trainer_step((str(path),), "run-cost", ("mesh", "precision"), mesh="dp=2")
+    assert "--precision bf16-masters" in command.command
+    assert any("precision = amp" in each.effect for each in command.unsupported)
+    sharded = keywords_of(read_files([str(path)]), mesh="dp=2", placement="fsdp")
+    assert sharded["precision"] in ("amp", "bf16-masters")
+
+
 def test_settings_of_nanogpt_are_literal_assignments(tmp_path: Path) -> None:
     path = tmp_path / "config.py"
     path.write_text(
@@ -650,7 +667,7 @@ def test_settings_of_nanogpt_are_literal_assignments(tmp_path: Path) -> None:
         480,
         40,
         256,
-        "bf16-masters",
+        "amp",
     )
     assert request.model == {
         "model_type": "gpt2", "n_layer": 2, "n_head": 12, "n_embd": 768, "n_positions": 256, "vocab_size": 50304,

@@ -348,14 +348,14 @@ def _of_files(given: dict[str, Any], names: Collection[str], devices: object) ->
     model = given.get("model")
     if not isinstance(model, list | tuple) and not str(model).lower().endswith(DATA_FILES):
         return given
-    from learncost.reports.trainer_step import keywords_of, paths_of, read_step  # imported where it is needed
+    from learncost.reports.trainer_step import for_question, keywords_of, paths_of, read_step  # imported where needed
 
     if not (paths := paths_of(model)):
         return given
     typed = {name: value for name, value in given.items() if name != "model"}
     of_files = keywords_of(*read_step(paths), **{"devices": devices, **typed})
-    if "loss" not in names and "engine" not in typed:
-        of_files.pop("engine", None)  # which a loss of a step over a mesh requires
+    if "engine" not in typed:
+        of_files = for_question(of_files, names)
     kept = {*names, "model", "accumulate"}  # microbatches decide the memory of every answer about a device
     return {name: value for name, value in of_files.items() if name in kept} | typed
 

@@ -31,6 +31,9 @@ HUB = Path("~/.cache/huggingface/hub")
 OF_EAGER = ("loss", "lora_dropout", "checkpoint_every", "offload", "plan", "optimizer_implementation", "no_sync")
 """Fields that engine eager alone counts, and over a mesh not always."""
 
+WITHOUT_AUTOCAST = {"amp": "bf16-masters", "amp-fp16": "fp16-masters"}
+"""The precision of sharded weights, which are gathered in 16 bits, and the nearest one of engines without autocast."""
+
 USUAL = {"accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "fused"}
 """The values of fields that questions need not say."""
 
@@ -109,6 +112,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     step = step if _sums_whole(placement if over_mesh else "", accumulate) else step.having("no_sync", False)
     by_eager = given.get("engine") in (None, "eager")
     by_eager &= not (over_mesh and (_unwrapped(step, placement) or (deepspeed and placement == DATA[2])))
+    kept = not over_mesh or (by_eager and placement == "ddp")  # autocast
+    precision = step.precision if kept else WITHOUT_AUTOCAST.get(step.precision or "", step.precision)
     own = step.module if by_eager and given.get("module") is None else None
     keywords: dict[str, Any] = {
         "model": step.sizes if described else model or _model(step, reading),
@@ -118,12 +123,12 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "procedure": "recompute" if step.checkpointing == FULL and (every == 1 or by_eager) else None,
         "checkpoint_every": every if every > 1 and step.checkpointing == FULL and by_eager else None,
         "module": "transformers-reentrant" if step.checkpointing == FULL and step.reentrant else own,
-        "precision": step.precision if given.get("dtype") is None else None,
+        "precision": precision if given.get("dtype") is None else None,
         "optimizer": step.optimizer,
         "optimizer_implementation": _implementation(step) if by_eager else None,
         "clip": step.clip or None,
         "dropout": step.dropout or None,
-        "engine": "eager" if over_mesh and by_eager and any(map(partial(_counts, step), OF_EAGER)) else None,
+        "engine": "eager" if over_mesh and by_eager and _needs_eager(step, precision) else None,
         "loss": step.loss if by_eager else None,
         "offload": step.offload if by_eager else None,
         "no_sync": step.no_sync or None if by_eager else None,
@@ -140,6 +145,19 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "sizes": {**step.sizes, **given.get("sizes", {})} if step.sizes and step.model and not model else None,
     }
     return {name: value for name, value in keywords.items() if value is not None and USUAL.get(name) != value}
+
+
+def for_question(keywords: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the keywords of a question with fields of these names, of which some have no engine eager over a mesh."""
+    kept = {name: value for name, value in keywords.items() if name != "engine" or "loss" in names}
+    if "loss" not in names and ("mesh" in kept or "engine" not in names):
+        kept |= {"precision": WITHOUT_AUTOCAST[kept["precision"]]} if kept.get("precision") in WITHOUT_AUTOCAST else {}
+    return kept
+
+
+def _needs_eager(step: Step, precision: str | None) -> bool:
+    """Return whether a step over a mesh has a setting that engine eager alone counts."""
+    return precision in WITHOUT_AUTOCAST or any(map(partial(_counts, step), OF_EAGER))
 
 
 def _counts(step: Step, name: str) -> bool:
@@ -169,6 +187,9 @@ def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead,
     whole = _sums_whole(str(keywords.get("placement", "")), int(keywords.get("accumulate", 1)))
     step = reading.step if whole else reading.step.having("no_sync", False)
     lost = [name for name in OF_EAGER if _counts(step, name) and name not in keywords]
+    replaced, placement = WITHOUT_AUTOCAST.get(step.precision or ""), str(keywords.get("placement", "ddp"))
+    if replaced and keywords.get("precision") == replaced and placement == "ddp":
+        lost.append("precision")
     why = "which is not counted over this mesh"
     more = {"no_sync": ": the peak is higher, as gradients stay whole up to the last microbatch"}
     return tuple(
@@ -457,7 +478,8 @@ def step_of_reading(
     except InputError:  # what is missing is among `asks`
         keywords = {}
     if keywords:
-        typed = {name: value for name, value in keywords.items() if name != "engine" or not flags or "loss" in flags}
+        keywords = for_question(keywords, flags) if flags else keywords
+        typed = {**keywords}
         subject, settings = typed.pop("model"), {each.name for each in fields(Request)}
         typed |= typed.pop("sizes", {})
         left_out = {name: typed.pop(name) for name in [*typed] if flags and name in settings and name not in flags}

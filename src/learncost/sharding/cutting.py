@@ -12,6 +12,7 @@ from learncost.ir.polynomial import base
 from learncost.ir.term import Axis, Literal, Operand, Read, Term, terms_of
 from learncost.ir.value import Value
 from learncost.ops import entry
+from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.lower import expanded
 from learncost.sharding.filled import stays_zero
 from learncost.sharding.layout import ShardLayout, cut
@@ -164,7 +165,26 @@ class Cutting:
                 seen = by_site.setdefault(site, [rank, 0, 0])
                 seen[0] = min(seen[0], rank)
                 seen[1 + is_result] -= 1
+        for rank, site in self._of_states(mesh_axis):
+            by_site.setdefault(site, [rank, 0, 0])
         return min(by_site, key=lambda site: by_site[site]) if by_site else None
+
+    def _of_states(self, mesh_axis: str) -> Iterator[tuple[int, Site]]:
+        """Yield where the update of a weight would have its state, of an optimizer that has none: ZeRO shards it too.
+
+        Rajbhandari et al. 2020, ZeRO, section 5.1: each process updates its partition of the parameters.
+        """
+        line, specs = self.line, self.scope.specs
+        if not isinstance(line, Op) or line.op not in OPTIMIZERS or OPTIMIZERS[line.op].state:
+            return
+        weight = line.right[0]
+        assert isinstance(weight, Term)
+        axes = self.scope.value(weight.name).axes
+        for axis, names in zip(
+            axes, specs.spec(f"{weight.name}.state", Value(axes, "state", weight.name)), strict=True
+        ):
+            if mesh_axis in names:
+                yield specs.rank(mesh_axis, axis), (ALONG, axis)
 
     def _candidate(self, term: Term, mesh_axis: str, is_result: bool) -> tuple[int, Site] | None:
         if is_result and term.name in self.scope.steps:

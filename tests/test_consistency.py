@@ -192,10 +192,12 @@ def test_checkpoints_of_blocks_are_the_procedure_recompute_and_cost_time(model):
 
 
 LAYERS = {"num_hidden_layers": 2}
+FEW = {"vocab_size": 4096, **LAYERS}  # so that the stage that computes most takes longest, too
 STEPS = [
+    ("llama-3.2-1b", "pp=2,dp=2", "pp,zero-3", {"procedure": "recompute", "schedule": "zb-h1", "microbatch": 1, **FEW}),
     ("llama-3.2-1b", "dp=4", "fsdp", {"procedure": "recompute", **LAYERS}),
     ("llama-3.2-1b", "dp=2,tp=2", "zero-1,megatron-sp", {"vocab_size": 128_255, **LAYERS}),  # which tp pads
-    ("llama-3.2-1b", "dp=2", "zero-1", {"optimizer": "sgd", **LAYERS}),
+    ("llama-3.2-1b", "dp=2", "zero-1", {"optimizer": "sgd", "lora": "all-linear", "microbatch": 2, **LAYERS}),
     ("llama-3-8b", "dp=2,cp=2", "zero-1,cp", {"plan": "flash,fused,ring", "precision": "bf16-true", **LAYERS}),
     ("mixtral-8x7b", "dp=2,ep=2", "ep,zero-2", {**LAYERS, "plan": "flash,fused,recompute=block"}),
     ("deepseek-v2-lite", "ep=4", "ep", {**LAYERS}),
@@ -209,21 +211,24 @@ STEPS = [
 @pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(("model", "mesh", "placement", "more"), STEPS)
 def test_a_step_over_a_mesh_has_one_time_and_one_peak_whoever_is_asked(model, mesh, placement, more, capsys):
-    """One microbatch; of others and of pipelines `search` and `run-cost` answer alike, as its tests say."""
+    """Also of a pipeline; the rows of `cost` are those of the device that computes most."""
     asked = {"mesh": mesh, "placement": placement, "batch_size": 8, "on": "DGX-H100", **more}
     asked |= {} if model == "vit-b-16" else {"seq_len": 128}
     cost, axes = lc.cost(model, **asked), dict(part.split("=") for part in mesh.split(","))
     shares = math.prod(int(axes.get(axis, 1)) for axis in ("dp", "ep"))
-    run = lc.run_cost(model, "1e9", **asked, microbatch=8 // shares)
+    run = lc.run_cost(model, "1e9", **{"microbatch": 8 // shares, **asked})
+    microbatches = run.spread.step.way.microbatches
     names = {name for name in asked if name in Request.__dataclass_fields__}
     sizes = {name: value for name, value in asked.items() if name not in names}
     command = Request(model, **{name: asked[name] for name in names}, sizes=sizes).command("cost")
     seconds = run.figures["step"].value
     assert cost.over_time.seconds == typed(capsys, command)["step"]["seconds"] == seconds
-    assert run.spread.step.peak == lc.memory(model, **asked).peak
-    if not {"plan", "optimizer"} & {*more}:  # sgd has no state that is sharded, and its table updates every weight
-        assert run.plan == "flash"
-        assert cost.over_time.lines == pytest.approx(cost.timing.seconds, rel=1e-6)
+    asked.pop("microbatch", None)
+    peak = lc.memory(model, **asked, accumulate=microbatches).peak
+    assert run.spread.step.peak == peak == cost.memory.peak
+    assert run.plan == more.get("plan", "flash")
+    rows = sum(row.seconds or 0 for row in cost.rows)
+    assert cost.over_time.lines == pytest.approx(cost.timing.seconds, rel=1e-6) == pytest.approx(rows, rel=1e-6)
 
 
 @pytest.mark.one_in(every=7)

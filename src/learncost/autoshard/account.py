@@ -5,7 +5,7 @@ They are derived once per sharding; the sizes of the mesh and of the stages are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from learncost.autoshard.placed_step import StepConfig, Walker, placed_step
 from learncost.autoshard.sent import Sending, sendings
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
+from learncost.ir.line import Line
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
 from learncost.models.model import Model
@@ -119,11 +120,22 @@ class MeshAccount:
     @cached_property
     def _segments(self) -> list[int]:
         """Return the segment of every priced line."""
-        walker = Walker(self.blocks)
-        return [
-            walker.segment(row.macro_operation, [name for term in row.repeat.terms for name in term])
-            for row in self._rows
-        ]
+        return [segments[0] for segments in self.segments_of(self._rows)]
+
+    def segments_of(self, rows: Sequence[PricedLine], placed: Placed | None = None) -> list[tuple[int, ...]]:
+        """Return the segment of every priced line; of the optimizer those of its weight, where the table is placed."""
+        walker, result = Walker(self.blocks), list[tuple[int, ...]]()
+        owners = {held.name: held.segments for held in self.weights.held} if placed else {}
+        for row in rows:
+            counts = [name for term in row.repeat.terms for name in term]
+            segments: tuple[int, ...] = (walker.segment(row.macro_operation, counts),)
+            if placed and row.macro_operation == "optimizer_step" and isinstance(row.source, Line):
+                name = placed.holds.get(row.source.name, row.source.name)
+                value = placed.whole.known.get(name) or placed.table.known.get(name)
+                owner = self.step.specs.kind(name, value)[1] if value else name
+                segments = owners.get(owner, segments)
+            result.append(segments)
+        return result
 
     @cached_property
     def _works(self) -> dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]]:

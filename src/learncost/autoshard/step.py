@@ -90,6 +90,12 @@ class ParallelConfig:
             return ONCE
         return PARTED if KINDS[self.schedule].parted else SUMMED
 
+    @property
+    def order(self) -> str:
+        """The schedule with its microbatches, as a phrase."""
+        several = "1 microbatch" if self.microbatches == 1 else f"{self.microbatches:,} microbatches"
+        return f"{self.schedule}{f' of {self.chunks} chunks' if self.chunks > 1 else ''}, {several}"
+
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.mesh.items())
 
@@ -196,6 +202,7 @@ class StepUsage(Displayed):
     exposed    its exposed seconds of collectives that overlap, with those done once per step
     passes     seconds of a microbatch by the letter of a pass, on each stage by its number
     padded     padded sizes that are not divisible by the mesh
+    updating   the seconds in which the optimizer of its busiest device computes
     """
 
     way: ParallelConfig
@@ -215,6 +222,7 @@ class StepUsage(Displayed):
     groups: Mapping[str, MeshGroup] = field(default_factory=dict)
     passes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     padded: tuple[Padded, ...] = ()
+    updating: float = 0.0
 
     @property
     def peak(self) -> int:
@@ -238,7 +246,9 @@ class StepUsage(Displayed):
 
     @property
     def lines(self) -> float:
-        """Return the seconds of all that a device computes, without a pipeline."""
+        """Return the seconds of all that the busiest device computes."""
+        if self.way.stages > 1:
+            return self.computing + self.updating
         return self.seconds - self.waits - self.exposed
 
     @property
@@ -425,6 +435,7 @@ def step_of(
         groups=mesh_groups,
         passes={name: tuple(columns[name]) for name in "FBW"},
         padded=padded,
+        updating=rates.step + sum(entry["O"][0] for entry in mine),
     )
 
 

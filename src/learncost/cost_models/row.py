@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,6 +35,11 @@ class PricedLine:
     place: int = 0  # the number of the row
     outside_paper: bool = False
     source: Line | str = ""
+
+    def times(self, number: int) -> PricedLine:
+        """Return the price of so many runs of all iterations."""
+        counts = ("maccs", "flops", "elements", "narrow", "repeat")
+        return self if number == 1 else replace(self, **{name: getattr(self, name) * number for name in counts})
 
     @property
     def module(self) -> str:

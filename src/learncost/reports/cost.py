@@ -15,7 +15,8 @@ from learncost.reports.run import check_choice, prepare
 
 @takes_request(
     "model procedure price_book batch_size seq_len target_len tokens optimizer dropout dtype context train "
-    "train_layers lora lora_rank lora_alpha plan on precision mesh place placement page_size engine"
+    "train_layers lora lora_rank lora_alpha plan on precision mesh place placement schedule microbatch chunks "
+    "page_size engine"
 )
 def cost(request: Request, by: str = "layer", depth: int | str | None = None) -> Cost:
     """The exact MACCs, FLOPs, bytes and parameters of a training step or of inference, by layer and macro-operation.
@@ -107,7 +108,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         run, several = over_mesh(request)
         where, executed = (cluster, rates) if cluster and rates else None, None
         if rates and where and (plan := run.executed(procedure, run.book, rates).plan) != run.plan:
-            executed = over_mesh(replace(request, plan=plan))[1], plan
+            executed = over_mesh(replace(request, plan=plan), several.device)[1], plan
         answer = run.cost_over(procedure, run.book, by, several, where, executed)
     else:
         run = prepare(request)

@@ -8,6 +8,10 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from learncost.autoshard.account import MeshAccount
+from learncost.autoshard.placed_step import StepConfig
+from learncost.autoshard.step import ParallelConfig, carried, sizes_of, stages_of
+from learncost.cost_models import price
 from learncost.devices.collective import kind_of
 from learncost.ir.errors import InputError, counted
 from learncost.ir.loop import round_rings, walk
@@ -22,6 +26,7 @@ from learncost.procedures.staged import staged
 from learncost.procedures.step import step
 from learncost.reports.request import Request
 from learncost.reports.run import PreparedRun, prepare
+from learncost.reports.search.spread import MeshCut, mesh_cut
 from learncost.reports.sheet import number, size_of
 from learncost.sharding.clauses import Clause
 from learncost.sharding.collective import Collective, collectives, widths_of
@@ -73,6 +78,10 @@ class OverMesh(Serializable):
         The pipeline of whose stages one is shown; None without one.
     stage
         That stage, its schedule and its microbatches, in words; empty without a pipeline.
+    way
+        The mesh with its microbatches and schedule; None of a step of another kind.
+    device, places
+        Of a pipeline, the device of these stages, and the places of the lines that they run; None: all.
     """
 
     placed: Placed = field(metadata=HIDDEN)
@@ -81,6 +90,19 @@ class OverMesh(Serializable):
     padded: tuple[Padded, ...] = field(default=(), metadata=Key(after="clauses").field)
     pipeline: Pipeline | None = field(default=None, metadata=HIDDEN)
     stage: str = field(default="", metadata=Key(optional=True, after="clauses").field)
+    way: ParallelConfig | None = field(default=None, metadata=HIDDEN)
+    device: int | None = field(default=None, metadata=HIDDEN)
+    places: frozenset[int] | None = field(default=None, metadata=HIDDEN)
+
+    def runs(self, place: int, phase: str) -> int:
+        """Return how often a line of a phase runs for all microbatches: once after them, or not on this device."""
+        if self.places is not None and place not in self.places:
+            return 0
+        return 1 if phase == "optimizer_step" or self.way is None else self.way.microbatches
+
+    def of_microbatch(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return sizes with the batch of a microbatch of all devices."""
+        return {**sizes, "B": sizes["B"] // self.way.microbatches} if self.way and "B" in sizes else {**sizes}
 
     @property
     def grid(self) -> Mesh:
@@ -119,7 +141,7 @@ class OverMesh(Serializable):
         groups: dict[tuple[str, str], list[Collective]] = {}
         for collective in self.collectives:
             groups.setdefault((collective.mesh_axis, collective.op), []).append(collective)
-        order = self.placed.mesh.names
+        order = self.grid.names
         rows = []
         for (axis, op), several in groups.items():
             runs = sum(collective.times for collective in several)
@@ -149,7 +171,7 @@ class OverMesh(Serializable):
     @property
     def sentence(self) -> str:
         """The sentence on the traffic of a device."""
-        if self.stage:
+        if self.stage and not self.sent:
             return f"{self.stage} learncost run-cost --mesh shows the traffic and time of the stages."
         if not self.sent:
             return "There is no communication."
@@ -158,7 +180,8 @@ class OverMesh(Serializable):
             axes[row.mesh_axis] = axes.get(row.mesh_axis, 0) + row.ring
         parts = ", ".join(f"{size_of(size)} over {axis}" for axis, size in axes.items())
         payload = sum(row.payload for row in self.sent)
-        return f"Each device sends {parts} per step, {self.convention}; the payload is {size_of(payload)}."
+        sends = f"{self.stage} It" if self.stage else "Each device"
+        return f"{sends} sends {parts} per step, {self.convention}; the payload is {size_of(payload)}."
 
     @property
     def said(self) -> str:
@@ -232,52 +255,98 @@ def in_a_ring(op: str, payload: int, devices: int) -> int:
     return payload * (2 if op.startswith("all_reduce") else 1) * (devices - 1) // devices
 
 
-def over_mesh(request: Request) -> tuple[PreparedRun, OverMesh]:
-    """Return the run and its step over a mesh. Raises `InputError` for indivisible axes and without a mesh.
+def over_mesh(request: Request, device: int | None = None) -> tuple[PreparedRun, OverMesh]:
+    """Return the run and its step over a mesh, in microbatches; of a pipeline the stages of one device.
 
-    A pipeline is refused here, as each stage has a separate step.
+    Without a batch size, there is one sequence for each device along the mesh axes that shard the batch.
+    device  of the pipeline; by default the one that computes most
+    Raises `InputError` for indivisible axes and without a mesh.
     """
-    run, several = over_stages(request)
-    if several[0].placed.iterations:
-        refuse_stages(several[0].placed.clauses[0])
-    return run, several[0]
+    run, cut, _, table, sizes, padded = _unplaced(request)
+    placed = place(table, cut.inner, cut.clauses, sizes, plan=run.plan)
+    shares = whole_batch(request)
+    microbatch = cut.microbatch
+    if request.microbatch is None:
+        microbatch = max(1, sizes.get("B", shares) // shares // (counted(request.accumulate) or 1))
+    way = cut.way_of(sizes.get("B", shares), microbatch)
+    over = OverMesh(placed, (), sizes, padded, cut.pipeline, way=way)
+    if cut.pipeline is not None:
+        config = StepConfig(cut.clauses, request.kind(), run.plan, request.procedure, _optimizer(run))
+        account = MeshAccount(run.model, over.of_microbatch(over.of_model), cut.inner, config)
+        over = _on_device(over, account, run, device)
+    several = collectives(over.placed, over.of_microbatch(over.sizes), widths_of(request.kind()))
+    runs = (replace(each, times=each.times * over.runs(each.place, each.phase)) for each in several)
+    return run, replace(over, collectives=(*(each for each in runs if each.times), *over.collectives))
 
 
-def refuse_stages(clause: Clause) -> None:
-    """Refuse a pipeline for answers about one table."""
-    raise InputError(
-        f"{clause} makes pipeline stages, which this command does not support: use learncost place for the stages, and "
-        "run-cost --mesh for memory and time per stage"
+def _on_device(over: OverMesh, account: MeshAccount, run: PreparedRun, device: int | None) -> OverMesh:
+    """Return the part of a step that a device of a pipeline runs."""
+    assert over.pipeline is not None
+    assert over.way is not None
+    way, parts = over.way, stages_of(account, over.way, over.sizes)
+    rows = price(over.placed.table, {}, run.book).rows
+    segments = account.segments_of(rows, over.placed)
+    devices = [parts[number :: way.stages] for number in range(way.stages)]
+    several = []
+    for mine in dict.fromkeys(map(tuple, devices)) if device is None else (tuple(devices[device]),):
+        counts = {name: sum(part.iterations.get(name, 0) for part in mine) for name in account.blocks}
+        sizes = {**over.sizes, **over.placed.sizes, **counts}
+        places = frozenset(
+            row.place
+            for row, of_row in zip(rows, segments, strict=True)
+            if any(account.step.within(of_row, part) for part in mine)
+        )
+        several.append((sum(row.flops.at(sizes) for row in rows if row.place in places), mine, counts, places))
+    _, mine, counts, places = max(several, key=lambda each: each[0])
+    number = devices.index(mine)
+    ends = sum((stage < len(parts) - 1) + (stage > 0) for stage in range(number, len(parts), way.stages))
+    size = int(carried(account).at(account.sizes.filled(sizes_of(account, way, over.of_model)))) * account.kind.value
+    why, of_step = "values and gradients between stages", ("forward", "", None, "values", way.stages, -1)
+    sends = Collective("send", over.pipeline.axis, size, 0, "", "", ends * way.microbatches, *of_step, why)
+    return replace(
+        over,
+        placed=replace(over.placed, iterations=counts),
+        collectives=(sends,),
+        places=places,
+        device=number,
+        stage=f"Stage {number + 1} of {way.stages} computes most ({way.order}).",
     )
+
+
+def _optimizer(run: PreparedRun) -> str:
+    return run.optimizer or default_optimizer(run.book)
+
+
+def _unplaced(
+    request: Request,
+) -> tuple[PreparedRun, MeshCut, Model, Table, dict[str, int], tuple[Padded, ...]]:
+    """Return the run of a request with a mesh, how the mesh cuts it, and the padded model, its step and sizes."""
+    if not request.is_sharded or request.mesh is None:
+        raise InputError("give --mesh, for example --mesh dp=2,tp=4")
+    run = prepare(with_global_batch(request))
+    optimizer, cut = _optimizer(run), mesh_cut(request, run.model.table)
+
+    def step_of(model: Model) -> Table:
+        table = step(model, request.procedure, optimizer, run.book.jacobian)
+        return planned(without_gradients(table), run.plan, run.axes)
+
+    return run, cut, *padded_step(Structure(run.model).model, step_of, cut.inner, cut.clauses, run.axes)
 
 
 def over_stages(request: Request) -> tuple[PreparedRun, tuple[OverMesh, ...]]:
-    """Return the run and its step over a mesh, for a pipeline that of every stage.
-
-    Without a batch size, there is one sequence for each device along the mesh axes that shard the batch.
-    """
-    if not request.is_sharded or request.mesh is None:
-        raise InputError("give --mesh, for example --mesh dp=2,tp=4")
-    mesh, place_, placement, procedure = request.mesh, request.place, request.placement, request.procedure
-    run, kind = prepare(with_global_batch(request)), request.kind()
-    optimizer, grid = run.optimizer or default_optimizer(run.book), parse_mesh(mesh)
-    clauses, widths = chosen(place_, placement, grid.names), widths_of(kind)
-
-    def step_of(model: Model) -> Table:
-        return planned(without_gradients(step(model, procedure, optimizer, run.book.jacobian)), run.plan, run.axes)
-
-    model, table, sizes, padded = padded_step(Structure(run.model).model, step_of, grid, clauses, run.axes)
-    pipeline = pipeline_of(model.table, grid, clauses)
-    if pipeline is None:
-        placed = place(table, grid, clauses, sizes, plan=run.plan)
-        return run, (OverMesh(placed, collectives(placed, sizes, widths), sizes, padded),)
-    if procedure != "bp":
-        raise InputError(f"pipeline stages require --procedure bp, not {procedure}")
-    layers = pipeline.layers(iterations_of(model.table, sizes))
+    """Return the run and its step over a mesh, for a pipeline that of every stage. Raises `InputError`."""
+    run, cut, model, table, sizes, padded = _unplaced(request)
+    if cut.pipeline is None:
+        run, over = over_mesh(request)
+        return run, (over,)
+    if request.procedure != "bp":
+        raise InputError(f"pipeline stages require --procedure bp, not {request.procedure}")
+    layers = cut.pipeline.layers(iterations_of(model.table, sizes))
     steps = tuple(
-        replace(each, table=planned(each.table, run.plan)) for each in staged(model, sizes, layers, optimizer)
+        replace(each, table=planned(each.table, run.plan)) for each in staged(model, sizes, layers, _optimizer(run))
     )
-    stages = place_stages(steps, pipeline, grid, sizes, table, run.plan)
+    stages = place_stages(steps, cut.pipeline, parse_mesh(request.mesh or ""), sizes, table, run.plan)
+    widths = widths_of(request.kind())
     return run, tuple(OverMesh(placed, collectives(placed, sizes, widths), sizes, padded) for placed in stages)
 
 

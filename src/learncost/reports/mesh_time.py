@@ -62,6 +62,8 @@ def notes(step: StepUsage) -> Iterator[str]:
     parts += [f"{seconds_of(step.waits)} of collectives without overlap"] if step.waits else []
     rest = seconds_of(step.exposed) if step.exposed else "nothing"
     parts += [f"{rest} exposed of {seconds_of(step.overlapping)} of overlapped collectives"] if step.overlapping else []
+    if step.way.stages > 1:
+        parts = [f"{name} {seconds_of(each)}" for name, each in step.causes.items() if each]
     yield f"A step over {step.cluster.name} takes {seconds_of(step.seconds)}: {', '.join(parts)}."
     if step.moved:
         several = (
@@ -70,7 +72,8 @@ def notes(step: StepUsage) -> Iterator[str]:
         )
         yield f"Collectives, without overlap: {'; '.join(several)}."
         yield f"Assumed: {_assumed(step)}."
-        yield SEVERAL
+        if step.way.microbatches == 1:
+            yield SEVERAL
 
 
 def over_time(
@@ -88,19 +91,21 @@ def over_time(
     executed  the step as it executes, with its plan, where no plan of it is counted
     table     of one device, for a pass of inference
     """
-    (cluster, rates), kind, counted, plan = on, run.precision, None, run.plan
+    (cluster, rates), kind, plan, as_run = on, run.precision, run.plan, rows
     if executed:
         over, plan = executed
-        counted, rows = (rows, plan), price(over.placed.table, {}, run.book).rows
-    placed, sizes = over.placed, over.of_model
+        as_run = price(over.placed.table, {}, run.book).rows
+    placed, sizes = over.placed, over.of_microbatch(over.of_model)
+    as_run = [row.times(over.runs(row.place, row.macro_operation)) for row in as_run]
+    here = {**over.of_microbatch(over.sizes), **placed.sizes}
     widths = optimizer_widths(placed.table, kind, placed.whole, placed.holds)
-    lines = timing(rows, {**over.sizes, **placed.sizes}, rates, kind.values, run.book, widths, counted)
+    lines = timing(as_run, here, rates, kind.values, run.book, widths, (rows, plan if executed else ""))
     optimizer = run.optimizer or default_optimizer(run.book)
     config = StepConfig(placed.clauses, kind, plan, procedure, optimizer)
     account = MeshAccount(run.model, sizes, placed.mesh, config, table)
     shares = prod(placed.mesh.sizes[axis] for axis in account.sizes.batch_axes)
-    way = ParallelConfig(placed.mesh.sizes, sizes.get("B", shares) // shares)
-    return lines, step_of(account, way, sizes, cluster, rates, run.model.tokens(sizes), memory=False)
+    way = over.way or ParallelConfig(placed.mesh.sizes, sizes.get("B", shares) // shares)
+    return lines, step_of(account, way, sizes, cluster, rates, run.model.tokens({**sizes, "B": 1}), memory=False)
 
 
 def collective_times(over: OverMesh, cluster: Cluster) -> tuple[StepTraffic, ...]:

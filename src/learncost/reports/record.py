@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -262,7 +262,9 @@ class Cost(AtLength, Drawn):
             return None
         from learncost.reports.memory.on_device import memory_on_device  # only on a device: start-up counts
 
-        return memory_on_device(self.request)
+        way = self.over.way if self.over else None
+        request = self.request if way is None else replace(self.request, accumulate=way.microbatches, microbatch=None)
+        return memory_on_device(request)
 
     @property
     @Key(when=attrgetter("not_derived"), after="rows")
@@ -281,8 +283,8 @@ class Cost(AtLength, Drawn):
     @property
     @Key(optional=True, after="over")
     def total_of_all_devices(self) -> dict[str, int] | None:
-        """Return the MACCs and FLOPs of all devices of a mesh together; None without one."""
-        many = self.over.devices if self.over else 0
+        """Return the MACCs and FLOPs of all devices of a mesh together; None without one and of a pipeline."""
+        many = self.over.devices if self.over and self.over.device is None else 0  # stages differ
         return {"maccs": self.total.maccs * many, "flops": self.total.flops * many} if many else None
 
     @property

@@ -245,10 +245,11 @@ class Request:
 
     @property
     def is_sharded(self) -> bool:
-        """Return whether the step is over a mesh. Raises `InputError` for sharding rules without a mesh."""
-        if self.mesh is None and (given := self.placement or self.place):
-            name = "placement" if self.placement else "place"
-            raise InputError(f"--{name} {given} requires --mesh, for example --mesh dp=2,tp=4")
+        """Return whether the step is over a mesh. Raises `InputError` for settings of a mesh without one."""
+        if self.mesh is None:
+            for name in ("placement", "place", "microbatch", "chunks"):
+                if given := getattr(self, name):
+                    raise InputError(f"--{name} {given} requires --mesh, for example --mesh dp=2,tp=4")
         return self.mesh is not None
 
     @property

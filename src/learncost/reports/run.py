@@ -210,6 +210,7 @@ class PreparedRun:
             from learncost.reports.mesh_time import over_time  # imported where it is needed: start-up counts
 
             timed, takes = over_time(self, procedure, rows, over, on, executed)
+        rows = tuple(row for row in rows if over.runs(row.place, row.macro_operation))
         answer = ledger(model, chosen, Price(book.name, rows, sizes, self.dtype), by, timed, over)
         answer = replace(answer, trained=self.trained, optimizer=optimizer, **self._asked)
         return replace(answer, over_time=takes)

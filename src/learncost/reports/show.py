@@ -252,8 +252,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
     if cost.over:
         payload = "payload: the larger of input and output of each collective, on one device."
         notes += [cost.over.said, payload, cost.over.sentence]
-        every = (f"{count * cost.over.devices:,}" for count in (cost.total.maccs, cost.total.flops))
-        notes.append("All devices together: {} MACCs, {} FLOPs.".format(*every))
+    if of_all := cost.total_of_all_devices:
+        notes.append(f"All devices together: {of_all['maccs']:,} MACCs, {of_all['flops']:,} FLOPs.")
     if cost.memory and cost.memory.batch_size:
         notes.append(_largest(cost, cost.memory))
     if cost.memory and cost.memory.unavailable:

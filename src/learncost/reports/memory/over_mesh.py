@@ -74,9 +74,7 @@ class MeshMemory:
         """Return the text on the stage with the highest peak."""
         peaks = [stage.peak for stage in self.stages(sizes)]
         number = peaks.index(max(peaks))
-        schedule = self.cut.schedule + (f" of {self.cut.chunks} chunks" if self.cut.chunks > 1 else "")
-        several = "1 microbatch" if self.microbatches == 1 else f"{self.microbatches:,} microbatches"
-        return f"Stage {number + 1} of {len(peaks)} has the highest peak ({schedule}, {several})."
+        return f"Stage {number + 1} of {len(peaks)} has the highest peak ({self.way(sizes).order})."
 
 
 def _whole(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from learncost.devices.cluster import Cluster
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure, computed
 from learncost.ir.errors import InputError
 from learncost.reports.cost import cost
-from learncost.reports.request import ADAPTING, Request
+from learncost.reports.request import Request
 from learncost.reports.run_cost import published
 from learncost.reports.run_cost.record import Utilization
 
@@ -57,18 +56,6 @@ def show_step(figures: dict[str, Figure], seconds: Figure | str, tokens: int, to
         flops = figures["flops"].value * tokens / figures["tokens"].value
         text = f"FLOPs of a step / (that step x peak{' x devices' if together else ''})"
         figures["step_mfu"] = computed("", text, [], [seconds, figures["peak"], *together], flops * 1e-12)
-
-
-def step_over(request: Request, group: Cluster) -> Spread:
-    """Return the step over a mesh. Raises `InputError` for unsupported settings, and if nothing fits."""
-    from learncost.reports.search.spread import spread  # only where a mesh is asked for: start-up counts
-
-    if adapting := [name for name in ADAPTING if getattr(request, name) is not None]:
-        raise InputError(
-            f"run-cost does not support {adapting[0]} over a mesh: remove it, or remove --mesh; "
-            "`learncost cost --mesh` and `learncost memory --mesh` take it"
-        )
-    return spread(request, group)
 
 
 def up_to(most: float, share: Figure) -> Figure:

@@ -35,7 +35,6 @@ from learncost.reports.run_cost.duration import (
     show_step,
     show_step_over,
     step_on,
-    step_over,
     utilizations,
 )
 from learncost.reports.run_cost.record import RunCost
@@ -210,7 +209,7 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
         on = group.device
     machine, attained = _machine(on, dtype)
     one = replace(request, tokens=None, on=None, mesh=None, place=None, placement=None, dtype=None, precision=precision)
-    one = replace(one, plan=None) if over_devices else one
+    one = replace(one, plan=None, microbatch=None, chunks=None) if over_devices else one
     step = cost(one, by="macro-operation")
     if step.built is not None:
         check_batch(step.built.table, step.model, step.built.configuration.layer)
@@ -234,15 +233,16 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
         if request.engine not in ("", GRAPH):
             raise InputError(f"--mesh requires --engine {GRAPH}, not {request.engine}")
         asked = replace(request, dtype=None, precision=precision, devices=int(number.value))
-        many = many or step_over(asked, group or cluster_with(machine))
+        if many is None:
+            from learncost.reports.search.spread import spread  # only where a mesh is asked for: start-up counts
+
+            many = spread(asked, group or cluster_with(machine))
         on_device = DeviceMemory(int(many.memory), many.step.peak, GRAPH)
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
         show_step_over(figures, many)
         total_by, plan = days_over(figures), many.plan
         show_attained(figures, usual, most)
     else:
-        if named := [name for name in ("microbatch", "chunks") if getattr(request, name)]:
-            raise InputError(f"--{named[0].replace('_', '-')} requires --mesh")
         alone = replace(one, price_book="run", on=on, precision=precision)
         on_device = memory_on_device(alone)
         seconds, plan = step_on(alone, attained is not None)

@@ -193,8 +193,6 @@ def _of_mesh(spread: Spread) -> list[str]:
         f"{fits}: {described(step)}." + ("" if spread.fits else " `learncost search` finds meshes that fit."),
         "Sent per device and step: " + ("; ".join(sent) or "less than a megabyte") + ".",
         f"Assumed: {'; '.join(ASSUMED.values())}.",
-        "Memory includes all gradients until the end of the step; `learncost memory --mesh` frees each gradient once "
-        "its weight is updated.",
     ]
 
 

@@ -27,7 +27,7 @@ from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.precision import stored
 from learncost.ir.serializable import HIDDEN, Key, Serializable, attributes
 from learncost.reports.memory.types import bytes_of, misfit
-from learncost.reports.request import Request, takes_request
+from learncost.reports.request import ADAPTING, Request, takes_request
 from learncost.reports.run import check_tokens, prepare
 from learncost.reports.search.space import SearchSpace
 from learncost.reports.sheet import (
@@ -430,9 +430,9 @@ def search(
 
 
 def of_one(request: Request) -> Request:
-    """Return the request with one sequence and no mesh, for the model and its length."""
-    lengths = {name: getattr(request, name) for name in ("seq_len", "target_len")}
-    return Request(request.model, batch_size=1, **lengths, precision=request.kind().name, sizes=request.sizes)
+    """Return the request with one sequence and no mesh, for the model, what is trained of it, and its length."""
+    kept = {name: getattr(request, name) for name in ("seq_len", "target_len", *ADAPTING)}
+    return Request(request.model, batch_size=1, **kept, precision=request.kind().name, sizes=request.sizes)
 
 
 def _alone(request: Request, found: Candidate, cluster: Cluster) -> Request:

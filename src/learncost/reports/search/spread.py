@@ -55,6 +55,23 @@ class MeshCut:
         way = ParallelConfig(self.mesh, microbatch, microbatches, self.schedule, self.chunks, self.layers)
         return replace(way, communication_buffers=self.communication_buffers)
 
+    def way_of(self, batch: int, microbatch: int) -> ParallelConfig:
+        """Return the configuration of a batch in microbatches of so many sequences. Raises `InputError`."""
+        axes = dict.fromkeys(clause.mesh for clause in self.clauses if "B" in clause.axes)
+        shares = prod(self.inner.sizes.get(axis, 1) for axis in axes)
+        if batch % shares:
+            raise InputError(
+                f"{batch:,} sequences are not divisible by the {shares:,} shards of {' and '.join(axes)}: the next "
+                f"divisible batch_size is {-(-batch // shares) * shares:,}"
+            )
+        each = batch // shares
+        if each % microbatch:
+            raise InputError(
+                f"a batch shard has {each:,} sequences, which is not divisible by microbatches of {microbatch:,}: "
+                f"the next divisible batch_size is {-(-each // microbatch) * microbatch * shares:,}"
+            )
+        return self.way(microbatch, each // microbatch)
+
 
 def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> MeshCut:
     """Return how the request cuts a step. Raises `InputError`.
@@ -124,7 +141,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     devices = int(request.devices or 1)
     memory = float(cluster.device.ram)
     if not request.is_sharded or request.mesh is None:
-        given = [name for name in ("microbatch", "chunks", "plan") if getattr(request, name) is not None]
+        given = ["plan"] if request.plan is not None else []
         given += [] if request.procedure == "bp" else [f"procedure {request.procedure}"]
         if request.mesh is None and given:
             raise InputError(f"--{given[0]} requires --mesh; without --mesh the fastest mesh is used")
@@ -144,20 +161,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     plan = usual_plan(stepped(run.model, config)) if request.plan is None else request.plan
     sizes = {**run.axes, "B": cut.microbatch * cut.inner.devices}
     account = MeshAccount(run.model, sizes, cut.inner, replace(config, plan=plan))
-    shares = prod(cut.inner.sizes.get(axis, 1) for axis in account.sizes.batch_axes)
-    if batch % shares:
-        larger = -(-batch // shares) * shares
-        raise InputError(
-            f"{batch:,} sequences are not divisible by the {shares:,} shards of "
-            f"{' and '.join(account.sizes.batch_axes)}: the next divisible batch_size is {larger:,}"
-        )
-    each = batch // shares
-    if each % cut.microbatch:
-        raise InputError(
-            f"a batch shard has {each:,} sequences, which is not divisible by microbatches of {cut.microbatch:,}: "
-            f"the next divisible batch_size is {-(-each // cut.microbatch) * cut.microbatch * shares:,}"
-        )
-    way = cut.way(cut.microbatch, each // cut.microbatch)
+    way = cut.way_of(batch, cut.microbatch)
     step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
     text = ", ".join(filter(None, (request.place, request.placement))) or usual(cut.inner.names)
     return Spread(step, text, memory, True, split_of(account, step, run.axes), plan)

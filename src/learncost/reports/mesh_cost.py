@@ -264,11 +264,7 @@ def over_mesh(request: Request, device: int | None = None) -> tuple[PreparedRun,
     """
     run, cut, _, table, sizes, padded = _unplaced(request)
     placed = place(table, cut.inner, cut.clauses, sizes, plan=run.plan)
-    shares = whole_batch(request)
-    microbatch = cut.microbatch
-    if request.microbatch is None:
-        microbatch = max(1, sizes.get("B", shares) // shares // (counted(request.accumulate) or 1))
-    way = cut.way_of(sizes.get("B", shares), microbatch)
+    way = cut.way_of(sizes.get("B", whole_batch(request)), request)
     over = OverMesh(placed, (), sizes, padded, cut.pipeline, way=way)
     if cut.pipeline is not None:
         config = StepConfig(cut.clauses, request.kind(), run.plan, request.procedure, _optimizer(run))

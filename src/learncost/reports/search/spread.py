@@ -55,8 +55,11 @@ class MeshCut:
         way = ParallelConfig(self.mesh, microbatch, microbatches, self.schedule, self.chunks, self.layers)
         return replace(way, communication_buffers=self.communication_buffers)
 
-    def way_of(self, batch: int, microbatch: int) -> ParallelConfig:
-        """Return the configuration of a batch in microbatches of so many sequences. Raises `InputError`."""
+    def way_of(self, batch: int, request: Request, usual: int = 0) -> ParallelConfig:
+        """Return the configuration of a batch in the microbatches of a request. Raises `InputError`.
+
+        usual  sequences of a microbatch where the request says nothing; 0: all of a shard of the batch
+        """
         axes = dict.fromkeys(clause.mesh for clause in self.clauses if "B" in clause.axes)
         shares = prod(self.inner.sizes.get(axis, 1) for axis in axes)
         if batch % shares:
@@ -64,7 +67,9 @@ class MeshCut:
                 f"{batch:,} sequences are not divisible by the {shares:,} shards of {' and '.join(axes)}: the next "
                 f"divisible batch_size is {-(-batch // shares) * shares:,}"
             )
-        each = batch // shares
+        each, number = batch // shares, counted(request.accumulate) or 1
+        microbatch = self.microbatch if request.microbatch is not None else -(-each // number) if number > 1 else usual
+        microbatch = microbatch or each
         if each % microbatch:
             raise InputError(
                 f"a batch shard has {each:,} sequences, which is not divisible by microbatches of {microbatch:,}: "
@@ -161,7 +166,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     plan = usual_plan(stepped(run.model, config)) if request.plan is None else request.plan
     sizes = {**run.axes, "B": cut.microbatch * cut.inner.devices}
     account = MeshAccount(run.model, sizes, cut.inner, replace(config, plan=plan))
-    way = cut.way_of(batch, cut.microbatch)
+    way = cut.way_of(batch, request, 1)
     step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
     text = ", ".join(filter(None, (request.place, request.placement))) or usual(cut.inner.names)
     return Spread(step, text, memory, True, split_of(account, step, run.axes), plan)

@@ -17,7 +17,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.autograd import module_named
 from learncost.program.regions import Region
 from learncost.reports.memory.engines import GRAPH, memory_engines
-from learncost.reports.memory.fit_question import FitQuestion, Fitting, advice_for, refusal
+from learncost.reports.memory.fit_question import ONE_PASS, FitQuestion, Fitting, advice_for, refusal
 from learncost.reports.memory.inference import NAME, has_sequences
 from learncost.reports.memory.memory import check_over
 from learncost.reports.memory.step import available, device_asked
@@ -97,6 +97,8 @@ class Fit(AtLength, Drawn):
         Whether the model decodes with a KV cache in inference.
     page_size
         Of inference, tokens in a page of the KV cache.
+    context
+        Of decode, the tokens of each sequence in the KV cache before the step; else None.
 
     Examples
     --------
@@ -124,6 +126,7 @@ class Fit(AtLength, Drawn):
     smallest: int = field(default=1, metadata=HIDDEN)
     caches: bool = field(default=True, metadata=HIDDEN)
     page_size: int = field(default=1, metadata=HIDDEN)
+    context: int | None = field(default=None, metadata=Key(optional=True, after="seq_len").field)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return a table with a row for each procedure and plan."""
@@ -138,14 +141,20 @@ class Fit(AtLength, Drawn):
         )
         flash = "" if self.flash_size is None else f" and {said_bytes(self.flash_size)} of flash"
         where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.budget)}"
-        title = f"{where} of {self._kind}{flash}{each_of(self.over)}: {self.dtype}, {self.optimizer}, "
-        title += batch_text(None, self.seq_len, sample=self.noun, length_note=self.length_note)
+        optimizer = "" if self._alone else f"{self.optimizer}, "
+        title = f"{where} of {self._kind}{flash}{each_of(self.over)}: {self.dtype}, {optimizer}"
+        title += batch_text(None, self.seq_len, context=self.context, sample=self.noun, length_note=self.length_note)
         return (table(title, columns, self.rows, (*self.advice, self._rule), self.answer),)
 
     @property
     def _kind(self) -> str:
         """Return the word for the memory: RAM of a device with flash memory, else memory."""
         return "RAM" if self.regions or self.flash_size is not None else "memory"
+
+    @property
+    def _alone(self) -> str:
+        """Return the pass of inference that was asked about alone; "" for others."""
+        return next((row.procedure for row in self.rows if row.procedure in ONE_PASS), "")
 
     @property
     def noun(self) -> str:
@@ -177,11 +186,15 @@ class Fit(AtLength, Drawn):
             rule = f"All weights, gradients and activations are in {self._kind}."
             if self.flash_size is not None:
                 rule = "Frozen weights are in flash; trainable weights, gradients and activations are in RAM."
+        if self._alone:
+            rule = (
+                f"{rule if self.over else ''} The peak is that of learncost memory --procedure {self._alone}.".strip()
+            )
         if any(row.procedure == NAME for row in self.rows):
             cached = "prefill of a prompt of this length, or decoding of its last token with the KV cache"
             cached += f" in pages of {self.page_size:,} tokens" if self.page_size > 1 else ""
             rule += f" Inference is {cached if self.caches else 'a forward pass'}; all weights are frozen."
-        if any(row.procedure != NAME and find_procedure(row.procedure).modes for row in self.rows):
+        if any(find_procedure(row.procedure, INFERENCE).modes for row in self.rows):
             rule += " pepita and mempepita use --mode paper, as in learncost memory."
         engines = dict.fromkeys(row.engine for row in self.rows)
         if GRAPH in engines:
@@ -216,7 +229,8 @@ class Fit(AtLength, Drawn):
 @takes_request(
     "model budget flash_size procedures seq_len optimizer dtype * precision plan engine module "
     "optimizer_implementation loss offload no_sync communication_buffers train train_layers lora lora_rank lora_alpha "
-    "lora_dropout target_len on mesh place placement schedule chunks accumulate page_size"
+    "lora_dropout target_len on mesh place placement schedule chunks accumulate context "
+    "page_size"
 )
 def fit(
     request: Request,
@@ -232,8 +246,8 @@ def fit(
     flash_size
         Available flash memory for frozen weights. By default frozen weights are in RAM.
     procedures
-        The learning procedures to try, comma-separated: inference (no learning), {choices}. The default is inference
-        and the first four others.
+        The learning procedures to try, comma-separated: inference (no learning), {choices}; or prefill or decode alone,
+        as in learncost memory. The default is inference and the first four others.
     seq_len
         Tokens in a sequence. Comma-separated list, as 512,1024,2048: shows what fits at each length. The default is the
         model's context, at most 4,096.
@@ -315,18 +329,21 @@ def fit(
         raise InputError(f"accumulate must be a whole number from 1 to {MICROBATCHES:,}, not {wrong}")
     trains = over or microbatches > 1
     names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if trains else EVERY)))
-    if passes := [name for name in names if name in INFERENCE and name != NAME]:
-        raise InputError(f"{passes[0]} is a pass of inference: give --procedures {NAME}, whose passes must all fit")
-    if microbatches > 1 and NAME in names:
-        raise InputError(f"--accumulate is of training: remove {NAME} from --procedures")
-    if NAME not in names:
+    alone = next((name for name in names if name in ONE_PASS), "")
+    if alone and len(names) > 1:
+        raise InputError(f"{alone} has lengths of its own: give --procedures {alone} alone")
+    if microbatches > 1 and INFERENCE.keys() & {*names}:
+        raise InputError(f"--accumulate is of training: remove {alone or NAME} from --procedures")
+    if request.context is not None and alone != "decode":
+        raise InputError(f"--context requires --procedures decode, not {names[0]}")
+    if not INFERENCE.keys() & {*names}:
         request.check_without_cache(names[0])
     question = FitQuestion(
         request,
         capacity,
         None if flash_size is None else bytes_of("flash_size", flash_size),
         state_of(request.optimizer or DEFAULT).name,
-        request.kind(trains=names != (NAME,)).name,
+        request.kind(trains=not INFERENCE.keys() >= {*names}).name,
         engine,
         eager,
         regions,
@@ -335,10 +352,12 @@ def fit(
     if engine:
         named_one("engine", engine, memory_engines())
     for name in names:
-        find_procedure(name, {NAME: INFERENCE["decode"]})
+        find_procedure(name, INFERENCE)
     from learncost.reports.memory.lengths import at_lengths, lengths_of  # is built on this module
 
     if (lengths := lengths_of(request.seq_len)) is not None:
+        if alone:
+            raise InputError(f"{alone} is fitted at one length: give one --seq-len")
         return at_lengths(question, names, lengths)
     rows: list[Fitting] = []
     unfit: dict[str, list[str]] = {}
@@ -379,6 +398,7 @@ def fit(
         engine,
     )
     named = device.name if device else ""
+    one_pass = question.one_pass(alone, request.plan)[0] if alone else None
     return Fit(
         model_name,
         *settings,
@@ -390,7 +410,8 @@ def fit(
         regions,
         run.model.sample,
         question.least * microbatches,
-        length_note=run.length_note,
+        length_note=one_pass.length_note(alone == "decode") if one_pass else run.length_note,
+        context=one_pass.context if one_pass and alone == "decode" else None,
         caches=all(row.procedure != NAME for row in rows) or bool(question.serving(run).cache),
         page_size=request.tokens_in_page,
     )

@@ -11,12 +11,12 @@ from learncost.ir.precision import precision_of, training_precision
 from learncost.ir.serializable import OPTIONAL, Key, Serializable
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import check_plan
-from learncost.procedures.procedure import FORWARD
+from learncost.procedures.procedure import FORWARD, INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region, largest_assigned
 from learncost.reports.memory.engine import TYPES
 from learncost.reports.memory.engines import GRAPH, memory_engines
-from learncost.reports.memory.inference import NAME, Serving, has_sequences
+from learncost.reports.memory.inference import NAME, Serving, has_sequences, serving_of
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
@@ -26,6 +26,7 @@ from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.sheet import size_of
 
 if TYPE_CHECKING:
+    from learncost.reports.inference import Served
     from learncost.reports.mesh_cost import OverMesh
 
 
@@ -40,6 +41,9 @@ PLANS = (
 
 STAGED = (None, "flash,fused", "flash,fused,recompute=all")
 """The same of microbatches and pipeline stages, which sum gradients."""
+
+ONE_PASS = tuple(name for name in INFERENCE if name != NAME)
+"""The passes of inference that are asked about alone, with lengths of their own."""
 
 SERVED = (None, "flash,fused")
 """The plans that are tried for inference."""
@@ -124,9 +128,17 @@ class FitQuestion:
 
     def run(self, procedure: str, seq_len: int | None = None) -> PreparedRun:
         """Return a sample, checked and built."""
+        if procedure in ONE_PASS:
+            return self.one_pass(procedure, self.request.plan)[0].run
         asked = self.request if seq_len is None else replace(self.request, seq_len=seq_len)
         asked = replace(asked, batch_size=self.least * self.accumulate, optimizer=None).in_precision(self.dtype)
         return prepare(asked, () if procedure == NAME else (procedure,))
+
+    def one_pass(self, procedure: str, plan: str | None) -> tuple[Served, Serving]:
+        """Return a prompt or a step of decode alone, as `memory` has it. Raises `InputError`."""
+        asked = replace(self.request, procedure=procedure, batch_size=self.least, plan=plan, optimizer=None)
+        served, serving = serving_of(asked.in_precision(self.dtype))
+        return served, replace(serving, in_flash=self.flash_size is not None)
 
     def ways(self, procedure: str) -> tuple[list[FitPlan], list[str]]:
         """Return a procedure under the distinct tried plans, and the refused plans with reasons."""
@@ -145,7 +157,8 @@ class FitQuestion:
                 break
             run = replace(unplanned, plan_asked=plan)
             try:
-                way = self._serving(run, different) if procedure == NAME else self._learning(run, procedure, different)
+                make = self._serving if procedure in INFERENCE else self._learning
+                way = make(run, procedure, different)
             except InputError as error:
                 refused[str(error)] = None
                 continue
@@ -157,11 +170,11 @@ class FitQuestion:
 
         The arena of a board is exact and takes seconds to pack.
         """
-        least = self.step(unplanned, procedure).least if self.regions and procedure != NAME else 0
+        least = self.step(unplanned, procedure).least if self.regions and procedure not in INFERENCE else 0
         return least if least > self.budget else 0
 
     def plans(self, procedure: str) -> tuple[str | None, ...]:
-        if self.request.plan is not None:
+        if self.request.plan is not None or procedure in ONE_PASS:
             return (self.request.plan,)
         if procedure == NAME:
             return SERVED
@@ -186,8 +199,8 @@ class FitQuestion:
 
     def _fits(self, run: PreparedRun, procedure: str) -> bool:
         try:
-            if procedure == NAME:
-                way = self._serving(run)
+            if procedure in INFERENCE:
+                way = self._serving(run, procedure)
                 return way is not None and way.fitting.fits
             step = self.step(run, procedure)
             if step.least > self.budget or not self.stored(step.flash):
@@ -230,10 +243,11 @@ class FitQuestion:
             step.over,
         )
 
-    def _serving(self, run: PreparedRun, different: Sequence[FitPlan] = ()) -> FitPlan | None:
+    def _serving(self, run: PreparedRun, procedure: str, different: Sequence[FitPlan] = ()) -> FitPlan | None:
         """Return inference under a plan; None where another one has the same lines."""
-        served = self.serving(run)
-        if self.request.plan:
+        alone = procedure in ONE_PASS
+        served = self.one_pass(procedure, run.plan_asked)[1] if alone else self.serving(run)
+        if self.request.plan and not alone:
             name = f"{NAME} of {run.model.configuration.name}"
             check_plan(served.unplanned, self.request.plan, name, self.request.is_sharded)
         lines = tuple(inference_pass.table.lines for inference_pass in served.passes)
@@ -244,6 +258,8 @@ class FitQuestion:
             split = served.split()
             most, peak, batch = max(split, key=lambda part: split[part]), served.peak(), served.largest(self.budget)
         else:
+            if alone:
+                raise InputError(f"--procedure {procedure} requires --engine {GRAPH}")
             if (peak_of_pass := memory_engines()[self.engine].passes) is None:
                 others = (name for name, chosen_engine in memory_engines().items() if chosen_engine.passes)
                 raise InputError(f"{NAME} requires --engine {' or '.join((GRAPH, *others))}")
@@ -269,10 +285,13 @@ class FitQuestion:
                 sizes = [(inference_pass.whole, inference_pass.sizes) for inference_pass in served.passes]
                 flash = max(stored(table, sizes_of_pass, self.dtype) for table, sizes_of_pass in sizes)
         batch = self.stored(flash) * batch
-        fitting = Fitting(NAME, served.plan, self.engine or GRAPH, peak, flash, batch, most)
+        fitting = Fitting(procedure, served.plan, self.engine or GRAPH, peak, flash, batch, most)
         over = served.passes[0].over
         return FitPlan(
-            fitting, lines, lambda: served.longest(self.budget) if self.engine in ("", GRAPH) else None, over
+            fitting,
+            lines,
+            lambda: served.longest(self.budget) if self.engine in ("", GRAPH) and not alone else None,
+            over,
         )
 
     def serving(self, run: PreparedRun) -> Serving:
@@ -299,12 +318,12 @@ class FitQuestion:
         """Return the question with a change; None if the request fixes it, or it does not apply to the procedure."""
         ((name, value),) = change.items()
         if name == "dtype":
-            value = value if procedure == NAME else training_precision(value)
+            value = value if procedure in INFERENCE else training_precision(value)
             narrow = self.dtype in (value, "int8") or precision_of(self.dtype).quantized
             return None if narrow else replace(self, dtype=value)
         if name == "optimizer":
-            return None if self.optimizer == value or procedure == NAME else replace(self, optimizer=value)
-        if procedure == NAME or not find_procedure(procedure).differentiates or self.request.adapts:
+            return None if self.optimizer == value or procedure in INFERENCE else replace(self, optimizer=value)
+        if procedure in INFERENCE or not find_procedure(procedure).differentiates or self.request.adapts:
             return None
         changed: dict[str, Any] = {name: value}
         return replace(self, request=replace(self.request, **changed))
@@ -349,7 +368,7 @@ def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -
     under = f" under {least.plan}" if least.plan else ""
     sentences = []
     if question.flash_size is not None and least.flash > question.flash_size:
-        subject = "All" if procedure == NAME else "Frozen"
+        subject = "All" if procedure in INFERENCE else "Frozen"
         sentences.append(
             f"{subject} weights need {least.flash:,} bytes, {least.flash / question.flash_size:,.2f}x the available "
             "flash: use a smaller model or a narrower --dtype."
@@ -360,7 +379,7 @@ def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -
         who = "Under any plan weights and optimizer states alone need" if alone else f"The closest option{under} needs"
         much = f"{size / question.budget:,.2f}x the available memory"
         sentences.append(f"{who} {size:,} bytes ({size_of(size)}), {much}.")
-        advice = SERVED_ADVICE if procedure == NAME else ADVICE
+        advice = SERVED_ADVICE if procedure in INFERENCE else ADVICE
         if least.most in advice:
             sentences.append(f"The largest part is {least.most}: {advice[least.most]}.")
     elif len(question.regions) > 1 and question.stored(least.flash):
@@ -386,7 +405,7 @@ def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -
             break
     if changes:
         also = f", or with {' or with '.join(changes[1:])}" if changes[1:] else ""
-        sentences.append(f"It fits with {changes[0]}{also} (each verified).")
+        sentences.append(f"It fits with {changes[0]}{also} ({'each ' if also else ''}verified).")
     return " ".join(sentences)
 
 

@@ -135,7 +135,7 @@ def test_all_advice_fits_when_it_is_tried(kind, capsys):
             )
             for text in json.loads(capsys.readouterr().out)["advice"]:
                 names = re.match(r"([\w, -]+?) do(?:es)? not fit\.", text)
-                match = re.search(r"It fits with (--.*) \(each verified\)\.", text)
+                match = re.search(r"It fits with (--.*) \((?:each )?verified\)\.", text)
                 for name in names[1].split(", ") if names and match else ():
                     for change in re.split(r", or with | or with ", match[1]):
                         call = ["fit", model, "--budget", ram, *_without(flags, change), *_without(flags_given, change)]

@@ -188,6 +188,12 @@ class Search(AtLength):
             raise InputError(self._none())
         return self.found[0]
 
+    def _rate(self, found: Found) -> float:
+        """Return the tokens per second of the training, whose last step may be partly filled; else of a step."""
+        if self.tokens is None or found.days is None:
+            return found.step.tokens / found.step.seconds
+        return self.tokens / (found.days * DAY)
+
     def _none(self) -> str:
         assert self.nearest is not None
         size, way = self.nearest
@@ -216,7 +222,7 @@ class Search(AtLength):
             TableColumn("microbatches", lambda each: f"{each.step.way.microbatch} x {each.step.way.microbatches}"),
             TableColumn("memory", lambda each: size_of(each.step.peak)),
             TableColumn("a step", lambda each: seconds_of(each.step.seconds)),
-            TableColumn("tokens/s", lambda each: number(round(each.step.tokens / each.step.seconds))),
+            TableColumn("tokens/s", lambda each: number(round(self._rate(each)))),
             TableColumn("training", lambda each: _days(each.days), shown=self.tokens is not None),
         )
         answer = (
@@ -392,7 +398,7 @@ def search(
     if {"ep", "tp"} <= {*space.axes}:
         refused += ("Meshes with both ep and tp are not modelled.",)
     shown_ways = sorted(steps, key=lambda found: found[-1].seconds)[:few]
-    per_day = None if total is None else total / (batch * length) / DAY
+    per_day = None if total is None else -(-total // (batch * length)) / DAY  # whole steps, as `run_cost` has it
     best = shown_ways[0][-1] if shown_ways else None
     seq_len = request.seq_len if run.model.configuration.layer else length  # the sizes of a table are given by letter
     asked = replace(request, batch_size=batch, seq_len=seq_len, tokens=total or batch * length, budget=None)

@@ -186,13 +186,22 @@ class OverMesh(Serializable):
     @property
     def said(self) -> str:
         """The sentence on the sharding."""
-        return f"Sharded over {number(self.devices)} devices, {self.mesh}: {self.cut_by}."
+        how = "Repeated on" if self.repeated == self.placed.mesh.names and not self.pipeline else "Sharded over"
+        return f"{how} {number(self.devices)} devices, {self.mesh}: {self.cut_by}."
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """The axes of the mesh over which nothing is sharded: all of their devices compute the same."""
+        axes = {axis for value in self.placed.table.known.values() for axis in value.axes}
+        used = {name for axis in axes for name in sharded_over(axis)}
+        return tuple(name for name, size in self.placed.mesh.axes if size > 1 and name not in used)
 
     @property
     def cut_by(self) -> str:
         """The sharding rules, the padded axes, and the axes in zigzag order."""
         zigzag = [f"{axis} in zigzag over {' '.join(over)}" for axis, over in self.placed.zigzag.items()]
-        return "; ".join((*self.clauses, *zigzag, *map(str, self.padded), *self._filled, *self._undivided))
+        same = [f"nothing of this step is sharded over {name}, whose devices all compute it" for name in self.repeated]
+        return "; ".join((*self.clauses, *zigzag, *map(str, self.padded), *self._filled, *self._undivided, *same))
 
     @property
     def _filled(self) -> Iterator[str]:

@@ -190,6 +190,9 @@ def asked(
         try:
             return call(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **canonical)
         except InputError as error:
+            name, space, rest = error.written.partition(" ")
+            given = {OF_A_RUN.get(spelled(spelling), spelling): spelling for spelling in arguments}
+            error.written = given.get(name, name) + space + rest  # such as B, of a table that calls its batch so
             error.args = (in_keywords(error.written, flags_of(function)),)
             raise
 

@@ -4,6 +4,7 @@ import pytest
 
 import learncost as lc
 from learncost.backends.placed import placed
+from learncost.cli.command import main
 from learncost.devices.collective import CALL
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial
@@ -406,3 +407,22 @@ def test_what_is_sent_is_a_formula():
     (of_data,) = found.formulas
     sizes = {**found.over.sizes, **found.over.placed.sizes}
     assert Polynomial.parse(of_data["numbers"]).at(sizes) == lc.cost("gpt2", **SIZES).parameters + 1
+
+
+def test_an_axis_of_the_mesh_over_which_nothing_is_sharded_is_said(capsys):
+    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 512}
+    alone = lc.cost("gpt2", "decode", context=15, **sizes)
+    found = lc.cost("gpt2", "decode", context=15, mesh="cp=2", placement="ulysses", batch_size=1, **sizes)
+    assert found.over.repeated == ("cp",)
+    assert found.total == alone.total
+    assert "Repeated on 2 devices, cp=2" in " ".join(str(found).split())
+
+
+def test_a_size_is_named_as_it_was_typed(tmp_path, capsys):
+    layer = "m(X; W) -> Y\n  Y[B f] = X[B d] W[d f]\n"
+    for name in ("B", "batch_size"):
+        with pytest.raises(lc.InputError, match=f"^{name} must be a whole number"):
+            lc.cost(lc.layer(layer), d=4, f=4, **{name: 0})
+    (tmp_path / "m.table").write_text(layer)
+    assert main(["cost", str(tmp_path / "m.table"), "--d", "4", "--f", "4", "--B", "0"]) == 2
+    assert "learncost: --B must be" in capsys.readouterr().err

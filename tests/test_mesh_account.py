@@ -92,12 +92,17 @@ def drawn(number):
 
 @pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("number", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 80))])
-def test_memory_and_run_cost_have_the_same_bytes_by_kind(number):
+def test_memory_run_cost_and_cost_have_the_same_bytes_and_seconds(number):
     case = drawn(number)
     shown = f"LEARNCOST_TEST_SEED={SEED} {case}"
-    found, run = case.memory, case.run["mesh"]
+    found, run_cost = case.memory, case.run
+    run = run_cost["mesh"]
     assert found.peak == run["memory"], shown
     assert found.split == run["split"], shown
+    cost = lc.cost(case.model, on="DGX H100", microbatch=case.microbatch, **case.asked)
+    assert cost.over_time.seconds == run_cost["figures"]["step"]["value"], shown
+    assert cost.memory.peak == found.peak, shown
+    assert sum(row.seconds or 0 for row in cost.rows) == pytest.approx(cost.timing.seconds), shown
     assert sum(found.split.values()) == found.peak, shown
     levels = [0] * len(found.curve)
     for array in found.arrays:

@@ -109,6 +109,7 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
     training: dict[str, object] = {"tokens": request.tokens, "optimizer": request.optimizer}
     training |= {"dropout": request.dropout if check_probability("dropout", request.dropout) else None}
     training |= {"accumulate": None if str(request.accumulate) == "1" else request.accumulate, "clip": request.clip}
+    training |= {"microbatch": request.microbatch, "chunks": request.chunks}
     training |= {"mode": None if request.mode == PAPER else request.mode, "module": request.module or None}
     training |= {"optimizer-implementation": request.optimizer_implementation or None, "loss": request.loss or None}
     for name, value in training.items():

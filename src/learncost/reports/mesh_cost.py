@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from learncost.autoshard.account import MeshAccount
+from learncost.autoshard.passes import ONCE
 from learncost.autoshard.placed_step import StepConfig
 from learncost.autoshard.step import ParallelConfig, carried, sizes_of, stages_of
 from learncost.cost_models import price
@@ -21,6 +22,7 @@ from learncost.ir.table import Table
 from learncost.models.model import Model, Structure
 from learncost.passes.plan import planned
 from learncost.passes.stages import iterations_of
+from learncost.procedures.accumulation import check_accumulates
 from learncost.procedures.optimizer import default_optimizer, without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step
@@ -274,6 +276,8 @@ def over_mesh(request: Request, device: int | None = None) -> tuple[PreparedRun,
     run, cut, _, table, sizes, padded = _unplaced(request)
     placed = place(table, cut.inner, cut.clauses, sizes, plan=run.plan)
     way = cut.way_of(sizes.get("B", whole_batch(request)), request)
+    if way.gradients != ONCE:
+        check_accumulates(table)
     over = OverMesh(placed, (), sizes, padded, cut.pipeline, way=way)
     if cut.pipeline is not None:
         config = StepConfig(cut.clauses, request.kind(), run.plan, request.procedure, _optimizer(run))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 from learncost.importer.axes import Size, simple
@@ -96,6 +95,6 @@ def place_of(node: Any) -> str:
     trace = node.meta.get("stack_trace") or ""
     places = re.findall(r'File "(.+)", line (\d+)', trace)
     if places:
-        file, line = ([each for each in places if is_local(Path(each[0]))] or places)[-1]
+        file, line = ([each for each in places if is_local(each[0])] or places)[-1]
         text += f" ({file}:{line})"
     return text

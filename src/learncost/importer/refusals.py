@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def one_line(error: BaseException) -> str:
     """Return an error of the user's code in one line: its place in the user's code, its type and its message."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{printable(error.filename)}:{error.lineno}: {error.msg}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_local(Path(frame.filename))]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_local(frame.filename)]
     where = f"{printable(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
@@ -40,11 +41,12 @@ _OTHERS = tuple(
 )
 
 
-def is_local(file: Path) -> bool:
+@cache
+def is_local(file: str) -> bool:
     """Return whether a file is the user's: not Python's, not in site-packages, not this package's."""
     path = os.path.realpath(file)
     inside = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
-    return not inside and not path.startswith((*_OTHERS, "/proc/", "/sys/", "/dev/")) and not str(file).startswith("<")
+    return not inside and not path.startswith((*_OTHERS, "/proc/", "/sys/", "/dev/")) and not file.startswith("<")
 
 
 class NotExportedError(InputError):
@@ -180,7 +182,7 @@ def refusal(error: Exception, called: str) -> InputError:
         said = f"{place}: {said}"
     if isinstance(error, InputError):  # this package refuses it, also in a traced run
         return NotExportedError(f"{called} cannot be {what}: {said}")
-    kind = RaisedError if frames and is_local(Path(frames[-1].filename)) else WhileExportedError
+    kind = RaisedError if frames and is_local(frames[-1].filename) else WhileExportedError
     return kind(f"{called} cannot be {what}: {said}")
 
 
@@ -192,7 +194,7 @@ def _place_of(error: Exception) -> tuple[str, str]:
     frames = [*traceback.extract_tb(error.__traceback__)]
     said = re.findall(r'File "(.+)", line (\d+), in (\S+)', str(error))
     frames += [traceback.FrameSummary(file, int(line), name) for file, line, name in said]
-    mine = [frame for frame in frames if is_local(Path(frame.filename))]
+    mine = [frame for frame in frames if is_local(frame.filename)]
     named = [frame for frame in frames if not frame.filename.startswith("<")]
     others = [frame for frame in named if "/torch/" not in frame.filename and "learncost" not in frame.filename]
     layers = [frame for frame in named if "/torch/nn/" in frame.filename and frame.name not in _CALLS]

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
 from importlib import import_module
 from inspect import Parameter, Signature, cleandoc, signature
 from itertools import pairwise, takewhile
@@ -319,6 +319,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
     return parameters
 
 
+@cache
 def flags_of(function: Callable[..., Any]) -> tuple[Flag, ...]:
     """Return the flags and arguments of a question, in the order of its parameters."""
     meanings, group, flags = docstring_parts(function).parameters, GROUPS[-1], list[Flag]()

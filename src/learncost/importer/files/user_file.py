@@ -149,5 +149,5 @@ def watched() -> Iterator[set[Path]]:
     finally:
         _watching.pop()
         modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-        opened |= {Path(file).absolute() for file in modules if isinstance(file, str)}
-        opened -= {file for file in opened if file.suffix == ".pyc" or not is_local(file) or not file.is_file()}
+        opened |= {Path(file).absolute() for file in modules if isinstance(file, str) and is_local(file)}
+        opened -= {file for file in opened if file.suffix == ".pyc" or not is_local(str(file)) or not file.is_file()}

@@ -36,7 +36,7 @@ def _become(command, environment):
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # as exec would; the parent waits for the end of one of them
         os.environ.clear()
         os.environ.update(environment)
-        sys.stdin, sys.stdout, sys.stderr = (open(place, "rw"[place > 0], closefd=False) for place in range(3))
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(place, "rw"[place > 0], closefd=False) for place in range(3))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         atexit._clear()  # what the parent has registered is the parent's

@@ -7,15 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
-from against_torch_and_jax import rounds
+from against_torch_and_jax import process, rounds
 from against_torch_and_jax.check import TOLERANCES, difference
 from against_torch_and_jax.main import main
 from against_torch_and_jax.process import Process, SideError
 from against_torch_and_jax.result import Bench, Case, Memory, SideFound
 from against_torch_and_jax.subject import Subject, shapes, subjects
+
+from processes import forked
 
 TINY = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 9, "vocab_size": 13}
 SUBJECT = Subject("tiny", TINY, 3, 7)
@@ -56,13 +59,28 @@ def pretended(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> None:
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
+class Starting:
+    """`subprocess` in which only the first process of a side imports PyTorch; the others are forks of this one."""
+
+    PIPE = subprocess.PIPE
+
+    def __init__(self) -> None:
+        self.started: set[str] = set()
+
+    def Popen(self, command: list[str], **settings: Any) -> subprocess.Popen[str]:  # noqa: N802 - as in subprocess
+        is_first = command[-1] not in self.started
+        self.started.add(command[-1])
+        return subprocess.Popen(command, **settings) if is_first else forked(command[2:], **settings)
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_engine_and_eager_end_to_end(
     others: bool, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every side is two processes that import PyTorch: `others` are a second procedure and a second plan."""
+    """Every side is two processes, the second one without its start: `others` are a second procedure and plan."""
     pretended(monkeypatch, tmp_path, "raise ModuleNotFoundError(name='jax')")
+    monkeypatch.setattr(process, "subprocess", Starting())
     out = tmp_path / "bench.json"
     flags = ["--shape", "3", "7", "--rounds", "2", "--against", "eager,jax", "--out", str(out), "--plan"]
     flags += ["fused; fused,epilogue-update", "--procedure", "skip"] if others else ["fused"]

@@ -94,9 +94,14 @@ def preset(name: str) -> Preset | None:
     """
     name = name.lower()
     quoted = json.dumps(name)
-    files = (file for file in (*_files(), TABLES / "index.json") if quoted in file.read_text(encoding="utf-8").lower())
+    files = (file for file in (*_files(), TABLES / "index.json") if quoted in _in_lower_case(file))
     every = (preset for file in files for preset in _of_file(file))
     return next((each for each in every if name in (each.name, *each.aliases, *map(str.lower, each.hub))), None)
+
+
+@cache
+def _in_lower_case(file: Path) -> str:
+    return file.read_text(encoding="utf-8").lower()
 
 
 def preset_of(values: Mapping[str, object]) -> Preset | None:

@@ -123,7 +123,7 @@ def user_code(what: str) -> Iterator[None]:
         raise UserError(f"{printable(what)} failed: {one_line(error)}") from None
 
 
-_watching: list[set[Path]] = []
+_watching: list[set[str]] = []
 _hooked: list[bool] = []  # a hook is never taken away, so there is one
 
 
@@ -132,22 +132,23 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
     if event != "open" or not _watching or set(arguments[1] or "") & set("wax+"):
         return
     if isinstance(arguments[0], str | bytes | os.PathLike):
-        _watching[-1].add(Path(os.fsdecode(arguments[0])).absolute())
+        path = os.fsdecode(arguments[0])
+        _watching[-1].add(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
 
 
 @contextmanager
 def watched() -> Iterator[set[Path]]:
     """Record the files, also modules, that are opened for reading: the result depends on them."""
-    opened: set[Path] = set()
-
+    opened, names = set[Path](), set[str]()
     if not _hooked:
         sys.addaudithook(_note)
         _hooked.append(True)
-    _watching.append(opened)
+    _watching.append(names)
     try:
         yield opened
     finally:
         _watching.pop()
         modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-        opened |= {Path(file).absolute() for file in modules if isinstance(file, str) and is_local(file)}
-        opened -= {file for file in opened if file.suffix == ".pyc" or not is_local(str(file)) or not file.is_file()}
+        names |= {file for file in modules if isinstance(file, str)}
+        local = [Path(name).absolute() for name in names if not name.endswith(".pyc") and is_local(name)]
+        opened |= {file for file in local if file.is_file()}

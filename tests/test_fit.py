@@ -91,6 +91,10 @@ def test_the_largest_batch_is_where_the_lines_of_a_bent_peak_meet_the_room():
         batch = largest_batch(peak, room)
         assert peak(batch) <= room < peak(batch + 1)
     assert largest_batch(peak, 106) == 0
+    asked = []
+    with pytest.raises(lc.InputError, match="does not grow with the batch"):
+        largest_batch(lambda batch: asked.append(batch) or 64, 100_000)
+    assert len(asked) == 4
 
 
 def test_frozen_weights_lie_in_flash_where_there_is_flash():

@@ -19,7 +19,7 @@ class Masked(nn.Module):
         super().__init__()
         kinds = nn.TransformerDecoderLayer, nn.TransformerDecoder
         layer, stack = kinds if decodes else (nn.TransformerEncoderLayer, nn.TransformerEncoder)
-        self.stack = stack(layer(16, 2, 32, 0.0, batch_first=True), 2)
+        self.stack = stack(layer(16, 2, 32, 0.0, batch_first=True), 1)
         self.decodes, self.mask = decodes, mask
 
     def forward(self, x, mask):

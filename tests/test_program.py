@@ -26,7 +26,6 @@ from learncost.program.program import (
     levels,
     library_workspace,
     peak,
-    peak_by_phase,
 )
 
 
@@ -47,7 +46,6 @@ def test_the_peak_of_a_program_is_what_is_live_and_scratch():
     most = peak(program)
     assert (most.bytes, most.op, [each.label for each in most.live]) == (90, ops[1], ["w", "x", "dx"])
     assert most.by_role == {"weights": 10, "activations": 30, "workspace": 50}
-    assert peak_by_phase(program) == {"forward": 40, "backward": 90, "optimizer": 10}
     assert library_workspace(program) == 40 + 100 - 90
     late = Program((*ops[:2], op("backward", scratch=31), ops[3]), buffers)
     assert (peak(late).bytes, peak(late).by_role["workspace"]) == (91, 50 + 31)

@@ -132,11 +132,20 @@ def inputs():
 """
 
 
+@pytest.fixture(scope="module")
+def folder(answers, tmp_path_factory):
+    """The module's file and a cache that has nothing but the guard, which takes seconds to compile."""
+    folder = tmp_path_factory.mktemp("linear")
+    (folder / "learncost").mkdir()
+    (folder / "learncost" / "recorder").symlink_to(device.compiled().parent)
+    (folder / "linear.py").write_text(LINEAR)
+    return folder
+
+
 @pytest.fixture
-def linear(answers, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "linear.py").write_text(LINEAR)
-    return f"{tmp_path / 'linear.py'}:Net"
+def linear(folder, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return f"{folder / 'linear.py'}:Net"
 
 
 ASKED = ["--engine", "eager", "--on", "cuda", "--precision", "fp32", "--batch-size", "8", "--optimizer", "adamw"]

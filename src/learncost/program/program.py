@@ -188,14 +188,6 @@ def peak(program: Program) -> Peak:
     return Peak(most, program.ops[place], live)
 
 
-def peak_by_phase(program: Program) -> dict[str, int]:
-    """Return the peak memory of each phase."""
-    phases = dict[str, int]()
-    for op, level in zip(program.ops, levels(program), strict=True):
-        phases[op.phase] = max(level, phases.get(op.phase, 0))
-    return phases
-
-
 def library_workspace(program: Program) -> int:
     """Return the bytes by which libraries of matrix products may raise the peak, at most."""
     in_use = levels(program)

@@ -20,7 +20,7 @@ def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
     peak    the bytes of a batch: lines that bend where another moment becomes the worst. A step of Newton's method
             from a batch goes to where its own line meets the capacity.
     """
-    batch = 1
+    batch, before = 1, -1
     for _ in range(64):
         level = peak(batch)
         if batch == 1 and level > capacity:
@@ -28,7 +28,9 @@ def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
         more = peak(batch + 1)
         if level <= capacity < more:
             return batch
-        batch = max(1, batch + int((capacity - level) // max(1, more - level)))
+        if before == level == more and batch > 4096:  # fewer may take nothing more where arrays are aligned
+            break
+        before, batch = level, max(1, batch + int((capacity - level) // max(1, more - level)))
     raise InputError("the largest batch was not found: the peak does not grow with the batch")
 
 

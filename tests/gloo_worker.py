@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # FSDP and optimizers import it when they are made: before the fork it is one import for all
 import torch.distributed as distributed
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import traceback
 import warnings
+from importlib import import_module
 from pathlib import Path
 
 WORKER = Path(__file__).with_name("gloo_worker.py")
@@ -90,6 +91,7 @@ def ended(processes, seconds=240):
 
 def worked(number, jobs, folder, worker=WORKER.name):
     """What so many workers found in the steps of their jobs. Trainings leave their folders."""
+    import_module(worker.removesuffix(".py"))  # what it imports is imported here, for all of them
     codes, said = ended(begun(number, [str(WORKER.with_name(worker)), json.dumps(jobs), str(folder)]))
     assert codes == [0] * number, "\n".join(said)
     return json.loads((folder / "steps.json").read_text()) if jobs.get("steps") else None

@@ -87,6 +87,21 @@ def masked(kind):
     return lambda x: kind.apply(x, torch.arange(6) % 2 > 0)
 
 
+def defined_inside(x):
+    twice = 2.0
+
+    class Steps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.sign(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return twice * gradient
+
+    return Steps.apply(x)
+
+
 def without(x):
     with torch.no_grad():
         return x.sin() * 2
@@ -226,8 +241,8 @@ def test_what_has_another_gradient_or_course_is_refused(function, said):
 
 @pytest.mark.parametrize(
     "function",
-    [Sign.apply, masked(Doubled), lambda x: sum(Products.apply(x, x.T @ x, 2.0))],
-    ids=["sign", "mask", "two"],
+    [Sign.apply, masked(Doubled), lambda x: sum(Products.apply(x, x.T @ x, 2.0)), defined_inside],
+    ids=["sign", "mask", "two", "defined inside"],
 )
 def test_a_function_with_another_gradient_is_an_operator_with_its_own_backward_pass(function):
     """Its products are those that PyTorch counts, and its gradient is not that of its lines."""

@@ -242,6 +242,44 @@ def test_right_tables_pass(module, inputs):
     assert {"outputs with the module's run", "FLOPs of products with FlopCounterMode's"} <= compared_at
 
 
+class Turned(torch.autograd.Function):
+    """Another gradient than its lines have: an operator that is not derived."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.sign(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class Turns(nn.Linear):
+    def forward(self, input):
+        return Turned.apply(super().forward(input))
+
+
+def test_a_line_without_a_derivation_leaves_out_what_needs_one_alone():
+    report = lc.verify(lc.from_module(Turns(6, 4), {"input": "float B 6"}))
+    assert report.passed
+    assert sum("with FlopCounterMode's" in each.compared for each in report.checks) == 2  # at two sizes
+    assert [each.found for each in report.checks if each.passed is None] == ["not derived: functions::Turned"]
+
+
+class OnGpus(nn.Linear):
+    def forward(self, input):
+        if not torch.compiler.is_exporting():
+            raise RuntimeError("it needs a GPU")
+        return super().forward(input)
+
+
+def test_an_error_of_the_module_is_the_reason_why_it_is_not_run():
+    found = [each.found for each in compared(lc.from_module(OnGpus(6, 4), {"input": "float B 6"})).values()]
+    assert found[0] == "equal"
+    assert "RuntimeError: it needs a GPU" in found[1]
+    assert len(found) == 2
+
+
 class Cached(nn.Module):
     """A row of the input is made anew after a product has kept it, of which autograd then has no gradient."""
 

@@ -45,20 +45,27 @@ def own_functions_held() -> Iterator[None]:
 
         return staticmethod(traced)
 
-    kinds = list(_kinds(torch.autograd.Function))
-    with attributes_replaced({(kind, "forward"): held(kind, kind.forward) for kind in kinds}):
+    def defined(kind: Any, **_: Any) -> None:  # in a forward pass
+        if _is_own(kind):
+            kind.forward = held(kind, kind.forward)
+
+    base: Any = torch.autograd.Function
+    kinds = {(kind, "forward"): held(kind, kind.forward) for kind in _kinds(base)}
+    with attributes_replaced({**kinds, (base, "__init_subclass__"): classmethod(defined)}):
         yield
-    for kind in set(_kinds(torch.autograd.Function)) - set(kinds):
-        if "<locals>" in kind.__qualname__:
-            raise InputError(f"the function {kind.__name__} is defined in a forward pass: define it outside")
 
 
 def _kinds(kind: Any) -> Iterator[Any]:
     """Yield the users' functions of a kind."""
     for each in kind.__subclasses__():
-        if not each.__module__.startswith("torch."):
+        if _is_own(each):
             yield each
         yield from _kinds(each)
+
+
+def _is_own(kind: Any) -> bool:
+    """Return whether a function is a user's."""
+    return not kind.__module__.startswith("torch.")
 
 
 def _is_apart(kind: Any) -> bool:
@@ -175,10 +182,10 @@ def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bo
                 theirs = _gradients(run, values, learns)
                 with torch.autograd.graph.allow_mutation_on_saved_tensors():  # no in-place updates, as in an export
                     ours = _gradients(lambda *given: _forward(kind, given), values, learns)
+                if any(bool(each.isnan().any()) for each in (*theirs, *ours)):
+                    continue  # an undefined gradient has no information
             except Exception:  # any error that a user's function raises
                 continue
-            if any(bool(each.isnan().any()) for each in (*theirs, *ours)):
-                continue  # an undefined gradient has no information
             if not all(identical([one], [other], TOLERANCE) for one, other in zip(theirs, ours, strict=True)):
                 return False
             tried += 1
@@ -235,6 +242,8 @@ def operator_of(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) ->
     if key not in _OPERATORS:
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.random.fork_rng([]):
             answer = of_tensors(*(drawn(arguments[place]) for place in places))
+        if any(isinstance(each, FakeTensor) for each in torch.utils._pytree.tree_leaves(answer)):
+            raise InputError(f"the function {kind.__name__} reads a tensor that is not its argument: pass it to apply")
         _OPERATORS[key] = _registered(f"functions::{kind.__name__}_{len(_OPERATORS)}", of_tensors, len(places), answer)
     return lambda *given: _OPERATORS[key](*(given[place] for place in places))
 

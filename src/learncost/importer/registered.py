@@ -85,8 +85,9 @@ NO_FORMULA = "PyTorch's FLOP registry, which has no formula for it"
 
 
 def name_of(target: Any) -> str:
-    """Return the name of an operator in Python's registry: `mylib::scan`."""
-    return str(target).removesuffix(".default").replace(".", "::", 1)
+    """Return the name of an operator in Python's registry, `mylib::scan`; of a user's function without its number."""
+    name = str(target).removesuffix(".default").replace(".", "::", 1)
+    return name.rpartition("_")[0] if target in FUNCTIONS else name
 
 
 def _counted(node: Any, given: Collection[Any]) -> tuple[Any, Any, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,11 @@ def verify_live(table: Layer, live: LiveModule) -> Iterator[Check]:
     imported, whole = read
     same = layer(text).table == table.table
     yield Check(name, "the table with the module's, read again", "equal" if same else "they differ", same)
-    sizes = _sizes(live, imported)
+    try:
+        sizes = _sizes(live, imported)
+    except Exception as error:  # whatever a user's module raises
+        yield Check(name, "a run of the module", f"it takes no random numbers: {one_line(error)}", None)
+        return
     if len(sizes) == 1:
         why = "one run" if live.options.as_run else "its sizes are fixed"
         if imported.exported.letters.fixed:
@@ -100,8 +104,12 @@ def _sizes(live: LiveModule, imported: ImportedModule) -> list[dict[str, int]]:
     limits = defaultdict(Limit, imported.exported.letters.limits)
     tries = [{letter: times * size + more for letter, size in first.items()} for times, more in STEPS]
     tries += [{**first, letter: times * size + more} for letter, size in first.items() for times, more in STEPS]
-    second = _taken(live, (sizes for sizes in tries if all(limits[each].holds(n) for each, n in sizes.items())))
-    return [first, second] if second else [first]
+    with suppress(Exception):  # it may accept no other sizes
+        return [
+            first,
+            _taken(live, [sizes for sizes in tries if all(limits[each].holds(n) for each, n in sizes.items())]),
+        ]
+    return [first]
 
 
 STEPS = ((1, 1), (2, 0), (3, 0))
@@ -116,13 +124,15 @@ def _read_at(imported: ImportedModule) -> dict[str, int]:
     return {letter: size_of_example(nodes[name].meta["val"].shape[dim]) for letter, (name, dim) in where}
 
 
-def _taken(live: LiveModule, several: Iterator[dict[str, int]]) -> dict[str, int]:
-    """Return the first sizes that a module accepts; none if it accepts no others."""
-    for sizes in several:
+def _taken(live: LiveModule, several: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Return the first sizes that a module accepts; raise its error if it accepts none."""
+    *others, last = several
+    for sizes in others:
         with suppress(Exception):  # whatever a user's module raises at a size that it does not take
             _drawn(live, sizes)
             return sizes
-    return {}
+    _drawn(live, last)
+    return last
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from learncost.cost_models.books import price
 from learncost.interpreter import execute
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
-from learncost.ir.loop import check_derived, map_lines, walk
+from learncost.ir.loop import check_derived, map_lines, not_derived, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.layer import Layer, shipped, shipped_layer
@@ -161,6 +161,11 @@ def _checks(model: str | Model | Configuration | Layer | Table | None, procedure
             from learncost.verification.live import verify_live
 
             yield from verify_live(model, model.live())
+            if lines := not_derived(model.table.lines):
+                names = ", ".join(dict.fromkeys(line.meta.operator or line.op for line in lines))
+                what = "the table by itself: its counts line by line, its gradients by complex steps and by libraries"
+                yield Check(model.name, what, f"not derived: {names}", None)
+                return
         yield from verify_table(model.table, model.name, LAYERS.get(model.name))
     elif isinstance(model, Table):
         yield from verify_table(model, model.title or "table")

@@ -57,6 +57,30 @@ SMALL: Mapping[str, Any] = {
 """The sizes, by the names of settings."""
 
 
+OF_TYPE: Mapping[str, Mapping[str, Any]] = {
+    "cvt": {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 4], "depth": [1, 1, 1]},
+    "efficientnet": {"image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.2, "hidden_dim": 320},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8},
+    "xlstm": {"hidden_size": 32, "num_heads": 4, "num_blocks": 2, "num_hidden_layers": 2},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "mamba", "hybrid"], "mamba_dt_rank": 4},
+}
+"""Settings of a type that fit together otherwise."""
+
+GIVEN: Mapping[str, Mapping[str, Any]] = {
+    "cvt": {"pixel_values": (2, 3, 64, 64)},
+    "glm46v": {"pixel_values": None},
+    "glm4v_moe": {"pixel_values": None},
+    "moss_transcribe_diarize": {"input_features": None},
+    "musicflamingo": {"input_features": None},
+    "pe_audio": {"input_values": (2, 1, 3840)},
+    "pe_audio_video_encoder": {"input_values": (2, 1, 3840)},
+    "timesformer": {"pixel_values": (2, 8, 3, 32, 32)},
+    "ultravbert": {"pixel_values": (2, 1, 3, 32, 32)},
+    "videoprism": {"pixel_values_videos": (2, 2, 3, 32, 32)},
+}
+"""Shapes of inputs that a configuration does not have; None: text alone."""
+
+
 def smallest(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with the small sizes, whose numbers of tokens are among them."""
     small: dict[str, Any] = {}
@@ -92,11 +116,14 @@ def built(kind: str) -> tuple[Any, Any]:
 
     torch.manual_seed(0)
     settings = transformers.AutoConfig.for_model(kind).to_dict()
-    module = module_of({**smallest(settings), "model_type": kind}).eval()
+    module = module_of({**smallest(settings), **OF_TYPE.get(kind, {}), "model_type": kind}).eval()
     inputs = tensors(inputs_of(module), {"B": 2, "M": 5, "N": 6, "T": 32})
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor) and not value.is_floating_point():
             inputs[name] = torch.randint(2, 10, value.shape) if value.dim() > 1 else value
+    for name, shape in GIVEN.get(kind, {}).items():
+        inputs[name] = None if shape is None else torch.randn(shape)
+    inputs = {name: value for name, value in inputs.items() if value is not None}
     with torch.no_grad():
         module(**inputs)
     return module, inputs

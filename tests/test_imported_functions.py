@@ -34,7 +34,7 @@ def read(function, numbers):
     return given, read_module(Of(function), given, {"x": "B"})
 
 
-NOT_TENSORS = {"copy.t", "copy.Dict_*", "select.t", "einsum.sublist"}
+NOT_TENSORS = {"copy.t", "copy.Dict_*", "select.t"}
 """Overloads of lists, dictionaries and numbers, which no exported graph has."""
 
 OF_A_TYPE = {"bmm.dtype", "mm.dtype", "add.Scalar", "sub.Scalar"}

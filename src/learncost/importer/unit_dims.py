@@ -11,7 +11,7 @@ from learncost.importer.nodes import operator_name, shape_of
 from learncost.importer.rule import RULES, VIEW_RULES
 from learncost.importer.views import AxisIndex, Index, StoredValue, View, ViewAxis
 
-PRODUCTS = ("linear", "mm", "addmm", "matmul", "einsum", "bmm", "baddbmm", "addbmm")
+PRODUCTS = ("linear", "mm", "addmm", "matmul", "bmm", "baddbmm", "addbmm")
 
 
 def kept_axes(shape: Sequence[Size], nodes: Iterable[Any]) -> list[int]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from learncost.importer.axes import equal
+from learncost.importer.axes import AxisClass, equal
 from learncost.importer.constants import Mask
 from learncost.importer.equations import DimensionCondition, NumberOperand
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.rules.views import _repeat_interleave, called, merged
-from learncost.importer.views import View
+from learncost.importer.rules.views import called, merged
+from learncost.importer.views import View, ViewAxis
 
 
 class AttentionSettings(NamedTuple):
@@ -31,8 +32,7 @@ def attention(reader: GraphReader, query: Any, key: Any, value: Any, *, settings
     mask, _, is_causal, scale, enable_gqa = settings
     q, k, v = map(reader.view, (query, key, value))
     if enable_gqa and k.shape[-3] != q.shape[-3]:
-        times = q.shape[-3] // k.shape[-3]
-        k, v = (_repeat_interleave(reader, each, times, len(each.dims) - 3) for each in (k, v))
+        k, v = (_repeated(each, q.shape[-3] // k.shape[-3]) for each in (k, v))
     called(q, "h", "M", "k")
     called(k, "h", "N", "k")
     called(v, "h", "N", "k")
@@ -65,6 +65,13 @@ def attention(reader: GraphReader, query: Any, key: Any, value: Any, *, settings
     else:
         shares = reader.add(reader.multiply(0.0, scores), 1.0)
     return recorder.matmul([(shares, out), (v, letters(v, "N", "j"))], [*front, "M", "j"], where=where, hint="A")
+
+
+def _repeated(view: View, times: Any) -> View:
+    """Return a view whose heads are each read by several heads of queries."""
+    slot = ViewAxis(AxisClass(times))
+    rows = [*view.dims[:-3], (*view.dims[-3], slot), *view.dims[-2:]]
+    return replace(view, dims=tuple(rows), spread=view.spread | {slot})
 
 
 def _single(q: View, k: View) -> bool:

@@ -10,7 +10,7 @@ from learncost.importer.rule import RULES, complex_rule, rule
 from learncost.importer.rules import indexing, movement, reductions  # noqa: F401 - their rules are read
 from learncost.importer.rules.elementwise import div as real_div
 from learncost.importer.rules.movement import joined
-from learncost.importer.rules.products import einsum, multiplied
+from learncost.importer.rules.products import multiplied
 from learncost.importer.rules.reductions import guarded_power, vector_norm
 from learncost.importer.rules.views import narrowed
 from learncost.importer.views import View
@@ -155,18 +155,13 @@ def _sum(reader: GraphReader, x: Any, z: Any, sign: int) -> Complex:
     return Complex(part(x.real, z.real), part(x.imaginary, z.imaginary))
 
 
-@complex_rule("einsum", "mm", "bmm", "matmul", "mv", "dot")
-def product(reader: GraphReader, *arguments: Any, **_: Any) -> Complex:
+@complex_rule("mm", "bmm", "matmul", "mv", "dot")
+def product(reader: GraphReader, x: Any, z: Any) -> Complex:
     """Record four products of real matrices, or two if an operand is real."""
-    equation, operands = arguments if reader.recorder.name == "einsum" else ("", arguments)
-    if len(operands) != 2:
-        raise reader.refusal(f"a product of {len(operands)} tensors of complex numbers")
-    x, z = (pair(reader, each) for each in operands)
+    x, z = pair(reader, x), pair(reader, z)
 
     def made(first: Any, second: Any) -> View:
         reader.recorder.operator = reader.recorder.name
-        if equation:
-            return einsum(reader, equation, [first, second])
         return multiplied(reader, first, second)
 
     if _is_real(z):
@@ -204,7 +199,7 @@ def _spread(reader: GraphReader, x: Complex, which: str) -> View:
 SAME_FOR_BOTH = (
     *("view", "_unsafe_view", "squeeze", "unsqueeze", "permute", "transpose", "t", "expand", "repeat", "slice"),
     *("select", "split", "split_with_sizes", "unbind", "flip", "cat", "stack", "sum", "mean", "cumsum"),
-    *("diagonal", "tril", "triu", "index_select", "index.Tensor", "gather"),
+    *("diagonal", "tril", "triu", "index.Tensor", "gather"),
 )
 """Linear operators whose other arguments are real."""
 

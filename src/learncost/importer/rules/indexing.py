@@ -111,16 +111,6 @@ def embedding(
     return reader.op("select", kept.with_dims([*kept.dims, ()]), rows, reader.op("stop_gradient", rows))
 
 
-@index_rule("index_select")
-def index_select(reader: GraphReader, x: View, dim: int, places: Any) -> View:
-    dim %= len(x.dims)
-    x = merged(reader, x, dim)
-    if not x.dims[dim]:
-        return only(reader, x, dim, [shape_of(reader.node)[dim]])
-    index = reader.index(places, x.dims[dim][0].axis)
-    return taken(reader, at_index(reader, x, dim, index, [dim]))
-
-
 @index_rule("index.Tensor", "_unsafe_index.Tensor")
 def index_tensor(reader: GraphReader, x: Any, indices: Sequence[Any]) -> View:
     x = reader.view(x)
@@ -397,8 +387,3 @@ def put(
     if base is None or (isinstance(base, GivenTensor) and reader.constant(base) == 0.0):
         return result
     return reader.add(base, result)
-
-
-@index_rule("one_hot")
-def one_hot(reader: GraphReader, *_: Any) -> Any:
-    return GivenTensor(reader.node)

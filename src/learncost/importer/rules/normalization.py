@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from learncost.importer.equations import NumberOperand
 from learncost.importer.operands import GivenTensor
@@ -74,27 +74,6 @@ def group_norm(
     return scaled(
         reader, reshaped(reader, value, shape), channels(gain, reader, len(shape)), channels(shift, reader, len(shape))
     )
-
-
-class InstanceNormSettings(NamedTuple):
-    """The settings of `instance_norm`, its running statistics among them."""
-
-    running_mean: Any
-    running_var: Any
-    use_input_stats: bool
-    momentum: float
-    eps: float
-
-
-@rule("instance_norm", settings=InstanceNormSettings)
-def instance_norm(reader: GraphReader, x: View, gain: Any, shift: Any, *, settings: InstanceNormSettings) -> View:
-    mean, variance, by_batch, momentum, epsilon = settings
-    count = len(x.dims)
-    if not by_batch:
-        return _by_statistics(reader, x, mean, variance, gain, shift, epsilon)
-    value = normal(reader, x, range(2, count), epsilon)
-    reader.keep(value, mean, variance, momentum)
-    return scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
 
 
 def _by_statistics(

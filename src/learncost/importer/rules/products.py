@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from learncost.importer.axes import AxisClass
-from learncost.importer.equations import NumberOperand
 from learncost.importer.nodes import shape_of
 from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.rules.movement import diagonal_of
 from learncost.importer.rules.reductions import summed
 from learncost.importer.rules.views import called
 from learncost.importer.sized import settled
@@ -64,76 +61,6 @@ def addbmm(reader: GraphReader, shift: Any, x: Any, z: Any, *, beta: Any = 1, al
     if alpha != 1:
         result = reader.multiply(result, alpha)
     return reader.add(shift if beta == 1 else reader.multiply(shift, beta), result)
-
-
-@rule("einsum")
-def einsum(
-    reader: GraphReader, equation: str, operands: Sequence[Any], *, path: Sequence[int] | None = None, **__: Any
-) -> View:
-    """Record products of two operands at a time, in the order of torch's path, or from left to right without one."""
-    equation = equation.replace(" ", "")
-    ins, _, out = equation.partition("->")
-    views = [reader.view(operand) for operand in operands]
-    letters: list[list[str]] = []
-    for text, view in zip(ins.split(","), views, strict=True):
-        if "..." in text:
-            before, after = text.split("...")
-            count = len(view.dims) - len(before) - len(after)
-            letters.append([*before, *[f"...{number}" for number in range(-count, 0)], *after])
-        else:
-            letters.append(list(text))
-    flat = [letter for row in letters for letter in row]
-    dots = sorted({letter for letter in flat if letter.startswith("...")}, key=lambda dot: int(dot[3:]))
-    if "->" in equation:
-        before, _, after = out.partition("...") if "..." in out else (out, "", "")
-        outs = [*before, *dots, *after] if "..." in out else list(out)
-    else:
-        outs = [*dots, *sorted(letter for letter in set(flat) if flat.count(letter) == 1 and letter not in dots)]
-    for place, row in enumerate(letters):
-        while len(set(row)) < len(row):
-            twice = next(letter for letter in row if row.count(letter) > 1)
-            first, second, *_ = (dim for dim, letter in enumerate(row) if letter == twice)
-            views[place] = diagonal_of(reader, views[place], first, second)
-            row = [*(letter for dim, letter in enumerate(row) if dim not in (first, second)), twice]
-            letters[place] = row
-    flat = [letter for row in letters for letter in row]
-    if len(views) > 1:  # an axis of a single operand is summed there
-        for place, row in enumerate(letters):
-            alone = [dim for dim, letter in enumerate(row) if letter not in outs and flat.count(letter) == 1]
-            if alone:
-                views[place] = summed(reader, views[place], alone)
-                letters[place] = [letter for dim, letter in enumerate(row) if dim not in alone]
-    for row, view in zip(letters, views, strict=True):
-        for letter, dim in zip(row, view.dims, strict=True):
-            if dim and letter.isalpha():
-                root = dim[-1].axis.root
-                root.letter = root.letter or letter
-    reads = list(zip(views, letters, strict=True))
-    pairs = list(zip(path[::2], path[1::2], strict=True)) if path else []
-    while len(reads) > 2:
-        first, second = sorted(pairs.pop(0)) if pairs else (0, 1)
-        (x, row_x), (z, row_z) = reads[first], reads[second]
-        rest = [read for place, read in enumerate(reads) if place not in (first, second)]
-        later = {letter for _, row in rest for letter in row} | set(outs)
-        kept = [letter for letter in dict.fromkeys([*row_x, *row_z]) if letter in later]
-        made = (_paired(reader, [(x, row_x), (z, row_z)], kept), kept)
-        reads = [*rest, made] if path else [made, *rest]
-    if len(reads) == 1:
-        view, row = reads[0]
-        if sorted(row) == sorted(outs):
-            return view.permuted([row.index(letter) for letter in outs])
-        return reader.recorder.line([NumberOperand(1.0), (view, row)], outs)
-    return _paired(reader, reads, outs)
-
-
-def _paired(reader: GraphReader, reads: Sequence[tuple[View, Sequence[str]]], out: Sequence[str]) -> View:
-    """Record the product of two operands; torch multiplies them element by element if nothing is summed."""
-    (x, row_x), (z, row_z) = reads
-    summed_letters = [letter for letter, dim in zip(row_x, x.dims, strict=True) if letter not in out and dim]
-    reader.recorder.operator = "einsum" if summed_letters else "mul"
-    if not summed_letters:
-        return reader.recorder.line(list(reads), out)
-    return matrix_product(reader.recorder, x, z, row_x, row_z, out)
 
 
 @rule("affine_grid_generator")

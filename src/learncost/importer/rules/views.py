@@ -139,18 +139,6 @@ def _repeat(reader: GraphReader, x: View, repeats: Sequence[Any]) -> View:
     return replace(x, dims=tuple(rows), spread=frozenset(spread))
 
 
-@view_rule("repeat_interleave.self_int")
-def _repeat_interleave(reader: GraphReader, x: View, count: int, dim: int | None = None, **_: Any) -> View:
-    if dim is None:
-        x, dim = reshaped(reader, x, [product(x.shape)]), 0
-    if equal(size_of(count), 1):  # an axis of size one is dropped
-        return x
-    rows = list(x.dims)
-    slot = ViewAxis(AxisClass(size_of(count)))
-    rows[dim] = (*rows[dim], slot)
-    return replace(x, dims=tuple(rows), spread=x.spread | {slot})
-
-
 def narrowed(
     reader: GraphReader, view: View, dim: int, start: Size, size: Size, step: int = 1, parts: bool = True
 ) -> View:

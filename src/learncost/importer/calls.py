@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpoints
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from learncost.importer.constants import GivenError, NodeConstants
 from learncost.importer.functions import answers_of_gradients, own_functions_held
-from learncost.importer.learning import REQUIRES_GRAD, answers_of_learning, moved
+from learncost.importer.learning import REQUIRES_GRAD, answers_of_learning, moved, node_of
 from learncost.importer.materialize import has_numbers
-from learncost.importer.nodes import AGAIN, operator_name
+from learncost.importer.nodes import AGAIN, mark, operator_name
 from learncost.importer.replaced import WRITTEN_OUT, attributes_replaced, calling, root, unchecked
 from learncost.importer.unseen import changed_by, memory_of
 
@@ -131,7 +131,7 @@ class TracedCalls(TorchFunctionMode):
         if around:
             for node in (each for each in _behind(before) if each.op == "call_function"):
                 marks = "/".join(f"{each.name}{'-' if node in each.kept else ''}" for each in around)
-                node.meta["custom"] = {**(node.meta.get("custom") or {}), AGAIN: marks}
+                mark(node, AGAIN, marks)
         return result
 
     def _answer(self, function: Any, args: Any, named: Mapping[str, Any]) -> Any:
@@ -248,7 +248,7 @@ def decided() -> dict[Any, Callable[..., Any]]:
                 return kinds[function](known)
             if function is of_tensor.__bool__ and _asks_for_a_mask():
                 return False
-            if function is of_tensor.__bool__ and (known := _if_finite(_node(tensor))) is not None:
+            if function is of_tensor.__bool__ and (known := _if_finite(node_of(tensor))) is not None:
                 return known
             return function(tensor)
 
@@ -269,13 +269,6 @@ def _asks_for_a_mask() -> bool:
 
 
 _DETECTS = torch.nn.modules.transformer._detect_is_causal_mask
-
-
-def _node(tensor: Any) -> Any:
-    """Return the node of a traced tensor; None for another."""
-    mode: Any = get_proxy_mode()
-    proxy: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-    return None if proxy is None else proxy.proxy.node
 
 
 def _if_finite(node: Any) -> bool | None:
@@ -300,7 +293,7 @@ def _if_finite(node: Any) -> bool | None:
 def _number(tensor: Any) -> Any:
     """Return the number of a traced tensor; None if it depends on inputs or on sizes."""
     mode: Any = get_proxy_mode()
-    node = _node(tensor)
+    node = node_of(tensor)
     if node is None or tensor.numel() != 1:
         return None
     held = ((each, getattr(mode.tracer.root, each.target, None)) for each in node.graph.nodes if each.op == "get_attr")

@@ -82,7 +82,7 @@ def following(
     """
     learned = {stored for stored, path in weights.items() if exported.weights.learns[path]}
     for equation in equations:
-        learned |= {s for s in equation.reads if s.kind == "input" and exported.wants_gradient.get(s.target)}
+        learned |= {s for s in equation.reads if s.kind == "leaf" or exported.wants_gradient.get(s.target)}
         if equation.op != "stop_gradient" and not learned.isdisjoint(equation.reads):
             learned |= {read.view.stored for read in equation.left}
     return learned

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
+from learncost.importer.nodes import LEAF, mark
 from learncost.importer.replaced import calling
 from learncost.ir.errors import InputError
 
@@ -49,10 +50,12 @@ def answers_of_learning(forward: TracedForward, changes: bool) -> dict[Any, Call
             return
         if changes or _follows_from_nothing(base):
             return
+        node = node_of(tensor)
+        if requires_grad and node is not None and node.op == "call_function":
+            mark(node, LEAF, "set")
+            return
         raise ChangedError(
-            "requires_grad is changed in a forward pass, which is not exported: set it on parameters before, and "
-            "do not set it on computed tensors (for transformers: call gradient_checkpointing_enable() once, after "
-            "get_peft_model(), and then disable_input_require_grads(): without use_reentrant it needs none)"
+            "requires_grad is changed in a forward pass, which is not exported: set it on parameters before"
         )
 
     def set_by_call(tensor: Any, requires_grad: bool = True) -> Any:
@@ -112,13 +115,18 @@ def moved(part: Any) -> Callable[..., Any]:
     return to
 
 
+def node_of(tensor: Any) -> Any:
+    """Return the node of a traced tensor; None for another."""
+    mode: Any = get_proxy_mode()
+    proxy: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    return None if proxy is None else proxy.proxy.node
+
+
 def _follows_from_nothing(tensor: Any) -> bool:
     """Return whether a traced tensor depends only on sizes and numbers, such as zeros: it passes no gradient on."""
-    mode: Any = get_proxy_mode()
-    proxy = get_proxy_slot(tensor, mode.tracer, None)
-    if proxy is None:
+    if (node := node_of(tensor)) is None:
         return False
-    left, seen = [proxy.proxy.node], set[Any]()
+    left, seen = [node], set[Any]()
     while left:
         node = left.pop()
         if node.op in ("placeholder", "get_attr") and isinstance(node.meta.get("val"), torch.Tensor):

@@ -79,9 +79,28 @@ AGAIN = "again"
 """The metadata key for the checkpoints around a node, outermost first, as in `Meta.again`."""
 
 
+LEAF = "leaf"
+"""The metadata key of a computed value for which the forward pass sets requires_grad."""
+
+
+def is_leaf(node: Any) -> bool:
+    """Return whether the forward pass sets requires_grad for the result of a node: the last of a decomposition."""
+    marked = [each for each in (node, *node.users) if _custom(each, LEAF) and each.meta.get("val") is not None]
+    return marked == [node]
+
+
+def _custom(node: Any, key: str) -> str:
+    return str((node.meta.get("custom") or {}).get(key, ""))
+
+
+def mark(node: Any, key: str, value: str) -> None:
+    """Set metadata of a node that decompositions keep."""
+    node.meta["custom"] = {**(node.meta.get("custom") or {}), key: value}
+
+
 def mark_of(node: Any) -> str:
     """Return the checkpoints around a node."""
-    return str((node.meta.get("custom") or {}).get(AGAIN, ""))
+    return _custom(node, AGAIN)
 
 
 def place_of(node: Any) -> str:

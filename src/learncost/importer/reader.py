@@ -210,6 +210,13 @@ class GraphReader:
         view.stored.reads = reads
         return view
 
+    def leaf(self, node: Any) -> View:
+        """Record a value for which the forward pass sets requires_grad: zeros with a gradient are added to it."""
+        view = self.view(self.values[node])
+        axes = [AxisClass(size) for size in view.shape if not equal(size, 1)]
+        zeros = StoredValue("leaf", tuple(axes), "leaf", str(node.name))
+        return self.add(view, View.of(zeros, [0 if equal(size, 1) else 1 for size in view.shape]))
+
     def looked(self, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> GivenTensor:
         """Return an outside node: a view of another, if it only changes the shape."""
         name = operator_name(node.target)

@@ -20,7 +20,7 @@ from learncost.importer.equations import Equation
 from learncost.importer.export import Exported, export
 from learncost.importer.fold import folded, lines_of, with_scans
 from learncost.importer.layer_text import LayerText
-from learncost.importer.nodes import SAME_SIZES, operator_name, size_of
+from learncost.importer.nodes import SAME_SIZES, is_leaf, operator_name, size_of
 from learncost.importer.opaque import CalledOperator
 from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue, Masked
 from learncost.importer.reader import GraphReader
@@ -137,6 +137,8 @@ def read_exported(
             reader.values[node] = body_of(node) or GivenTensor(node)
         elif node.op == "call_function":
             read(reader, node)
+            if is_leaf(node):
+                reader.values[node] = reader.leaf(node)
     writer = TextWriter(exported.letters.symbols, stated)
     writer.axes.taken |= set(taken)
     return _written(reader, exported, weights, name or type(module).__name__, fold, writer)
@@ -165,7 +167,7 @@ def _learned(exported: Exported) -> set[Any]:
         has_gradient |= any(getattr(getattr(each, "dtype", None), "is_complex", False) for each in several)
         name = operator_name(node.target).partition(".")[0]
         read = node.all_input_nodes[:1] if name == "type_as" else node.all_input_nodes  # of the second the type alone
-        if has_gradient and name not in WITHOUT_GRADIENT and not learned.isdisjoint(read):
+        if is_leaf(node) or (has_gradient and name not in WITHOUT_GRADIENT and not learned.isdisjoint(read)):
             learned.add(node)
     return learned
 

@@ -221,6 +221,8 @@ def _input(stored: Any, imported: ImportedModule, of_node: Mapping[str, Any], si
             f"{stored.name} depends on trainable weights but is outside of the table: this is an error of the importer"
         )
     value = value.detach().numpy()
+    if stored.kind == "leaf":
+        return np.zeros(value.shape)
     if stored.kind == "groups":  # the group of each row, where groups end at these
         return np.searchsorted(value, np.arange(value[-1]), side="right")
     if stored.kind == "real part":
@@ -432,7 +434,12 @@ def _counted_of_export(
     }
     given = flattened({name: _double(value) for name, value in arguments(module, inputs).items()})
     known = run_graph(imported, module, given, weights).of_node
-    outside = {stored.target for several in imported.inputs.values() for stored in several if stored.kind != "input"}
+    outside = {
+        stored.target
+        for several in imported.inputs.values()
+        for stored in several
+        if stored.kind not in ("input", "leaf")
+    }
     there = {name: known[name] for name in outside if name in known}
 
     def results() -> list[Any]:

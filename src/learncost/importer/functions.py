@@ -45,7 +45,7 @@ def own_functions_held() -> Iterator[None]:
 
         return staticmethod(traced)
 
-    def defined(kind: Any, **_: Any) -> None:  # in a forward pass
+    def defined(kind: Any, /, **_: Any) -> None:  # in a forward pass
         if _is_own(kind):
             kind.forward = held(kind, kind.forward)
 

@@ -57,12 +57,39 @@ SMALL: Mapping[str, Any] = {
 """The sizes, by the names of settings."""
 
 
+VIDEO = {
+    "image_size": 16,
+    "num_frames": 2,
+    "tubelet_size": [1, 8, 8],
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "num_auxiliary_layers": 1,
+}
 OF_TYPE: Mapping[str, Mapping[str, Any]] = {
-    "cvt": {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 4], "depth": [1, 1, 1]},
+    "cvt": {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 4], "depth": [1, 1, 1], "drop_path_rate": [0.0] * 3},
     "efficientnet": {"image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.2, "hidden_dim": 320},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8},
-    "xlstm": {"hidden_size": 32, "num_heads": 4, "num_blocks": 2, "num_hidden_layers": 2},
-    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "mamba", "hybrid"], "mamba_dt_rank": 4},
+    "sam2_hiera_det_model": {
+        "image_size": [64, 64],
+        "blocks_per_stage": [1, 1, 1, 1],
+        "embed_dim_per_stage": [8, 16, 32, 64],
+        "hidden_size": 8,
+        "num_attention_heads": 1,
+        "num_attention_heads_per_stage": [1, 2, 2, 4],
+        "window_size_per_stage": [4, 2, 2, 1],
+        "global_attention_blocks": [3],
+    },
+    "videoprism": {"vision_config": {**VIDEO, "num_spatial_layers": 1, "num_temporal_layers": 1}},
+    "xlstm": {"hidden_size": 32, "embedding_dim": 32, "num_heads": 4, "num_blocks": 2, "num_hidden_layers": 2},
+    "zamba": {
+        "num_hidden_layers": 5,
+        "attn_layer_period": 2,
+        "mamba_dt_rank": 4,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+        "layers_block_type": [*["linear_attention", "hybrid"] * 2, "linear_attention"],
+    },
 }
 """Settings of a type that fit together otherwise."""
 
@@ -76,7 +103,8 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
     "pe_audio_video_encoder": {"input_values": (2, 1, 3840)},
     "timesformer": {"pixel_values": (2, 8, 3, 32, 32)},
     "ultravbert": {"pixel_values": (2, 1, 3, 32, 32)},
-    "videoprism": {"pixel_values_videos": (2, 2, 3, 32, 32)},
+    "sam2_hiera_det_model": {"pixel_values": (1, 3, 64, 64)},
+    "videoprism": {"pixel_values_videos": (2, 2, 3, 16, 16)},
 }
 """Shapes of inputs that a configuration does not have; None: text alone."""
 

@@ -129,6 +129,14 @@ def test_the_predicted_peak_of_litgpts_own_module_is_that_of_the_allocator(monke
     assert needs.peak == pytest.approx(measured, rel=0.01)
 
 
+def test_litgpt_keeps_two_embeddings_of_a_quantized_model():
+    """litgpt 26857050, finetune/lora.py:215: the one before the StableEmbedding, and the gradient of this one."""
+    asked = {"model": "tinyllama-1.1b", "num_hidden_layers": 2, "seq_len": 16, "module": "litgpt", "lora": "q_proj"}
+    for precision, embeddings in (("nf4-true", 2), ("bf16-true", 0)):
+        live = lc.memory(**asked, precision=precision).live_at_peak
+        assert sum(array.bytes for array in live if "buffers" in array.name) == embeddings * 32000 * 2048 * 2
+
+
 def test_an_adapter_on_a_part_of_a_packed_matrix_is_taken_alone(capsys):
     """transformers' GPT-2 holds queries, keys and values as one matrix; who adapts some of them takes it apart."""
     small = {"num_hidden_layers": 2, "seq_len": 16}

@@ -39,7 +39,9 @@ def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 
     weight's element. Attention is that of attn_implementation="eager" where it shall not be fused."""
     family = FAMILIES.get(model.configuration.family)
     if family is None or not MODULES[name].of_family:
-        return MODULES[name](attention="eager" if unfused else "sdpa")
+        stable = MODULES[name].stable and bool(model.quantized)
+        embedding = model.configuration.sizes["vocab_size"] * model.configuration.sizes["hidden_size"] if stable else 0
+        return MODULES[name](attention="eager" if unfused else "sdpa", buffers=2 * embedding * width)
     module_settings = {**family.module}
     if unfused and module_settings.get("attention", "sdpa") == "sdpa":
         module_settings["attention"] = "eager"

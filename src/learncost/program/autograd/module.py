@@ -134,6 +134,7 @@ class Module:
     mixes = False
     caches = True
     of_family = False
+    stable = False
     checkpoint = "frames"
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
@@ -294,6 +295,7 @@ class LitGPT(Module):
 
     name = "litgpt"
     said = "litgpt's implementation (merged queries, keys and values, which every head has; RMS norms in float32)"
+    stable = True  # a StableEmbedding of quantized models: the embedding before it and its gradient stay, lora.py:215
 
     def normed(self, x: TapeTensor, op: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
         if op.op == "normalize":

@@ -452,7 +452,7 @@ class CallScope:
         Where the gates scale the operand of that product, the call begins there.
         """
         readers = self.readers.get(line.name, []) if isinstance(line, Product) and len(line.right) == 2 else []
-        scaled = any(self._is_expert(reader) and reader.right[0].name == line.name for reader in readers)
+        scaled = any(self._is_expert(reader) and reader.reads[0] == line.name for reader in readers)
         if not scaled and not self._is_expert(line):
             return None
         value = line.name if scaled else line.right[0].name
@@ -478,7 +478,7 @@ class CallScope:
             made_inside |= set(candidate.makes)
         return None
 
-    def _is_expert(self, line: Line) -> bool:
+    def _is_expert(self, line: Line | Loop) -> bool:
         return (
             isinstance(line, Product)
             and len(line.right) == 2

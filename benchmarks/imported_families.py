@@ -51,7 +51,7 @@ def line_of(family: str) -> str:
         f"{total}: {', '.join(f'{name} {count:+,}' for name, count in apart.items())}" if apart else "run equal"
     )
     if family in COUNTED_OTHERWISE:
-        told.append(COUNTED_OTHERWISE[family])
+        told.append(f"its code runs {COUNTED_OTHERWISE[family](module.config):,} FLOPs of products more forward")
     return f"{family}: {'; '.join(told)}"
 
 

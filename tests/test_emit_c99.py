@@ -19,6 +19,7 @@ from learncost.backends.c.printer import number
 from learncost.backends.c.tree import NameExpression
 from learncost.backends.c99 import program_memory
 from learncost.backends.c99.functions import functions, initializer
+from learncost.backends.c99.layout import write_c99
 from learncost.backends.placed.kernels import KernelTable
 from learncost.cli import boards
 from learncost.cli.command import main
@@ -274,7 +275,7 @@ def test_means_over_turns_and_sums_at_indices_take_what_they_are_priced() -> Non
 
 def test_a_kernel_is_of_the_sizes_that_are_constants_in_it() -> None:
     """Also where a later entry of the same file has other sizes than were known when it was written."""
-    kernels = KernelTable({"a": 3, "b": 5}, C99)
+    kernels = KernelTable({"a": 3, "b": 5}, write_c99)
     names = []
     for axis in ("a", "b"):
         line = parse_line(f"Z[{axis}] = X[{axis}] + Y[{axis}]")

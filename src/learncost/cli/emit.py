@@ -1,4 +1,4 @@
-"""`learncost emit LAYER|MODEL`: the step as source in Python for NumPy, PyTorch or JAX, or in freestanding C99."""
+"""`learncost emit LAYER|MODEL`: the step as source in Python for NumPy, PyTorch or JAX, in Triton, or in C99."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 PHASES_OF_A_STEP = ("step", "forward", "backward")
 LIBRARIES = {"numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}
-IN_PLACE = "c"
-"""The dialect that writes into one arena: products of PyTorch's, kernels in C, for arrays of one size."""
+IN_PLACE = ("c", "triton")
+"""The dialects that write into one arena: products of PyTorch's, kernels in C or Triton, for arrays of one size."""
 
 
 BETWEEN = ("numpy", "torch", "jax")
@@ -117,7 +117,8 @@ def emit(
         A layer (`learncost list layers`), a file in the notation, or a model as `learncost cost` takes it.
     backend
         The target of the program: numpy, torch or jax; for a model with a fixed batch and length also c (PyTorch's
-        matrix products and C kernels on one arena) or c99 (freestanding, such as for a microcontroller).
+        matrix products and C kernels on one arena), triton (the same on a GPU, with kernels in Triton) or c99
+        (freestanding, such as for a microcontroller).
     procedure
         For a model: the learning procedure: {choices}. The default is bp.
     optimizer
@@ -128,12 +129,12 @@ def emit(
     phase
         The part to write: step; for a layer also forward or backward only.
     batch_size
-        With `backend` c and c99: sequences in the step. The default is 1. With `mesh`: the global batch size.
+        With `backend` c, triton and c99: sequences in the step. The default is 1. With `mesh`: the global batch size.
     seq_len
-        With `backend` c and c99: tokens in a sequence. The default is the model's context, at most 4,096.
+        With `backend` c, triton and c99: tokens in a sequence. The default is the model's context, at most 4,096.
     precision
-        bf16-masters, with weights in fp32, or bf16-true; with `backend` c also fp32 (the default) and fp64, with c99
-        these two. Other programs take the type of their arrays.
+        bf16-masters, with weights in fp32, or bf16-true; with `backend` c and triton also fp32 (the default) and fp64,
+        with c99 these two. Other programs take the type of their arrays.
     schedule
         With pipeline stages (`placement` pp): the schedule: 1f1b (the default), gpipe, or interleaved with two stages
         on a device.
@@ -234,9 +235,11 @@ def emit(
         check_runs(precision_of(dtype))
     rounds = dtype is not None and precision_of(dtype).values == "bf16"
     read_off = [name for name, value in shape.items() if value is not None and not (name == "dtype" and rounds)]
-    if backend != IN_PLACE and not request.is_sharded and read_off:
+    if backend not in IN_PLACE and not request.is_sharded and read_off:
         flag = read_off[0].replace("_", "-")
-        raise InputError(f"--{flag} requires --backend c: other programs take shapes and types from their arrays")
+        raise InputError(
+            f"--{flag} requires --backend c or triton: other programs take shapes and types from their arrays"
+        )
     given = {**model_flags, **shape, **sizes}
     if isinstance(subject, str):
         written = _command(subject, backend, given)
@@ -244,7 +247,7 @@ def emit(
         subject = configure(named_subject, sizes) if isinstance(named_subject, str) else named_subject
     else:
         written = f"learncost.emit({type(subject).__name__}, {backend!r})"
-    of_model = backend == IN_PLACE or request.is_sharded or procedure is not None or plan is not None or bool(sizes)
+    of_model = backend in IN_PLACE or request.is_sharded or procedure is not None or plan is not None or bool(sizes)
     if isinstance(subject, Layer) and of_model and subject.name not in shipped():
         lengths, sizes = lengths_of(request)
         length = lengths.get("seq_len", lengths.get("target_len"))
@@ -288,13 +291,13 @@ def emit(
         table, about = subject, subject.title
     else:
         raise InputError(f"emit takes a layer, a table or a model, not {shown(subject)}")
-    if backend == IN_PLACE:
+    if backend in IN_PLACE:
         if not isinstance(subject, Model):
-            raise InputError("--backend c applies to models: use numpy, torch or jax for a layer")
+            raise InputError(f"--backend {backend} applies to models: use numpy, torch or jax for a layer")
         batch = None if request.batch_size is None else check_size("batch-size", request.batch_size)
         length = None if request.seq_len is None else check_size("seq-len", request.seq_len)
         sizes = run_sizes(subject, batch, length, None)
-        return _in_place(table, sizes, about, written, plan, dtype or "fp32")
+        return _in_place(table, sizes, about, written, plan, dtype or "fp32", backend)
     title = _title(about, LIBRARIES.get(backend, backend), written)
     return program(table, backend, phase, title, constants, dtype).text
 
@@ -307,15 +310,23 @@ def _title(about: str, library: str, written: str) -> str:
     return "\n\n".join((*filled, f"    {written}")) + "\n"
 
 
-def _in_place(table: Table, sizes: Mapping[str, int], about: str, written: str, plan: str | None, dtype: str) -> str:
+def _in_place(
+    table: Table, sizes: Mapping[str, int], about: str, written: str, plan: str | None, dtype: str, backend: str
+) -> str:
     """Return the source of a step in place, by default under the planner's plan."""
-    from learncost.backends.placed import placed, standalone
-    from learncost.reports.memory.planner import smallest
-
     if plan is None:
-        plan = smallest(table, sizes, dtype)
+        from learncost.reports.memory.planner import chosen, smallest
+
+        plan = (smallest if backend == "c" else chosen)(table, sizes, dtype)
         table = planned(table, plan)
-        about += f"\nUnder the plan {plan}, chosen for {sizes['B']} x {sizes['M']:,} tokens in {dtype}."
+        about += f"\nUnder the plan {plan or 'none'}, chosen for {sizes['B']} x {sizes['M']:,} tokens in {dtype}."
+    if backend == "triton":
+        from learncost.backends import triton
+
+        about += "\nIts arena has BYTES bytes; the caller allocates weights and optimizer state."
+        return triton.emitted(table, sizes, dtype, _title(about, "PyTorch and Triton on a GPU", written))
+    from learncost.backends.placed import placed, standalone
+
     program = placed(table, sizes, dtype)
     about += f"\nIts arena has {program.bytes:,} bytes; the caller allocates weights and optimizer state."
     return standalone(program, _title(about, "PyTorch on a CPU, with kernels in C", written))

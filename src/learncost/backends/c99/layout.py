@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
+from learncost.backends.c import kernel
 from learncost.backends.c.c99 import C99
 from learncost.backends.placed.kernels import KernelTable
 from learncost.backends.placed.layout import ArenaRules, InPlaceLayout, laid_out
@@ -30,6 +32,10 @@ STATIC = ArenaRules(WIDTHS, arenas=ARENAS, effort=300_000, codes=True, copies=Tr
 """Arrays of C, whose type is that of their arena; the search for their places takes a second or two at most."""
 
 
+write_c99 = partial(kernel, printer=C99)
+"""The printer of kernels in C99."""
+
+
 def alone(
     table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: KernelTable | None = None
 ) -> InPlaceLayout:
@@ -40,7 +46,7 @@ def alone(
     kernels  of other steps, in one file with which this one is
     Raises `InputError` for a line that cannot be computed in place.
     """
-    return laid_out(table, sizes, dtype, kernels or KernelTable(sizes, C99), STATIC)
+    return laid_out(table, sizes, dtype, kernels or KernelTable(sizes, write_c99), STATIC)
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ def program_memory(
     Raises `InputError` as `alone` does.
     """
     tables = (tables,) if isinstance(tables, Table) else tuple(tables)
-    kernels = KernelTable(sizes, C99)
+    kernels = KernelTable(sizes, write_c99)
     layouts = [alone(table, sizes, dtype, kernels) for table in tables]
     return counted(layouts, frozenset(fixed))
 

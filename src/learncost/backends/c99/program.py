@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.backends.c.c99 import BASIS, C99, WHOLE_BASIS, products
+from learncost.backends.c.c99 import BASIS, WHOLE_BASIS, products
 from learncost.backends.c99 import masks
 from learncost.backends.c99.functions import called, check_written, functions, initial, initializer, known
 from learncost.backends.c99.layout import (
@@ -22,6 +22,7 @@ from learncost.backends.c99.layout import (
     given,
     placed,
     together,
+    write_c99,
 )
 from learncost.backends.c99.steps import CODES, StepsWriter
 from learncost.backends.expression import Identifiers
@@ -150,7 +151,7 @@ def firmware(
     title  paragraphs of what it is
     Raises `InputError` for a line that cannot be computed in place.
     """
-    kernels = KernelTable(sizes, C99, (*RESERVED, *known(dtype), *_public(prefix, tables.values())))
+    kernels = KernelTable(sizes, write_c99, (*RESERVED, *known(dtype), *_public(prefix, tables.values())))
     layouts = {entry: alone(table, sizes, dtype, kernels) for entry, table in tables.items()}
     return _FirmwareWriter(layouts, dtype, prefix, content, title).written()
 

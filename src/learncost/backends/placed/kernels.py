@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TypeAlias
 
 from learncost.backends.c import KernelFunction, SizeNeededError, kernel
-from learncost.backends.c.gnu import GNU
-from learncost.backends.c.printer import Printer
 from learncost.backends.expression import Identifiers
 from learncost.backends.placed.patterns import NamedPattern, Pattern, flat, identical, named_by_op
 from learncost.ir.line import Line
 from learncost.ir.polynomial import size_of
 from learncost.program.calls import Axes
+
+KernelWriter: TypeAlias = Callable[
+    [Sequence[Line], Axes, frozenset[str], Mapping[str, str], Mapping[str, int], str], KernelFunction
+]
+"""The printer of kernels in a language, with the first six arguments of `backends.c.kernel`."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,14 @@ class _WrittenKernel:
 
 
 class KernelTable:
-    """Functions in a dialect of C, printed at their first call; several steps can share them.
+    """Functions in a language, which `write` prints at their first call; several steps can share them.
 
     Before any is written, the calls of a step are noted: sizes in which calls of a kernel differ are its parameters.
     In a dialect that allocates no memory, calls that need some, or constants of their sizes, have separate kernels.
     """
 
-    def __init__(self, sizes: Mapping[str, int], printer: Printer = GNU, reserved: Iterable[str] = ()) -> None:
-        self.printer = printer
+    def __init__(self, sizes: Mapping[str, int], write: KernelWriter = kernel, reserved: Iterable[str] = ()) -> None:
+        self.write = write
         self.functions: list[KernelFunction] = []
         self._sizes = sizes
         self._named, self._wishes = Identifiers(reserved), set[str]()
@@ -64,14 +68,13 @@ class KernelTable:
             renamed = {ops_names.get(array, array): array for array in like.arrays}
 
             def function_with(fixed: Mapping[str, int]) -> KernelFunction:
-                return kernel(
+                return self.write(
                     [line.renamed(ops_names) for line in lines],
                     {array: axes[name] for array, name in renamed.items() if name in axes},
                     frozenset(ops_names.get(array, array) for array in others & {*like.arrays}),
                     {array: dtypes[name] for array, name in renamed.items() if name in dtypes},
                     fixed,
                     name,
-                    self.printer,
                 )
 
             fixed = self._fixed(like)

@@ -99,7 +99,15 @@ def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: s
     dtype    fp32 or fp64; bf16-masters: products and activations in bf16, weights and sums in fp32, see `precision`
     Raises `InputError` for a line that cannot be computed in place.
     """
-    return _InPlaceWriter(laid_out(table, sizes, dtype), title).program()
+    return in_place_program(laid_out(table, sizes, dtype), title)
+
+
+def in_place_program(layout: InPlaceLayout, title: str = "", ordered: bool = False) -> InPlaceProgram:
+    """Return the program of a layout.
+
+    ordered  whether rows are added at an index in one order on a GPU, where index_add_ uses atomics
+    """
+    return _InPlaceWriter(layout, title, ordered).program()
 
 
 @dataclass
@@ -118,6 +126,7 @@ class _PlacedScope:
 class _InPlaceWriter:
     layout: InPlaceLayout
     title: str
+    ordered: bool
 
     def program(self) -> InPlaceProgram:
         layout = self.layout
@@ -241,7 +250,9 @@ class _InPlaceWriter:
         added = f"m.{self._of(rows.rows)}.view(-1, {columns})"
         if rows.summed:
             added = f"m.{self._of(rows.rows)}.view({prod(shape[: rows.summed])}, -1, {columns}).sum(0)"
-        text = f"{written}.view(-1, {columns}).index_add_(0, m.{self._of(rows.index)}, {added})"
+        index = f"m.{self._of(rows.index)}"
+        add = f"index_put_(({index},), {added}, True)" if self.ordered else f"index_add_(0, {index}, {added})"
+        text = f"{written}.view(-1, {columns}).{add}"
         return [text] if call.added else [f"{written}.zero_()", text]
 
     def _matrix(self, matrix: MatrixView, scope: _PlacedScope) -> str:

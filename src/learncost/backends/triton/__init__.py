@@ -1,0 +1,5 @@
+"""A step in place on a GPU: products by PyTorch's library, everything else by kernels in Triton, in one arena."""
+
+from learncost.backends.triton.standalone import emitted
+
+__all__ = ["emitted"]

@@ -1,0 +1,300 @@
+"""The two forms of a kernel in Triton: blocks of rows, with sums over rows, and tiles of a matrix product."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from learncost.backends.c import Scratch
+from learncost.backends.expression import call
+from learncost.backends.triton.values import COMPUTED, TYPES, Block, Expression, KernelValues, position, summed
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Op, Product
+from learncost.ir.term import Operand, Term
+
+ELEMENTS = 1024
+"""The elements of a block of rows, where one row has fewer."""
+LARGEST = 1 << 17
+"""The most elements of one row, each axis rounded up to a power of two."""
+PARTS = 256
+"""The most partial sums over rows, each of one program; a second kernel adds them up."""
+TILE, DEPTH = 64, 32
+"""Rows and columns of a product's tile, and the summed positions that it takes at a time."""
+
+
+@dataclass
+class PrintedKernel:
+    """One kernel: the statements before its loop, in it and after it, and how it is launched.
+
+    made    the lines whose results are stored, in `outputs` by name
+    rank    the dimensions of every block
+    stages  launches that follow: they add up partial sums
+    shares  pairs of an array that is read and one that is written that may be one and the same memory
+    """
+
+    values: KernelValues
+    made: list[Line]
+    name: str
+    rank: int = 1
+    head: list[str] = field(default_factory=list)
+    loop: str = ""
+    inside: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    grid: str = "1"
+    warps: int = 4
+    scratch: list[Scratch] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
+    shares: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        self.outputs = {line.name: self.values.names.of(line.name) for line in self.made}
+
+    def along(self, dim: int) -> str:
+        """Return the index that gives a range its dimension."""
+        return "" if self.rank == 1 else f"[{', '.join(':' if at == dim else 'None' for at in range(self.rank))}]"
+
+    def stored(self, line: Line, value: str, at: Mapping[str, Expression]) -> str:
+        """Return the statement that stores a result."""
+        return self.store(self.outputs[line.name], self.offset(line, at), value)
+
+    def offset(self, line: Line, at: Mapping[str, Expression]) -> Expression:
+        return self.values.offset([at[axis] for axis in line.left[0].declared], self.values.axes[line.name])
+
+    def store(self, array: str, offset: Expression, value: str) -> str:
+        if not offset.blocks:
+            zero = f"tl.zeros({[1] * self.rank}, tl.int32)"
+            offset = replace(offset, text=f"{offset.text} + {zero}" if offset.text else zero)
+        mask = self.values.mask(offset)
+        return f"tl.store({array} + {offset.text}, {value}{mask and f', mask={mask}'})"
+
+    def _typed(self) -> dict[str, str]:
+        """Return the parameters with their types."""
+        values = self.values
+        arrays = {array: values.dtypes[name] for name, array in (*values.reads.items(), *self.outputs.items())}
+        arrays |= {each.name: each.dtype for each in self.scratch}
+        types = {array: f"*{TYPES[dtype]}" for array, dtype in arrays.items()}
+        return types | dict.fromkeys(values.free.values(), "i32")
+
+    def text(self) -> str:
+        """Return the kernel."""
+        body = [f"{size}: tl.constexpr = {number}" for size, number in self.values.constants.items()]
+        body += self.head
+        body += [self.loop, *(f"    {line}" for line in self.inside)] if self.loop else self.inside
+        parameters = [f'{name}: "{kind}"' for name, kind in self._typed().items()]
+        head = f"def {self.name}({', '.join(parameters)}):"
+        if len(head) > 118:
+            head = f"def {self.name}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + "):"
+        return f"@triton.jit\n{head}\n" + "\n".join(f"    {line}" for line in _used([*body, *self.after]))
+
+    def launches(self) -> list[str]:
+        """Return the statements that launch it, and what follows it."""
+        grid = self.grid
+        for size, number in self.values.constants.items():
+            grid = re.sub(rf"\b{size}\b", number, grid)
+        launch = call(f"{self.name}[({grid},)]", [*self._typed(), f"num_warps={self.warps}"])
+        return [*launch.split("\n"), *self.stages]
+
+
+def _used(body: Sequence[str]) -> list[str]:
+    """Return the statements without positions and sizes that none reads."""
+    kept: list[str] = []
+    read: set[str] = set()
+    for line in reversed(body):
+        name, _, text = line.strip().partition(" = ")
+        name = name.removesuffix(": tl.constexpr")
+        if text and name.isidentifier() and name not in read:
+            continue
+        read |= {*re.findall(r"[A-Za-z_]\w*", text or line)}
+        kept.append(line)
+    return kept[::-1]
+
+
+def _power(number: int) -> int:
+    """Return the least power of two that is no smaller."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def bracketed(text: str) -> str:
+    """Return an expression as an operand of another one."""
+    return f"({text})" if " " in text else text
+
+
+# Rows.
+
+
+def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
+    """Print a kernel of rows in parallel; sums over rows are added up by a second one.
+
+    wished  the axes of rows of the kernel's plan
+    """
+    values = kernel.values
+    points, totals = _divided(values.lines, wished, kernel.outputs)
+    every = dict.fromkeys(axis for line in kernel.made for axis in line.left[0].declared)
+    every |= dict.fromkeys(axis for line in values.lines for axis in summed(line))
+    rest = [axis for axis in every if axis not in points]
+    lengths = {axis: _power(values.number(axis)) for axis in rest}
+    row = prod(lengths.values())
+    if row > LARGEST:
+        shown = " ".join(f"{axis}={values.number(axis):,}" for axis in rest)
+        raise InputError(f"a row of {shown} is too large for one block in Triton, in line: {kernel.made[0]}")
+    kernel.rank = 1 + len(rest)
+    known = None if not (rest or totals) else prod(map(values.number, points))
+    together = ELEMENTS if known is None else min(_power(known), max(1, ELEMENTS // row))
+    kernel.warps = min(16, max(4, together * row // 1024))
+    count = values.points(points)
+    bound = "" if known is not None and known % together == 0 else bracketed(count)
+    block = Block("point", 0, together, bound)
+    values.body = kernel.head
+    for dim, axis in enumerate(rest, 1):
+        limit = "" if lengths[axis] == values.number(axis) else values.size(axis)
+        counter = values.let(position(axis), f"tl.arange(0, {lengths[axis]}){kernel.along(dim)}")
+        blocks = frozenset({Block(counter, dim, lengths[axis], limit)})
+        values.canonical[axis] = Expression(counter, blocks, "index")
+    programs, first = 1, f"tl.program_id(0) * {together}"
+    kernel.grid = f"triton.cdiv({count}, {together})"
+    if totals:
+        assert known is not None
+        several = -(-known // together)
+        chunk = -(-several // min(several, PARTS)) * together
+        programs, first = -(-known // chunk), "first"
+        last = f"program * {chunk} + {chunk}"
+        last = last if programs * chunk == known else f"tl.minimum({last}, {count})"
+        kernel.grid, kernel.loop = str(programs), f"for first in range(program * {chunk}, {last}, {together}):"
+        values.body.append("program = tl.program_id(0)")
+    values.body = kernel.inside
+    values.body.append(f"point = {first} + tl.arange(0, {together}){kernel.along(0)}")
+    at = values.canonical
+    at |= values.flattened(Expression("point", frozenset({block}), "index"), points)
+    stores = []
+    for line in kernel.made:
+        if line in totals:
+            _total(kernel, line, block, programs)
+        else:
+            stores.append(kernel.stored(line, values.value(line.name, at).text, at))
+    kernel.shares = _shares(kernel, points, totals)
+    if kernel.shares and rest:
+        values.body.append("tl.debug_barrier()  # all is read before it is overwritten")
+    values.body += stores
+
+
+def _total(kernel: PrintedKernel, line: Line, point: Block, programs: int) -> None:
+    """Print a sum over rows: over those of a program, stored after them."""
+    values, left, output = kernel.values, line.left[0], kernel.outputs[line.name]
+    blocks = {block for axis in summed(line) for block in values.canonical[axis].blocks} | {point}
+    part = values.over(line, values.summand(line, values.canonical), blocks)
+    shape = [1] * kernel.rank
+    for axis in left.declared:
+        for block in values.canonical[axis].blocks:
+            shape[block.dim] = block.length
+    kernel.head.append(f"{output}_total = tl.zeros({shape}, {values.computed})")
+    values.body.append(f"{output}_total += {part.text}")
+    offset = kernel.offset(line, values.canonical)
+    if programs == 1:
+        kernel.after.append(kernel.store(output, offset, f"{output}_total"))
+        return
+    size = prod(map(values.number, left.declared))
+    parts = Scratch(f"{output}_parts", "fp64" if values.computed == COMPUTED["fp64"] else "fp32", programs * size)
+    place = f"program * {size} + {offset.text}" if offset.text else "program"
+    kernel.after.append(kernel.store(parts.name, replace(offset, text=place), f"{output}_total"))
+    kernel.scratch.append(parts)
+    kernel.stages.append(f"add_parts[(triton.cdiv({size}, 64),)]({parts.name}, {output}, {programs}, {size})")
+
+
+def _divided(
+    lines: Sequence[Line], wished: Sequence[str], outputs: Mapping[str, str]
+) -> tuple[tuple[str, ...], list[Line]]:
+    """Return the axes of a kernel's rows, and the lines that sum over all of them.
+
+    Without sums over rows, the axes of rows are those that all results and reduced values have.
+    """
+    readers = {name for line in lines for name in line.reads}
+    over = {line.name: {*summed(line)} for line in lines if summed(line)}
+    sums = [line for line in lines if line.name in over and line.name not in readers and isinstance(line, Product)]
+    totals: list[Line] = [line for line in sums if over[line.name] & {*wished}]
+    if not totals:
+        acted = {axis for line in lines if isinstance(line, Op) for axis in line.axes}
+        acted |= {axis.axis for line in lines for axis in line.left[0].axes if not isinstance(axis, str)}
+        whole = [line.left[0].declared for line in lines if line.name in outputs or line.name in over]
+        first = max((line.left[0].declared for line in lines if line.name in outputs), key=len)
+        points = tuple(axis for axis in first if axis not in acted and all(axis in each for each in whole))
+        if points or len(sums) < len(outputs):
+            return points, []
+        totals, wished = [*sums], [axis for axis in sums[0].loops if axis in over[sums[0].name]]
+    points = tuple(axis for axis in wished if all(axis in over[line.name] for line in totals))
+    others = [line for line in lines if line not in totals and (line.name in outputs or line.name in over)]
+    if not points or any(not {*points} <= {*line.left[0].declared} for line in others):
+        raise InputError(f"sums over different rows in one kernel are not supported in Triton, in line: {totals[0]}")
+    return points, totals
+
+
+def _shares(kernel: PrintedKernel, points: Sequence[str], totals: Sequence[Line]) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of an array that is read and one that is written whose rows are the same memory."""
+    values, pairs = kernel.values, []
+    operands = [operand for line in values.lines for operand in line.right if isinstance(operand, Term)]
+    indices = {name for line in values.lines for term in (*line.left, *line.right) for name in term.names[1:]}
+    moved = any(term.beyond for term in operands)  # a value may be computed at positions of other rows
+    for line in kernel.made if not moved else ():
+        for name in values.reads:
+            reads = [term for term in operands if term.name == name]
+            rows = all({*points} <= {*term.axes} and term.declared == line.left[0].declared for term in reads)
+            same = values.axes[name] == values.axes[line.name] and values.dtypes[name] == values.dtypes[line.name]
+            if rows and same and line not in totals and name not in indices:
+                pairs.append((name, line.name))
+    return tuple(pairs)
+
+
+# Products.
+
+
+def tiles(kernel: PrintedKernel, line: Line) -> None:
+    """Print a kernel of a product's tiles, with elementwise lines before and after."""
+    values, found = kernel.values, line.sides  # type: ignore[attr-defined]
+    kernel.rank = 2
+    several = {"row": found.rows, "column": found.columns, "inner": (*found.summed, *found.lone)}
+    length = {name: prod(map(values.number, axes)) for name, axes in several.items()}
+    tile = {name: min(DEPTH if name == "inner" else TILE, max(16, _power(length[name]))) for name in several}
+    counted = {name: bracketed(values.points(axes)) for name, axes in several.items()}
+    many = {name: -(-length[name] // tile[name]) for name in several}
+
+    def block(name: str, of: str, dim: int, start: str) -> tuple[Block, dict[str, Expression]]:
+        made = Block(name, dim, tile[of], "" if length[of] % tile[of] == 0 else counted[of])
+        values.body.append(f"{name} = {start} + tl.arange(0, {tile[of]}){kernel.along(dim)}")
+        return made, values.flattened(Expression(name, frozenset({made}), "index"), several[of])
+
+    values.body = kernel.head
+    values.body.append("program = tl.program_id(0)")
+    batch: dict[str, Expression] = {}
+    if found.batch:
+        values.body.append(f"matrix = program // {many['row'] * many['column']}")
+        batch = values.flattened(Expression("matrix", frozenset(), "index"), found.batch)
+    first = f"program % {many['row'] * many['column']} // {many['column']} * {tile['row']}"
+    row, rows_at = block("row", "row", 0, first)
+    column, columns_at = block("column", "column", 1, f"program % {many['column']} * {tile['column']}")
+    values.body.append(f"sums = tl.zeros([{tile['row']}, {tile['column']}], {values.computed})")
+    known = dict(values.known)
+    values.body = kernel.inside
+    kernel.loop = f"for first in range(0, {counted['inner']}, {tile['inner']}):"
+    across, across_at = block("across", "inner", 1, "first")
+    down, down_at = block("down", "inner", 0, "first")
+    left = _factor(values, line.right[0], {**batch, **rows_at, **across_at}, (row, across))
+    right = _factor(values, line.right[1], {**batch, **columns_at, **down_at}, (down, column))
+    if all(values.dtypes.get(factor.name) == "bf16" and factor.name in values.reads for factor in line.right):
+        left, right = f"{left}.to(tl.bfloat16)", f"{right}.to(tl.bfloat16)"  # as they are in memory
+    values.body.append(f'sums = tl.dot({left}, {right}, sums, input_precision="ieee", out_dtype={values.computed})')
+    values.body, values.known = kernel.after, known
+    at = {**batch, **rows_at, **columns_at}
+    key = (line.name, *(at[axis].text for axis in line.left[0].declared))
+    values.known[key] = Expression("sums", frozenset({row, column}))
+    values.body += [kernel.stored(each, values.value(each.name, at).text, at) for each in kernel.made]
+    kernel.grid = str(many["row"] * many["column"] * prod(map(values.number, found.batch)))
+
+
+def _factor(values: KernelValues, factor: Operand, at: Mapping[str, Expression], blocks: tuple[Block, Block]) -> str:
+    """Return a factor's block; one that is computed is zero beyond its ends, as one that is loaded."""
+    value = values.operand(factor, at)
+    if factor.name not in values.makers and {*blocks} <= value.blocks:
+        return value.text
+    tests = [block.inside or f"({block.name} >= 0)" for block in blocks]
+    return f"tl.where({' & '.join(tests)}, {value.text}, 0.0)"

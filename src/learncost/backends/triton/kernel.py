@@ -1,0 +1,131 @@
+"""Print the kernels of a step as Triton: rows in parallel, sums over rows in two stages, batched products in tiles.
+
+After the kernels of a call stands the function that launches them. Nothing is added by atomics: two runs are bit-equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from textwrap import fill
+
+from learncost.backends.c import KernelFunction, Scratch
+from learncost.backends.c.unify import lowered
+from learncost.backends.expression import Identifiers
+from learncost.backends.triton.blocks import PrintedKernel, rows, tiles
+from learncost.backends.triton.values import COMPUTED, FUNCTIONS, RESERVED, TYPES, KernelValues, summed
+from learncost.ir.errors import InputError
+from learncost.ir.line import FusedKernel, Line, Product
+from learncost.ir.term import Read, Term
+
+WIDTH = 118
+
+
+def kernel(
+    lines: Sequence[Line],
+    axes: Mapping[str, tuple[str, ...]],
+    outputs: frozenset[str],
+    dtypes: Mapping[str, str],
+    sizes: Mapping[str, int],
+    name: str,
+) -> KernelFunction:
+    """Return the kernels of lines in Triton, with the arguments of `backends.c.kernel`.
+
+    A kernel of products and other sums is several, with the products' results as its workspace.
+    Raises `InputError` with a line that cannot be printed; SizeNeededError where a size must be a constant.
+    """
+    plan = lines[0].meta.kernel or FusedKernel(name, ())
+    normal = [_renamed(line) for line in lowered(lines, axes, outputs, plan.axes)]
+    arrays = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
+    for array in sorted(arrays):
+        if dtypes.get(array) not in TYPES:
+            raise InputError(f"{array} is {dtypes.get(array)}, not one of {', '.join(TYPES)}, in line: {lines[0]}")
+    computed = "fp64" if any(dtypes[array] == "fp64" for array in arrays) else "fp32"
+    names = Identifiers((*RESERVED, *FUNCTIONS))
+    parts: list[PrintedKernel] = []
+    scratch: list[Scratch] = []
+    known, types = dict(axes), dict(dtypes)
+
+    def part(made: Sequence[Line]) -> PrintedKernel:
+        wish = f"{name}_{len(parts) + 1}_kernel" if parts else f"{name}_kernel"
+        values = KernelValues(_needed(made, normal), known, types, sizes, COMPUTED[computed], names)
+        parts.append(PrintedKernel(values, list(made), wish))
+        return parts[-1]
+
+    def stored(made: Sequence[Line]) -> PrintedKernel:
+        """Begin a kernel of values that later ones read, as arrays in the call's workspace."""
+        for line in made:
+            if line.name not in outputs:
+                known[line.name], types[line.name] = line.left[0].declared, computed
+        begun = part(made)
+        for line in made:
+            normal.remove(line)
+            if line.name not in outputs:
+                points = prod(map(begun.values.number, line.left[0].declared))
+                scratch.append(Scratch(names.of(line.name), computed, points))
+        return begun
+
+    made = [line for line in normal if line.name in outputs]
+    products = [line for line in normal if _is_of_matrices(line)]
+    if len(products) == 1 and _fits_tiles(products[0], normal, made):
+        tiles(part(made), products[0])
+    else:
+        for line in products:
+            if over := [other for other in _needed([line], normal) if other is not line and summed(other)]:
+                rows(stored(over), plan.axes)
+            tiles(stored([line]), line)
+        if remaining := [line for line in made if line in normal]:
+            rows(part(remaining), plan.axes)
+    return _function(name, lines, parts, scratch)
+
+
+def _renamed(line: Line) -> Line:
+    """Return a write at an index with other names for the axes of what is written than for those of the result."""
+    left = line.left[0]
+    if not left.indexed:
+        return line
+    new = {axis: axis + "'" * 4 for axis in line.loops if axis not in left.axes}
+    axes = (axis if isinstance(axis, str) else Read(axis.axis, axis.at.renamed({}, new)) for axis in left.axes)
+    right = tuple(operand.renamed({}, new) for operand in line.right)
+    return line.with_changed(left=(Term(left.name, tuple(axes)),), right=right)
+
+
+def _is_of_matrices(line: Line) -> bool:
+    return isinstance(line, Product) and not line.left[0].indexed and line.sides.are_of_matrices
+
+
+def _needed(made: Sequence[Line], lines: Sequence[Line]) -> list[Line]:
+    """Return the lines that results need, in order."""
+    names, needed = {line.name for line in made}, list[Line]()
+    for line in reversed(lines):
+        if line.name in names:
+            needed.append(line)
+            names |= {*line.reads}
+    return needed[::-1]
+
+
+def _fits_tiles(product: Line, lines: Sequence[Line], made: Sequence[Line]) -> bool:
+    """Return whether a product's tiles are those of all results, and all other lines are elementwise."""
+    if any(summed(line) for line in lines if line is not product):
+        return False
+    axes = {*product.left[0].declared}
+    return all({*line.left[0].declared} == axes and product in _needed([line], lines) for line in made)
+
+
+def _function(
+    name: str, lines: Sequence[Line], parts: Sequence[PrintedKernel], workspace: Sequence[Scratch]
+) -> KernelFunction:
+    """Return kernels that run one after another, with the function that launches them."""
+    scratch = (*workspace, *(each for part in parts for each in part.scratch))
+    writes = {made: array for part in parts for made, array in part.outputs.items()}
+    writes = {made: array for made, array in writes.items() if array not in {each.name for each in scratch}}
+    made = {line for part in parts for line in part.outputs}
+    reads = {read: array for part in parts for read, array in part.values.reads.items() if read not in made}
+    free = {size: text for part in parts for size, text in part.values.free.items()}
+    arguments = (*reads.values(), *writes.values(), *(each.name for each in scratch), *free.values())
+    launch = fill(f"def {name}({', '.join(arguments)}):", WIDTH, subsequent_indent="    " * 2)
+    launch += "".join(f"\n    {line}" for part in parts for line in part.launches())
+    text = "\n".join(f"# {line}" for line in lines) + "\n"
+    text += "\n\n\n".join((*(part.text() for part in parts), launch)) + "\n"
+    shares = parts[0].shares if len(parts) == 1 else ()
+    return KernelFunction(name, text, tuple(reads), tuple(writes), tuple(free), shares, scratch)

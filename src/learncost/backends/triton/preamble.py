@@ -1,0 +1,146 @@
+"""The text around the kernels of a file in Triton: imports, helpers, and the command line."""
+
+USE = """\
+To run it, with `given` a dictionary of tensors by the names in GIVEN, on the device:
+
+    m = lay_out(given, torch.empty(BYTES, dtype=torch.uint8, device=device()))
+    step(m, KERNELS)
+    print(m.loss)
+
+On the command line, with made up tensors, and with the registers of the kernels, for which no GPU is needed:
+
+    python step.py
+    python step.py --compile sm_80 sm_90
+"""
+
+PREAMBLE = """\
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from types import SimpleNamespace
+
+
+def refuse(reason):
+    print(reason, file=sys.stderr)
+    raise SystemExit(2)
+
+
+try:
+    import triton
+    import triton.language as tl
+
+    import torch
+except ModuleNotFoundError as error:
+    refuse(f"{error.name} is not installed, which this step needs: pip install {error.name}")
+"""
+
+TANH = '''\
+@triton.jit
+def tanh(x):
+    """The hyperbolic tangent; near 0, where a difference would lose digits, by its series."""
+    power = tl.exp(-2.0 * tl.abs(x))
+    large = tl.where(x < 0, -1.0, 1.0) * (1.0 - power) / (1.0 + power)
+    square = x * x
+    series = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 + square * (-17.0 / 315 + square * 62.0 / 2835))))
+    return tl.where(square < 0.0025, series, large)
+'''
+
+LOG1P = '''\
+@triton.jit
+def log1p(x):
+    """log(1 + x), exact where x is small (Goldberg 1991, theorem 4)."""
+    one = 1.0 + x
+    return tl.where(one == 1.0, x, x * tl.log(one) / tl.where(one == 1.0, 1.0, one - 1.0))
+'''
+
+EXPM1 = '''\
+@triton.jit
+def expm1(x):
+    """exp(x) - 1, exact where x is small (Kahan, in Higham 2002, section 1.14.1)."""
+    power = tl.exp(x)
+    near = tl.where((tl.abs(x) < 0.5) & (power != 1.0), power, 2.0)
+    return tl.where(power == 1.0, x, tl.where(tl.abs(x) < 0.5, (near - 1.0) * x / tl.log(near), power - 1.0))
+'''
+
+ADD_PARTS = '''\
+@triton.jit
+def add_parts(parts, total, number, size):
+    """total[i] = sum over p of parts[p i], always in the same order."""
+    i = tl.program_id(0) * 64 + tl.arange(0, 64)[None, :]
+    sums = tl.zeros([1, 64], parts.dtype.element_ty)
+    for first in range(0, number, 16):
+        p = first + tl.arange(0, 16)[:, None]
+        part = tl.load(parts + p * size + i, mask=(p < number) & (i < size), other=0.0)
+        sums += tl.sum(part, 0, keep_dims=True)
+    tl.store(total + i, sums, mask=i < size)
+'''
+
+HELPERS = {"tanh": TANH, "log1p": LOG1P, "expm1": EXPM1, "add_parts": ADD_PARTS}
+"""The functions of kernels by name."""
+
+MAIN = '''\
+def device():
+    """The device of the step: CUDA, or the CPU under TRITON_INTERPRET=1."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "cpu"
+    if not torch.cuda.is_available():
+        refuse("PyTorch finds no CUDA device; with TRITON_INTERPRET=1 the kernels run slowly on the CPU")
+    return "cuda"
+
+
+def registers(target):
+    """Compile every kernel ahead of time, and print its registers and the bytes that it spills; for sm_80, sm_90."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        refuse("TRITON_INTERPRET=1 interprets kernels: unset it to compile them")
+    if target not in ("sm_80", "sm_90"):
+        refuse(f"{target} is not sm_80 or sm_90")
+    assembler = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "ptxas")
+    for kernel, warps in WARPS.items():
+        signature = {parameter.name: parameter.annotation for parameter in kernel.params}
+        aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if "*" in kind}
+        source = ASTSource(kernel, signature, {}, aligned)
+        code = triton.compile(source, target=GPUTarget("cuda", int(target[3:]), 32), options={"num_warps": warps})
+        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+            file.write(code.asm["ptx"])
+            file.flush()
+            gpu = "sm_90a" if target == "sm_90" else target
+            command = [assembler, "-v", f"--gpu-name={gpu}", file.name, "-o", os.devnull]
+            log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+        words = log.replace(",", "").split()
+        used, spilled = int(words[words.index("registers") - 1]), int(words[words.index("spill") - 2])
+        print(f"{target} {kernel.__name__}: {used} registers, {spilled} bytes spilled, {warps} warps")
+
+
+def main(arguments):
+    if arguments[:1] == ["--compile"]:
+        for target in arguments[1:] or ("sm_80", "sm_90"):
+            registers(target)
+        return
+    if arguments:
+        refuse(f"{arguments[0]} is no option: --compile [sm_80] [sm_90], or none")
+    where = device()
+    given = {}
+    for name, (shape, kind) in GIVEN.items():
+        given[name] = torch.full(shape, 0.01 if kind.is_floating_point else 0, dtype=kind, device=where)
+    m = lay_out(given, torch.empty(BYTES, dtype=torch.uint8, device=where))
+    step(m, KERNELS)
+    if where == "cuda":
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(11)]
+        for mark in marks[:-1]:
+            mark.record()
+            step(m, KERNELS)
+        marks[-1].record()
+        torch.cuda.synchronize()
+        times = sorted(one.elapsed_time(other) for one, other in zip(marks, marks[1:]))
+        print(f"{torch.cuda.get_device_name()}: {times[5]:.3f} ms a step, {torch.cuda.max_memory_allocated():,} bytes")
+    print(f"arena {BYTES:,} bytes; the numbers of this run are made up")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+'''

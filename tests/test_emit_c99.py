@@ -13,7 +13,6 @@ import pytest
 
 import learncost as lc
 from kernels_in_c import needs_compiler
-from learncost.backends.c.c99 import C99
 from learncost.backends.c.numbers import primitive
 from learncost.backends.c.printer import number
 from learncost.backends.c.tree import NameExpression

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,13 @@ from learncost.backends.expression import spelled
 from learncost.backends.triton import emitted
 from learncost.cli.command import main
 from learncost.interpreter import execute
+from learncost.ir.errors import InputError
+from learncost.ir.line import Op
+from learncost.ir.loop import walk
 from learncost.ir.table import Table
 from learncost.models.configuration import configure
-from learncost.models.model import build, run_sizes
+from learncost.models.families import FAMILIES
+from learncost.models.model import build, lengths_open, run_sizes
 from learncost.models.small import small
 from learncost.passes.lower import lower
 from learncost.passes.plan import planned
@@ -47,7 +53,7 @@ for name in sys.argv[1:]:
 
 
 def _step(subject: Any, overrides: Any, optimizer: str, plan: str, batch: int, length: int | None) -> tuple[Table, Any]:
-    model = build(configure(subject, overrides) if isinstance(overrides, dict) else subject)
+    model = build(configure(subject, overrides))
     table = planned(without_gradients(step(model, "bp", optimizer)), plan, model.sizes)
     return table, run_sizes(model, batch, length, None)
 
@@ -72,17 +78,77 @@ def _compare(cases: Mapping[str, tuple[Table, Any]], dtype: str, near: float, fo
             np.testing.assert_allclose(array.reshape(right.shape), right, atol=near, err_msg=f"{name}: {output}")
 
 
+ONE = {"num_hidden_layers": 1}
 CASES = {
     "mlp": (lc.layer(MLP), {}, "adamw", "fused", 5, None),
     "convolution": (lc.layer(CONVOLUTION), {}, "momentum", "fused", 3, None),
     "recurrence": (lc.layer(RECURRENCE), {}, "sgd", "fused,fused-update", 3, None),
-    "gpt2": ("gpt2", GPT2, "adamw", "flash,fused,fused-update,chunked-loss", 3, 7),
-    "llama": ("llama-3-8b", LLAMA, "adamw", "fused", 3, 7),
-    "vit": ("vit-base-patch16-224", VIT, "momentum", "flash,fused,recompute=gelu+norm", 3, None),
-    "mistral": ("mistral-7b", {**LLAMA, "sliding_window": 3}, "sgd", "flash,fused", 2, 7),
+    "gpt2": ("gpt2", GPT2, "adamw", "flash,fused,fused-update,chunked-loss", 2, 7),
+    "vit": ("vit-base-patch16-224", VIT | ONE, "momentum", "flash,fused,recompute=gelu+norm", 3, None),
+    "mistral": ("mistral-7b", LLAMA | ONE | {"sliding_window": 3}, "sgd", "fused", 2, 7),
 }
-"""Sizes that divide no tile; masks, also with a window; heads that share keys; convolutions, pooling, loops."""
+"""Sizes that divide no tile; masks, also with a window; heads that share keys; rotation; convolutions, loops."""
 
 
 def test_every_output_is_that_of_the_interpreter(tmp_path: Path) -> None:
+    """The files run in a process that cannot import learncost."""
     _compare({name: _step(*case) for name, case in CASES.items()}, "fp64", 1e-10, tmp_path)
+
+
+UNMADE = ("topk", "power")
+"""The operators that Triton's kernels lack."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_that_of_the_interpreter(family: str, tmp_path: Path) -> None:
+    configuration = small(family)
+    lengths = lengths_open(configuration, 6, 5)
+    model = build(configuration)
+    table = planned(without_gradients(step(model, "bp", "adamw")), "fused", model.sizes)
+    refused = any(isinstance(line, Op) and line.op in UNMADE for line, _ in walk(lower(table).lines))
+    with pytest.raises(InputError, match="is not supported in Triton") if refused else nullcontext():
+        _compare({family: (table, run_sizes(model, 2, *lengths))}, "fp64", 1e-9, tmp_path)
+
+
+def test_a_kernel_compiles_without_a_gpu_and_the_step_needs_one(tmp_path: Path) -> None:
+    """Registers and spills of one kernel for two targets; one line and exit code 2 without CUDA."""
+    table, sizes = _step(*CASES["mlp"])
+    (tmp_path / "step.py").write_text(emitted(table, sizes, "fp32", "mlp"), encoding="utf-8")
+    run = """
+import os, runpy
+os.environ.pop("TRITON_INTERPRET", None)
+file = runpy.run_path("step.py")
+kept = dict([*file["WARPS"].items()][1:2])
+file["WARPS"].clear()
+file["WARPS"].update(kept)
+file["main"](["--compile"])
+file["torch"].cuda.is_available = lambda: False
+file["main"]([])
+"""
+    found = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, check=False)
+    for line, target in zip(found.stdout.splitlines(), ("sm_80", "sm_90"), strict=True):
+        assert re.fullmatch(rf"{target} \w+_kernel: \d+ registers, 0 bytes spilled, 4 warps", line)
+    assert found.stderr.splitlines() == [
+        "PyTorch finds no CUDA device; with TRITON_INTERPRET=1 the kernels run slowly on the CPU"
+    ]
+    assert found.returncode == 2
+
+
+def test_what_is_missing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "step.py"
+    (tmp_path / "mlp.table").write_text(MLP, encoding="utf-8")
+    emit = ["emit", str(tmp_path / "mlp.table"), "--backend", "triton", "--batch-size", "5", "-o", str(path)]
+    assert main([*emit, "--dtype", "fp64"]) == 0
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(SystemExit) as stopped:
+        exec(compile(path.read_text(encoding="utf-8"), "step.py", "exec"), {"__name__": "__main__"})
+    assert stopped.value.code == 2
+    assert "triton is not installed" in capsys.readouterr().err
+    experts = ["emit", "mixtral-8x7b", "--num-hidden-layers", "1", "--seq-len", "8", "--backend", "triton"]
+    assert main(experts) == 2
+    assert "topk is not supported in Triton" in capsys.readouterr().err
+    assert main(["emit", "attention", "--backend", "triton"]) == 2
+    assert "--backend triton applies to models" in capsys.readouterr().err

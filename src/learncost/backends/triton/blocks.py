@@ -9,7 +9,7 @@ from math import prod
 
 from learncost.backends.c import Scratch
 from learncost.backends.expression import call
-from learncost.backends.triton.values import COMPUTED, TYPES, Block, Expression, KernelValues, position, summed
+from learncost.backends.triton.values import COMPUTED, TYPES, Block, BlockValue, KernelValues, position, summed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.term import Operand, Term
@@ -55,14 +55,14 @@ class PrintedKernel:
         """Return the index that gives a range its dimension."""
         return "" if self.rank == 1 else f"[{', '.join(':' if at == dim else 'None' for at in range(self.rank))}]"
 
-    def stored(self, line: Line, value: str, at: Mapping[str, Expression]) -> str:
+    def stored(self, line: Line, value: str, at: Mapping[str, BlockValue]) -> str:
         """Return the statement that stores a result."""
         return self.store(self.outputs[line.name], self.offset(line, at), value)
 
-    def offset(self, line: Line, at: Mapping[str, Expression]) -> Expression:
+    def offset(self, line: Line, at: Mapping[str, BlockValue]) -> BlockValue:
         return self.values.offset([at[axis] for axis in line.left[0].declared], self.values.axes[line.name])
 
-    def store(self, array: str, offset: Expression, value: str) -> str:
+    def store(self, array: str, offset: BlockValue, value: str) -> str:
         if not offset.blocks:
             zero = f"tl.zeros({[1] * self.rank}, tl.int32)"
             offset = replace(offset, text=f"{offset.text} + {zero}" if offset.text else zero)
@@ -151,7 +151,7 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
         limit = "" if lengths[axis] == values.number(axis) else values.size(axis)
         counter = values.let(position(axis), f"tl.arange(0, {lengths[axis]}){kernel.along(dim)}")
         blocks = frozenset({Block(counter, dim, lengths[axis], limit)})
-        values.canonical[axis] = Expression(counter, blocks, "index")
+        values.canonical[axis] = BlockValue(counter, blocks, "index")
     programs, first = 1, f"tl.program_id(0) * {together}"
     kernel.grid = f"triton.cdiv({count}, {together})"
     if totals:
@@ -166,7 +166,7 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
     values.body = kernel.inside
     values.body.append(f"point = {first} + tl.arange(0, {together}){kernel.along(0)}")
     at = values.canonical
-    at |= values.flattened(Expression("point", frozenset({block}), "index"), points)
+    at |= values.flattened(BlockValue("point", frozenset({block}), "index"), points)
     stores = []
     for line in kernel.made:
         if line in totals:
@@ -250,7 +250,8 @@ def _shares(kernel: PrintedKernel, points: Sequence[str], totals: Sequence[Line]
 
 def tiles(kernel: PrintedKernel, line: Line) -> None:
     """Print a kernel of a product's tiles, with elementwise lines before and after."""
-    values, found = kernel.values, line.sides  # type: ignore[attr-defined]
+    assert isinstance(line, Product)
+    values, found = kernel.values, line.sides
     kernel.rank = 2
     several = {"row": found.rows, "column": found.columns, "inner": (*found.summed, *found.lone)}
     length = {name: prod(map(values.number, axes)) for name, axes in several.items()}
@@ -258,17 +259,17 @@ def tiles(kernel: PrintedKernel, line: Line) -> None:
     counted = {name: bracketed(values.points(axes)) for name, axes in several.items()}
     many = {name: -(-length[name] // tile[name]) for name in several}
 
-    def block(name: str, of: str, dim: int, start: str) -> tuple[Block, dict[str, Expression]]:
+    def block(name: str, of: str, dim: int, start: str) -> tuple[Block, dict[str, BlockValue]]:
         made = Block(name, dim, tile[of], "" if length[of] % tile[of] == 0 else counted[of])
         values.body.append(f"{name} = {start} + tl.arange(0, {tile[of]}){kernel.along(dim)}")
-        return made, values.flattened(Expression(name, frozenset({made}), "index"), several[of])
+        return made, values.flattened(BlockValue(name, frozenset({made}), "index"), several[of])
 
     values.body = kernel.head
     values.body.append("program = tl.program_id(0)")
-    batch: dict[str, Expression] = {}
+    batch: dict[str, BlockValue] = {}
     if found.batch:
         values.body.append(f"matrix = program // {many['row'] * many['column']}")
-        batch = values.flattened(Expression("matrix", frozenset(), "index"), found.batch)
+        batch = values.flattened(BlockValue("matrix", frozenset(), "index"), found.batch)
     first = f"program % {many['row'] * many['column']} // {many['column']} * {tile['row']}"
     row, rows_at = block("row", "row", 0, first)
     column, columns_at = block("column", "column", 1, f"program % {many['column']} * {tile['column']}")
@@ -286,12 +287,12 @@ def tiles(kernel: PrintedKernel, line: Line) -> None:
     values.body, values.known = kernel.after, known
     at = {**batch, **rows_at, **columns_at}
     key = (line.name, *(at[axis].text for axis in line.left[0].declared))
-    values.known[key] = Expression("sums", frozenset({row, column}))
+    values.known[key] = BlockValue("sums", frozenset({row, column}))
     values.body += [kernel.stored(each, values.value(each.name, at).text, at) for each in kernel.made]
     kernel.grid = str(many["row"] * many["column"] * prod(map(values.number, found.batch)))
 
 
-def _factor(values: KernelValues, factor: Operand, at: Mapping[str, Expression], blocks: tuple[Block, Block]) -> str:
+def _factor(values: KernelValues, factor: Operand, at: Mapping[str, BlockValue], blocks: tuple[Block, Block]) -> str:
     """Return a factor's block; one that is computed is zero beyond its ends, as one that is loaded."""
     value = values.operand(factor, at)
     if factor.name not in values.makers and {*blocks} <= value.blocks:

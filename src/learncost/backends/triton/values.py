@@ -50,7 +50,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Expression:
+class BlockValue:
     """A number at every position of some blocks: real, an index, or bool."""
 
     text: str
@@ -63,7 +63,7 @@ class Expression:
         return self.text if re.fullmatch(r"\w+(\.\d*|\d*\.\d+)?(e-?\d+)?|float\(.*\)", self.text) else f"({self.text})"
 
 
-Positions = Mapping[str, Expression]
+Positions = Mapping[str, BlockValue]
 
 
 @dataclass
@@ -83,12 +83,12 @@ class KernelValues:
     computed: str
     names: Identifiers
     body: list[str] = field(default_factory=list)
-    merged: dict[Expression, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
+    merged: dict[BlockValue, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
     reads: dict[str, str] = field(default_factory=dict)
     free: dict[str, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
-    known: dict[tuple[object, ...], Expression] = field(default_factory=dict)
-    canonical: dict[str, Expression] = field(default_factory=dict)
+    known: dict[tuple[object, ...], BlockValue] = field(default_factory=dict)
+    canonical: dict[str, BlockValue] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.makers = {line.name: line for line in self.lines}
@@ -130,7 +130,7 @@ class KernelValues:
         self.body.append(f"{name} = {text}")
         return name
 
-    def flattened(self, flat: Expression, axes: Sequence[str]) -> dict[str, Expression]:
+    def flattened(self, flat: BlockValue, axes: Sequence[str]) -> dict[str, BlockValue]:
         """Return the positions along axes of which the row-major index is given, and define them."""
         texts: list[str] = []
         for place, axis in enumerate(axes):
@@ -144,7 +144,7 @@ class KernelValues:
 
     # Values.
 
-    def operand(self, operand: Operand, at: Positions) -> Expression:
+    def operand(self, operand: Operand, at: Positions) -> BlockValue:
         """Return an operand at positions."""
         if isinstance(operand, Literal):
             return self._literal(operand)
@@ -153,7 +153,7 @@ class KernelValues:
             return self._loaded(operand, at)
         inside: list[str] = []
         blocks: frozenset[Block] = frozenset()
-        positions: dict[str, Expression] = {}
+        positions: dict[str, BlockValue] = {}
         for axis, read in zip(maker.left[0].declared, operand.axes, strict=True):
             positions[axis] = place = self._place(read, at)
             if isinstance(read, Read) and isinstance(read.at, Affine) and not read.at.fixed:
@@ -166,9 +166,9 @@ class KernelValues:
             return value
         outside = next(at.outside for _, at in operand.beyond)
         text = f"tl.where({' & '.join(inside)}, {value.text}, {_real(outside)})"
-        return Expression(self.let(f"{value.text}_at", text), value.blocks | blocks, value.kind)
+        return BlockValue(self.let(f"{value.text}_at", text), value.blocks | blocks, value.kind)
 
-    def value(self, name: str, at: Positions) -> Expression:
+    def value(self, name: str, at: Positions) -> BlockValue:
         """Return a value that the kernel makes, at positions along its axes."""
         line = self.makers[name]
         key = (name, *(at[axis].text for axis in line.left[0].declared))
@@ -177,7 +177,7 @@ class KernelValues:
             self.known[key] = replace(made, text=self.let(f"{self.names.of(name)}_i", made.text))
         return self.known[key]
 
-    def summand(self, line: Line, at: Positions) -> Expression:
+    def summand(self, line: Line, at: Positions) -> BlockValue:
         """Return the elements that a line sums, at positions along its axes; of a write at an index 0 elsewhere."""
         tests, blocks = list[str](), frozenset[Block]()
         found = solved(line)
@@ -202,7 +202,7 @@ class KernelValues:
             wish = self.let(position(axis), text)
             tests.append(f"(0 <= {wish}) & ({wish} < {self.size(axis)})")
             blocks |= place.blocks | rest.blocks
-            at = {**at, axis: Expression(wish, place.blocks | rest.blocks, "index")}
+            at = {**at, axis: BlockValue(wish, place.blocks | rest.blocks, "index")}
         if tests and found:
             inside = self.let("inside", " & ".join(tests))
             tests = [inside]
@@ -214,9 +214,9 @@ class KernelValues:
         (first, *more) = [self.operand(operand, at) for operand in line.right]
         text = " * ".join(map(self.real, (first, *more))) if more else self.real(first)
         blocks = blocks.union(*(each.blocks for each in (first, *more)))
-        return Expression(f"tl.where({' & '.join(tests)}, {text}, 0.0)" if tests else text, blocks)
+        return BlockValue(f"tl.where({' & '.join(tests)}, {text}, 0.0)" if tests else text, blocks)
 
-    def over(self, line: Line, elements: Expression, blocks: Iterable[Block]) -> Expression:
+    def over(self, line: Line, elements: BlockValue, blocks: Iterable[Block]) -> BlockValue:
         """Return the elements reduced along the dimensions of blocks."""
         how, neutral = "sum", "0.0"
         if isinstance(line, Op):
@@ -230,24 +230,26 @@ class KernelValues:
             text = f"tl.where({' & '.join(tests)}, {text}, {neutral})"
         for block in several:
             text = f"tl.{how}({text}, {block.dim}, keep_dims=True)"
-        return Expression(text, elements.blocks - {*several})
+        return BlockValue(text, elements.blocks - {*several})
 
-    def _reduced(self, line: Line, at: Positions) -> Expression:
+    def _reduced(self, line: Line, at: Positions) -> BlockValue:
         over = summed(line)
         positions = {**at, **{axis: self.canonical[axis] for axis in over}}
         blocks = [next(iter(self.canonical[axis].blocks)) for axis in over]
         return self.over(line, self.summand(line, positions), blocks)
 
-    def _pointwise(self, line: Line, at: Positions) -> Expression:
+    def _pointwise(self, line: Line, at: Positions) -> BlockValue:
         left = line.left[0]
         if left.indexed:
             return self.summand(line, at)
+        if isinstance(line, Op) and not entry(line.op).pointwise and entry(line.op).kind != "constant":
+            raise InputError(f"{line.op} is not supported in Triton, in line: {line}")
         operands = [self.operand(operand, at) for operand in line.right]
         blocks = frozenset[Block]().union(*(operand.blocks for operand in operands))
         if isinstance(line, Product):
-            return Expression(" * ".join(map(self.real, operands)), blocks, self._kind(operands))
+            return BlockValue(" * ".join(map(self.real, operands)), blocks, self._kind(operands))
         if isinstance(line, Sum):
-            return Expression(_signed(line.signs, [self.real(each) for each in operands]), blocks, self._kind(operands))
+            return BlockValue(_signed(line.signs, [self.real(each) for each in operands]), blocks, self._kind(operands))
         assert isinstance(line, Op)
         row = entry(line.op)
         if line.op in ("inside", "select") and len(operands) in (0, 2):
@@ -256,42 +258,40 @@ class KernelValues:
             blocks = blocks.union(*(at[axis].blocks for axis in within))
             text = " & ".join(tests)
             if not operands:
-                return Expression(text, blocks, "bool")
-            return Expression(f"tl.where({text}, {self.real(operands[0])}, {self.real(operands[1])})", blocks)
+                return BlockValue(text, blocks, "bool")
+            return BlockValue(f"tl.where({text}, {self.real(operands[0])}, {self.real(operands[1])})", blocks)
         if row.fill is not None:
-            return Expression(_real(row.fill))
+            return BlockValue(_real(row.fill))
         if row.name == "eye":
             half = len(left.axes) // 2
             pairs = [(at[str(a)], at[str(b)]) for a, b in zip(left.axes[:half], left.axes[half:], strict=True)]
             blocks = frozenset[Block]().union(*(each.blocks for pair in pairs for each in pair))
-            return Expression(" & ".join(f"({a.text} == {b.text})" for a, b in pairs), blocks, "bool")
-        if not row.pointwise:
-            raise InputError(f"{row.name} is not supported in Triton, in line: {line}")
+            return BlockValue(" & ".join(f"({a.text} == {b.text})" for a, b in pairs), blocks, "bool")
         conditions = {*row.conditions}
         texts = [
             each.text if name in conditions else self.real(each)
             for name, each in zip(row.inputs, operands, strict=True)
         ]
-        return Expression(primitive(row.name, texts), blocks, "bool" if row.truth else "real")
+        return BlockValue(primitive(row.name, texts), blocks, "bool" if row.truth else "real")
 
-    def real(self, value: Expression) -> str:
+    def real(self, value: BlockValue) -> str:
         """Return the text of a number, of a condition as 1 or 0."""
         return f"{value.atom}.to({self.computed})" if value.kind == "bool" else value.atom
 
-    def _kind(self, operands: Sequence[Expression]) -> str:
+    def _kind(self, operands: Sequence[BlockValue]) -> str:
         return "index" if all(operand.kind == "index" for operand in operands) else "real"
 
-    def _literal(self, literal: Literal) -> Expression:
+    def _literal(self, literal: Literal) -> BlockValue:
         names = {base(part) for size in literal.sizes for part in size.replace("*", " ").replace("+", " ").split()}
         for name in names:
             if name not in self.sizes and not name.isdigit():
                 raise SizeNeededError(name)
-        return Expression(_real(literal.number(self.sizes)))
+        return BlockValue(_real(literal.number(self.sizes)))
 
-    def _place(self, axis: str | Read, at: Positions) -> Expression:
+    def _place(self, axis: str | Read, at: Positions) -> BlockValue:
         return at[axis] if isinstance(axis, str) else self._index(axis, at)
 
-    def _index(self, read: Read, at: Positions) -> Expression:
+    def _index(self, read: Read, at: Positions) -> BlockValue:
         """Return the position that an index has."""
         if isinstance(read.at, Term):
             return self.operand(read.at, at)
@@ -307,9 +307,9 @@ class KernelValues:
                 number = number if coefficient == 1 else f"{number} * {coefficient}"
             sign = "-" if part.factor < 0 else "+"
             text = f"{text} {sign} {number}" if text else number if part.factor >= 0 else f"-{number}"
-        return Expression(text, blocks, "index")
+        return BlockValue(text, blocks, "index")
 
-    def _loaded(self, term: Term, at: Positions) -> Expression:
+    def _loaded(self, term: Term, at: Positions) -> BlockValue:
         """Return elements of an array that the kernel reads; those that do not exist have a neutral value."""
         places = [self._place(axis, at) for axis in term.axes]
         extents = self.axes[term.name]
@@ -326,14 +326,14 @@ class KernelValues:
             text += f", mask={mask}, other={_real(outside) if kind == 'real' else '0'})" if mask else ")"
             if kind == "real" and COMPUTED.get(dtype) != self.computed:
                 text = f"{text}.to({self.computed})"
-            self.known[key] = Expression(self.let(f"{array}_i", text), offset.blocks, kind)
+            self.known[key] = BlockValue(self.let(f"{array}_i", text), offset.blocks, kind)
         return self.known[key]
 
     def array(self, name: str) -> str:
         """Return the parameter of an array that the kernel reads."""
         return self.reads.setdefault(name, self.names.of(name))
 
-    def offset(self, places: Sequence[Expression], declared: Sequence[str]) -> Expression:
+    def offset(self, places: Sequence[BlockValue], declared: Sequence[str]) -> BlockValue:
         """Return the row-major offset of positions in an array, by flattened positions where it has their axes."""
         pairs = [(place, self.size(axis)) for place, axis in zip(places, declared, strict=True)]
         blocks = frozenset[Block]().union(*(place.blocks for place in places))
@@ -348,9 +348,9 @@ class KernelValues:
         for place, extent in pairs:
             before = f"({text})" if " + " in text or " - " in text else text
             text = f"{before} * {extent} + {place.atom}" if text else place.atom
-        return Expression(text, blocks, "index")
+        return BlockValue(text, blocks, "index")
 
-    def mask(self, offset: Expression, tests: Iterable[str] = ()) -> str:
+    def mask(self, offset: BlockValue, tests: Iterable[str] = ()) -> str:
         """Return the condition that positions of an offset exist; "" where all do."""
         several = sorted(offset.blocks, key=lambda block: block.dim)
         return " & ".join((*(block.inside for block in several if block.inside), *tests))

@@ -6,15 +6,15 @@
 Needs torch, and transformers for rows of its modules. A row that fails says why, and the others go on. With
 `--device cpu` everything is tried that needs no GPU, which says nothing of CUDA. What is measured:
 
-values    the emitted step of a small model of every family, and the modules of `learncost.torch` with their gradients,
-          in fp64 beside NumPy
+values    the emitted step of a small model of every family, also in Triton, and the modules of `learncost.torch` with
+          their gradients, in fp64 beside NumPy
 training  `learncost train --device cuda` beside the same on a processor: losses, and checkpoints that move
 memory    the peak that `memory` predicts beside the bytes that were asked of the caching allocator (`requested_bytes`,
           without its rounding) while two steps ran, and those that it handed out; libraries' workspaces apart
 imported  the same of modules that were read
 steps     the same of optimizers, accumulation, clipping and checkpoints
-time      the median of steps by CUDA's events, in turns, beside what the published record of the card and a calibration
-          say; MFU by the price book `matmul` over the published peak
+time      the median of steps by CUDA's events, in turns, also of the step in Triton as a CUDA graph, beside what the
+          published record of the card and a calibration say; MFU by the price book `matmul` over the published peak
 """
 
 from __future__ import annotations

@@ -67,6 +67,10 @@ def timed(asked: Asked, out: Path | None, compiles: bool) -> Iterator[Row]:
         if not asked.takes(subject.model):
             continue
         sides = {"eager": Eager, "bf16 throughout": Pure} if subject.dtype == "bf16" else {"eager": Eager}
+        if device == "cuda":
+            from on_gpu.in_triton import InTriton
+
+            sides["emitted in Triton"] = InTriton
         if compiles and not number:
             sides["compiled"] = Compiled
         yield from _of_subject(subject, sides, {"published": card, "calibrated": str(path)}, device)

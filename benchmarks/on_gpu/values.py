@@ -25,6 +25,7 @@ def values(asked: Asked) -> Iterator[Row]:
     """The largest difference from NumPy over the largest weight, or of gradients over the largest gradient."""
     device = asked.device
     rows = {f"emitted step, {name}": partial(_emitted, name, device) for name in asked.some(FAMILIES, 4)}
+    rows |= {f"emitted in Triton, {name}": partial(_in_triton, name, device) for name in asked.some(FAMILIES, 8)}
     rows |= {f"learncost.torch, {name}": partial(_module, name, device) for name in ("gpt2", "tinyllama-1.1b", *SIZES)}
     rows["learncost.torch, gpt2, torch.compile"] = partial(_module, "gpt2", device, torch.compile)
     rows["from_module, gpt2 of transformers"] = partial(_read, device)
@@ -55,6 +56,18 @@ def _emitted(name: str, device: str) -> Row:
     training.step(**data)
     return {"off": max(_off(results[new], training.weights[name]) for name, new in table.renewed.items()
                        if name in training.weights)}  # fmt: skip
+
+
+def _in_triton(name: str, device: str) -> Row:
+    """With momentum: AdamW makes a whole step of the rounding of a gradient that is 0, as of a key's bias."""
+    from on_gpu.in_triton import EmittedStep  # triton
+
+    training = Training(small(name), "bp", "momentum", learning_rate=0.01, dtype=np.float64, seed=1)
+    data = random_data(training.model, 2, 6, 5, seed=1)
+    emitted = EmittedStep(training.prepare(**data), "fp64", device)
+    emitted.run()
+    training.step(**data)
+    return {"off": max(_off(emitted.given[name], array) for name, array in training.weights.items())}
 
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}

@@ -174,7 +174,7 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
         else:
             stores.append(kernel.stored(line, values.value(line.name, at).text, at))
     kernel.shares = _shares(kernel, points, totals)
-    if kernel.shares and rest:
+    if kernel.shares:
         values.body.append("tl.debug_barrier()  # all is read before it is overwritten")
     values.body += stores
 

@@ -14,8 +14,8 @@ from learncost.backends.triton.preamble import HELPERS, MAIN, PREAMBLE, USE
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 
-LONGEST = 2**31 - 1
-"""The most elements of an array, since kernels compute offsets in 32 bits."""
+LONGEST = 2**31 - 2**20
+"""The most elements of an array, since kernels compute offsets in 32 bits, also those of a last block beyond its end."""
 
 
 def emitted(table: Table, sizes: Mapping[str, int], dtype: str, title: str) -> str:

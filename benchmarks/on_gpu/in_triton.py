@@ -1,0 +1,66 @@
+"""The emitted step in Triton, beside NumPy's numbers and as a side of timed steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from against_torch_and_jax.subject import LEARNING_RATE, Subject
+from against_torch_and_jax.torch_side import Eager, facts
+
+from learncost.backends.triton import emitted
+from learncost.engines.core import Prepared
+from learncost.engines.numpy_engine import Training
+from learncost.passes.plan import planned
+from learncost.procedures.optimizer import without_gradients
+from learncost.reports.memory.planner import chosen
+
+
+class EmittedStep:
+    """A file of `learncost emit --backend triton` with its tensors on a device: `run` takes a step in place."""
+
+    def __init__(self, prepared: Prepared, dtype: str, device: str | torch.device) -> None:
+        table = without_gradients(prepared.table)
+        table = planned(table, chosen(table, prepared.sizes, dtype), prepared.sizes)
+        file = _module(emitted(table, prepared.sizes, dtype, "A step that is measured."))
+        values: Mapping[str, Any] = prepared.values
+        self.given = {
+            name: torch.as_tensor(np.array(values[name])).to(device, kind).reshape(shape)
+            for name, (shape, kind) in file.GIVEN.items()
+        }
+        self.memory = file.lay_out(self.given, torch.empty(file.BYTES, dtype=torch.uint8, device=device))
+        self.run: Callable[[], object] = lambda: file.step(self.memory, file.KERNELS)
+        self.graph: Callable[[], Callable[[], object]] = lambda: file.captured(self.memory)
+
+
+def _module(text: str) -> ModuleType:
+    path = Path(tempfile.mkdtemp(), "step.py")
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(f"emitted_{path.parent.name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class InTriton(Eager):
+    """Steps on one batch, as a CUDA graph."""
+
+    def begin(self, subject: Subject) -> dict[str, Any]:
+        training = Training(subject.configuration, "bp", "adamw", learning_rate=LEARNING_RATE, dtype=np.float32, seed=0)
+        tokens, targets = subject.batch(0)
+        dtype = "fp32" if subject.dtype == "fp32" else "bf16-masters"
+        self.emitted = EmittedStep(training.prepare(tokens=tokens, targets=targets), dtype, self.device)
+        self.replay = self.emitted.graph()
+        return facts(self.device)
+
+    def step(self, tokens: Any, targets: Any) -> float:
+        self.replay()
+        return float(self.emitted.memory.loss)

@@ -135,7 +135,8 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
     every |= dict.fromkeys(axis for line in values.lines for axis in summed(line))
     rest = [axis for axis in every if axis not in points]
     lengths = {axis: _power(values.number(axis)) for axis in rest}
-    row = prod(lengths.values())
+    within = [{*line.loops, *line.left[0].declared} for line in values.lines]
+    row = max((prod(lengths[axis] for axis in axes if axis in lengths) for axes in within), default=1)
     if row > LARGEST:
         shown = " ".join(f"{axis}={values.number(axis):,}" for axis in rest)
         raise InputError(f"a row of {shown} is too large for one block in Triton, in line: {kernel.made[0]}")
@@ -218,7 +219,10 @@ def _divided(
         acted |= {axis.axis for line in lines for axis in line.left[0].axes if not isinstance(axis, str)}
         whole = [line.left[0].declared for line in lines if line.name in outputs or line.name in over]
         first = max((line.left[0].declared for line in lines if line.name in outputs), key=len)
-        points = tuple(axis for axis in first if axis not in acted and all(axis in each for each in whole))
+        free = [axis for axis in first if axis not in acted and not any(axis in each for each in over.values())]
+        made = [line.left[0].declared for line in lines if line.name in outputs]
+        points = tuple(axis for axis in free if all(axis in each for each in whole))
+        points = points or tuple(axis for axis in free if all(axis in each for each in made))
         if points or len(sums) < len(outputs):
             return points, []
         totals, wished = [*sums], [axis for axis in sums[0].loops if axis in over[sums[0].name]]
@@ -281,9 +285,10 @@ def tiles(kernel: PrintedKernel, line: Line) -> None:
     down, down_at = block("down", "inner", 0, "first")
     left = _factor(values, line.right[0], {**batch, **rows_at, **across_at}, (row, across))
     right = _factor(values, line.right[1], {**batch, **columns_at, **down_at}, (down, column))
-    if all(values.dtypes.get(factor.name) == "bf16" and factor.name in values.reads for factor in line.right):
-        left, right = f"{left}.to(tl.bfloat16)", f"{right}.to(tl.bfloat16)"  # as they are in memory
-    values.body.append(f'sums = tl.dot({left}, {right}, sums, input_precision="ieee", out_dtype={values.computed})')
+    product = f'tl.dot({left}, {right}, sums, input_precision="ieee", out_dtype={values.computed})'
+    if any(factor.name in values.reads and values.dtypes[factor.name] == "bf16" for factor in line.right):
+        product = f"dot_bf16({left}, {right}, sums)"
+    values.body.append(f"sums = {product}")
     values.body, values.known = kernel.after, known
     at = {**batch, **rows_at, **columns_at}
     key = (line.name, *(at[axis].text for axis in line.left[0].declared))

@@ -13,6 +13,7 @@ from learncost.backends.c import KernelFunction, Scratch
 from learncost.backends.c.unify import lowered
 from learncost.backends.expression import Identifiers
 from learncost.backends.triton.blocks import PrintedKernel, rows, tiles
+from learncost.backends.triton.counted import MARK, counted
 from learncost.backends.triton.values import COMPUTED, FUNCTIONS, RESERVED, TYPES, KernelValues, summed
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Product
@@ -35,7 +36,7 @@ def kernel(
     Raises `InputError` with a line that cannot be printed; SizeNeededError where a size must be a constant.
     """
     plan = lines[0].meta.kernel or FusedKernel(name, ())
-    normal = [_renamed(line) for line in lowered(lines, axes, outputs, plan.axes)]
+    normal = [_renamed(each) for line in lowered(lines, axes, outputs, plan.axes) for each in counted(line)]
     arrays = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
     for array in sorted(arrays):
         if dtypes.get(array) not in TYPES:
@@ -47,7 +48,7 @@ def kernel(
     known, types = dict(axes), dict(dtypes)
 
     def part(made: Sequence[Line]) -> PrintedKernel:
-        wish = f"{name}_{len(parts) + 1}_kernel" if parts else f"{name}_kernel"
+        wish = f"{name}_kernel" + (f"_{len(parts) + 1}" if parts else "")
         values = KernelValues(_needed(made, normal), known, types, sizes, COMPUTED[computed], names)
         parts.append(PrintedKernel(values, list(made), wish))
         return parts[-1]
@@ -84,7 +85,7 @@ def _renamed(line: Line) -> Line:
     left = line.left[0]
     if not left.indexed:
         return line
-    new = {axis: axis + "'" * 4 for axis in line.loops if axis not in left.axes}
+    new = {axis: axis + MARK for axis in line.loops if axis not in left.axes}
     axes = (axis if isinstance(axis, str) else Read(axis.axis, axis.at.renamed({}, new)) for axis in left.axes)
     right = tuple(operand.renamed({}, new) for operand in line.right)
     return line.with_changed(left=(Term(left.name, tuple(axes)),), right=right)

@@ -64,6 +64,29 @@ def expm1(x):
     return tl.where(power == 1.0, x, tl.where(tl.abs(x) < 0.5, (near - 1.0) * x / tl.log(near), power - 1.0))
 '''
 
+POWER = '''\
+@triton.jit
+def power(x, z):
+    """x to the power z: of a negative x only where z is whole."""
+    size = tl.where(z == 0.0, 1.0, tl.exp2(z * tl.log2(tl.abs(x))))
+    odd = z - 2.0 * tl.floor(z / 2.0) == 1.0
+    negative = tl.where(tl.floor(z) == z, tl.where(odd, -size, size), float("nan"))
+    return tl.where(x < 0.0, negative, size)
+'''
+
+DOT_BF16 = '''\
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def dot_bf16(left, right, sums):
+    """sums + left right, of factors in bf16; as fp32 in Triton's interpreter, which multiplies the bits of bf16."""
+    left, right = left.to(tl.bfloat16), right.to(tl.bfloat16)
+    if INTERPRETED:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, sums)
+'''
+
 ADD_PARTS = '''\
 @triton.jit
 def add_parts(parts, total, number, size):
@@ -77,7 +100,7 @@ def add_parts(parts, total, number, size):
     tl.store(total + i, sums, mask=i < size)
 '''
 
-HELPERS = {"tanh": TANH, "log1p": LOG1P, "expm1": EXPM1, "add_parts": ADD_PARTS}
+HELPERS = {"tanh": TANH, "log1p": LOG1P, "expm1": EXPM1, "power": POWER, "dot_bf16": DOT_BF16, "add_parts": ADD_PARTS}
 """The functions of kernels by name."""
 
 MAIN = '''\

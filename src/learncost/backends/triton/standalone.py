@@ -15,7 +15,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 
 LONGEST = 2**31 - 2**20
-"""The most elements of an array, since kernels compute offsets in 32 bits, also those of a last block beyond its end."""
+"""The most elements of an array: kernels compute offsets in 32 bits, also those of a last block beyond its end."""
 
 
 def emitted(table: Table, sizes: Mapping[str, int], dtype: str, title: str) -> str:
@@ -32,7 +32,7 @@ def emitted(table: Table, sizes: Mapping[str, int], dtype: str, title: str) -> s
     helpers = [text for name, text in HELPERS.items() if re.search(rf"\b{name}[([]", kernels)]
     _, _, step = placed.text.partition("import torch\n")
     names = "".join(f"    {function.name}={function.name},\n" for function in placed.functions)
-    found = re.findall(r"^    (\w+_kernel)\[.*?num_warps=(\d+)", kernels, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^    (\w+_kernel(?:_\d+)?)\[.*?num_warps=(\d+)", kernels, re.MULTILINE | re.DOTALL)
     warps = "".join(f"    {name}: {number},\n" for name, number in found)
     ending = f"KERNELS = SimpleNamespace(\n{names})\nWARPS = {{\n{warps}}}"
     parts = (PREAMBLE, *helpers, kernels, step.strip("\n"), f"{_given(layout)}\n{ending}", MAIN)

@@ -29,9 +29,27 @@ FUNCTIONS = {
     "tanh_": "tanh",
     "log1p": "log1p",
     "expm1": "expm1",
+    "pow": "power",
 }
 """Triton's functions by their names in an operator's expression in C, without the type."""
-RESERVED = ("tl", "triton", "torch", "math", "program", "point", "first", "row", "column", "inner", "down", "tile")
+RESERVED = (
+    *(
+        "tl",
+        "triton",
+        "torch",
+        "math",
+        "program",
+        "point",
+        "first",
+        "row",
+        "column",
+        "across",
+        "down",
+        "matrix",
+        "sums",
+    ),
+    *("add_parts", "dot_bf16", "INTERPRETED", "inside"),
+)
 
 
 @dataclass(frozen=True)
@@ -242,7 +260,11 @@ class KernelValues:
         left = line.left[0]
         if left.indexed:
             return self.summand(line, at)
-        if isinstance(line, Op) and not entry(line.op).pointwise and entry(line.op).kind != "constant":
+        if (
+            isinstance(line, Op)
+            and line.op != "inside"
+            and entry(line.op).kind not in ("elementwise", "move", "constant")
+        ):
             raise InputError(f"{line.op} is not supported in Triton, in line: {line}")
         operands = [self.operand(operand, at) for operand in line.right]
         blocks = frozenset[Block]().union(*(operand.blocks for operand in operands))
@@ -251,7 +273,6 @@ class KernelValues:
         if isinstance(line, Sum):
             return BlockValue(_signed(line.signs, [self.real(each) for each in operands]), blocks, self._kind(operands))
         assert isinstance(line, Op)
-        row = entry(line.op)
         if line.op in ("inside", "select") and len(operands) in (0, 2):
             tests = [test for condition in line.where for test in self._holds(condition, at)]
             within = {axis for condition in line.where for axis in condition.axes}
@@ -260,6 +281,7 @@ class KernelValues:
             if not operands:
                 return BlockValue(text, blocks, "bool")
             return BlockValue(f"tl.where({text}, {self.real(operands[0])}, {self.real(operands[1])})", blocks)
+        row = entry(line.op)
         if row.fill is not None:
             return BlockValue(_real(row.fill))
         if row.name == "eye":
@@ -294,7 +316,8 @@ class KernelValues:
     def _index(self, read: Read, at: Positions) -> BlockValue:
         """Return the position that an index has."""
         if isinstance(read.at, Term):
-            return self.operand(read.at, at)
+            index = self.operand(read.at, at)
+            return index if index.kind == "index" else replace(index, text=f"{index.atom}.to(tl.int32)", kind="index")
         text, blocks = "", frozenset[Block]()
         for part in read.at.parts:
             coefficient = abs(part.factor)
@@ -381,7 +404,7 @@ def solved(line: Line) -> dict[str, tuple[Read, AffineTerm]]:
 
 def summed(line: Line) -> tuple[str, ...]:
     """Return the axes that a line sums or reduces; of a write at an index, those of what is written."""
-    if isinstance(line, Op) and entry(line.op).kind != "reduction":
+    if isinstance(line, Op) and (line.op == "inside" or entry(line.op).kind != "reduction"):
         return ()
     found = solved(line) if line.left[0].indexed else {}
     return tuple(axis for axis in line.loops if axis not in line.left[0].axes and axis not in found)

@@ -11,7 +11,7 @@ from learncost.ops import applied, entry
 
 ZERO = Literal(0.0)
 MARK = "''''"
-"""What the name of an axis ends in of which the positions are compared with those of the axis itself."""
+"""The end of the name of a second axis of the same size, whose positions are compared with those of the first."""
 
 
 def counted(line: Line) -> Iterator[Line]:

@@ -190,7 +190,7 @@ def _linear(names: ScopeNames, call: Linear, values: Values) -> None:
                 part = part.contiguous()
             values[projection.makes.name] = part
         names.tape.hold(x)
-        if names.module.mixes and len(names.weights[group[0].weight]) == 1:  # of no block: ModelOutput has it
+        if names.module.of_family and len(names.weights[group[0].weight]) == 1:  # of no block: ModelOutput has it
             names.state.cache.append(x)
 
 

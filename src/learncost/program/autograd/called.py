@@ -190,8 +190,9 @@ def _linear(names: ScopeNames, call: Linear, values: Values) -> None:
                 part = part.contiguous()
             values[projection.makes.name] = part
         names.tape.hold(x)
-        if names.module.of_family and len(names.weights[group[0].weight]) == 1:  # of no block: ModelOutput has it
-            names.state.cache.append(x)
+        state, of_block = names.state, len(names.weights[group[0].weight]) > 1
+        if names.module.of_family and state.passed and not of_block and not state.hidden:
+            state.hidden.append(x)
 
 
 def _path(names: ScopeNames, group: Sequence[Projection], x: TapeTensor) -> tuple[list[TapeTensor], int]:

@@ -113,6 +113,7 @@ class StepState:
     masks: dict[tuple[object, ...], TapeTensor] = field(default_factory=dict)
     embedded: list[TapeTensor] = field(default_factory=list)
     cache: list[TapeTensor] = field(default_factory=list)
+    hidden: list[TapeTensor] = field(default_factory=list)  # the last hidden state, which a ModelOutput has
     inputs: list[TapeTensor] = field(default_factory=list)
     scores: list[TapeTensor] = field(default_factory=list)
     tokens: str = ""

@@ -245,6 +245,7 @@ def _forward(state: StepState) -> list[TapeTensor]:
     run_lines(names, table.lines, values, table.outputs)
     state.release(state.embedded)
     state.release(state.cache)
+    state.release(state.hidden)
     state.tape.leave_autocast()
     if not asked.checkpoint:
         state.release_masks()

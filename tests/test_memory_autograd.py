@@ -284,14 +284,14 @@ def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator
     ("model", "shape", "setting"),
     [
         *(("llama", shape, setting) for shape, setting in (("block", "both"), ("loss", "checkpoints"))),
-        *((model, "block", setting) for model in ("gpt2", "bert", "opt", "gpt_neox") for setting in ("plain", "lora")),
+        *((model, "block", setting) for model in ("gpt2", "bert", "opt", "mixtral") for setting in ("plain", "lora")),
     ],
 )
 def test_the_predicted_peak_under_autocast_is_that_of_the_allocator(monkeypatch, model, shape, setting):
     example_module = peaks()
     narrow(monkeypatch, model)
     case = model, shape, "amp", setting, "fused"
-    predicted, near = example_module.predicted(*case), 0.012 if model == "bert" else 0.004
+    predicted, near = example_module.predicted(*case), 0.012 if model in ("bert", "mixtral") else 0.004
     assert predicted == pytest.approx(measured_peak(lambda: example_module.train(*case), predicted, near), rel=near)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -321,7 +322,7 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
     selected = count(call.outward.left[0].declared)
     value, back = names.found(call.value, values), names.leaf(call.outward.right[1].name)
     sizes = [count(line.left[0].declared) for line in call.inward]
-    multiplied: Callable[[TapeTensor, TapeTensor, int], TapeTensor] = linear
+    multiplied: Callable[[TapeTensor, TapeTensor, int], TapeTensor] = partial(linear, casts=False)  # grouped_mm
     if call.scaled:
         experts = back.elements * shares.elements**2 // (sizes[0] * selected)
         times = experts * value.elements // selected

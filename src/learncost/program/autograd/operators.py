@@ -482,13 +482,17 @@ def linear(
     bias: TapeTensor | None = None,
     saves_both: bool = False,
     name: str = "linear",
+    casts: bool = True,
 ) -> TapeTensor:
     """Run `functional.linear`, which saves its operand for the weight's gradient, and the weight for the operand's.
 
     For a quantized weight it is bitsandbytes' `MatMul4Bit`, which dequantizes in both directions and holds the codes
-    itself.
+    itself. Autocast does not know all products: of others (`casts` is False) the operand has the type of the weight.
     """
-    x, weight, bias = x.lowered(), weight.lowered(), bias and bias.lowered()
+    if casts:
+        x, weight, bias = x.lowered(), weight.lowered(), bias and bias.lowered()
+    elif x.tape.autocast:
+        x = x.to(weight.width)
     tape, operands = x.tape, [each for each in (x, weight, bias) if each]
 
     def backward(_: Gradients) -> Gradients:

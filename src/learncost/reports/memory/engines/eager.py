@@ -325,6 +325,9 @@ def _unwrapped(step: MemoryStep) -> str:
         return "cannot find the blocks of an imported module for fully_shard: use --placement ddp, or --engine graph"
     if wrapping.parts > 1 and step.module.endswith("reentrant"):
         return f"does not support fully_shard with --module {step.module}: use --module transformers"
+    if wrapping.parts > 1 and step.kind.autocast:
+        masters = step.kind.values + "-masters"
+        return f"casts sharded weights by MixedPrecisionPolicy, not by autocast: use --precision {masters}"
     return (
         "does not support fully_shard of quantized frozen weights"
         if wrapping.parts > 1 and step.model.quantized

@@ -192,7 +192,7 @@ def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead,
         lost.append("precision")
     why = "which is not counted over this mesh"
     more = {"no_sync": ": the peak is higher, as gradients stay whole up to the last microbatch"}
-    more["precision"] = f", but as {replaced}: the peak is higher, as weights and gradients are fp32"
+    more["precision"] = f", but as {replaced}: the peak is higher by copies in 16 bits and the fp32 residual stream"
     return tuple(
         replace(key, effect=f"{name} = {step.get(name)}, {why}{more.get(name, '')}")
         for name in lost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from itertools import zip_longest
 from typing import TypeAlias
 
@@ -91,7 +91,7 @@ def _spelt(axes: tuple[Axis, ...]) -> Iterator[str]:
         yield f"{axis.axis}=({at})" if in_brackets and isinstance(axis, Read) else str(axis)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _loops(axes: tuple[Axis, ...]) -> tuple[str, ...]:
     loops: list[str] = []
     for axis in axes:
@@ -99,17 +99,17 @@ def _loops(axes: tuple[Axis, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(loops))
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _declared(axes: tuple[Axis, ...]) -> tuple[str, ...]:
     return tuple(axis if isinstance(axis, str) else axis.axis for axis in axes)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _indexed(axes: tuple[Axis, ...]) -> bool:
     return any(isinstance(axis, Read) for axis in axes)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _apart(axes: tuple[Axis, ...]) -> bool:
     known = {axis for axis in axes if isinstance(axis, str)}
     places = [axis.at for axis in axes if isinstance(axis, Read)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.passes import ONCE
@@ -266,6 +266,10 @@ def in_a_ring(op: str, payload: int, devices: int) -> int:
     return payload * (2 if op.startswith("all_reduce") else 1) * (devices - 1) // devices
 
 
+Unplaced: TypeAlias = "tuple[PreparedRun, MeshCut, Model, Table, dict[str, int], tuple[Padded, ...]]"
+"""A run over a mesh, how the mesh cuts it, and the padded model, its step, sizes and padded axes."""
+
+
 def over_mesh(request: Request, device: int | None = None) -> tuple[PreparedRun, OverMesh]:
     """Return the run and its step over a mesh, in microbatches; of a pipeline the stages of one device.
 
@@ -273,7 +277,11 @@ def over_mesh(request: Request, device: int | None = None) -> tuple[PreparedRun,
     device  of the pipeline; by default the one that computes most
     Raises `InputError` for indivisible axes and without a mesh.
     """
-    run, cut, _, table, sizes, padded = _unplaced(request)
+    return _placed(request, _unplaced(request), device)
+
+
+def _placed(request: Request, step_of: Unplaced, device: int | None = None) -> tuple[PreparedRun, OverMesh]:
+    run, cut, _, table, sizes, padded = step_of
     placed = place(table, cut.inner, cut.clauses, sizes, plan=run.plan)
     way = cut.way_of(sizes.get("B", whole_batch(request)), request)
     if way.gradients != ONCE:
@@ -326,9 +334,7 @@ def _optimizer(run: PreparedRun) -> str:
     return run.optimizer or default_optimizer(run.book)
 
 
-def _unplaced(
-    request: Request,
-) -> tuple[PreparedRun, MeshCut, Model, Table, dict[str, int], tuple[Padded, ...]]:
+def _unplaced(request: Request) -> Unplaced:
     """Return the run of a request with a mesh, how the mesh cuts it, and the padded model, its step and sizes."""
     if not request.is_sharded or request.mesh is None:
         raise InputError("give --mesh, for example --mesh dp=2,tp=4")
@@ -344,9 +350,9 @@ def _unplaced(
 
 def over_stages(request: Request) -> tuple[PreparedRun, tuple[OverMesh, ...]]:
     """Return the run and its step over a mesh, for a pipeline that of every stage. Raises `InputError`."""
-    run, cut, model, table, sizes, padded = _unplaced(request)
+    run, cut, model, table, sizes, padded = whole = _unplaced(request)
     if cut.pipeline is None:
-        run, over = over_mesh(request)
+        run, over = _placed(request, whole)
         return run, (over,)
     if request.procedure != "bp":
         raise InputError(f"pipeline stages require --procedure bp, not {request.procedure}")

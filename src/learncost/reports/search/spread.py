@@ -52,8 +52,15 @@ class MeshCut:
 
     def way(self, microbatch: int, microbatches: int) -> ParallelConfig:
         """Return the configuration of a step in microbatches."""
-        way = ParallelConfig(self.mesh, microbatch, microbatches, self.schedule, self.chunks, self.layers)
-        return replace(way, communication_buffers=self.communication_buffers)
+        return ParallelConfig(
+            self.mesh,
+            microbatch,
+            microbatches,
+            self.schedule,
+            self.chunks,
+            self.layers,
+            communication_buffers=self.communication_buffers,
+        )
 
     def way_of(self, batch: int, request: Request, usual: int = 0) -> ParallelConfig:
         """Return the configuration of a batch in the microbatches of a request. Raises `InputError`.

@@ -55,7 +55,7 @@ class ShellScript:
     """The values of a script that are known without running it.
 
     variables  the values of its variables outside of branches, with `CHANGED` behind those that a branch replaces; a
-               script without arguments of its own has `$#` 0
+               script is read without arguments, so that `$#` is 0
     commands   the words of each command outside of branches, with its line
     branches   the arguments that branches add, with their lines
     around     what becomes of the branches and loops around a statement

@@ -331,7 +331,7 @@ def fit(
     names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if trains else EVERY)))
     alone = next((name for name in names if name in ONE_PASS), "")
     if alone and len(names) > 1:
-        raise InputError(f"{alone} has lengths of its own: give --procedures {alone} alone")
+        raise InputError(f"{alone} has other lengths than procedures that learn: give --procedures {alone} alone")
     if microbatches > 1 and INFERENCE.keys() & {*names}:
         raise InputError(f"--accumulate is of training: remove {alone or NAME} from --procedures")
     if request.context is not None and alone != "decode":

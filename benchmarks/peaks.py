@@ -156,8 +156,12 @@ SHAPES = {"loss": (4, 64, 8000), "block": (4, 128, 256), "optimizer": (1, 16, 20
 """What is the worst moment: sequences, tokens of each, tokens that there are."""
 SETTINGS = {"plain": (False, False), "checkpoints": (True, False), "lora": (False, True), "both": (True, True)}
 """Whether blocks run again, and whether paths of low rank alone learn."""
-DTYPES = {"fp32": (torch.float32, "fp32"), "bf16": (torch.bfloat16, "bf16-true"), "nf4": (torch.bfloat16, "qlora")}
-DTYPES["amp"] = torch.float32, "amp"
+DTYPES = {
+    "fp32": (torch.float32, "fp32"),
+    "bf16": (torch.bfloat16, "bf16-true"),
+    "nf4": (torch.bfloat16, "qlora"),
+    "amp": (torch.float32, "amp"),
+}
 """nf4 are the frozen matrices of blocks, with LoRA; amp is autocast to bf16."""
 MODULE = "transformers"
 OPTIMIZERS = {

@@ -391,8 +391,8 @@ def precision_of(name: str) -> Precision:
 def check_trained(kind: Precision) -> None:
     """Raise `InputError` for a precision that does not have all types of a training step."""
     if kind.is_stored and not kind.is_trained:
-        scaled = {"bf16": "amp", "fp16": "amp-fp16"}[kind.values]
-        names = (f"{kind.values}-masters", f"{kind.values}-true", scaled)
+        cast = next(row.name for row in PRECISIONS.values() if row.autocast and row.values == kind.values)
+        names = (training_precision(kind.values), f"{kind.values}-true", cast)
         *first, last = (f"{name} ({PRECISIONS[name].title})" for name in names)
         choices = f"{', '.join(first)} or {last}"
         raise InputError(f"{kind.name} is ambiguous in training: give {choices}")

@@ -147,16 +147,16 @@ class Request:
         usual = "" if self.is_typed else self.usual_precision(depends)
         kind = either(self.dtype, self.precision, usual, counts_alone=counts_alone, trains=depends)
         if kind.autocast and not counts_alone:
-            self._check_autocast(kind.name)
+            self._check_autocast(kind.name, training_precision(kind.values))
         return kind
 
-    def _check_autocast(self, name: str) -> None:
+    def _check_autocast(self, name: str, masters: str) -> None:
         if not self.is_training:
             raise InputError(f"--precision {name} is that of training steps: give fp32, bf16 or fp16 for inference")
         if self.mesh is not None and self.timed_by != "eager":
             raise InputError(
                 f"--precision {name} over a mesh requires --engine eager, PyTorch's autocast: give that, or "
-                "--precision bf16-masters"
+                f"--precision {masters}"
             )
 
     @property

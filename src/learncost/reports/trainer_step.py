@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.ir.errors import InputError, counted, printable, shown
-from learncost.ir.precision import PRECISIONS
+from learncost.ir.precision import PRECISIONS, training_precision
 from learncost.passes.plan import NONE
 from learncost.program.optimizer_step import CLASSES
 from learncost.reports.question import flags_typed
@@ -31,7 +31,7 @@ HUB = Path("~/.cache/huggingface/hub")
 OF_EAGER = ("loss", "lora_dropout", "checkpoint_every", "offload", "plan", "optimizer_implementation", "no_sync")
 """Fields that engine eager alone counts, and over a mesh not always."""
 
-WITHOUT_AUTOCAST = {"amp": "bf16-masters", "amp-fp16": "fp16-masters"}
+WITHOUT_AUTOCAST = {name: training_precision(kind.values) for name, kind in PRECISIONS.items() if kind.autocast}
 """The precision of sharded weights, which are gathered in 16 bits, and the nearest one of engines without autocast."""
 
 USUAL = {"accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "fused"}

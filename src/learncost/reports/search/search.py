@@ -24,7 +24,7 @@ from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.figure import Figure
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown
-from learncost.ir.precision import stored
+from learncost.ir.precision import stored, training_precision
 from learncost.ir.serializable import HIDDEN, Key, Serializable, attributes
 from learncost.reports.memory.types import bytes_of, misfit
 from learncost.reports.request import ADAPTING, Request, takes_request
@@ -370,8 +370,9 @@ def search(
     few = _whole("top", top)
     total = None if tokens is None else check_tokens("tokens", tokens)
     kinds = [stored(name.strip()) for name in (request.precision or request.usual_precision(trains=True)).split(",")]
-    if any(kind.autocast for kind in kinds):
-        raise InputError("search has no autocast: give --precision bf16-masters in place of amp")
+    if cast := next((kind for kind in kinds if kind.autocast), None):
+        masters = training_precision(cast.values)
+        raise InputError(f"search has no autocast: give --precision {masters} in place of {cast.name}")
     run = prepare(of_one(request.in_precision(kinds[0].name)))
     name = run.model.configuration.name
     if not run.model.learns:

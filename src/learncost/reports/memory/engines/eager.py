@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from learncost.ir.errors import InputError
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import shape_of, size_of
-from learncost.ir.precision import BYTES
+from learncost.ir.precision import BYTES, training_precision
 from learncost.models.model import Model
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
 from learncost.passes.plan import NONE, by_eager, plan_of, usual_plan
@@ -326,7 +326,7 @@ def _unwrapped(step: MemoryStep) -> str:
     if wrapping.parts > 1 and step.module.endswith("reentrant"):
         return f"does not support fully_shard with --module {step.module}: use --module transformers"
     if wrapping.parts > 1 and step.kind.autocast:
-        masters = step.kind.values + "-masters"
+        masters = training_precision(step.kind.values)
         return f"casts sharded weights by MixedPrecisionPolicy, not by autocast: use --precision {masters}"
     return (
         "does not support fully_shard of quantized frozen weights"

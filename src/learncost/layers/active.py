@@ -104,6 +104,10 @@ def parameters(table: Table) -> Polynomial:
 
 PART = "part:"
 SHOWN = "shown as:"
+NAMES = "names:"
+
+SAID = (PART, SHOWN, NAMES)
+"""The keywords of lines that only the files of shipped layers have."""
 
 NO_LAYER = "shared_weights"  # the layer of lines that add gradients of weights shared by iterations
 
@@ -118,6 +122,12 @@ OUTSIDE_BLOCKS: frozenset[Part] = frozenset({"embedding", "positions", "head", "
 def shown_layer(name: str) -> str:
     """Return the name by which reports show a layer of a model's table."""
     return _said(name).get(SHOWN, name) if name else NO_LAYER
+
+
+def words_of(name: str) -> Mapping[str, str]:
+    """Return what people call the values and weights of a shipped layer, such as queries for Q, by their letters."""
+    words = (letter.partition(" ") for letter in _said(name).get(NAMES, "").split(", ") if letter)
+    return {letter: word for letter, _, word in words}
 
 
 def part_of(name: str) -> Part:
@@ -145,4 +155,5 @@ def _said(name: str) -> Mapping[str, str]:
     if not name.isidentifier() or not file.is_file():
         return {}
     lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    return {key: line.removeprefix(key).strip() for key in (PART, SHOWN) for line in lines if line.startswith(key)}
+    said = {key: [line.removeprefix(key).strip() for line in lines if line.startswith(key)] for key in SAID}
+    return {key: ", ".join(several) for key, several in said.items() if several}

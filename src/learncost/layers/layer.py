@@ -23,7 +23,7 @@ from learncost.ir.stated import check as check_roles
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
-from learncost.layers.active import PART, SHOWN
+from learncost.layers.active import SAID
 from learncost.layers.called import expanded, own_equations
 from learncost.layers.gradient_plan import GradientPlan
 from learncost.layers.spelling import differentiable, spell
@@ -203,7 +203,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
             declarations.append(line)
         elif stated.take(line):
             declarations.append(line)
-        elif line.strip() and not line.strip().startswith((ALSO, PART, SHOWN)):  # only in files of shipped layers
+        elif line.strip() and not line.strip().startswith((ALSO, *SAID)):  # only in files of shipped layers
             lines.append(line)
     header = parse_header(lines[0] if lines else "")
     parsed = defined(header, parse_lines(lines[1:]), layers or {}, spelled(roles, header), equations)

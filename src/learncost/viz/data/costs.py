@@ -16,7 +16,7 @@ from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.precision import BYTES
 from learncost.ir.serializable import attributes
-from learncost.layers.active import shown_layer
+from learncost.layers.active import shown_layer, words_of
 from learncost.layers.layer import shipped, shipped_layer, usual_names
 from learncost.models.compose import plan
 from learncost.models.model import Model
@@ -233,14 +233,15 @@ def _table(layer: str, bases: Mapping[str, str]) -> str:
     return name if name in shipped() else ""
 
 
-def tables(lines: tuple[CostLine, ...]) -> dict[str, dict[str, str]]:
-    """Return the shipped layers that lines are from: their files, their sources and their text."""
+def tables(lines: tuple[CostLine, ...]) -> dict[str, dict[str, Any]]:
+    """Return the shipped layers that lines are from: their files, sources and text, and the words for their letters."""
     names = dict.fromkeys(line.table for line in lines if line.table)
     return {
         name: {
             "file": f"layers/tables/{name}.table",
             "source": shipped_layer(name).source,
             "text": shipped_layer(name).text,
+            "names": words_of(name),
         }
         for name in names
     }

@@ -62,7 +62,7 @@ function cells(root, width) {
 }
 
 function nameOf(node) {
-  return node.kind === "layer" && node.repeat > 1 ? `${node.name} × ${node.repeat}` : node.name;
+  return node.kind === "layer" && node.repeat > 1 ? `${node.name} × ${node.repeat}` : node.word || node.name;
 }
 
 /** What is written in a cell: never more than fits, never cut. */

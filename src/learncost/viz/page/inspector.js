@@ -10,7 +10,7 @@ function drawInspector(place, view, node, root, quantity) {
   }
   const number = node.line?.equation ? ` · equation (${node.line.equation})` : "";
   const name = node.line
-    ? [document.createTextNode("line "), element("code", {}, node.line.line), document.createTextNode(number)]
+    ? [document.createTextNode(node.word ? `${node.word} · line ` : "line "), element("code", {}, node.line.line), document.createTextNode(number)]
     : [document.createTextNode(nameOf(node))];
   const inside = node.line?.inside && (quantity === "seconds" || quantity === "joules");
   const head = element(

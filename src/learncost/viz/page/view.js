@@ -136,6 +136,7 @@ function treeOf(view, quantity, order) {
     node.parts.set(key, {
       key,
       name: line.line,
+      word: wordOf(view.step, line),
       kind: "line",
       depth: 3,
       parts: new Map(),
@@ -180,4 +181,14 @@ function firstShown(root, quantity) {
   );
   const among = [scores, scoresByName, lines].find((several) => several.some((node) => node.value));
   return (among ?? lines).reduce((most, node) => (node.value > most.value ? node : most), (among ?? lines)[0]);
+}
+
+/** What people call the result of a line, such as queries for Q; "" where its table does not say. */
+function wordOf(step, line) {
+  const names = step.tables?.[line.table]?.names ?? {};
+  const [letter, part] = line.line.split(".");
+  if (line.phase === "forward" || line.phase === "recomputation")
+    return names[letter] ? `${names[letter]}${part === "linear" ? " before the bias" : ""}` : "";
+  const of = letter.startsWith("d") && names[letter.slice(1)];
+  return of ? `gradient of ${of}` : "";
 }

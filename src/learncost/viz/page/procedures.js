@@ -25,7 +25,7 @@ section("procedures", "procedures", (place) => {
     {},
     element("th", {}, ""),
     element("th", {}, "FLOPs in a step"),
-    ...(peaks ? [element("th", {}, `memory at the peak (${page.step.compared.memory})`)] : []),
+    ...(peaks ? [element("th", {}, `memory at the peak, all by ${page.step.compared.memory}`)] : []),
   );
   const body = rows.map((row) => {
     const here = row.name === page.step.said.procedure;
@@ -92,7 +92,8 @@ function proceduresNow() {
         name: procedure.name,
         flops: view.totals.flops,
         maccs: view.totals.maccs,
-        peak: view.peak,
+        // One engine for all: that of other sizes is the comparison's.
+        peak: view.changed ? view.peak : procedure.peak === null ? null : exact(procedure.peak),
         passes: [...passes.values()],
       };
     });

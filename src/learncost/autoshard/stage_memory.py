@@ -12,8 +12,17 @@ from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.passes import purpose
 from learncost.autoshard.step import ParallelConfig, StageUsage, StepUsage, sizes_of
 from learncost.ir.polynomial import shape_of
-from learncost.liveness import LiveArray, LiveInterval, Moment, highest, live_arrays, live_intervals
-from learncost.liveness.kinds import BUFFERS, KINDS, SPLIT
+from learncost.liveness import (
+    BUFFERS,
+    KINDS,
+    SPLIT,
+    LiveArray,
+    LiveInterval,
+    Moment,
+    highest,
+    live_arrays,
+    live_intervals,
+)
 from learncost.program.lifetimes import ScheduledArray
 
 IN_FLIGHT = "microbatches in flight"

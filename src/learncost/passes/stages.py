@@ -45,6 +45,21 @@ class Stage(Displayed):
 
 
 @dataclass(frozen=True)
+class StageStep(Displayed):
+    """The step of one pipeline stage.
+
+    sends, receives  the values sent to and received from other stages: activations forward, gradients backward
+    tied             the gradients of tied weights, each with the numbers of the stages that sum it before the update
+    """
+
+    stage: Stage
+    table: Table
+    sends: tuple[StageValue, ...]
+    receives: tuple[StageValue, ...]
+    tied: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
 class Stages(Displayed):
     """The stages of a table, the values sent between them, and the tied weights that several stages have."""
 

@@ -6,33 +6,17 @@ A received activation is an input and its gradient is an output, so that a stage
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from learncost.autodiff.derive import derive
-from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line, Meta, Sum
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.models.model import Model
-from learncost.passes.stages import Stage, StageValue, cut
+from learncost.passes.stages import StageStep, StageValue, cut
 from learncost.procedures.optimizer import clipped, with_optimizer, without_gradients
 from learncost.procedures.optimizer import optimizer as find_optimizer
-
-
-@dataclass(frozen=True)
-class StageStep(Displayed):
-    """The step of one pipeline stage.
-
-    sends, receives  the values sent to and received from other stages: activations forward, gradients backward
-    tied             the gradients of tied weights, each with the numbers of the stages that sum it before the update
-    """
-
-    stage: Stage
-    table: Table
-    sends: tuple[StageValue, ...]
-    receives: tuple[StageValue, ...]
-    tied: Mapping[str, tuple[int, ...]]
 
 
 def staged(model: Model, sizes: Mapping[str, int], layers: Sequence[int], optimizer: str) -> tuple[StageStep, ...]:

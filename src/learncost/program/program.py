@@ -1,7 +1,7 @@
 """The program of a training step: the ops that run, in order, and the buffers that they read and write.
 
-A maker fills it, such as `importer.recorder` from a module as people run it; the peak memory, the FLOPs and
-the timeline (how many bytes are in use at each line, and every buffer from line to line) are folds.
+A maker fills it, such as `importer.recorder` from a module as people run it; the peak memory and the timeline (how
+many bytes are in use at each line, and every buffer from line to line) are folds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 from learncost.program.optimizer_step import Stepping
@@ -193,33 +192,6 @@ def library_workspace(program: Program) -> int:
     in_use = levels(program)
     most = max(level + op.library for op, level in zip(program.ops, in_use, strict=True))
     return most - max(in_use)
-
-
-def flops(program: Program) -> int:
-    """Return the FLOPs of matrix products, convolutions and attention, two for a multiplication and an addition.
-
-    Attention is counted in full, also where it is causal, and its backward pass with the scores that it computes again
-    (Dao et al. 2022, FlashAttention, appendix B).
-    """
-    return sum(_flops(op) for op in program.ops)
-
-
-def _flops(op: ProgramOp) -> int:
-    name, shapes = op.name.removeprefix("aten::").removesuffix("_"), [operand.shape for operand in op.inputs]
-    if name in ("mm", "bmm", "addmm", "baddbmm"):
-        return 2 * prod(shapes[-2]) * shapes[-1][-1]
-    if "attention" in name:
-        query, key, value = shapes[1:4] if "backward" in name else shapes[:3]
-        scores, products = prod(query[:-1]) * key[-2], (query[-1], value[-1])
-        return 2 * scores * (3 * products[0] + 2 * products[1] if "backward" in name else sum(products))
-    if "convolution" in name:
-        backward = "backward" in name
-        result, weight = (shapes[0], shapes[2]) if backward else (op.outputs[0].shape, shapes[1])
-        result = shapes[1] if op.arguments["transposed"] and backward else result
-        result = shapes[0] if op.arguments["transposed"] and not backward else result
-        several = sum(op.arguments["output_mask"][:2]) if backward else 1
-        return 2 * several * prod(result) * prod(weight[1:])
-    return 0
 
 
 class IntervalSet:

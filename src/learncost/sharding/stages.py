@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta
@@ -15,30 +14,13 @@ from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.ops import applied
 from learncost.ops.collectives import is_collective
-from learncost.passes.stages import Stage, StageValue, even
+from learncost.passes.stages import StageStep, StageValue, even
 from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed, place
 
 BLOCKS = "blocks"
 """The name in clauses of the iterations of all loops over blocks, whatever their trip counts are called."""
-
-
-class StageProgram(Protocol):
-    """The step of a pipeline stage: its table, its sends and receives, and gradients that several stages sum before the
-    update.
-    """
-
-    @property
-    def stage(self) -> Stage: ...
-    @property
-    def table(self) -> Table: ...
-    @property
-    def sends(self) -> tuple[StageValue, ...]: ...
-    @property
-    def receives(self) -> tuple[StageValue, ...]: ...
-    @property
-    def tied(self) -> Mapping[str, tuple[int, ...]]: ...
 
 
 @dataclass(frozen=True)
@@ -96,7 +78,7 @@ def _numbers(clause: Clause) -> bool:
 
 
 def place_stages(
-    steps: Sequence[StageProgram],
+    steps: Sequence[StageStep],
     pipeline: Pipeline,
     mesh: Mesh,
     sizes: Mapping[str, int],
@@ -134,7 +116,7 @@ def place_stages(
     return tuple(result)
 
 
-def _with_sends(placed: Placed, step: StageProgram, received: Mapping[str, StageValue], axis: str) -> Table:
+def _with_sends(placed: Placed, step: StageStep, received: Mapping[str, StageValue], axis: str) -> Table:
     """Return a sharded stage with its sends and receives, and the sums of gradients of tied weights."""
     table = placed.table
     sends: dict[str, list[StageValue]] = {}

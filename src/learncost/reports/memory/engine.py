@@ -11,8 +11,7 @@ from typing import Any
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
-from learncost.liveness import LiveArray, LiveInterval, Moment
-from learncost.liveness.kinds import FIXED
+from learncost.liveness import FIXED, LiveArray, LiveInterval, Moment
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.program.arena import Arena
 from learncost.reports.memory.planner import chosen

@@ -15,8 +15,7 @@ from learncost.ir.polynomial import Polynomial, base, shape_of, total
 from learncost.ir.precision import BYTES, Precision
 from learncost.ir.table import Table
 from learncost.layers.names import scores
-from learncost.liveness import Live, Liveness, levels, live, moments, stretches
-from learncost.liveness.kinds import BUFFERS
+from learncost.liveness import BUFFERS, Live, Liveness, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.models.sizes import check_size

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from learncost.ir.polynomial import shape_of
-from learncost.liveness import Live, LiveArray, LiveInterval
-from learncost.liveness.kinds import KINDS, SPLIT
+from learncost.liveness import KINDS, SPLIT, Live, LiveArray, LiveInterval
 from learncost.passes.plan import usual_plan
 from learncost.passes.quantized import bytes_of_array
 from learncost.reports.memory.engine import Engine, MemoryUse

@@ -27,9 +27,19 @@ def recomputed(table: Table, chosen: Callable[[Line], bool], whole: bool = False
     chosen  whether a forward line may be recomputed; a chosen line of a kernel stands for all lines of the kernel
     whole   whether all of them run at the beginning of the backward iteration, even if no line there needs them
     """
-    values = dict(table.values)
-    lines = _scope(table.lines, values, set(table.outputs), _units_of(table, chosen), whole)
-    return replace(table, lines=lines, values=values)
+    values, units = dict(table.values), _units_of(table, chosen)
+
+    def again(first: tuple[Statement, ...], second: tuple[Statement, ...], inner: Values) -> Sequence[Statement]:
+        making = _Again(_units(first, units), defined(second))
+        if whole:
+            making.all()
+        for line in second:
+            making.before(line)
+            making.out.append(line)
+        inner |= {new: inner[name] for name, new in making.names.items()}
+        return making.out
+
+    return replace(table, lines=map_pairs(table.lines, values, set(table.outputs), again, units), values=values)
 
 
 def _units_of(table: Table, chosen: Callable[[Line], bool]) -> Chosen:
@@ -73,15 +83,29 @@ def _once(lines: Sequence[Statement]) -> tuple[Statement, ...]:
     return tuple(reversed(result))
 
 
-def _scope(
-    lines: tuple[Statement, ...], values: Values, outputs: set[str], chosen: Chosen, whole: bool
+def map_pairs(
+    lines: tuple[Statement, ...],
+    values: Values,
+    outputs: set[str],
+    change: Callable[[tuple[Statement, ...], tuple[Statement, ...], Values], Sequence[Statement]],
+    chosen: Chosen = lambda line: False,
 ) -> tuple[Statement, ...]:
-    """Return the lines of one scope with recomputation; forward loops precede the reversed loops that read their
-    stacks."""
+    """Replace the lines of every loop that reverses another one by the result of `change`, inner loops first.
+
+    outputs  the names that other scopes read
+    change   receives the lines of both loops and the values of their scopes, to which it may add
+    chosen   whether a forward loop remains as it is
+    New stacks are added to `values`.
+    """
     result = list(lines)
     for (before, forward), (after, reverse), elsewhere in pairs(lines, outputs):
         if not chosen(forward):
-            result[before], result[after] = _pair(forward, reverse, elsewhere, values, chosen, whole)
+            inner_values = {**forward.values}
+            handed = {n for n, outer in forward.keep if outer in elsewhere} | {carry.end for carry in forward.carry}
+            inner = map_pairs((*forward.lines, *reverse.lines), inner_values, handed, change, chosen)
+            first, second = inner[: len(forward.lines)], inner[len(forward.lines) :]
+            changed = change(first, second, inner_values)
+            result[before], result[after] = joined(forward, reverse, first, changed, elsewhere, values, inner_values)
     return tuple(result)
 
 
@@ -111,25 +135,6 @@ FORWARD = frozenset(("forward", "recomputation"))
 def phases(lines: Iterable[Statement]) -> frozenset[str]:
     """Return the phases of lines, those inside loops included."""
     return frozenset(line.meta.phase for line, _ in walk(lines))
-
-
-def _pair(
-    forward: Loop, reverse: Loop, elsewhere: set[str], values: Values, chosen: Chosen, whole: bool
-) -> tuple[Loop, Loop]:
-    """Return both loops with recomputation; `elsewhere` are the names that other lines read, and new stacks are added
-    to `values`."""
-    inner_values: Values = {**forward.values}
-    handed = {name for name, outer in forward.keep if outer in elsewhere} | {carry.end for carry in forward.carry}
-    inner = _scope((*forward.lines, *reverse.lines), inner_values, handed, chosen, whole)
-    first, second = inner[: len(forward.lines)], inner[len(forward.lines) :]
-    again = _Again(_units(first, chosen), defined(second))
-    if whole:
-        again.all()
-    for line in second:
-        again.before(line)
-        again.out.append(line)
-    inner_values |= {new: inner_values[name] for name, new in again.names.items()}
-    return joined(forward, reverse, first, again.out, elsewhere, values, inner_values)
 
 
 def joined(
@@ -261,19 +266,12 @@ def checkpointed(table: Table) -> Table:
     if not any(line.meta.again for line, _ in walk(table.lines)):
         return table
     values = dict(table.values)
-    return replace(table, lines=_checkpoint_scope(table.lines, values, set(table.outputs)), values=values)
 
+    def inside(first: tuple[Statement, ...], second: tuple[Statement, ...], inner: Values) -> Sequence[Statement]:
+        return _with_checkpoints((*first, *second), inner)[len(first) :]
 
-def _checkpoint_scope(lines: Sequence[Statement], values: Values, outputs: set[str]) -> tuple[Statement, ...]:
-    """Return the lines of one scope, forward and then backward, with recomputation."""
-    result = list(lines)
-    for (before, forward), (after, reverse), elsewhere in pairs(lines, outputs):
-        inner_values: Values = {**forward.values, **reverse.values}
-        handed = {name for name, outer in forward.keep if outer in elsewhere} | {carry.end for carry in forward.carry}
-        inner = _checkpoint_scope((*forward.lines, *reverse.lines), inner_values, handed)
-        first, second = inner[: len(forward.lines)], inner[len(forward.lines) :]
-        result[before], result[after] = joined(forward, reverse, first, second, elsewhere, values, inner_values)
-    return _with_checkpoints(result, values)
+    lines = map_pairs(table.lines, values, set(table.outputs), inside)
+    return replace(table, lines=_with_checkpoints(lines, values), values=values)
 
 
 @dataclass(frozen=True)

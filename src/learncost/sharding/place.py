@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
 
 from learncost.ir.errors import InputError
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
-from learncost.ir.value import Value
 from learncost.layers.names import scores
 from learncost.ops.collectives import is_collective
 from learncost.passes.plan import plan_of
+from learncost.passes.rematerialization import joined, pairs
 from learncost.sharding.check import check_placed
 from learncost.sharding.clauses import Clause, ShardSpecs
 from learncost.sharding.filled import check_filled
@@ -27,66 +28,29 @@ from learncost.sharding.zigzag import Zigzag, in_zigzag
 def keeping(table: Table, ops: tuple[str, ...]) -> tuple[Table, Mapping[str, str]]:
     """Return a sharded table that saves the results of these collectives, and the arrays that its new stacks
     contain."""
-    lines, values, stacks = list(table.lines), dict(table.values), dict[str, str]()
-    for place in range(len(lines)):
-        for before in range(place):
-            first, second = lines[before], lines[place]
-            if isinstance(first, Loop) and isinstance(second, Loop) and first.count == second.count:
-                lines[before], lines[place], made = _kept(first, second, ops, {**table.known, **values})
-                values |= {stack: value for stack, (value, _) in made.items()}
-                stacks |= {stack: array for stack, (_, array) in made.items()}
+    lines, values = list(table.lines), dict(table.values)
+    for (before, first), (after, second), elsewhere in pairs(table.lines, table.outputs) if ops else ():
+        # The stacks that each loop reads slices from or collects, by the names of the slices.
+        sources = [
+            {name: stack for name, stack in (*loop.each, *loop.keep) if not loop.part(name, table.known[stack].axes)}
+            for loop in (first, second)
+        ]
+        made = {key: line.makes[0] for line in first.lines if (key := _source(line, ops, sources[0]))}
+        again = {line.makes[0]: made[key] for line in second.lines if (key := _source(line, ops, sources[1])) in made}
+        left = [line.renamed(again) for line in second.lines if again.keys().isdisjoint(line.makes)]
+        lines[before], lines[after] = joined(first, second, first.lines, left, elsewhere, values, {**first.values})
     read = {name for line in lines for name in line.reads} | {*table.outputs}
     thinner = [_without_unread(line, read) for line in lines]
+    stacks = {name: value.of for name, value in values.items() if name not in table.values}
     return replace(table, lines=tuple(thinner), values=values), stacks
 
 
-@dataclass(frozen=True)
-class _KeptCollective:
-    """A key of a collective in an iteration: its op, its axes, and the stacks that its operands are slices of."""
-
-    op: str
-    axes: tuple[str, ...]
-    of: tuple[tuple[str, tuple[str, ...]], ...]
-    makes: tuple[str, ...]
+Source: TypeAlias = "tuple[str, tuple[str, ...], tuple[tuple[str, tuple[str, ...]], ...], tuple[str, ...]]"
+"""A key of a collective in an iteration: its op, its axes, the stacks that its operands are slices of, its result's
+axes."""
 
 
-def _kept(
-    first: Loop, second: Loop, ops: tuple[str, ...], known: Mapping[str, Value]
-) -> tuple[Loop, Loop, Mapping[str, tuple[Value, str]]]:
-    """Return two loops with the same iterations, in which the second reads saved results of the first one's
-    collectives."""
-    # The stacks that each loop reads slices from or collects, by the names of the slices.
-    sources = [
-        {name: stack for name, stack in (*line.each, *line.keep) if not line.part(name, known[stack].axes)}
-        for line in (first, second)
-    ]
-    made = {source: line.makes[0] for line in first.lines if (source := _source(line, ops, sources[0]))}
-    keep, each, gone = list(first.keep), list(second.each), set[str]()
-    stacks: dict[str, tuple[Value, str]] = {}
-    for line in second.lines:
-        source = _source(line, ops, sources[1])
-        if source is None or source not in made:
-            continue
-        array = made[source]
-        stack = next((outer for inside, outer in keep if inside == array), "")
-        if not stack:
-            stack = f"{array}.kept"
-            if stack in known:
-                raise InputError(f"the saved {array} would have the name {stack}, which the table already uses")
-            keep.append((array, stack))
-            stacks[stack] = Value((first.count, *first.values[array].axes), "kept", array), array
-        each.append((line.makes[0], stack))
-        gone.add(line.makes[0])
-    if not gone:
-        return first, second, {}
-    left = tuple(line for line in second.lines if not gone & {*line.makes})
-    read = {name for line in left for name in line.reads} | {carry.end for carry in second.carry}
-    read |= {name for name, _ in second.keep}
-    each = [pair for pair in each if pair[0] in read]
-    return replace(first, keep=tuple(keep)), replace(second, lines=left, each=tuple(each)), stacks
-
-
-def _source(line: Statement, ops: tuple[str, ...], stacks: Mapping[str, str]) -> _KeptCollective | None:
+def _source(line: Statement, ops: tuple[str, ...], stacks: Mapping[str, str]) -> Source | None:
     """Return the key of a collective in an iteration if all of its operands are slices of stacks; otherwise None."""
     if not is_collective(line) or line.op not in ops:
         return None
@@ -94,7 +58,7 @@ def _source(line: Statement, ops: tuple[str, ...], stacks: Mapping[str, str]) ->
     if any(term.name not in stacks for term in operands):
         return None
     of = tuple((stacks[term.name], term.declared) for term in operands)
-    return _KeptCollective(line.op, line.axes, of, line.left[0].declared)
+    return line.op, line.axes, of, line.left[0].declared
 
 
 def _without_unread(line: Statement, read: set[str]) -> Statement:

@@ -31,7 +31,7 @@ from learncost.cli import boards
 from learncost.cli.emit_c99 import FirmwareOptions, program_of
 from learncost.engines import freestanding as alone
 from learncost.engines.boards import BOARDS
-from learncost.engines.fixed_point import whole
+from learncost.engines.rounding import whole
 from learncost.ir.precision import precision_of
 from learncost.models.configuration import Configuration, configure
 

@@ -9,7 +9,7 @@ from learncost.engines.compiler import compiler
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.models.model import from_layer
-from learncost.passes.epilogue_update import updates
+from learncost.passes.fused_update import updates
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import with_clipping, with_weight_decay, without_gradients
 from learncost.procedures.step import step

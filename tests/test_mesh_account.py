@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 import learncost as lc
-from learncost.autoshard.updates import updated_in_place
+from learncost.autoshard.passes import updated_in_place
 from learncost.cli.command import main
 from learncost.ir.precision import PRECISIONS
 from learncost.liveness import live

@@ -25,9 +25,8 @@ from learncost.sharding.check import check_placed
 from learncost.sharding.clauses import clauses
 from learncost.sharding.collective import collectives
 from learncost.sharding.devices import run_placed, together
-from learncost.sharding.filled import check_filled
 from learncost.sharding.mesh import mesh
-from learncost.sharding.padding import paddable
+from learncost.sharding.padding import check_filled, paddable
 from learncost.sharding.place import place
 from learncost.sharding.presets import PLACEMENTS, chosen
 from learncost.sharding.zigzag import ordered, put_back

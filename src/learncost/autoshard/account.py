@@ -1,31 +1,105 @@
 """The costs of one microbatch of a sharded step on a device, by segments of the model, as polynomials in all sizes.
 
-They are derived once per sharding; the sizes of the mesh and of the stages are substituted afterwards.
+They are derived once per sharding; the sizes of the mesh and of the stages are substituted afterwards. The
+communication between its devices is the list of its collectives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from learncost.autoshard.cut_sizes import CutSizes
-from learncost.autoshard.held import StepWeights
+from learncost.autoshard.held import StepWeights, StoredWeight
 from learncost.autoshard.passes import MicrobatchPasses
-from learncost.autoshard.placed_step import StepConfig, Walker, placed_step
-from learncost.autoshard.sent import Sending, sendings
+from learncost.autoshard.placed_step import CutSizes, ShardedStep, StepConfig, Walker, placed_step
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
-from learncost.ir.line import Line
+from learncost.ir.line import Line, Op
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import Polynomial
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import INDICES
 from learncost.models.model import Model
-from learncost.ops.collectives import is_collective
+from learncost.ops.collectives import is_collective, sends
+from learncost.sharding.collective import sent_widths, widths_of
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed
 from learncost.timing import Rates
 from learncost.timing.predict import parts as seconds_of
 from learncost.timing.work import WorkAxes, works_axes
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A collective in terms of sizes: its op, mesh axis, payload bytes, pass and segment.
+
+    iterations how often it runs each time, from the surrounding loops
+    role    what it moves: weights, gradients, states, values or inputs
+    rounds  whether it is a ring step that overlaps with the lines of its iteration
+    copies  for rows sent to experts and back: the number of copies of each row
+    """
+
+    op: str
+    mesh_axis: str
+    payload: Polynomial
+    iterations: Polynomial
+    phase: str
+    segment: int
+    role: str
+    line: str
+    rounds: bool = False
+    copies: Polynomial | None = None
+
+
+def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -> tuple[Sending, ...]:
+    """Return the collectives of a step of one microbatch, in the order of the lines."""
+    placed, table, result = step.placed, step.placed.table, []
+    indices = {name for name, value in placed.whole.known.items() if value.role in INDICES}
+    walker, width_of = Walker(step.blocks), sent_widths(placed, widths_of(step.kind))
+    owners = {each.name: each.segments[0] for each in held}
+    for line, nest in walk(table.lines):
+        segment = walker.segment(line.meta.phase, nest.counts)
+        if not sends(line):
+            continue
+        name = placed.holds.get(line.name, line.name)
+        known = placed.whole.known.get(name)
+        role, owner = step.specs.kind(name, known) if known else ("values", name)
+        if line.meta.phase == "optimizer_step":
+            segment = owners.get(owner, segment)
+        sides = [term.declared for term in (line.left[0], line.right[0]) if isinstance(term, Term)]
+        result.append(
+            Sending(
+                line.op,
+                line.axes[0],
+                Polynomial.of(_larger(sides), width_of(line.name, role)),
+                Polynomial.of(nest.counts),
+                line.meta.phase,
+                segment,
+                role,
+                line.name,
+                bool(sizes.ring_steps.intersection(nest.counts)),
+                _copies(line) if role not in INDICES and name not in indices else None,
+            )
+        )
+    return tuple(result)
+
+
+def _copies(line: Op) -> Polynomial | None:
+    """Return the copies of each routed row: the last axis of the routing index."""
+    if line.op not in ("dispatch", "combine"):
+        return None
+    choice = line.right[-1]
+    return Polynomial.of(choice.declared[-1:]) if isinstance(choice, Term) else None
+
+
+def _larger(sides: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the less sharded side of a collective."""
+    return min(sides, key=lambda axes: sum(axis.count("/") for axis in axes))
+
 
 PASSES = {"forward": "F", "recomputation": "B", "backward": "B", "weight_update": "W", "optimizer_step": "O"}
 """Phases by pipeline pass; O is the optimizer, once per step."""

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from learncost.autoshard.account import MeshAccount, SegmentPass
+from learncost.autoshard.account import MeshAccount, SegmentPass, Sending
 from learncost.autoshard.passes import ONCE, SUMMED
 from learncost.autoshard.placed_step import StagePart, StepConfig
-from learncost.autoshard.sent import Sending
 from learncost.autoshard.step import (
     PIPELINE,
     DeviceTimes,

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from learncost.autoshard.cut_sizes import CutSizes
-from learncost.autoshard.placed_step import ShardedStep, StagePart
+from learncost.autoshard.placed_step import CutSizes, ShardedStep, StagePart
 from learncost.ir.polynomial import Polynomial, base, shape_of, size_of
 from learncost.ir.value import Axes
 from learncost.passes.quantized import bytes_of_array

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
-from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass
+from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass, Sending
 from learncost.autoshard.held import Static
 from learncost.autoshard.passes import ONCE, PARTED, SUMMED
 from learncost.autoshard.placed_step import StagePart, parts_of
-from learncost.autoshard.sent import Sending
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, Transfer, groups, transfer
 from learncost.ir.displayed import Displayed

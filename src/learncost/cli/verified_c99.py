@@ -17,9 +17,9 @@ from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
 from learncost.engines import freestanding as alone
 from learncost.engines.compiler import compiler
-from learncost.engines.fixed_point import real, whole
 from learncost.engines.inputs import random_batch
 from learncost.engines.numpy_engine import Training
+from learncost.engines.rounding import real, whole
 from learncost.interpreter.operation import mixed
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import shape_of

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from learncost.backends.precision import typed
-from learncost.engines.fixed_point import results, whole
-from learncost.engines.rounding import eight_bits, rounded, stored, widened
+from learncost.engines.rounding import eight_bits, results, rounded, stored, whole, widened
 from learncost.engines.weights import DEVIATION, generator, in_rows, kinds, shape
 from learncost.interpreter import execute
 from learncost.ir.displayed import Displayed

@@ -12,10 +12,9 @@ import numpy as np
 from learncost.backends.precision import check_runs, typed
 from learncost.engines.adapted import begun, merged
 from learncost.engines.core import Core, OptimizerSettings, Prepared, Values
-from learncost.engines.fixed_point import real, whole
 from learncost.engines.inputs import Batch
 from learncost.engines.quantize import constants
-from learncost.engines.rounding import widened
+from learncost.engines.rounding import real, whole, widened
 from learncost.engines.state import evaluated
 from learncost.engines.weights import initial_weights, shape
 from learncost.ir.errors import InputError

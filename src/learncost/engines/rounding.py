@@ -1,4 +1,4 @@
-"""bf16 and 8-bit optimizer states on NumPy.
+"""bf16, 8-bit optimizer states and the fixed point of integer-only steps on NumPy.
 
 bf16 is stored in two bytes by the package ml_dtypes, else rounded in fp32 with four bytes. Arithmetic is fp32 in both
 cases, and results are rounded to the nearest, ties to even, as on a CPU.
@@ -10,12 +10,15 @@ of exponent). Arrays stay fp32, so that any engine can read them, but hold only 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from learncost.ir.errors import InputError
 from learncost.ir.precision import BlockScales
+from learncost.ir.table import Table
 
 EXPONENTS = 7
 
@@ -81,3 +84,39 @@ def eight_bits(array: Any, kind: BlockScales, iterations: int = 1) -> Any:
     codes = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, parts)
     decoded = (numbers[codes] * scales).astype(np.float32).reshape(iterations, -1)[:, :size]
     return decoded.reshape(array.shape).astype(array.dtype)
+
+
+LARGEST = {"int8": 127}
+"""The largest integer of each number of bits; for others 2^29 - 1, so that a sum of two fits."""
+
+
+def whole(table: Table, name: str, array: Any) -> Any:
+    """Return an input as the integers that the table reads; an input that is not converted is returned unchanged.
+
+    Raises `InputError` where a number exceeds the type's range by more than one unit.
+    """
+    value = table.values.get(name)
+    if value is None or value.power is None:
+        return array
+    largest, numbers = LARGEST.get(value.dtype, 2**29 - 1), np.asarray(array, float) * 2.0**-value.power
+    if np.max(np.abs(numbers), initial=0.0) > largest + 1:
+        most, limit = np.max(np.abs(array)), 2.0**value.power * (largest + 1)
+        raise InputError(
+            f"{name} has numbers up to {most:g}, but integer-only steps support -{limit:g} to {limit:g}: scale it"
+        )
+    return np.clip(np.rint(numbers), -largest, largest)
+
+
+def real(table: Table, name: str, array: Any) -> Any:
+    """Return the real numbers that integers with a scale represent."""
+    value = table.values.get(name)
+    return array if value is None or value.power is None else np.asarray(array) * 2.0**value.power
+
+
+def results(table: Table, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a step's values with its results converted to numbers; weights remain integers."""
+    renewed = set(table.renewed.values())
+    numbers = {
+        name: real(table, name, values[name]) for name in table.outputs if name in values and name not in renewed
+    }
+    return {**values, **numbers}

@@ -1,22 +1,27 @@
-"""Apply the plan fused-update: the optimizer step is fused into the backward pass, so that gradients are freed one by
-one.
+"""Apply the plans fused-update and epilogue-update, which fuse the optimizer step into the backward pass.
 
-A weight of a block is updated in the block's backward iteration, any other weight right after the last line that
-computes its gradient or reads the weight.
+fused-update frees gradients one by one: a weight of a block is updated in the block's backward iteration, any other
+weight right after the last line that computes its gradient or reads the weight.
+
+epilogue-update runs an elementwise optimizer in the epilogue of the gradient's matrix product: while an element of the
+gradient is in a register, the weight's element and its states are updated, so that the gradient is never stored. It
+does for each tile what fused-update does for a full weight.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Op
-from learncost.ir.loop import Loop, Statement, defined
+from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
+from learncost.ir.loop import Loop, Statement, defined, map_loops, repeats
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
+from learncost.layers.names import KernelNames, named_once
+from learncost.ops import entry
 
 
 def fused_update(table: Table) -> Table:
@@ -163,3 +168,188 @@ def _add(
     making = (i for i in reversed(range(len(lines))) if names[gradient] in lines[i].makes)
     place = max(next(reading, -1), next(making))
     lines[place + 1 : place + 1] = iteration
+
+
+KERNELS = "in_product"
+"""The prefix of the names of this plan's kernels."""
+
+
+def epilogue_update(table: Table) -> Table:
+    """Return the step of fused-update, with updates in the epilogues of gradient products where possible.
+
+    Raises `InputError` if a line of the optimizer reads several gradients, as clipping by their norm does.
+    """
+    try:
+        table = named_once(fused_update(table))
+    except InputError as error:
+        raise InputError(str(error).replace("fused-update", "epilogue-update")) from None
+    names = KernelNames(table)
+    inside = map_loops(table.lines, lambda loop: replace(loop, lines=_within(loop.lines, {*loop.ends}, names)))
+    return replace(table, lines=_within(inside, {*table.outputs}, names))
+
+
+@dataclass(frozen=True)
+class EpilogueUpdates:
+    """The weights that a step updates in the epilogue of their gradient's product.
+
+    inside   the names of these weights
+    outside  all other trainable weights, each with the reason: the form of its gradient
+    """
+
+    inside: tuple[str, ...]
+    outside: Mapping[str, str]
+
+    def __str__(self) -> str:
+        names: dict[str, list[str]] = {}
+        for weight, reason in self.outside.items():
+            names.setdefault(reason, []).append(weight)
+        others = "; ".join(f"{', '.join(weights)} ({reason})" for reason, weights in names.items())
+        text = f"Updated in the epilogue of the gradient's product: {', '.join(self.inside) or 'no weight'}."
+        return f"{text} The gradient is stored for {others}." if others else text
+
+
+def updates(table: Table) -> EpilogueUpdates:
+    """Return the weights that a step under the plan updates in an epilogue, and all others with the reasons."""
+    inside: list[str] = []
+    outside: dict[str, str] = {}
+    scopes = ((loop.lines, loop.ends) for loop in repeats(table.lines))
+    for scope, handed in ((table.lines, table.outputs), *scopes):
+        for line in scope:
+            if isinstance(line, Op) and line.meta.phase == "optimizer_step" and line.given[:1] == ("W",):
+                weight = line.right[0].names[0]
+                weight = table.known[weight].of or weight if weight in table.known else weight
+                if line.meta.kernel and line.meta.kernel.name.startswith(KERNELS):
+                    inside.append(weight)
+                else:
+                    outside[weight] = _reason(scope, handed, line.right[1].names[0])
+    _without_op(table, inside, outside)
+    return EpilogueUpdates(tuple(inside), outside)
+
+
+def _without_op(table: Table, inside: list[str], outside: dict[str, str]) -> None:
+    """Add the weights whose update is not an optimizer's op, as in integer training."""
+    makers = {name: line for line in table.lines if isinstance(line, Line) for name in line.makes}
+    for weight in (name for name in table.renewed if name in table.weights):
+        line = makers.get(table.renewed[weight])
+        if weight in (*inside, *outside) or line is None:
+            continue
+        if line.meta.kernel and line.meta.kernel.name.startswith(KERNELS):
+            inside.append(weight)
+            continue
+        lines = [line]
+        for update in lines:  # back to values that the optimizer does not compute
+            for name in update.reads:
+                maker = makers.get(name)
+                if maker is not None and table.axes[name] and maker.meta.phase == "optimizer_step":
+                    lines += [maker] * (maker not in lines)
+                elif maker is not None and table.axes[name]:
+                    outside.setdefault(weight, _reason(table.lines, set(table.outputs), name))
+
+
+def _within(lines: Sequence[Statement], handed: set[str], names: KernelNames) -> tuple[Statement, ...]:
+    """Return the lines of a scope, with the products of gradients moved to the updates that are their only readers."""
+    result = [*lines]
+    for line in lines:
+        if not isinstance(line, Product) or _no_gradient(line):
+            continue
+        chain = _chain(result, line)
+        if not chain or _refusal(result, handed, line, chain):
+            continue
+        axes = line.left[0].loops
+        kernel = FusedKernel(names.of("_".join((KERNELS, *_words(chain)))), axes)
+        together = [replace(member, meta=replace(member.meta, kernel=kernel)) for member in (line, *chain)]
+        place = result.index(chain[-1])
+        gone = {id(member) for member in (line, *chain)}
+        after = [member for member in result[place + 1 :] if id(member) not in gone]
+        result = [*(member for member in result[: place + 1] if id(member) not in gone), *together, *after]
+    return tuple(result)
+
+
+def _words(chain: Sequence[Line]) -> list[str]:
+    return list(dict.fromkeys(line.op for line in chain if isinstance(line, Op)))
+
+
+def _no_gradient(line: Product) -> str:
+    """Return the reason why a line is not a product of two matrices that may have an epilogue; "" if it is."""
+    if line.left[0].indexed:
+        return "rows added up at an index"
+    if len(line.right) != 2 or not all(isinstance(term, Term) for term in line.right) or not line.sides.are_of_matrices:
+        return "a sum over rows, no product of two matrices"
+    if line.where or line.meta.kernel:
+        return "computed inside another kernel" if line.meta.kernel else "a product with a condition"
+    if line.left[0].loops != line.left[0].declared or len({*line.left[0].loops}) < len(line.left[0].loops):
+        return "a product that has an axis twice"
+    return ""
+
+
+def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
+    """Return the optimizer's lines that depend on a gradient, in order, with the lines that only they read."""
+    waiting = {*product.makes}
+    chain: list[Line] = []
+    steps: list[Line] = []
+    for line in lines:
+        if not isinstance(line, Line):
+            continue
+        if line.meta.phase != "optimizer_step" and (
+            waiting.isdisjoint(line.reads) or not _scales(line, product, waiting)
+        ):
+            continue
+        steps.append(line)
+        if not waiting.isdisjoint(line.reads):
+            chain.append(line)
+            waiting |= {*line.makes}
+    if not any(line.meta.phase == "optimizer_step" for line in chain):
+        return []
+    identical = [line for line in steps if line.left[0].loops == product.left[0].loops]
+    while True:
+        read = {name for line in chain for name in line.reads}
+        feeding = [line for line in identical if line not in chain and not read.isdisjoint(line.makes)]
+        if not feeding:
+            return [line for line in steps if line in chain]
+        chain += feeding
+
+
+def _scales(line: Line, product: Line, waiting: Collection[str]) -> bool:
+    """Return whether a line scales a product's sums elementwise, as it does after an integer product."""
+    terms = [term for term in line.right if isinstance(term, Term) and term.name in waiting]
+    identical = all(term.axes == product.left[0].axes for term in (*terms, line.left[0]))
+    return isinstance(line, Product) and not line.where and len(terms) == 1 and identical
+
+
+def _refusal(lines: Sequence[Statement], handed: Collection[str], line: Line, chain: Sequence[Line]) -> str:
+    """Return the reason why a product and the optimizer's lines after it cannot be one kernel; "" if they can."""
+    axes = line.left[0].loops
+    if line.name in handed or any(line.name in other.reads and other not in chain for other in lines):
+        return "read by other lines than the optimizer's"
+    for member in chain:
+        terms = [term for term in (*member.left, *member.right) if isinstance(term, Term) and term.axes]
+        whole = isinstance(member, Op) and not entry(member.op).pointwise
+        across = any(not set(term.axes) <= set(axes) for term in terms)
+        if whole or across or any(term.axes != axes for term in member.left):
+            return "for an optimizer that is not elementwise"
+    between = lines[_place(lines, line) + 1 : _place(lines, chain[-1])]
+    again = {name for other in between for name in other.makes} & {*line.reads}
+    return f"of {min(again)}, which is recomputed before the weight may change" if again else ""
+
+
+def _place(lines: Sequence[Statement], line: Line) -> int:
+    return next(i for i, other in enumerate(lines) if other is line)
+
+
+def _reason(scope: Sequence[Statement], handed: Collection[str], name: str) -> str:
+    """Return the form of a gradient, as the reason why its weight is not updated in an epilogue."""
+    seen: set[str] = set()
+    while name not in seen:
+        seen.add(name)
+        maker = next((line for line in scope if name in line.makes), None)
+        if isinstance(maker, Line) and maker.meta.phase == "optimizer_step":  # weight decay of the gradient
+            name = maker.right[0].names[0]
+            continue
+        if maker is None or isinstance(maker, Loop):
+            return "added up over the iterations of a loop"
+        if isinstance(maker, Sum):
+            return f"a sum of {len(maker.right)}"
+        if not isinstance(maker, Product):
+            return f"made by {getattr(maker, 'op', 'a word')}"
+        return _no_gradient(maker) or _refusal(scope, handed, maker, _chain(scope, maker)) or "made elsewhere"
+    return "made elsewhere"

@@ -123,7 +123,7 @@ PLANS: Mapping[str, Plan] = {
             "epilogue-update",
             "fused-update, with the optimizer as the epilogue of the product that makes a gradient: never stored",
             "Lv et al. 2023 (LOMO) update a weight once its whole gradient is there; this goes on, tile by tile of it",
-            _found_in("epilogue_update"),
+            _found_in("fused_update", "epilogue_update"),
         ),
         Plan(
             "fused",

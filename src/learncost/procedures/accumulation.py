@@ -16,7 +16,7 @@ from learncost.ir.loop import Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.passes.epilogue_update import KERNELS
+from learncost.passes.fused_update import KERNELS
 from learncost.procedures.needed import needed
 
 

@@ -1,18 +1,32 @@
-"""Pad sizes that the mesh does not divide, such as a vocabulary, to the next multiple."""
+"""Pad sizes that the mesh does not divide, such as a vocabulary, to the next multiple, and check statically that
+padding is 0 wherever a line sums over it.
+
+Weights without a divisible axis have equal shards with padding, as in PyTorch's FSDP2; the last shards have fewer
+elements of the weight, or none. The padding is 0 in inputs and results of collectives, and is removed when shards are
+concatenated. Results of lines must have zero padding, too, if another line sums over it, or if they are new weights and
+states, which the next step reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from learncost.interpreter.operation import function_of
 from learncost.ir.affine import Affine
-from learncost.ir.line import Condition, Line, Op
-from learncost.ir.loop import map_lines, walk
+from learncost.ir.errors import InputError
+from learncost.ir.line import Condition, Line, Op, Product, Sum
+from learncost.ir.loop import Loop, Statement, map_lines, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
+from learncost.ir.value import Value
 from learncost.models.model import Model
 from learncost.ops import entry, is_log_softmax
+from learncost.ops.collectives import is_collective
+from learncost.passes.lower import expanded
 from learncost.sharding.clauses import Clause, parts_of
 from learncost.sharding.mesh import Mesh
 
@@ -108,3 +122,119 @@ def with_filled(model: Model, padded: Iterable[Padded]) -> Model:
     for each in padded:
         table = with_padded(table, each.axis, each.size)
     return replace(model, table=table, sizes={**model.sizes, **sizes}) if padded else model
+
+
+_NUMBERS = (-2.0, 0.5, 1.0, 3.0)
+"""Values to evaluate an op at, for operands that are not known to be 0."""
+
+
+def check_filled(table: Table, filled: Mapping[str, int]) -> None:
+    """Refuse a sharded table that would sum padding other than 0. Raises `InputError`.
+
+    filled  the padded axes, such as `d/dp`, with their sizes
+    """
+    check = _PaddingCheck(filled, {**table.values})
+    zero = {name for name in (*table.inputs, *table.weights) if check.has(table.axes[name])}
+    check.lines(table.lines, zero)
+    for name in table.renewed.values():
+        if check.has(table.axes[name]) and name not in zero:
+            axis = check.padded_axis(table.axes[name])
+            raise InputError(f"padded region of {axis} may be non-zero in {name}")
+
+
+def stays_zero(line: Line, axis: str, values: Mapping[str, Value]) -> bool:
+    """Return whether a line's result has 0 in the padding of an axis if all operands with the axis have."""
+    zero = {o.name for o in line.right if isinstance(o, Term) and axis in o.axes}
+    return _PaddingCheck({base(axis): 0}, dict(values)).is_zero(line, [axis], zero)
+
+
+class _PaddingCheck:
+    """A check of lines, in which `zero` has the names of padded arrays whose padding is 0."""
+
+    def __init__(self, filled: Mapping[str, int], values: dict[str, Value]) -> None:
+        self.filled, self.values = filled, values
+
+    def has(self, axes: Iterable[str]) -> bool:
+        """Return whether some of the axes are padded."""
+        return any(base(axis) in self.filled for axis in axes)
+
+    def padded_axis(self, axes: Iterable[str]) -> str:
+        """Return the name of the first padded axis."""
+        return next(base(axis) for axis in axes if base(axis) in self.filled)
+
+    def lines(self, lines: Iterable[Statement], zero: set[str]) -> None:
+        for line in lines:
+            if isinstance(line, Loop):
+                self.repeat(line, zero)
+            else:
+                self.line(line, zero)
+
+    def repeat(self, line: Loop, zero: set[str]) -> None:
+        inner = _PaddingCheck(self.filled, {**self.values, **line.values})
+        begun = {carry.start for carry in line.carry if carry.initial in zero}
+        given = {name for name, stack in line.each if stack in zero}
+        while True:  # loop-carried values have zero padding if every iteration preserves it
+            inside = zero | begun | given
+            inner.lines(line.lines, inside)
+            ended = {carry.start for carry in line.carry if carry.end in inside} & begun
+            if ended == begun:
+                break
+            begun = ended
+        zero |= {carry.final for carry in line.carry if carry.start in begun}
+        zero |= {stack for name, stack in line.keep if name in inside}
+
+    def line(self, line: Line, zero: set[str]) -> None:
+        axes = [axis for axis in line.loops if base(axis) in self.filled]
+        if is_collective(line):
+            source = line.right[0] if line.right else None
+            moved = isinstance(source, Term) and self.has(source.declared)
+            self.note(line.left, not moved or source.name in zero, zero)  # type: ignore[union-attr]
+            return
+        if not axes:
+            self.note(line.left, True, zero)
+            return
+        for axis in axes:
+            if any(axis not in term.axes for term in line.left):
+                self.summed(line, axis, zero)
+        self.note(line.left, self.is_zero(line, axes, zero), zero)
+
+    def note(self, left: Sequence[Term], is_zero: bool, zero: set[str]) -> None:
+        for term in left:
+            (zero.add if is_zero and self.has(term.declared) else zero.discard)(term.name)
+
+    def summed(self, line: Line, axis: str, zero: set[str]) -> None:
+        """Check that a line that sums over an axis has a factor with zero padding."""
+        if not isinstance(line, Product) or not self._has_zero(line, axis, zero):
+            text = str(line).partition("\n")[0]
+            raise InputError(f"padded region of {axis} may be non-zero: {text}")
+
+    def is_zero(self, line: Line, axes: Iterable[str], zero: set[str]) -> bool:
+        """Return whether the padding of a line's result is 0."""
+        if isinstance(line, Product):
+            return all(self._has_zero(line, axis, zero) for axis in axes)
+        is_plain = all(isinstance(o, Literal) or not o.indexed for o in line.right)
+        zeros = [isinstance(o, Term) and o.name in zero and {*axes} <= {*o.axes} for o in line.right]
+        if isinstance(line, Sum):
+            return is_plain and all(zeros)
+        assert isinstance(line, Op)
+        op = entry(line.op)
+        if op.fill is not None:
+            return op.fill == 0
+        if not op.pointwise or not is_plain:
+            return False
+        if op.body_text or line.part != "body":
+            steps, more = expanded(line, self.values)
+            inner = _PaddingCheck(self.filled, {**self.values, **more})
+            inside = {*zero}
+            inner.lines(steps, inside)
+            zero |= {term.name for term in line.left if term.name in inside}
+            return all(term.name in inside for term in line.left)
+        if not any(zeros):
+            return False
+        numbers = [np.where(zero_there, 0.0, _NUMBERS) for zero_there in zeros]
+        with np.errstate(all="ignore"):  # 0/0 is nan, and not 0
+            return not np.any(function_of(op)(*numbers))
+
+    def _has_zero(self, line: Product, axis: str, zero: set[str]) -> bool:
+        """Return whether a factor with an axis has zero padding there."""
+        return any(isinstance(each, Term) and axis in each.axes and each.name in zero for each in line.right)

@@ -17,9 +17,9 @@ from learncost.passes.plan import plan_of
 from learncost.passes.rematerialization import joined, pairs
 from learncost.sharding.check import check_placed
 from learncost.sharding.clauses import Clause, ShardSpecs
-from learncost.sharding.filled import check_filled
 from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
+from learncost.sharding.padding import check_filled
 from learncost.sharding.ring import ringed
 from learncost.sharding.scope import CollectiveReason, ShardingScope, readers
 from learncost.sharding.zigzag import Zigzag, in_zigzag

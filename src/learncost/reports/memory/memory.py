@@ -25,7 +25,7 @@ from learncost.reports.run import possible, prepare
 from learncost.reports.sheet import AtLength, Drawn, sizes_of
 
 if TYPE_CHECKING:
-    from learncost.passes.epilogue_update import EpilogueUpdates
+    from learncost.passes.fused_update import EpilogueUpdates
     from learncost.program.arena import Arena
     from learncost.reports.memory.changes import MemoryChange
     from learncost.reports.memory.show import MemoryComparison
@@ -491,6 +491,6 @@ def _updates(step: MemoryStep) -> EpilogueUpdates | None:
     """Return the weights that are updated inside of a product; None if the plan has no epilogue updates."""
     if not any(plan.name == "epilogue-update" for plan, _ in plan_of(step.plan)):
         return None
-    from learncost.passes.epilogue_update import updates  # imported when used, for a fast start
+    from learncost.passes.fused_update import updates  # imported when used, for a fast start
 
     return updates(step.table)

@@ -9,10 +9,10 @@ from math import prod
 
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.held import Static
+from learncost.autoshard.passes import updated_in_place
 from learncost.autoshard.placed_step import StepConfig, stepped
 from learncost.autoshard.stage_memory import StageMemory
 from learncost.autoshard.step import ParallelConfig, StageUsage, memory_of, static_of
-from learncost.autoshard.updates import updated_in_place
 from learncost.ir.errors import InputError
 from learncost.procedures.procedure import PAPER
 from learncost.reports.memory.engine import Engine, MemoryUse

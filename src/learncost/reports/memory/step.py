@@ -22,11 +22,10 @@ from learncost.models.sizes import check_size
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import CHOSEN, by_eager, planned, recomputes_blocks
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
-from learncost.procedures.optimizer import PAGED, paged, state_of, without_gradients
+from learncost.procedures.optimizer import PAGED, StoredStates, paged, state_of, without_gradients
 from learncost.procedures.procedure import PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step, trained_by
-from learncost.procedures.stored_states import StoredStates
 from learncost.program.autograd.module import module_named
 from learncost.program.calls import IN_KERNELS
 from learncost.program.lifetimes import FEW, Walked, every_iteration

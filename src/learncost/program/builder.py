@@ -51,21 +51,21 @@ class ProgramBuilder:
         self._open.add(len(self.buffers) - 1)
         return len(self.buffers) - 1
 
-    def allocate(self, size: int, role: str = "", label: str = "", first: int | None = None) -> int:
+    def allocate(self, size: int, role: str = "", label: str = "", first: int | None = None, device: str = "") -> int:
         """Add a buffer that is in use from an op on, by default the next one, until it is freed."""
         role = role or made_in(self.phase)
         first = len(self.ops) if first is None else first
-        return self.add(Buffer(size, self.device, role, label or self.where(), first, BEFORE))
+        return self.add(Buffer(size, device or self.device, role, label or self.where(), first, BEFORE))
 
-    def make(self, size: int, role: str = "", label: str = "", first: int | None = None) -> int:
+    def make(self, size: int, role: str = "", label: str = "", first: int | None = None, device: str = "") -> int:
         """Add a buffer that is in use from an op on until the last op that reads or writes it."""
-        buffer = self.allocate(size, role, label, first)
+        buffer = self.allocate(size, role, label, first, device)
         self._open.discard(buffer)
         return buffer
 
-    def give(self, role: str, size: int, label: str = "") -> None:
+    def give(self, role: str, size: int, label: str = "", device: str = "") -> None:
         """Add bytes that are in use throughout the step."""
-        self.allocate(size, role, label or role, BEFORE)
+        self.allocate(size, role, label or role, BEFORE, device)
 
     def free(self, *buffers: int) -> None:
         """Record that nothing refers to buffers after the last op."""

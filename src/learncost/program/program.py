@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
@@ -18,6 +18,9 @@ from learncost.program.optimizer_step import Stepping
 
 CUDA = "cuda"
 """A GPU that runs PyTorch's kernels, as PyTorch names it."""
+
+HOST = "host"
+"""The device of buffers that are offloaded: the memory of the CPU beside the device that runs the ops."""
 
 FORWARD, RECOMPUTE, BACKWARD, CLIP, OPTIMIZER = "forward", "recompute", "backward", "clip", "optimizer"
 """The phases of a step."""
@@ -171,11 +174,21 @@ class Peak:
 
 def levels(program: Program) -> list[int]:
     """Return the bytes in use during each op on the program's device: the live buffers, and its scratch."""
+    in_use = _in_use(program, program.on_device)
+    return [level + op.scratch for level, op in zip(in_use, program.ops, strict=True)]
+
+
+def most_on_host(program: Program) -> int:
+    """Return the largest number of bytes in use at once of the buffers that are offloaded."""
+    return max(_in_use(program, [buffer for buffer in program.buffers if buffer.device == HOST]), default=0)
+
+
+def _in_use(program: Program, buffers: Iterable[Buffer]) -> list[int]:
     changes = [0] * (len(program.ops) + 2)
-    for buffer in program.on_device:
+    for buffer in buffers:
         changes[max(buffer.first, 0)] += buffer.bytes
         changes[buffer.last + 1] -= buffer.bytes
-    return [level + op.scratch for level, op in zip(accumulate(changes), program.ops, strict=False)]
+    return [*accumulate(changes)][: len(program.ops)]
 
 
 def peak(program: Program) -> Peak:

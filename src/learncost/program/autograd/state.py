@@ -17,6 +17,7 @@ from learncost.program.autograd.operators import Storage, TapeTensor
 from learncost.program.autograd.tape import Tape, TapeNode
 from learncost.program.autograd.wrapped import ParameterGroup, Sharded, Wrapping
 from learncost.program.optimizer_step import Stepping
+from learncost.program.program import HOST
 
 if TYPE_CHECKING:
     from learncost.program.autograd.losses import LossRow
@@ -40,6 +41,7 @@ class StepOptions:
     wrapping     how the module is distributed over devices
     loss         the loss that is computed together with the head; None: the module's own
     drops_paths  whether operands of low-rank paths have dropout
+    hosted       roles of what lies in the memory of the host
     """
 
     module: Module
@@ -57,6 +59,11 @@ class StepOptions:
     wrapping: Wrapping | None = None
     loss: LossRow | None = None
     drops_paths: bool = False
+    hosted: Collection[str] = ()
+
+    def place(self, role: str) -> str:
+        """Return the device of what has a role: the host, or the default."""
+        return HOST if role in self.hosted else ""
 
 
 Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"
@@ -123,7 +130,9 @@ class StepState:
     def sharded(self) -> Sharded | None:
         """The sharded weights, where the module is wrapped with `fully_shard`."""
         wrapping = self.asked.wrapping
-        return Sharded(self.tape, wrapping, self.asked.width) if wrapping and wrapping.parts > 1 else None
+        if not wrapping or wrapping.parts == 1:
+            return None
+        return Sharded(self.tape, wrapping, self.asked.width, self.asked.hosted)
 
     @cached_property
     def numbers(self) -> dict[int, int]:
@@ -222,6 +231,11 @@ class ScopeNames:
     weights: Mapping[str, tuple[str, ...]]
     drawn: frozenset[str]
     around: Values
+
+    @property
+    def is_outermost(self) -> bool:
+        """Return whether the scope is that of the model, and not of an iteration of a loop."""
+        return self.axes is self.state.table.axes
 
     @property
     def tape(self) -> Tape:

@@ -58,10 +58,12 @@ def _run(names: ScopeNames, calls: Sequence[OperatorCall | Loop], values: Values
     """Run call by call; the caller of a module holds its operands until it returns."""
     holds, operands = names.module.holds == "sublayers", list[TapeTensor]()
     last = {name: call for call in calls for name in call.reads}
-    for call in calls:
+    for at, call in enumerate(calls):
         if isinstance(call, Loop):
             _repeat(names, call, values)
         else:
+            if names.is_outermost and isinstance(call, Linear | LinearLoss | Loss):
+                names.tape.offloads &= any(isinstance(later, Loop) for later in calls[at:])  # not of the head
             if isinstance(call, Linear | LinearLoss | Loss) and not names.around:
                 names.state.release(names.state.embedded)  # the model has returned, and its head begins
             names.tape.label = call.title
@@ -96,7 +98,7 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
     kept: list[list[TapeTensor]] = [[] for _ in repeat.keep]
     order = range(iterations)[:: -1 if repeat.reverse else 1]
     recurs = any(isinstance(line, Loop) for line in repeat.lines)  # of two loops a curve shows the inner one folded
-    unlike = sharded or stacks or kept or recurs or names.state.asked.every > 1
+    unlike = sharded or stacks or kept or recurs or names.state.asked.every > 1 or tape.offloads
     few = range(iterations) if weighted and unlike else tape.iterations(iterations)
     for iteration in (order[place] for place in few):
         for place, (calls, starts, ends) in enumerate(parts):
@@ -178,7 +180,7 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
     state = StepState(tape, table, sizes, asked)
     builder = tape.builder
     for role, size in asked.given.items():
-        builder.give(role, size)
+        builder.give(role, size, device=asked.place(role))
     builder.give(ACTIVATIONS, asked.module.buffers, "buffers")
     wrapping, syncs = asked.wrapping, asked.wrapping is None or asked.wrapping.syncs
     if wrapping and wrapping.parts == 1:
@@ -215,7 +217,7 @@ def _forward(state: StepState) -> list[TapeTensor]:
     """Return the outputs of the model, after the allocation of its weights and inputs."""
     table, values, asked, builder = state.table, Values(), state.asked, state.tape.builder
     reads = {name for line in table.lines for name in line.reads} - {*table.weights}
-    state.passed = 0
+    state.passed, state.tape.offloads = 0, ACTIVATIONS in asked.hosted
     for name in (*table.inputs, *table.weights):
         if name in asked.drawn or name in state.storages:
             continue
@@ -227,7 +229,8 @@ def _forward(state: StepState) -> list[TapeTensor]:
             size = state.sharded.wrapping.part(elements) * (learned if name in asked.learning else width)
         role = WEIGHTS if name in table.weights else ACTIVATIONS
         add = builder.make if name in reads else builder.allocate
-        storage = Storage(add(size, role, name, None if builder.ops else BEFORE))
+        place = asked.place(role) if name in table.weights else ""
+        storage = Storage(add(size, role, name, None if builder.ops else BEFORE, place))
         if name in table.weights:
             state.storages[name] = storage
         else:

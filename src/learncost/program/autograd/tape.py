@@ -19,7 +19,7 @@ from math import prod
 
 from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
 from learncost.program.builder import ENDS, SHOWN, ProgramBuilder, omitted_of
-from learncost.program.program import BACKWARD, GRADIENTS, RECOMPUTE, WORKSPACE, Operand
+from learncost.program.program import ACTIVATIONS, BACKWARD, GRADIENTS, HOST, RECOMPUTE, WORKSPACE, Operand
 
 Backward = Callable[[Gradients], Gradients]
 """A function from the gradients of a node's results to those of its operands."""
@@ -48,10 +48,15 @@ class TapeNode:
 
 @dataclass(eq=False, slots=True)
 class Frame:
-    """A part of the forward pass: `run` recomputes it from its inputs; `nodes` are those with saved tensors."""
+    """A part of the forward pass: `run` recomputes it from its inputs; `nodes` are those with saved tensors.
 
-    run: Callable[[], object]
+    inputs   as they are saved
+    others   inputs of several parts
+    """
+
+    run: Callable[[Sequence[TapeTensor]], object]
     inputs: Sequence[TapeTensor]
+    others: Sequence[TapeTensor]
     nodes: list[TapeNode] = field(default_factory=list)
 
 
@@ -60,6 +65,10 @@ TYPES = {1: "bool", 2: "bfloat16", 4: "float32", 8: "float64"}
 
 WEIGHT = "a weight"
 """The label of weights."""
+
+STASH, SMALLEST = 5, 1024
+"""Saved tensors that stay until as many later ones are copied to the host, and bytes of the smallest that is copied:
+`OffloadActivations` of torchtune 05cda5e9 (training/_activation_offloading.py) and of TRL."""
 
 _REMADE = TapeNode(None)
 """A placeholder for the nodes of recomputed operators, whose gradients flow elsewhere."""
@@ -99,6 +108,8 @@ class Tape:
         self._without = False
         self._casts: dict[TapeNode, TapeTensor] = {}
         self._hooked, self._sum_width = hooked, summed
+        self.offloads = False  # whether tensors that are saved now go to the host
+        self._stash: list[TapeTensor] = []
         self._summed: dict[TapeNode, TapeTensor] = {}
         self._readers: Counter[TapeNode] = Counter()
         self._waiting: Counter[int] = Counter()  # gradients that no node has read yet, by their buffers
@@ -245,7 +256,7 @@ class Tape:
             node.frame = self._frame
             self._frame.nodes.append(node)
         else:
-            node.kept = remembered
+            node.kept = self._packed(remembered)
         self._nodes.append(node)
         return node
 
@@ -272,7 +283,7 @@ class Tape:
         others: Iterable[TapeTensor],
     ) -> list[TapeTensor]:
         """Run a part of the forward pass whose operators save nothing; `others` are inputs of several parts."""
-        self._frame = Frame(lambda: run(inputs), (*inputs, *others))
+        self._frame = Frame(run, self._packed(inputs), (*others,))
         result = run(inputs)
         self._frame = None
         return result
@@ -286,11 +297,13 @@ class Tape:
         self._without = False
         if not any(value.node for value in arguments):
             return results  # as in PyTorch: without an input that requires a gradient, nothing inside has one
-        detached = [
-            replace(value, node=TapeNode(None) if value.node else None, result=0, view=False) for value in arguments
-        ]
+        saved = self._packed(arguments)
 
         def backward(gradients: Gradients) -> Gradients:
+            detached = [
+                replace(value, node=TapeNode(None) if value.node else None, result=0, view=False)
+                for value in self._unpacked(saved)
+            ]
             before, self._nodes, label = self._nodes, [], self.label
             self.builder.phase = RECOMPUTE
             again = run(detached)
@@ -312,6 +325,41 @@ class Tape:
         for number, value in enumerate(results):
             value.node, value.result = node, number
         return results
+
+    def _packed(self, saved: Sequence[TapeTensor]) -> tuple[TapeTensor, ...]:
+        """Return saved tensors, those on the host that are offloaded: neither weights nor the smallest."""
+        return tuple(self._offloaded(value) if self._is_offloaded(value) else value for value in saved)
+
+    def _is_offloaded(self, value: TapeTensor) -> bool:
+        if not self.offloads or value.elements * value.width < SMALLEST or value.storage.buffer < 0:
+            return False
+        return self.builder.buffers[value.storage.buffer].role in (ACTIVATIONS, WORKSPACE)
+
+    def _offloaded(self, value: TapeTensor) -> TapeTensor:
+        """Copy a tensor to the host; it stays on the device until `STASH` later ones are copied."""
+        if len(self._stash) == STASH:
+            self.hold(self._stash.pop(0))
+        copied = Storage(self.builder.make(value.elements * value.width, ACTIVATIONS, device=HOST))
+        result = replace(value, storage=copied, view=False)
+        self.builder.run("aten::_to_copy", [self._operand(value)], [self._operand(result)])
+        self._stash.append(value)
+        return result
+
+    def _unpacked(self, saved: Sequence[TapeTensor]) -> tuple[TapeTensor, ...]:
+        """Return saved tensors on the device: new copies of those that are on the host."""
+        return tuple(
+            self._fetched(value)
+            if value.storage.buffer >= 0 and self.builder.buffers[value.storage.buffer].device == HOST
+            else value
+            for value in saved
+        )
+
+    def _fetched(self, value: TapeTensor) -> TapeTensor:
+        self.hold(*self._stash)  # the forward pass is over
+        self._stash.clear()
+        result = replace(value, storage=self._value(value.elements, value.width, value.turned).storage)
+        self.builder.run("aten::_to_copy", [self._operand(value)], [self._operand(result)])
+        return result
 
     def backward(self, outputs: Sequence[TapeTensor]) -> None:
         """Run backward from the outputs, with given gradients, to the gradients of all weights."""
@@ -339,7 +387,7 @@ class Tape:
             self.label = node.label if node.label.endswith(", backward") else f"{node.label}, backward"
             frame = node.frame
             self._remake(node)
-            self.hold(*(frame.inputs if frame else ()))
+            self.hold(*((*frame.inputs, *frame.others) if frame else ()))
             self._back(node, frame is not None)
 
     def _remake(self, node: TapeNode) -> None:
@@ -349,15 +397,17 @@ class Tape:
             return
         self._again, frame.nodes = frame.nodes, []
         label, self.builder.phase = self.label, RECOMPUTE
+        inputs = self._unpacked(frame.inputs)
         with suppress(_RemadeError):
-            frame.run()
+            frame.run(inputs)
+        self.hold(*inputs)
         self.leave_autocast()
         self._again, self.label, self.builder.phase = None, label, BACKWARD
 
     def _back(self, node: TapeNode, again: bool) -> None:
         gradients, node.gradients = node.gradients, []
         assert node.backward
-        self._name = node.name
+        self._name, node.kept = node.name, self._unpacked(node.kept)
         self.read(*gradients, *node.kept)
         for incoming in gradients:
             self._wait(incoming, -1)

@@ -20,13 +20,13 @@ communication library's own memory is not included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
 from learncost.program.autograd.tape import Tape, TapeNode
 from learncost.program.builder import BEFORE
-from learncost.program.program import GRADIENTS
+from learncost.program.program import GRADIENTS, WEIGHTS
 
 BUCKETS, GATHERED, MESSAGES = "buckets", "gathered weights", "messages"
 """The categories of memory that wrappers use."""
@@ -79,11 +79,12 @@ class Sharded:
     """The weights of a step under `fully_shard`.
 
     width    bytes of an element of a gathered weight
+    hosted   roles of shards that are on the host: of weights (`CPUOffloadPolicy`), of gradients
     reduces  whether the gradients of this microbatch are reduced
     """
 
-    def __init__(self, tape: Tape, wrapping: Wrapping, width: int) -> None:
-        self.tape, self.wrapping, self.width = tape, wrapping, width
+    def __init__(self, tape: Tape, wrapping: Wrapping, width: int, hosted: Collection[str] = ()) -> None:
+        self.tape, self.wrapping, self.width, self.hosted = tape, wrapping, width, hosted
         tape.is_sharded = wrapping.syncs or wrapping.reduced != width
         self.reduces = True
         self._groups: dict[Hashable, ParameterGroup] = {}
@@ -111,10 +112,12 @@ class Sharded:
         group.storage.buffer = self.tape.builder.make(size, GATHERED, GATHERED) if size else BEFORE
 
     def _gather(self, group: ParameterGroup) -> None:
-        """Start an all-gather: shards in float are cast first, and the bucket has the shards of all devices."""
+        """Start an all-gather: shards in float are cast first, those on the host are copied, and the bucket has the
+        shards of all devices.
+        """
         if group.message == group.storage.buffer == BEFORE:
-            casts = 0 if self.wrapping.stored else group.elements // self.wrapping.parts * self.width
-            cast = self._message(casts)
+            copies = not self.wrapping.stored or WEIGHTS in self.hosted
+            cast = self._message(group.elements // self.wrapping.parts * self.width if copies else 0)
             group.message = self._message(group.elements * self.width)
             self.tape.builder.hold(cast)
 
@@ -166,8 +169,12 @@ class Sharded:
         self.tape.hold(*whole.values())
         reduced = Storage(self.tape.builder.make(elements * width, GRADIENTS))
         self.tape.builder.run("c10d::reduce_scatter_")
+        self.tape.builder.hold(reduced.buffer)
         for node, part in zip(whole, parts, strict=True):
-            self.tape.give_gradient(node, TapeTensor(self.tape, part, width, reduced, view=True))
+            if GRADIENTS in self.hosted:
+                node.gradients[0] = None  # copied to the host, and added there
+            else:
+                self.tape.give_gradient(node, TapeTensor(self.tape, part, width, reduced, view=True))
 
     def _whole(self, node: TapeNode) -> TapeTensor | None:
         """Return the gradient that is reduced, or kept whole: of this microbatch, or summed with those before it."""

@@ -35,6 +35,7 @@ class MemoryUse:
     arena  the offsets of arrays in the arena, for an engine that plans memory ahead
     rules  the rules, if they differ from the engine's
     buffers  the most bytes that kernel libraries additionally allocate; None: unknown
+    host   bytes in the memory of the host, of what is offloaded
     unfit  why it does not fit the regions of a device's RAM; empty if it fits, or no regions are known
     """
 
@@ -50,6 +51,7 @@ class MemoryUse:
     rules: Mapping[str, str] | None = None
     unfit: str = ""
     buffers: int | None = None
+    host: int = 0
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,8 @@ class Memory(AtLength, Drawn):
     buffers
         Bytes that libraries of products take from the allocator on top of the peak, at most: 0 to these are measured.
         None where that is not known.
+    host
+        Bytes in the memory of the host of what is offloaded, at most.
     unfit
         The reason why it does not fit the RAM regions of the named device; else "".
     sample
@@ -165,6 +167,7 @@ class Memory(AtLength, Drawn):
     budget: int | None = field(default=None, metadata=OPTIONAL)
     fits: Mapping[str, int | None] | None = field(default=None, metadata=OPTIONAL)
     changes: tuple[MemoryChange, ...] = field(default=(), metadata=OPTIONAL)
+    host: int = field(default=0, metadata=OPTIONAL)
     unfit: str = field(default="", metadata=OPTIONAL)
     live_at_peak: tuple[LiveArray, ...] = field(metadata=Key(form=attributes("name axes shape bytes layer")).field)
     curve: tuple[Moment, ...] = field(metadata=Key(form=attributes(f"{_LINE} bytes iterations")).field)
@@ -298,8 +301,10 @@ def memory(request: Request) -> Memory | MemoryComparison:
         A checkpoint for the first of every so many blocks alone, under `engine` eager with `procedure` recompute. The
         default is 1: every block.
     offload
-        Tensors outside of the memory of a GPU, under `engine` eager: paged-states, the states of bitsandbytes'
-        PagedAdamW and PagedAdamW8bit for weights of 100,000 elements or more.
+        Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of bitsandbytes'
+        PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host: states (of the
+        optimizer, with master weights), optimizer (states and gradients, DeepSpeed's offload_optimizer), weights (these
+        and shards of weights, FSDP's CPU offload) and activations (saved tensors, activation_offloading).
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
 
@@ -483,6 +488,7 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         rules=needs.rules or chosen_engine.rules,
         unfit=needs.unfit,
         buffers=needs.buffers,
+        host=needs.host,
         module=step.module if chosen_engine.module else "",
     )
 

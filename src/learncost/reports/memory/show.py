@@ -62,6 +62,8 @@ def _alone(memory: Memory) -> Sheet:
             rows.append(SheetRow((name, "", number(size), size_of(size)), depth=1))
     if memory.buffers:
         rows.append(SheetRow(("plus kernel buffers", "", f"0 to {number(memory.buffers)}", size_of(memory.buffers))))
+    if memory.host:
+        rows.append(SheetRow(("on the host", "", number(memory.host), size_of(memory.host))))
     rows.append(
         SheetRow(("live arrays at the peak", "number x bytes" if _executed(memory) else "shape", "", ""), "bold")
     )

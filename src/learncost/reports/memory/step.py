@@ -29,7 +29,7 @@ from learncost.procedures.step import step, trained_by
 from learncost.program.autograd.module import module_named
 from learncost.program.calls import IN_KERNELS
 from learncost.program.lifetimes import FEW, Walked, every_iteration
-from learncost.program.program import Program
+from learncost.program.program import ACTIVATIONS, GRADIENTS, STATES, WEIGHTS, Program
 from learncost.program.regions import Region
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX, bytes_of, communication_buffers_of
@@ -58,7 +58,7 @@ class EagerOptions:
     loss            the loss that is computed together with the head; empty: the module's own
     drops_paths     whether operands of low-rank paths have dropout
     every           of so many blocks the first runs under a checkpoint
-    offload         what is not in the memory of the device
+    offload         names of `OFFLOADED`
     no_sync         whether gradients are reduced behind the last microbatch alone
     communication_buffers  bytes on each device
     """
@@ -70,13 +70,61 @@ class EagerOptions:
     loss: str = ""
     drops_paths: bool = False
     every: int = 1
-    offload: str = ""
+    offload: tuple[str, ...] = ()
     no_sync: bool = False
     communication_buffers: int = 0
 
+    @property
+    def hosted(self) -> frozenset[str]:
+        """The roles of what is in the memory of the host."""
+        return frozenset(role for name in self.offload for role in OFFLOADED[name].roles)
 
-OFFLOADED = {PAGED: PAGED}
-"""Tensors that may be outside of the device's memory, by name."""
+
+MASTERS = "master weights"
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Tensors that are not in the memory of the GPU: what they are, and the `roles` of those on the host."""
+
+    title: str
+    roles: tuple[str, ...] = ()
+
+
+OFFLOADED = {
+    PAGED: Offload("paged optimizer states, in managed memory"),
+    "states": Offload(
+        "optimizer states and master weights, and the update, on the host (CPUOffloadOptimizer of torchao, "
+        "optimizer-cpu-offload of Megatron)",
+        (STATES, MASTERS),
+    ),
+    "optimizer": Offload(
+        "optimizer states, master weights and gradients, and the update, on the host (offload_optimizer of DeepSpeed)",
+        (STATES, MASTERS, GRADIENTS),
+    ),
+    "weights": Offload(
+        "shards of weights and gradients, optimizer states and the update on the host (CPUOffloadPolicy of FSDP)",
+        (WEIGHTS, STATES, MASTERS, GRADIENTS),
+    ),
+    "activations": Offload(
+        "tensors saved before the head, on the host between forward and backward pass, of 1,024 bytes or more "
+        "(OffloadActivations of torchtune and TRL)",
+        (ACTIVATIONS,),
+    ),
+}
+"""The groups of tensors outside of the GPU's memory, by name."""
+
+
+def _offload_named(text: str) -> tuple[str, ...]:
+    """Return the names of what is offloaded. Raises `InputError` for unknown ones and those that exclude each other."""
+    names = tuple(dict.fromkeys(each.strip() for each in text.split(","))) if text else ()
+    if "nvme" in names:
+        raise InputError("--offload knows the memory of the host alone, not NVMe: give --offload optimizer or weights")
+    for name in names:
+        named_one("offload", name, OFFLOADED)
+    if len(placing := [name for name in names if name == PAGED or STATES in OFFLOADED[name].roles]) > 1:
+        raise InputError(f"--offload {','.join(placing)}: each says where optimizer states are; give one of them")
+    return names
 
 
 def implementation_named(name: str) -> str:
@@ -106,7 +154,7 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         loss=_loss_named(request.loss),
         drops_paths=check_probability("lora_dropout", request.lora_dropout) > 0,
         every=check_size("checkpoint_every", request.checkpoint_every),
-        offload=request.offload and named_one("offload", request.offload, OFFLOADED),
+        offload=_offload_named(request.offload),
         no_sync=request.no_sync,
         communication_buffers=communication_buffers_of(request),
     )
@@ -122,7 +170,8 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         options = replace(options, device=device.torch or CPU)
     if options.offload and options.device != GPU:
         where = device.name if device else "the CPU"
-        raise InputError(f"--offload {options.offload} requires a GPU, not {where}: give --on, for example --on {GPU}")
+        named = ",".join(options.offload)
+        raise InputError(f"--offload {named} requires a GPU, not {where}: give --on, for example --on {GPU}")
     return device, engine, options
 
 
@@ -175,7 +224,7 @@ class MemoryStep:
         self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode, eager
         self.mode = mode if find_procedure(procedure).modes else ""
         self.model = trained_by(run.model, procedure)
-        self.optimizer = paged(state_of(optimizer)) if eager.offload else state_of(optimizer)
+        self.optimizer = paged(state_of(optimizer)) if PAGED in eager.offload else state_of(optimizer)
         self.accumulate = _parts(accumulate, run.axes["B"])
         learning = set(self.model.learning)
         structure = Structure(self.model)
@@ -313,15 +362,17 @@ class MemoryStep:
     def states_and_masters(self) -> dict[str, int]:
         """Return the bytes of optimizer state, master weights and communication buffers, if there are any, by name."""
         parts = {
-            "optimizer state": self.state,
-            "master weights": self.master,
+            STATES: self.state,
+            MASTERS: self.master,
             BUFFERS: self.eager.communication_buffers,
         }
         return {name: size for name, size in parts.items() if size}
 
     @property
     def least(self) -> int:
-        """The bytes in use at every moment under any engine: weights in RAM, and `uncounted`."""
+        """The bytes in use at every moment under any engine: weights in RAM, and `uncounted`; 0 under offload."""
+        if self.eager.hosted:
+            return 0
         if self.on_mesh is not None:
             return int(self.on_mesh.static(self.sizes()).total)
         table, codes = self.model.table, self.model.quantized_widths

@@ -14,6 +14,7 @@ from learncost.ir.precision import BYTES, training_precision
 from learncost.models.model import Model
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
 from learncost.passes.plan import NONE, by_eager, plan_of, usual_plan
+from learncost.procedures.optimizer import PAGED
 from learncost.procedures.procedure import procedure
 from learncost.program.autograd import (
     BUCKETS,
@@ -40,11 +41,12 @@ from learncost.program.program import (
     Program,
     StepRequest,
     library_workspace,
+    most_on_host,
     peak,
 )
 from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, grouped
 from learncost.reports.memory.engines.logged import curve_of
-from learncost.reports.memory.step import MemoryStep
+from learncost.reports.memory.step import OFFLOADED, MemoryStep
 from learncost.reports.request import CPU, GPU
 from learncost.sharding.presets import chosen
 
@@ -84,6 +86,7 @@ PLACES = {"cpu": "a CPU", GPU: "a GPU"}
 """The devices as PyTorch calls them."""
 
 LIVE, HOOKED_LIVE = "Gradients live until optimizer.step()", "Each gradient lives until its weight is updated"
+HOSTED_LIVE = "Each gradient is copied to the host as soon as it is complete, and freed"
 SUMMED_LIVE = "Each gradient is added to a sum in fp32 in its hook, and freed"
 NOT_ON_GPU = "Neither are cuBLAS workspaces (66 MiB on an H100) and the allocator's rounding. "
 
@@ -143,26 +146,29 @@ def _module(step: MemoryStep) -> Module:
 def _emulated(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
     """Return the step of a module that is emulated."""
     model, kind, module = _plain(step.model), step.kind, _module(step)
+    hosted = step.eager.hosted
     settings = StepOptions(
         module,
-        step.states_and_masters | _sums(step, sizes),
+        step.states_and_masters | _sums(step, sizes) | (_hosted_gradients(step, sizes) if GRADIENTS in hosted else {}),
         kind.weight,
         frozenset(model.learning),
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
         module.checkpoint if step.recomputes else "",
         step.eager.every,
         0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
-        _stepping(step),
+        replace(_stepping(step), optimizer="") if STATES in hosted else _stepping(step),
         step.accumulate,
         _rows(step, sizes),
         {weight.weight: weight.bytes(step.run.axes) for weight in model.quantized},
         _wrapping(step),
         _loss(step),
         step.eager.drops_paths,
+        hosted,
     )
     summed = kind.gradient if _sums(step, sizes) else 0
     width, autocast = (kind.weight, kind.value) if kind.autocast else (kind.value, 0)
-    tape = Tape(width, step.eager.device == GPU, _hooked(step), summed, autocast)
+    hooked = _hooked(step) or (GRADIENTS in hosted and not step.over)
+    tape = Tape(width, step.eager.device == GPU, hooked, summed, autocast)
     run_step(tape, model.table, _here(step, sizes), settings)
     return tape.builder.program()
 
@@ -173,6 +179,18 @@ def _sums(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
     if kind.gradient == kind.weight:
         return {}
     return {GRADIENTS: bytes_of(_plain(step.model).table, step.model.learning, sizes, lambda _: kind.gradient)}
+
+
+def _hosted_gradients(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes of gradients on the host, in the type of the update, and on one device the buffer of the largest
+    gradient on its way there (DeepSpeed, runtime/zero/stage_1_and_2.py: temp_grad_buffer_for_gpu_offload).
+    """
+    kind, wrapping, table = step.kind, _wrapping(step), _plain(step.model).table
+    learned = bytes_of(table, step.model.learning, sizes, lambda _: kind.master or kind.gradient)
+    if wrapping:
+        return {GRADIENTS: wrapping.part(learned)}
+    largest = max((bytes_of(table, (name,), sizes, lambda _: kind.weight) for name in step.model.learning), default=0)
+    return {GRADIENTS: learned, "offload buffer": largest}
 
 
 def _rows(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -229,7 +247,7 @@ def _steps(step: MemoryStep) -> str:
     ops = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "with foreach=False"}
     hooks = ", stepped in the hook of each gradient" if _hooked(step) else ""
     unfused = "" if "fused" in known.implementations else ", since PyTorch has no fused implementation"
-    paged = f"Paged{known.name.removesuffix(OF_BITSANDBYTES)}{OF_BITSANDBYTES}" if step.eager.offload else ""
+    paged = f"Paged{known.name.removesuffix(OF_BITSANDBYTES)}{OF_BITSANDBYTES}" if PAGED in step.eager.offload else ""
     how = f" {ops[stepping.how]}" if len(known.implementations) > 1 and not paged else ""
     clipped = " Gradients are clipped by clip_grad_norm_." if stepping.clip else ""
     if _unfused(step) and usual_plan(step.unplanned):
@@ -239,7 +257,12 @@ def _steps(step: MemoryStep) -> str:
 
 def _convention(said: str, step: MemoryStep, device: str) -> str:
     """Return the text on what the memory of a module on a device includes."""
-    gone = HOOKED_LIVE if _hooked(step) else SUMMED_LIVE if step.kind.gradient != step.kind.weight else LIVE
+    lives = {
+        HOOKED_LIVE: _hooked(step),
+        HOSTED_LIVE: GRADIENTS in step.eager.hosted,
+        SUMMED_LIVE: step.kind.gradient != step.kind.weight,
+    }
+    gone = next((text for text, holds in lives.items() if holds), LIVE)
     return _CONVENTION.format(said, PLACES[device], gone, _steps(step))
 
 
@@ -247,6 +270,7 @@ def _rules(step: MemoryStep) -> Mapping[str, str]:
     """Return the rules of a step, by their subjects."""
     how = step.eager.implementation
     hooked = {"gradients": "until their update"} if _hooked(step) else {}
+    hooked |= {"gradients": "until they are copied to the host"} if GRADIENTS in step.eager.hosted else {}
     return RULES | ({"new weights and states": WRITTEN[how]} if how in WRITTEN else {}) | hooked
 
 
@@ -291,7 +315,8 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     buffers = library_workspace(program) if itself and program.device == CPU else None
     moment, said = at_line(most.op.label, most.bytes), _said(step, program, bool(buffers))
     there = grouped(allocations)
-    return MemoryUse(most.bytes, moment, split, there, curve, stays, said, rules=_rules(step), buffers=buffers)
+    rules, host = _rules(step), most_on_host(program)
+    return MemoryUse(most.bytes, moment, split, there, curve, stays, said, rules=rules, buffers=buffers, host=host)
 
 
 def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
@@ -307,8 +332,8 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
         said += f" {RECURRENCES}; fewer tensors are saved with these kernels."
     if wrapping := _wrapping(step):
         said += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
-    if step.eager.offload:
-        said += f" Not in this memory: {step.eager.offload}."
+    for name in step.eager.offload:
+        said += f" Not in this memory: {OFFLOADED[name].title}."
     if row := _loss(step):
         said += f" The loss is {row.title} ({row.source})."
     return said + (f" The module itself was not run: {step.instead}." if step.instead else "")
@@ -392,6 +417,23 @@ def _refuses(step: MemoryStep) -> str:
         return f"does not support {flag} with --plan {HOOKED}, which steps before all gradients are there"
     if _hooked(step) and step.over:
         return f"does not support --plan {HOOKED} over a mesh, since DDP and FSDP2 reduce gradients before a hook steps"
+    return _unhosted(step)
+
+
+def _unhosted(step: MemoryStep) -> str:
+    """Return why what is to be on the host cannot be there."""
+    hosted, flag = step.eager.hosted, f"--offload {','.join(step.eager.offload)}"
+    if not hosted:
+        return ""
+    if step.module == Itself.name:
+        return f"does not support {flag} with --module {Itself.name}, which runs as it is: use --module plain"
+    if STATES in hosted and _hooked(step):
+        return f"does not support {flag} with --plan {HOOKED}, whose update is on the GPU"
+    if GRADIENTS in hosted and step.kind.gradient != step.kind.weight:
+        return f"does not support {flag} with --precision {step.kind.name}, which sums gradients on the GPU"
+    sharded = (wrapping := _wrapping(step)) is not None and wrapping.parts > 1
+    if not sharded and (WEIGHTS in hosted or (GRADIENTS in hosted and step.over)):
+        return f"supports {flag} for fully sharded weights alone: give --mesh and --placement fsdp"
     return ""
 
 

@@ -400,6 +400,22 @@ PAGED = {
 }  # fmt: skip
 
 
+OFFLOADED_FILES = [
+    ({"fsdp_cpu_offload": True, "enable_activation_offloading": True}, {"devices": 8}, "weights,activations", []),
+    ({"fsdp_cpu_offload": True}, {"devices": 1}, "optimizer", ["fsdp_cpu_offload"]),
+    ({**PAGED, "optimizer_in_bwd": False, "enable_activation_offloading": True}, {}, "paged-states,activations", []),
+]
+
+
+@pytest.mark.parametrize(("keys", "given", "offload", "lost"), OFFLOADED_FILES)
+def test_what_a_file_offloads_is_a_flag(tmp_path: Path, keys, given, offload, lost) -> None:
+    path = tmp_path / "tune.yaml"
+    path.write_text(yaml.safe_dump({**TUNE, "tokenizer.max_seq_len": 512, **keys}))
+    found = trainer_step((str(path),), **given)
+    assert f"--offload {offload}" in found.command
+    assert [each.key for each in found.unsupported] == lost
+
+
 def test_what_engine_eager_alone_counts_is_named_where_another_one_answers(tmp_path: Path) -> None:
     path = tmp_path / "tune.yaml"
     path.write_text(yaml.safe_dump({**TUNE, **PAGED}))

@@ -28,8 +28,14 @@ from learncost.trainer_files.step import FULL, Step
 HUB = Path("~/.cache/huggingface/hub")
 """The folder of huggingface_hub's downloads on this machine; it is read, and nothing is fetched."""
 
-OF_EAGER = ("loss", "lora_dropout", "checkpoint_every", "offload", "plan", "optimizer_implementation", "no_sync")
+OF_EAGER = (
+    *("loss", "lora_dropout", "checkpoint_every", "offload", "offload_activations", "plan"),
+    *("optimizer_implementation", "no_sync"),
+)
 """Fields that engine eager alone counts, and over a mesh not always."""
+
+FLAGS = {"offload_activations": "offload"}
+"""The keywords of fields that have no own one."""
 
 WITHOUT_AUTOCAST = {name: training_precision(kind.values) for name, kind in PRECISIONS.items() if kind.autocast}
 """The precision of sharded weights, which are gathered in 16 bits, and the nearest one of engines without autocast."""
@@ -130,7 +136,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "dropout": step.dropout or None,
         "engine": "eager" if over_mesh and by_eager and _needs_eager(step, precision) else None,
         "loss": step.loss if by_eager else None,
-        "offload": step.offload if by_eager else None,
+        "offload": _offloaded(step, over_mesh) if by_eager else None,
         "no_sync": step.no_sync or None if by_eager else None,
         "communication_buffers": step.communication_buffers if over_mesh else None,
         "plan": step.plan if (accumulate == 1 and not step.clip) or step.plan == NONE else None,
@@ -186,12 +192,14 @@ def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead,
     """
     whole = _sums_whole(str(keywords.get("placement", "")), int(keywords.get("accumulate", 1)))
     step = reading.step if whole else reading.step.having("no_sync", False)
-    lost = [name for name in OF_EAGER if _counts(step, name) and name not in keywords]
+    lost = [name for name in OF_EAGER if _counts(step, name) and FLAGS.get(name, name) not in keywords]
+    lost += ["offload"] if step.offload == "weights" and "optimizer" in keywords.get("offload", "") else []
     replaced, placement = WITHOUT_AUTOCAST.get(step.precision or ""), str(keywords.get("placement", "ddp"))
     if replaced and keywords.get("precision") == replaced and placement == "ddp":
         lost.append("precision")
     why = "which is not counted over this mesh"
     more = {"no_sync": ": the peak is higher, as gradients stay whole up to the last microbatch"}
+    more["offload"] = ": weights stay on one device, and the peak is higher by them" if "mesh" not in keywords else ""
     more["precision"] = f", but as {replaced}: the peak is higher by copies in 16 bits and the fp32 residual stream"
     return tuple(
         replace(key, effect=f"{name} = {step.get(name)}, {why}{more.get(name, '')}")
@@ -215,6 +223,12 @@ def _targets(lora: str | None) -> str | None:
     layers = ("model.layers.0", "model.language_model.layers.0", "language_model.model.layers.0")
     names = [f"{layer}.{module}" for layer in layers for module in MODULES]
     return ",".join(dict.fromkeys(name.rpartition(".")[2] for name in names if pattern.fullmatch(name))) or lora
+
+
+def _offloaded(step: Step, over_mesh: bool) -> str | None:
+    """Return what is offloaded; weights are where they are sharded, and on one device all else of their offload."""
+    states = "optimizer" if step.offload == "weights" and not over_mesh else step.offload
+    return ",".join(filter(None, (states, step.offload_activations and "activations"))) or None
 
 
 def _implementation(step: Step) -> str | None:

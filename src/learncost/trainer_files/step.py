@@ -20,6 +20,7 @@ class Step:
     optimizer                 a name of `learncost list optimizers`
     optimizer_implementation  of AdamW and others: fused, foreach or for-loop
     offload                   what is not in the memory of the device, as of `learncost memory --offload`
+    offload_activations       whether saved tensors are on the host up to the backward pass
     plan                      a plan of `learncost list plans`
     lora                      the modules with LoRA, or all-linear
     lora_dropout              the dropout probability of what these read
@@ -50,6 +51,7 @@ class Step:
     optimizer: str | None = None
     optimizer_implementation: str | None = None
     offload: str | None = None
+    offload_activations: bool | None = None
     plan: str | None = None
     clip: float | None = None
     dropout: float | None = None

@@ -160,7 +160,7 @@ CASES += [(kind, "all-linear", ends) for kind, ends in LINEAR.items()]
 CASES = [(*case, layers) for case in CASES for layers in (None, "0,2", "last 1") if case[0] != "gemma2" or not layers]
 
 
-@pytest.mark.one_in(every=13)
+@pytest.mark.one_in(every=26)
 @pytest.mark.parametrize(("model_type", "names", "ends", "layers"), CASES)
 def test_lora(model_type, names, ends, layers, tmp_path):
     chance = random.Random(f"{model_type} {names} {layers}")
@@ -383,7 +383,7 @@ SHAPES = {
 CLASSES = {"bart": "BartForConditionalGeneration", "t5": "T5ForConditionalGeneration", "albert": "AlbertForMaskedLM"}
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     ("family", "named"), sampled(((family, module_names) for family, end in ENDS.items() for module_names in end), 3)
 )

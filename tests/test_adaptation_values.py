@@ -140,7 +140,7 @@ def prepared(case, family, module, count):
     return {"train": case}
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.parametrize("family", ARCHITECTURES)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_and_what_runs(case, family):
@@ -237,7 +237,7 @@ def test_low_rank_paths_of_grouped_queries(tmp_path):
         )
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("kind", ["nf4-64-double", "nf4-64", "int8-rows"])
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_gradients_are_those_of_autograd_on_dequantized_weights(kind, family):

@@ -23,7 +23,7 @@ def tables(model, procedure):
         yield step(built, procedure, "adamw", jacobian)
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize(("model", "procedure"), CASES)
 def test_counts_are_those_of_the_whole_normal_form(model, procedure):
     for table in tables(model, procedure):

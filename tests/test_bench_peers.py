@@ -69,7 +69,7 @@ def large(subject: Subject, name: str):
     }
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     ("side", "name"), [*(("eager", name) for name in SUBJECTS), *sampled((("jax", name) for name in SUBJECTS), 2)]
 )

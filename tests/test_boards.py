@@ -125,7 +125,7 @@ FIFTY = [
 ]
 
 
-@pytest.mark.one_in(every=31)
+@pytest.mark.one_in(every=62)
 @pytest.mark.parametrize(("model", "procedure", "optimizer", "plan", "batch"), FIFTY)
 def test_linked_sections_are_the_predicted_ram(
     model: Any, procedure: str, optimizer: str, plan: str, batch: int, tmp_path: Path

@@ -274,6 +274,7 @@ def test_a_prediction_that_normalizes_over_its_batch_is_said_so(entry: str, said
     assert "has no running statistics" not in lc.emit(kept, "c99", batch_size=4, entry=entry).header
 
 
+@pytest.mark.slow
 def test_a_state_that_is_an_input_and_a_batch_of_one() -> None:
     torch.manual_seed(6)
     module, batches = modules.Sequence(), []
@@ -285,6 +286,7 @@ def test_a_state_that_is_an_input_and_a_batch_of_one() -> None:
     assert ran(source, batches).losses == pytest.approx(trained(module.double(), batches), rel=1e-6)
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("kind", [modules.Begun, modules.Attending])
 def test_states_at_zero_and_joined_gradients_under_fused(kind: type[Any]) -> None:
     """A state that begins at PyTorch's zeros is no input."""

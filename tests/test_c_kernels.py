@@ -166,7 +166,7 @@ def test_optimizers(optimizer, dtype):
 SCORES, BACK = "attn.R attn.S attn.P", "dattn.P dattn.V dattn.S dattn.R dattn.Q dattn.K"
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @DTYPES
 @pytest.mark.parametrize("model", ["gpt2", "llama", "mistral", "bert-base"])
 def test_attention(model, dtype):
@@ -195,7 +195,7 @@ def test_attention_back_from_stored_probabilities(model, dtype):
 WIDE = {"B": 1, "h": 2, "g": 2}  # the rest: tiles of 8 rows and 32 columns with rests, pairs with one place over
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("flags", ["", "-U__AMX_BF16__", "-mno-avx512bf16", "-mno-avx512f", "-mno-avx"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_attention_in_tiles(dtype, flags, monkeypatch):

@@ -254,6 +254,7 @@ def test_the_help_of_all_commands_has_the_twelve_in_groups_and_the_others_under_
         assert f"--{name}" not in {each for flag in COMMANDS[main_command].flags for each in flag.names}
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -55,7 +55,7 @@ def test_coefficients():
     assert coefficients(Polynomial(), "L") == (0,)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(("model", "sizes"), [("encoder", ENCODER), ("encoder-decoder", TWO_SIDED), ("gpt2", {})])
 @pytest.mark.parametrize("book", ["run", "paper-corrected"])
 def test_the_ledgers_are_those_of_cost(model, sizes, book):
@@ -72,7 +72,7 @@ def test_the_ledgers_are_those_of_cost(model, sizes, book):
     )
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     ("model", "sizes", "fixed"),
     [
@@ -176,7 +176,7 @@ def test_the_command_prints_the_same(capsys):
     }
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize("model", ["gpt2", "gpt3-175b", "transformer-big"])
 @pytest.mark.parametrize("batch", [1, 10**6, 10**12])
 def test_the_screen_fits(model, batch):

@@ -41,7 +41,7 @@ def test_all_begin_alike_and_twins_stay_alike(kind):
     assert ends["pepita:stable"] == ends["mempepita:stable"]
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
 @pytest.mark.parametrize(
     ("kind", "head"), [("mlp", {"W3"}), ("vit", {"classifier.W", "classifier.b"}), ("text", {"head.W"})]

@@ -66,18 +66,19 @@ def test_equal_seconds(capsys):
     assert "1 seconds of steps each" in capsys.readouterr().out
 
 
-def test_on_text_with_a_model_of_ones_own(tmp_path, capsys):
+@pytest.mark.one_in(every=2)
+@pytest.mark.parametrize("model", [["--model", "gpt2"], []])
+def test_on_text_with_a_model_of_ones_own(model, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("what is learned is what was there, and what was there is learned. " * 40)
     sizes = ["--hidden-size", "8", "--num-attention-heads", "2", "--intermediate-size", "8", "--num-hidden-layers", "1"]
     flags = ["--budget", "memory:500kB", "--steps", "2", "--seq-len", "16", "--seeds", "0", "--rates", "0.01", "--json"]
-    for model in (["--model", "gpt2"], []):
-        assert main(["contest", str(tmp_path), "--procedures", "bp,pepita", *sizes, *flags, *model]) == 0
-        data = json.loads(capsys.readouterr().out)
-        for result in data["results"]:
-            assert result["predicted_peak_bytes"] <= 500_000
-            assert result["steps"] == 2
-            assert result["measured_peak_bytes"] > 0
-        assert data["price_book"] == "run"
+    assert main(["contest", str(tmp_path), "--procedures", "bp,pepita", *sizes, *flags, *model]) == 0
+    data = json.loads(capsys.readouterr().out)
+    for result in data["results"]:
+        assert result["predicted_peak_bytes"] <= 500_000
+        assert result["steps"] == 2
+        assert result["measured_peak_bytes"] > 0
+    assert data["price_book"] == "run"
 
 
 def test_markdown_and_the_matrix_products_alone(capsys):
@@ -100,6 +101,7 @@ def test_markdown_and_the_matrix_products_alone(capsys):
     assert f"| bp | 2 | 4 | {maccs / 1e9:.3f} | {2 * maccs / 1e9:.3f} |" in out
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_prints_what_is_there(number):
     process = subprocess.Popen(

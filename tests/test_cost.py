@@ -62,7 +62,7 @@ def check(ledger: dict) -> None:
         assert row["repeat"] >= 1
 
 
-@pytest.mark.one_in(every=23)
+@pytest.mark.one_in(every=46)
 @pytest.mark.parametrize("book", BOOKS)
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("by", BY)
@@ -264,7 +264,7 @@ def test_csv_has_every_row_exactly(by):
     assert len(rows) == len(ledger.rows)
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(
     ("model", "batch"), [("gpt2", 1), ("transformer-big", 1), ("gpt3-175b", 10**6), ("gpt3-175b", 10**12)]
@@ -389,7 +389,7 @@ def test_every_row_has_the_name_of_a_layer():
     assert all(row.layer for row in lc.cost("albert-base-v2", seq_len=8).rows)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(
     ("model", "context"),
     [("llama-3.2-1b", 131072), ("llama-3-8b", 8192), ("qwen3-0.6b", 40960), ("deepseek-v3", 163840)],

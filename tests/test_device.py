@@ -51,6 +51,7 @@ def test_the_program_that_is_compiled_is_of_no_module(monkeypatch):
     assert "__name__" not in function.__globals__
 
 
+@pytest.mark.slow  # on one device: tests/test_train_precision.py
 @pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("devices", [("cpu:0", "cpu"), ("cpu", "cpu:0"), ("cpu:0", "cpu:0")])
 def test_a_run_goes_on_on_another_device(devices, tmp_path):

@@ -32,7 +32,7 @@ def test_the_memory_of_gpus_is_that_of_their_data_sheets():
     assert [lc.device(name).ram for name in ("H100-SXM", "A100-SXM-40GB")] == [80 * 10**9, 40 * 10**9]
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize(
     "line",
     [

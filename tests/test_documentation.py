@@ -31,8 +31,11 @@ def generate() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def folder(generate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Without the gallery, of which tests/test_figures.py draws every kind."""
     folder = tmp_path_factory.mktemp("docs")
-    generate.write(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generate.gallery, "page", lambda _: "")
+        generate.write(folder)
     return folder
 
 
@@ -76,6 +79,7 @@ def test_the_example_is_computed(pages: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_a_second_run_writes_nothing(generate: ModuleType, folder: Path) -> None:
+    generate.write(folder)  # with the gallery
     dates = {path: path.stat().st_mtime_ns for path in folder.rglob("*.md")}
     (folder / "layers" / "gone.md").write_text("of a layer that is no more")
     assert {path: path.stat().st_mtime_ns for path in generate.write(folder)} == dates
@@ -134,16 +138,17 @@ def test_the_page_about_the_ledger_explains_every_word_of_its_screen() -> None:
     assert [term for term in terms if term not in flat] == []
 
 
-def test_the_gallery_has_every_kind_of_figure(folder: Path, pages: dict[str, str]) -> None:
-    gallery = pages["generated/gallery.md"]
+@pytest.mark.slow
+def test_the_gallery_has_every_kind_of_figure(generate: ModuleType, tmp_path: Path) -> None:
+    gallery = generate.gallery.page(tmp_path)
     images = re.findall(r"!\[(.+)\]\((generated/figures/(.+)\.svg)\)", gallery)
     answers = {"contest", "complexity", "fit", "sweep"}  # no commands of their own: the calls of Python stand there
     assert {kind for *_, kind in images} == FIGURES.keys() | answers
     for finding, path, kind in images:
         assert f"## {finding}\n" in gallery
         made_by = f"{kind}(" if kind in answers else f"learncost figure {kind} "
-        assert made_by in (folder / path).read_text(encoding="utf-8")
-    assert not (folder / "generated" / "figures" / "new.svg").exists()
+        assert made_by in (tmp_path / path).read_text(encoding="utf-8")
+    assert not (tmp_path / "generated" / "figures" / "new.svg").exists()
 
 
 def test_the_programs_about_any_module_run():

@@ -31,7 +31,7 @@ def expected(table, arrays, sizes):
     return values
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
@@ -49,7 +49,7 @@ def test_a_layer_forward_backward_and_update(name, backend):
     assert worst(executed, expected(table, arrays, sizes))[1] < NEAR
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("name", LEARNING)
 def test_emitted_gradients_are_those_of_autograd_through_the_emitted_forward_pass(name):
     # The forward program alone, differentiated by PyTorch, knows nothing of our rules of derivation.
@@ -73,7 +73,7 @@ def test_emitted_gradients_are_those_of_autograd_through_the_emitted_forward_pas
     assert worst(autograd, gradients)[1] < NEAR
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(
     ("backend", "seed"), [(b, s) for b, n in (("numpy", 40), ("torch", 20), ("jax", 2)) for s in range(n)]
 )
@@ -134,7 +134,7 @@ def test_a_layer_with_an_optimizer_gives_new_weights():
 ALLOWED = {"math", "typing", "numpy", "torch", "torch.nn", "jax", "jax.numpy", "scipy.special"}
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", [*shipped(), "gpt2"])
 def test_a_program_names_nothing_of_ours(name, backend):
@@ -237,7 +237,7 @@ def test_what_nothing_reads_any_more_is_released():
     assert peaks[0] < 5
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("name", ["attention", "norm", "loss", "embedding", "mixture_of_experts", "recurrent"])
 def test_torch_compile_takes_it_whole(name):
     def compiled(function, sizes):

@@ -132,7 +132,7 @@ def test_losses_and_weights_are_numpys_where_no_gradient_is_stored(name: str) ->
         assert found.weights <= NEAR, found
 
 
-@pytest.mark.one_in(every=23)
+@pytest.mark.one_in(every=46)
 @pytest.mark.parametrize(("name", "procedure", "optimizer"), CASES)
 def test_losses_and_weights_are_numpys(name: str, procedure: str, optimizer: str) -> None:
     program = made(name, plan=PLANS[optimizer], procedure=procedure, optimizer=optimizer)
@@ -143,7 +143,7 @@ def test_losses_and_weights_are_numpys(name: str, procedure: str, optimizer: str
     assert set(found.nothing) <= {"attn.bK"}, "no other gradient is zero in mathematics"
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize(
     "learning",
     [

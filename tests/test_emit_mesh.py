@@ -96,7 +96,7 @@ def test_jax_learns_over_a_mesh_what_one_device_learns(case):
     assert float(ran.stdout) < 1e-12
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize(
     "case", [*CASES, ("mixtral", "ep=2", "ep", ""), ("llama", "cp=2,tp=2", "cp,megatron", "zigzag,flash")]
 )

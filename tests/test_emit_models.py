@@ -49,7 +49,7 @@ def prepared(model, procedure, optimizer="sgd"):
     return table, sizes, arrays, values
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "encoder-decoder", "llama"])
 @pytest.mark.parametrize("backend", ["numpy", "torch"])

@@ -82,7 +82,7 @@ HELPERS = {
 }
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(
     ("kind", "where", "clips", "dtype", "error"),
     [

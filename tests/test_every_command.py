@@ -31,7 +31,7 @@ def wrong(row, line, name=""):
     return "" if why and (not name or refused_as_listed(row, name)) else answer.refusal
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize("family", sampled(BY_FAMILY, 3))
 def test_a_sample_of_every_family_answers_or_says_why_not(family):
     chance = random.Random(family)

@@ -43,7 +43,7 @@ def test_lines_sum_to_the_formulas(name: str, book: str) -> None:
         assert part.flops.terms == rows[part.macro_operation].flops.terms
 
 
-@pytest.mark.one_in(every=17)
+@pytest.mark.one_in(every=34)
 @pytest.mark.parametrize(("name", "book"), sampled([(name, book) for name in layers() for book in BOOKS], 5))
 def test_every_format(name: str, book: str) -> None:
     explanation = explain(name, price_book=book)

@@ -126,6 +126,7 @@ def test_a_configuration_is_dropped_on_the_page(opened: Watched) -> None:
     opened.errors.clear()
 
 
+@pytest.mark.slow
 def test_the_file_of_a_trainer_is_dropped_on_the_page(opened: Watched, address: str) -> None:
     page = opened.page
     text = (EXAMPLES / "qlora.yaml").read_text()
@@ -218,6 +219,7 @@ def test_files_are_what_is_shown(opened: Watched, address: str) -> None:
     assert waiting.value.path().read_text().startswith("<svg")
 
 
+@pytest.mark.slow  # tests/test_views.py chooses a runner
 def test_a_runner_is_chosen_and_a_mesh_is_moved(opened: Watched, address: str) -> None:
     page = opened.page
     sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "seq_len": 16}

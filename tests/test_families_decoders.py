@@ -213,7 +213,7 @@ def test_every_class_of_transformers_is_there(family):
     assert set(classes(family)) == {name for name in names if hasattr(modeling, name)}
 
 
-@pytest.mark.one_in(every=17)
+@pytest.mark.one_in(every=34)
 @pytest.mark.parametrize(("family", "seed"), CASES)
 def test_parameters(family, seed):
     values = draw_configuration(family, seed)
@@ -238,7 +238,7 @@ def given(head, batch):
     return {"input_ids": numbers(batch, LENGTH), **targets}, loss
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize(("family", "seed"), sampled(CASES, 5, lambda case: case[0]))
 def test_matrix_products(family, seed):
     """Forward, and forward and backward. No rotary angle is made by a matrix product in any of them.
@@ -290,7 +290,7 @@ def test_a_file_with_its_type_alone_reads_as_the_defaults_of_transformers(family
         assert probability == getattr(theirs, name)
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize(("family", "seed"), CASES)
 def test_what_transformers_writes_reads_as_the_short_file(family, seed):
     values = draw_configuration(family, seed)

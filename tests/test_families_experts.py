@@ -125,7 +125,7 @@ def draw_configuration(family, seed):
 CASES = [(family, seed) for family in PREFIX for seed in range(8)]
 
 
-@pytest.mark.one_in(every=13)
+@pytest.mark.one_in(every=26)
 @pytest.mark.parametrize(("family", "seed"), CASES)
 def test_parameters(family, seed):
     values = draw_configuration(family, seed)
@@ -133,7 +133,7 @@ def test_parameters(family, seed):
         check_parameters(values, PREFIX[family] + head)
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(("family", "seed"), sampled(CASES, 8, lambda case: case[0]))
 def test_matrix_products(family, seed):
     """Each expert is a product with the tokens that it serves: over all experts B M t rows, whoever they are.

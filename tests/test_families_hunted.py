@@ -19,7 +19,7 @@ def ones(*shape, device="meta"):
     return torch.ones(*shape, dtype=torch.long, device=device)
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize("labels", [1, 2, 5])
 @pytest.mark.parametrize(
     ("family", "name"),
@@ -116,7 +116,7 @@ def test_keys_that_say_what_holds():
     read({"model_type": "phi", "head_dim": 64, "qk_layernorm": True})
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(("image", "patch"), [([4, 6], 2), ([6, 6], [2, 3]), ([7, 9], [3, 2]), (8, [4, 2])])
 def test_images_that_are_not_square(image, patch):
     """Height first; what does not fill a patch is left out."""

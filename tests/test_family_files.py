@@ -241,7 +241,7 @@ def weights_of(name: str) -> set[str]:
     return {weight for model in made(name).models for weight in model.table.weights}
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.parametrize("file", sampled(FILES, 3))
 def test_every_text_of_a_slot_is_chosen_and_every_rewriting_is_made_and_not_made(file):
     for slot, own in read_file(file).get("slots", {}).items():
@@ -255,7 +255,7 @@ def test_every_text_of_a_slot_is_chosen_and_every_rewriting_is_made_and_not_made
                 assert any((when, way) in made(heir).chosen for heir in heirs(file)), (layer, when, way)
 
 
-@pytest.mark.one_in(every=13)
+@pytest.mark.one_in(every=26)
 @pytest.mark.parametrize("file", FILES)
 def test_every_entry_is_read(file):
     families = [FAMILIES[name] for name in heirs(file)]
@@ -272,7 +272,7 @@ def test_every_entry_is_read(file):
     assert nullable <= {setting for family in families for setting in family.settings}
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize("file", sampled(FILES, 3, start=2))
 def test_every_axis_input_and_module_is_in_a_table(file):
     models = [model for name in heirs(file) for model in made(name).models]

@@ -117,7 +117,8 @@ def test_numbers_of_a_figure_are_written_again(tmp_path: Path) -> None:
     assert "--seq-len 16" in json.loads((tmp_path / "a.json").read_text())["command"]
 
 
-def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(columns: int, tmp_path: Path) -> None:
     for answer, kinds in (
         (lc.compare("gpt2"), ("procedures", "crossover")),
         (lc.memory("t5-small", engine="graph"), ("memory",)),
@@ -125,25 +126,24 @@ def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> No
         (lc.cost("gpt2", by="equation", on="A100-SXM-40GB"), ("roofline", "macro-operations")),
     ):
         for kind in kinds:
-            for columns in (1, 2):
-                figure = answer.plot(kind, columns)
-                figure.savefig(io.BytesIO(), format="png", dpi=72)
-                bbox, boxes, away = figure.bbox, [], set()
-                for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-                    low, high = sorted(axis.get_view_interval())
-                    away |= {id(tick.label1) for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
-                for text in figure.findobj(Text):
-                    if not text.get_text().strip() or not text.get_visible() or id(text) in away:
-                        continue
-                    box = text.get_window_extent()
-                    if box.width < 1 or text.get_rotation():
-                        continue
-                    inside = box.x0 >= -2 and box.x1 <= bbox.x1 + 2 and box.y0 >= -2 and box.y1 <= bbox.y1 + 2
-                    assert inside, (kind, columns, text.get_text())
-                    boxes.append((text.get_text(), box.padded(-1.5)))
-                for place, (text, box) in enumerate(boxes):
-                    for other, beside in boxes[:place]:
-                        assert not box.overlaps(beside), (kind, columns, text, other)
+            figure = answer.plot(kind, columns)
+            figure.savefig(io.BytesIO(), format="png", dpi=72)
+            bbox, boxes, away = figure.bbox, [], set()
+            for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+                low, high = sorted(axis.get_view_interval())
+                away |= {id(tick.label1) for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
+            for text in figure.findobj(Text):
+                if not text.get_text().strip() or not text.get_visible() or id(text) in away:
+                    continue
+                box = text.get_window_extent()
+                if box.width < 1 or text.get_rotation():
+                    continue
+                inside = box.x0 >= -2 and box.x1 <= bbox.x1 + 2 and box.y0 >= -2 and box.y1 <= bbox.y1 + 2
+                assert inside, (kind, columns, text.get_text())
+                boxes.append((text.get_text(), box.padded(-1.5)))
+            for place, (text, box) in enumerate(boxes):
+                for other, beside in boxes[:place]:
+                    assert not box.overlaps(beside), (kind, columns, text, other)
 
 
 @pytest.mark.parametrize(

@@ -261,8 +261,9 @@ def test_why_autograd_was_not_taken_is_said_once():
     assert "does not support" not in str(fit("gpt2", "8GB", seq_len=64, procedures="bp", engine="eager", **MODEL))
 
 
-def test_several_lengths_are_one_table(capsys):
-    settings = {"procedures": "bp,recompute", "optimizer": "sgd", "precision": "nf4", "lora_rank": 2, **NARROW}
+@pytest.mark.parametrize("procedures", ["recompute", pytest.param("bp,recompute", marks=pytest.mark.slow)])
+def test_several_lengths_are_one_table(procedures, capsys):
+    settings = {"procedures": procedures, "optimizer": "sgd", "precision": "nf4", "lora_rank": 2, **NARROW}
     fit = lc.fit("gpt2", "2MB", seq_len="8,32,4096", **settings)
     assert fit.seq_lens == (8, 32, 4096)
     for place, length in enumerate(fit.seq_lens[:2]):

@@ -29,9 +29,6 @@ ASKED = (
     {"dtype": "int8", "optimizer": "lion", "engine": "graph"},
 )
 LIMITED = ("numpy", "eager", pytest.param("torch", marks=pytest.mark.slow), "operators")
-SAMPLE = ("decoder", "experts")
-SAMPLED = [kind if kind in SAMPLE else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
-"""Every kind, those that take long or are like others when asked for."""
 
 
 def asked_of(kind, given):
@@ -55,18 +52,20 @@ def of_fit(kind, given, room):
     return row
 
 
-@pytest.mark.one_in(every=2)
-@pytest.mark.parametrize("kind", SAMPLED)
-def test_memory_and_fit_say_the_same_batch_and_it_is_the_largest(kind):
-    for settings in (choice for choice in ASKED if "lora" not in choice or kind not in ("encoder-decoder", "speech")):
-        single, more = (of_memory(kind, settings, batch_size=size).peak for size in (1, 2))
-        for room in (single + 5 * (more - single) + 17,):
-            answer = of_memory(kind, settings, budget=room)
-            row = of_fit(kind, settings, room)
-            assert (row.largest, row.engine) == (answer.fits["batch_size"], answer.engine), settings
-            assert of_memory(kind, settings, batch_size=row.largest).peak <= room, settings
-            assert of_memory(kind, settings, batch_size=row.largest + 1).peak > room, settings
-        assert of_fit(kind, settings, single - 1).largest == 0, settings
+@pytest.mark.one_in(every=15)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("settings", ASKED)
+def test_memory_and_fit_say_the_same_batch_and_it_is_the_largest(kind, settings):
+    if "lora" in settings and kind in ("encoder-decoder", "speech"):
+        pytest.skip("attention of two inputs has no low-rank paths here")
+    single, more = (of_memory(kind, settings, batch_size=size).peak for size in (1, 2))
+    room = single + 5 * (more - single) + 17
+    answer = of_memory(kind, settings, budget=room)
+    row = of_fit(kind, settings, room)
+    assert (row.largest, row.engine) == (answer.fits["batch_size"], answer.engine)
+    assert of_memory(kind, settings, batch_size=row.largest).peak <= room
+    assert of_memory(kind, settings, batch_size=row.largest + 1).peak > room
+    assert of_fit(kind, settings, single - 1).largest == 0
 
 
 @pytest.mark.slow
@@ -119,30 +118,32 @@ def test_the_longest_sequence_is_the_longest(kind):
         assert of_memory(kind, settings, batch_size=64, seq_len=length + 1).peak > room
 
 
-@pytest.mark.parametrize("kind", SAMPLED[:1] + [pytest.param(kind, marks=pytest.mark.slow) for kind in [*KINDS][1:]])
-def test_all_advice_fits_when_it_is_tried(kind, capsys):
+ROOMS = [(flags, share) for flags in ([], ["--dtype", "bf16-masters"]) for share in (0.5, 0.95)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rooms"),
+    [("decoder", ROOMS[:1]), *(pytest.param(kind, ROOMS, marks=pytest.mark.slow) for kind in KINDS)],
+)
+def test_all_advice_fits_when_it_is_tried(kind, rooms, capsys):
     """Of every procedure that does not fit; the runner, lengths and sizes are those that were asked for."""
     model, sizes = KINDS[kind]
     flags = [text for name, value in sizes.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     least = min(row.ram for row in lc.fit(model, "1TB", procedures="bp", **sizes).rows)
     tried = 0
-    for flags_given in ([], ["--dtype", "bf16-masters"]):
-        for room in (0.5, 0.95):
-            ram = str(int(room * least))
-            assert (
-                main(["fit", model, "--budget", ram, *flags, *flags_given, "--procedure", "inference,bp", "--json"])
-                == 0
-            )
-            for text in json.loads(capsys.readouterr().out)["advice"]:
-                names = re.match(r"([\w, -]+?) do(?:es)? not fit\.", text)
-                match = re.search(r"It fits with (--.*) \((?:each )?verified\)\.", text)
-                for name in names[1].split(", ") if names and match else ():
-                    for change in re.split(r", or with | or with ", match[1]):
-                        call = ["fit", model, "--budget", ram, *_without(flags, change), *_without(flags_given, change)]
-                        assert main([*call, "--procedure", name, *shlex.split(change), "--json"]) == 0
-                        rows = json.loads(capsys.readouterr().out)["rows"]
-                        assert any(row["fits"] for row in rows), (kind, name, ram, flags_given, change)
-                        tried += 1
+    for flags_given, room in rooms:
+        ram = str(int(room * least))
+        assert main(["fit", model, "--budget", ram, *flags, *flags_given, "--procedure", "inference,bp", "--json"]) == 0
+        for text in json.loads(capsys.readouterr().out)["advice"]:
+            names = re.match(r"([\w, -]+?) do(?:es)? not fit\.", text)
+            match = re.search(r"It fits with (--.*) \((?:each )?verified\)\.", text)
+            for name in names[1].split(", ") if names and match else ():
+                for change in re.split(r", or with | or with ", match[1]):
+                    call = ["fit", model, "--budget", ram, *_without(flags, change), *_without(flags_given, change)]
+                    assert main([*call, "--procedure", name, *shlex.split(change), "--json"]) == 0
+                    rows = json.loads(capsys.readouterr().out)["rows"]
+                    assert any(row["fits"] for row in rows), (kind, name, ram, flags_given, change)
+                    tried += 1
     assert tried
 
 

@@ -201,7 +201,7 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     ("family", "optimizer", "kind"),
     [case if case in SAMPLE else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],

@@ -67,7 +67,7 @@ def ours(model: object, procedure: str = "bp", **keywords: object) -> tuple[int,
     return ledger.macro_operations["forward"][1].flops, ledger.total.flops
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     "name", sampled(sorted(PRESETS.keys() - WITHOUT_MODULE), 40, lambda name: PRESETS[name]["config"]["model_type"])
 )
@@ -80,7 +80,7 @@ def test_presets(name: str) -> None:
     assert sum(parameter.numel() for parameter in module.parameters()) == lc.cost(name, seq_len=LENGTH).parameters
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     ("name", "architecture"),
     [
@@ -184,7 +184,7 @@ def generic(h: int, k: int, f: int, v: int, d: int) -> dict[str, int]:
     return names | {"intermediate_size": f, "vocab_size": v}
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("k", [5, 7])  # 3 heads of 5 make up the width, 3 heads of 7 do not
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 def test_one_sided_models(family: str, k: int) -> None:

@@ -141,7 +141,7 @@ PATTERNS = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("family", KINDS)
 def test_frozen_parameters_do_not_learn(family, pattern):
@@ -176,7 +176,7 @@ def with_paths(module, ends, blocks=None, rank=3, alpha=12):
     return module
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("blocks", [(0, 1, 2, 3), (1, 2)])
 @pytest.mark.parametrize(
     ("family", "ends"),

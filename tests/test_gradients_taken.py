@@ -90,6 +90,7 @@ def test_an_energy_and_its_forces(norm):
     held(Forces(norm), (torch.randn(2, 4, 3, requires_grad=True),), {"places": "B N 3"})
 
 
+@pytest.mark.slow
 def test_a_gradient_through_attention_and_groups():
     class Attending(nn.Module):
         def __init__(self):
@@ -191,6 +192,7 @@ def test_a_gradient_of_weights_by_a_function_is_lines():
     assert products(module, given, read).equal
 
 
+@pytest.mark.slow
 def test_one_run_has_the_gradients_that_it_takes():
     module, given = Heat(), (torch.rand(5, 1, requires_grad=True), torch.rand(5, 1, requires_grad=True))
     several = [lc.from_module(module, given, as_run=as_run) for as_run in (False, True)]

@@ -43,7 +43,7 @@ SETTLED = {
 }
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize("name", SETTLED)
 @pytest.mark.parametrize("inputs", ["float 3 4", "float M 4"])
 def test_a_branch_on_values_that_follow_from_sizes_is_taken_as_in_a_run(name, inputs):
@@ -115,7 +115,7 @@ PLAIN = {
 }
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("name", PLAIN)
 def test_flexible_attention_costs_what_plain_attention_costs(name):
     costs = [
@@ -127,7 +127,7 @@ def test_flexible_attention_costs_what_plain_attention_costs(name):
     assert totals[:2] == totals[2:]
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("score", [None, by_distance])
 @pytest.mark.parametrize("seen", [None, behind, near])
 def test_flexible_attention_is_that_of_pytorch(score, seen):

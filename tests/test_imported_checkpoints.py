@@ -119,7 +119,7 @@ def counted(module, *inputs):
     return counter.get_total_flops()
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(
     "form", [*list(FORMS)[:5], *(pytest.param(f, marks=pytest.mark.slow) for f in list(FORMS)[5:])]
 )
@@ -151,7 +151,7 @@ def test_a_reentrant_checkpoint_without_an_input_that_has_a_gradient_has_none():
     assert module.blocks[0][0].weight.grad is None
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("form", sampled(FORMS, 5))
 def test_the_gradients_are_those_of_a_step_without_checkpoints(form):
     text = read_module(Blocks(FORMS[form]), (torch.randn(5, 16, requires_grad=True),)).text
@@ -301,6 +301,7 @@ def test_paths_of_low_rank_run_again_with_the_line_that_they_adapt(chosen, fold)
     assert ours.total.flops == counter.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("reentrant", [True, False, None])
 def test_t5_makes_zeros_that_require_a_gradient(reentrant):
@@ -376,7 +377,7 @@ BEHIND = {
 }
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize("behind", BEHIND)
 def test_attention_at_the_end_of_a_checkpoint_runs_again_as_a_kernel_or_as_its_products(behind, reentrant):
@@ -426,7 +427,7 @@ class Embedded(nn.Module):
         return self.head(checkpoint(self.run, x, use_reentrant=False) if self.outer else self.run(x))
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize(("between", "outer"), [(0, False), (2, False), (4, False), (2, True)])
 def test_a_reentrant_checkpoint_whose_input_stops_to_learn_has_no_gradient(reentrant, between, outer):

@@ -130,7 +130,7 @@ COUNTED_OTHERWISE = {"mamba": of_states, "mamba2": of_chunks}
 QUICK = ("bert", "deepseek_v2", "t5")
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     "family",
     [

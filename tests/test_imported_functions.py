@@ -135,7 +135,7 @@ def test_distributions_whose_parameters_learn():
     assert max(found.value, found.gradient, found.module) < 1e-12
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_cross_entropy_with_shares_of_classes(reduction):
     """Targets that are probabilities, with weights of classes and smoothing."""

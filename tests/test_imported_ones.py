@@ -124,6 +124,7 @@ class Sampled(nn.Module):
         return *apart, one[:, :, places, places], row[:, :, places], row[:, :, places[:, None], places]
 
 
+@pytest.mark.slow
 def test_the_only_place_of_an_axis_is_read_by_many():
     def given(rows):
         maps = (torch.randn(rows, 3, 1, width, requires_grad=True) for width in (1, 5))

@@ -57,6 +57,7 @@ def test_one_run_has_the_places_of_its_lengths(kind, settings, sorts):
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.slow
 def test_it_costs_what_its_places_do():
     """A recurrence over all places of sequences as long as each other costs what it does without packing."""
     x, lengths = torch.randn(3, 4, 3), torch.tensor([4, 4, 4])
@@ -102,6 +103,7 @@ def test_lengths_that_are_values_are_refused_in_one_line():
         lc.from_module(Packed("LSTM", True), (torch.randn(3, 4, 3), LENGTHS))
 
 
+@pytest.mark.slow
 def test_a_recurrence_over_an_open_length_is_adapted_as_one_over_a_number():
     class Tagger(nn.Module):
         def __init__(self):

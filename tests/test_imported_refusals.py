@@ -190,6 +190,7 @@ def test_a_size_that_the_code_needs_is_to_be_written():
     assert lc.cost(lc.from_module(Pairs(), {"x": "float 10 6"})).total.flops > 0
 
 
+@pytest.mark.slow  # tests/test_open_sizes.py has a length that code makes a number of
 def test_a_size_of_which_code_makes_a_number_is_not_said_to_be_fixed():
     module = Computes(lambda y: sum(each * number for number, each in enumerate(y.unbind(1))))
     with pytest.raises(

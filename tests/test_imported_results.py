@@ -173,7 +173,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("function", sampled(FUNCTIONS.values(), 4), ids=FUNCTIONS.keys())
 def test_operators_that_choose_round_and_spread(function):
     module, given = Made(function), (torch.randn(4, 6),)

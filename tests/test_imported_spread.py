@@ -41,7 +41,7 @@ SPREADS = {
 }
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("name", sampled(SPREADS, 3))
 def test_an_open_size_costs_what_a_fixed_one_does(name):
     module = Between(SPREADS[name])
@@ -52,7 +52,7 @@ def test_an_open_size_costs_what_a_fixed_one_does(name):
             assert lc.cost(opened, price_book=book, B=B, M=M).total == lc.cost(fixed, price_book=book).total
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("name", sampled(SPREADS, 3))
 def test_its_values_are_those_of_the_module(name):
     module = Between(SPREADS[name])

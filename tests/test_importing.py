@@ -568,20 +568,18 @@ def test_equal_blocks_become_a_repeat_that_every_command_reads(folder, capsys):
     assert main(["verify", *ops, "--engine", "torch"]) == 0
 
 
-def test_the_second_time_nothing_is_run_and_pytorch_is_not_imported(folder):
+def test_the_second_time_nothing_is_run_and_pytorch_is_not_imported(folder, capsys):
+    from learncost.cli.command import main
+
     (folder / "two.py").write_text(BLOCKS)
-    program = """
-import sys
-from learncost.cli.command import main
-assert main(["cost", sys.argv[1], "--input", "x: float B 4", "--B", "2"]) == 0
-print("torch" in sys.modules)
-"""
-    command = [sys.executable, "-c", program, f"{folder}/two.py:Blocks"]
-    first, second = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2))
-    assert "runs" in first.stderr
+    words = ["cost", f"{folder}/two.py:Blocks", "--input", "x: float B 4", "--B", "2"]
+    assert main(words) == 0
+    first = capsys.readouterr()
+    program = "import sys; from learncost.cli.command import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    second = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    assert "runs" in first.err
     assert not second.stderr
-    assert first.stdout.removesuffix("True\n") == second.stdout.removesuffix("False\n")
-    assert second.stdout.endswith("False\n")
+    assert second.stdout == f"{first.out}False\n"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def _steps(training: Training, plan: str, dtype: str, steps: int = 2) -> tuple[l
     return losses, {name: tensors[name].numpy() for name in training.weights}
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["gpt2", "llama"])
 @pytest.mark.parametrize(

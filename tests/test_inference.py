@@ -283,7 +283,7 @@ def keeps_keys(model):
     return any(line.meta.cached is not None for line, _ in walk(model.table.lines))
 
 
-@pytest.mark.one_in(every=13)
+@pytest.mark.one_in(every=26)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_decodes_what_a_position_of_its_prompt_costs(family, tmp_path):
     """Of N tokens with N keys each, in a product of matrices all cost the same: N steps after N - 1 are the prompt.
@@ -318,7 +318,7 @@ def test_the_program_of_the_page():
     exec(program, {})  # the page's own text
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(
     ("model", "mesh", "placement", "plan", "elements_of_a_token"),
     [
@@ -388,7 +388,7 @@ def test_serving_rates_are_those_of_the_time():
     assert lc.cost("gpt2", on="A100-SXM-80GB").served is None
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("model", ["vit-base-patch16-224", "bert-base", "resnet-18"])
 def test_a_model_without_a_cache_has_a_forward_pass(model, capsys):
     """What a training step's forward pass has, without its loss; no cache, and samples for tokens."""

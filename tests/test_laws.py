@@ -70,7 +70,7 @@ def test_more_never_takes_less_memory_operations_or_time(number):
             assert answered(lc.cost, request, **changed, on=on).timing.seconds >= seconds, (shown, changed)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("number", FEW)
 def test_more_of_inference_never_takes_less_memory_operations_or_time(number):
     request, shown = inference(number)
@@ -90,7 +90,7 @@ def test_more_of_inference_never_takes_less_memory_operations_or_time(number):
             assert seconds >= known.timing.seconds, (shown, changed)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("number", FEW)
 def test_the_largest_batch_of_inference_fits_and_one_more_does_not(number):
     request, shown = inference(number)
@@ -130,7 +130,7 @@ def test_operations_of_the_passes_grow_with_the_batch(number):
             assert two[name][1].flops == 2 * one[name][1].flops, (shown, name)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("number", FEW)
 def test_a_time_lies_in_its_interval(number):
     request, shown = training(number)
@@ -141,7 +141,7 @@ def test_a_time_lies_in_its_interval(number):
         assert 0 < timing.time.low <= timing.seconds <= timing.time.high, (shown, device)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("number", FEW)
 def test_the_largest_batch_fits_and_one_more_does_not(number):
     request, shown = training(number, plan=None)
@@ -177,7 +177,7 @@ def test_the_largest_batch_over_devices_fits_and_the_next_does_not(number):
         assert row.largest == found, shown
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("engine", ["graph", "eager"])
 @pytest.mark.parametrize("model", MODELS)
 def test_more_devices_never_take_more_each(model, engine):

@@ -178,7 +178,7 @@ def test_its_gradients_are_those_of_feedback_alignment():
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize("procedure", ["local", "local-groups", "local-shared"])
 @pytest.mark.parametrize("model", ["gpt2", "llama-2-7b", "albert-base-v2"])
 def test_heads_of_blocks_take_turns_over_sequences_too(model, procedure):

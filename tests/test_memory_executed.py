@@ -60,7 +60,7 @@ def seen(table, sizes, dtype, device=None):
             tracemalloc.stop()
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize(
     ("model", "sizes", "procedure", "optimizer", "batch", "length", "dtype", "plan"),
     [
@@ -91,7 +91,7 @@ def test_the_predicted_peak_is_that_of_tracemalloc(model, sizes, procedure, opti
     assert abs(seen(table, every, dtype) - predicted) < 64 * KIB
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize(
     ("mesh", "placement", "model", "plan"),
     [

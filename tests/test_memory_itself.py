@@ -70,7 +70,7 @@ OWN = {
 CASES = [(name, dtype) for name in (*OWN, *list(peaks.CASES)[:18]) for dtype in ("fp32", "bf16")]
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(("name", "dtype"), sampled(CASES, 16, lambda case: case[1]))
 def test_the_predicted_peak_is_that_of_the_allocator(name, dtype):
     case = OWN.get(name) or peaks.CASES[name]
@@ -213,7 +213,7 @@ PACKED = [
 ]
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize(("name", "dtype"), sampled(PACKED, 2, lambda case: case[1]))
 def test_kernel_buffers_are_within_the_range_that_stands_on_top(name, dtype):
     """The allocator's peak with what libraries of products take, which the other tests leave out."""

@@ -110,7 +110,7 @@ def train(module, given, name, how, dtype):
         steps.step()
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize(("module", "name", "how", "dtype"), sampled(CASES, 24, lambda case: case[1:3]))
 def test_the_peak_is_that_of_the_allocator(module, name, how, dtype):
     build, given = MODULES[module]
@@ -122,7 +122,7 @@ def test_the_peak_is_that_of_the_allocator(module, name, how, dtype):
     assert sum(found.split.values()) == found.peak == sum(live_array.bytes for live_array in found.live_at_peak)
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("module", MODULES)
 def test_microbatches_are_added_in_place(module):
     """Four samples as two microbatches of two: gradients of the second are added to those of the first."""

@@ -66,7 +66,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: next(iter(way.values())))
 def test_few_blocks_take_the_memory_of_all(way: dict[str, Any], all_run: Callable[[], None]) -> None:
     """Twenty-three blocks: the whole answer with its curve and its arrays is that of all blocks."""

@@ -49,7 +49,7 @@ def most_of_a_step(table, sizes, dtype):
     return most(run)
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize(
     ("model", "sizes", "procedure", "optimizer", "batch", "length", "dtype", "plan"),
     sampled(

@@ -42,6 +42,7 @@ def test_the_planner_is_told_the_budget():
     assert tight.fits["batch_size"] >= 8
 
 
+@pytest.mark.slow  # tests/test_planner.py has plans under budgets
 @pytest.mark.parametrize("dtype", sampled(("bf16-masters", "int8"), 2))
 def test_the_plan_of_a_narrow_type_fits_where_one_does(dtype):
     settings = {

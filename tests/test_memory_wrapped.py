@@ -82,7 +82,7 @@ def predicted(name, dtype, placement, mesh, number, checkpoints, microbatches, n
     return lc.memory(configuration, "recompute" if checkpoints else "bp", optimizer="adamw", **flags)
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize(
     ("name", "dtype", "placement", "mesh", "checkpoints", "microbatches", "no_sync"),
     [

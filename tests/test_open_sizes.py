@@ -149,7 +149,7 @@ class Positions(torch.nn.Module):
         return self.places(x + self.rows(torch.arange(2, 2 + x.shape[1])))
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     ("module", "taken", "refused", "said"),
     [
@@ -339,7 +339,7 @@ def test_a_run_stores_what_it_does_not_read():
     assert step.total.flops == 2 * 2 * 2 * 4 * 3
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(
     "function",
     [
@@ -406,7 +406,7 @@ WITH_ARITHMETIC = {
 }
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("name", WITH_ARITHMETIC)
 def test_letters_with_arithmetic_cost_what_numbers_cost(name):
     kind, open_inputs, shapes = WITH_ARITHMETIC[name]

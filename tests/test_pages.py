@@ -15,7 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 import screens as documentation
 
 ROOT = documentation.ROOT
-LONG = ("qlora.yaml --on", "--precision qlora", "transformer.py:build", "learncost search", "fit qwen2.5-7b --lora")
+LONG = (
+    "qlora.yaml --on", "--precision qlora", "transformer.py:build", "learncost search", "fit qwen2.5-7b --lora",
+    "fit llama-3-8b --budget", "list procedures --of", "list models", "net.table --on nrf52840", "figure memory gpt2",
+)  # fmt: skip
 """Parts of the commands that take more than two seconds of a processor: `pytest -m slow` runs these."""
 
 
@@ -79,7 +82,7 @@ def test_a_screen(screen):
     assert screen.agrees(printed), screen.renewed(printed)
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize(
     ("page", "line"), [pytest.param(*both, marks=slow(both[1]), id=" ".join(both)) for both in COMMAND_LINES]
 )

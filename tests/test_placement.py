@@ -120,7 +120,7 @@ def test_a_recurrence_is_not_cut_along_its_turns():
         place(table, mesh("cp=2"), chosen(None, "cp"), sizes)
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("family", ["mamba", "mamba2", "rwkv"])
 def test_a_recurrence_is_cut_along_its_channels(family):
     """Each has a state of its own, so that all its turns run on one device, and nothing is sent within a turn."""
@@ -157,7 +157,7 @@ def test_every_preset_is_clauses():
         assert row.source
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.parametrize(
     ("name", "mesh_text", "placement", "plan"),
     [

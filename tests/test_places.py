@@ -51,7 +51,7 @@ def test_it_is_proved(name):
         assert check.passed, str(check)
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_emitted_step_means_it(name, backend):

@@ -40,7 +40,7 @@ def test_a_row_that_is_read_from_another_turn_is_made_by_another_kernel():
     assert first != last
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize("model", MODELS)
 def test_what_runs_again_changes_nothing_bit_for_bit(model):
     table, sizes = table_of(model), sizes_of(model)
@@ -68,7 +68,7 @@ TOGETHER = [
 ]
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_every_plan_gives_the_same_loss_and_weights(model, optimizer):
@@ -251,7 +251,7 @@ def test_weights_are_updated_at_once(model):
                 updated.add(line.right[0].name)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("model", ["gpt2", "llama-2-7b", "bert-base", "bart-base"])
 def test_the_price_under_a_plan_is_what_numpy_executes(model):
     table, sizes = table_of(model), sizes_of(model)

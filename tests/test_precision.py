@@ -274,6 +274,7 @@ def test_states_of_eight_bits_are_refused_where_nothing_rounds_them(ask, why):
         ask()
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("on", "name"),
     [

@@ -41,7 +41,7 @@ CASES = [
 ]
 
 
-@pytest.mark.one_in(every=17)
+@pytest.mark.one_in(every=34)
 @pytest.mark.parametrize("case", CASES, ids=["plain", "momentum", "padded", "float32"])
 @pytest.mark.parametrize("mode", ["paper", "stable"])
 @pytest.mark.parametrize("model", LEARNING)

@@ -99,9 +99,9 @@ def test_without_torch_and_jax_their_comparisons_are_not_made(monkeypatch):
 
 
 def test_all_words_and_layers_pass(monkeypatch):
-    """Of words and layers a ninth: `.ci/run` runs them all."""
-    ops = [entry for at, entry in enumerate(entries()) if at % 9 == 0 or entry.name == "softmax"]
-    layers = [name for at, name in enumerate(shipped()) if at % 9 == 0 or name == "attention"]
+    """Of words and layers an eighteenth: `learncost verify` runs them all."""
+    ops = [entry for at, entry in enumerate(entries()) if at % 18 == 0 or entry.name == "softmax"]
+    layers = [name for at, name in enumerate(shipped()) if at % 18 == 0 or name == "attention"]
     monkeypatch.setattr(proof, "entries", lambda: ops)
     monkeypatch.setattr(proof, "shipped", lambda: layers)
     report = lc.verify()
@@ -111,8 +111,10 @@ def test_all_words_and_layers_pass(monkeypatch):
     assert {"softmax under a where", "attention with explicit Jacobians"} <= subjects
 
 
-def test_a_model_passes_with_every_procedure():
-    report = lc.verify("gpt2")
+@pytest.mark.parametrize("procedures", ["bp,recompute,pepita,mempepita", pytest.param(None, marks=pytest.mark.slow)])
+def test_a_model_passes_with_every_procedure(procedures):
+    """By default its table, too."""
+    report = lc.verify("gpt2", procedures)
     assert report.passed, "\n".join(map(str, report.failed))
     comparisons = {(check.subject, check.compared) for check in report.checks}
     assert ("gpt2", "mempepita with pepita, bit for bit") in comparisons

@@ -79,7 +79,7 @@ def arrays_of(model, configuration, seed=3):
     return {name: inputs[name] for name in model.table.inputs if name in inputs} | weights, weights
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.parametrize("precision", KINDS, indirect=True)
 @pytest.mark.parametrize("procedure", ["bp", "recompute"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

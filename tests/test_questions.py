@@ -194,7 +194,7 @@ QUESTIONS: Mapping[str, tuple[Asked, ...]] = {
 """The questions that several commands answer, and how each is asked: one sequence, one step of bp where it matters."""
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("model", KINDS)
 def test_all_who_answer_say_the_same(model, question):
@@ -240,7 +240,7 @@ def test_the_document_names_those_who_are_asked():
     assert {question: set(re.findall("`([a-z-]+)", names_text)) for question, names_text in rows} == commands
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("model", KINDS)
 def test_every_price_book_says_one_number_to_all(model):
     settings = lengths(model)
@@ -289,7 +289,7 @@ def test_bytes_as_people_write_them(text, number):
     assert whole_number(text, BYTES) == number
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("number", [2.0, np.float32(2), np.int64(2), "2"])
 def test_a_whole_number_counts_however_it_is_written(number):
     sizes = {"num_hidden_layers": number, "batch_size": number, "seq_len": 8}

@@ -65,7 +65,7 @@ def bytes_of(arrays):
     return {name: array.tobytes() for name, array in arrays.items()}
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("model", OWN)
 def test_results_are_equal_bit_for_bit_and_executed_as_priced(model):
     table, sizes = table_of(model)
@@ -104,7 +104,7 @@ def test_a_part_of_a_scan_is_recomputed_inside_of_its_backward_loop():
     assert "mixer.h.2" not in {inside for inside, _ in scan.keep}
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("model", OWN)
 def test_emitted_programs_compute_the_same(model, backend):
@@ -119,7 +119,7 @@ def test_emitted_programs_compute_the_same(model, backend):
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C compiler found")
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("model", OWN)
 def test_the_engine_in_place_computes_the_same(model):
     torch = pytest.importorskip("torch")

@@ -371,6 +371,7 @@ def _product(text: str) -> int:
     return result
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(("width", "dark"), [(1440, False), (390, True)])
 def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_screen(
     browser: Any, gpt2: Path, width: int, dark: bool
@@ -383,7 +384,7 @@ def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_screen(
     page.close()
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize(
     ("model", "procedure", "given"),
     [

@@ -14,7 +14,7 @@ REPORTS = {report.source: report for report in listed()}
 LONG = (
     "meta-pytorch/tnt#624", "TylerYep/torchinfo#32", "TylerYep/torchinfo#187", "Dao-AILab/flash-attention#741",
     "deepspeedai/DeepSpeed#3816", "facebookresearch/fvcore#98", "facebookresearch/fvcore#143", "pytorch/pytorch#119806",
-    "huggingface/transformers#15006", "NVIDIA-NeMo/Megatron-Bridge#2409",
+    "huggingface/transformers#15006", "NVIDIA-NeMo/Megatron-Bridge#2409", "harvard-edge/cs249r_book#1625",
 )  # fmt: skip
 """Those that take seconds."""
 CASES = [

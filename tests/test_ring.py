@@ -86,7 +86,7 @@ RINGS = [
 ]
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(("family", "grid", "names", "plan"), sampled(RINGS, 4))
 def test_rings_are_proved_by_running(family, grid, names, plan):
     found = list(verify_placements(build(small(family)), grid, None, names, plan, optimizer="sgd"))

@@ -169,7 +169,7 @@ def test_flops_are_a_token_s_times_the_tokens():
     assert lc.run_cost("gpt2", 1025, "V100").flops == round(step * 1025 / 1024)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("tokens", [1, 1024, 1025, 10**9])
 def test_steps_are_those_of_cost(tokens):
     """The last one may be partly filled."""
@@ -192,7 +192,7 @@ def test_the_total_is_the_time_of_a_step_times_the_steps():
     assert run.figures["time_at_published_mfu"].value == pytest.approx(at_it, rel=1e-3)
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("given", [{"mfu": 0.3}, {"hfu": 0.3}, {"tokens_per_second": 1e5}])
 def test_what_is_given_decides_and_the_modelled_step_is_a_comparison(given):
     """One step on the screen: steps x step / devices are the days, and its joules those of the run without PUE."""

@@ -80,6 +80,7 @@ def opened(browser: Any, address: str, **more: Any) -> Watched:
     return watched
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("width", "dark"), sampled([(1440, False), (390, True), (900, True), (900, False), (1440, True), (390, False)], 3)
 )

@@ -30,7 +30,7 @@ SEGMENTS = [
 ]
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(
     ("model", "segments"),
     [("gpt2", (1, 2, 3, 4, 6, 12)), ("gemma-2-2b", (4,)), ("bart-base", (2,)), ("albert-base-v2", (2,))],
@@ -126,7 +126,7 @@ def test_segments_take_the_time_of_every_block(capsys):
     assert seconds[0] == pytest.approx(seconds[1], rel=0.05)  # what lies in a cache when it is read may differ
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("model", DEEP)
 def test_every_plan_goes_with_segments(model):
     table, sizes = table_of(model, **DEEP[model]), sizes_of(model, **DEEP[model])

@@ -69,6 +69,7 @@ SIZES = some.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow  # tests/test_explorer_agrees.py draws them
 @given(some.sampled_from(["gpt2", "bert-base"]), SIZES)
 @settings(max_examples=6, deadline=None)
 def test_numbers_are_those_of_the_command_line(client, model, flags):
@@ -126,7 +127,7 @@ def test_an_unknown_model_is_said_in_words_for_a_person(client):
     assert "/api/" not in error
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("ending", ["json", "csv", "md", "tex", "trace.json", "pftrace"])
 def test_exports_are_what_the_command_line_writes(client, ending, tmp_path):
     path = tmp_path / "own"
@@ -143,7 +144,7 @@ def test_exports_are_what_the_command_line_writes(client, ending, tmp_path):
     assert "as must be one of" in refused(client.get("/api/export", params=query | {"as": "exe"}))
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.slow)])
 def test_fields_are_those_of_the_question(client, every):
     fields = client.get("/api/fields").json()
     names = [flag.name for flag in flags_of(document) if flag.how != "flags"]
@@ -296,7 +297,8 @@ def test_what_is_asked_wrongly_is_one_line_and_no_path_is_opened(client, address
     refused(answer)
 
 
-def test_no_field_of_any_question_opens_a_path(client, tmp_path, monkeypatch):
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_field_of_any_question_opens_a_path(every, client, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "secret.toml").write_text('schedule = ["forward", "backward", "update"]')
     (tmp_path / "secret.json").write_text("{}")
@@ -313,7 +315,7 @@ def test_no_field_of_any_question_opens_a_path(client, tmp_path, monkeypatch):
     ):
         names = {flag.name for flag in flags_of(question)} - asked
         asked |= names - {"procedure"}  # what answers the same everywhere is asked once
-        for name in names:
+        for name in sorted(names)[::every]:
             for value in (
                 "bp,secret.toml" if name in {"side_by_side", "procedures"} else "./secret.toml",
                 "secret.json",
@@ -515,7 +517,7 @@ def answered(port):
     return httpx.get(f"http://127.0.0.1:{port}/api/fields", timeout=20).status_code
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("sent", ["nothing", "half", "half of the second", "trickle", "half a body", "reads nothing"])
 def test_who_sends_half_a_request_keeps_nobody_waiting(sent, here):
     """200 connections, of which a server may have 128 beside each other."""
@@ -732,7 +734,7 @@ def test_a_contest_is_written_after_every_training(tmp_path, monkeypatch):
     assert [sum(len(result["trainings"]) for result in value["results"]) for value in written_values] == [1, 2, 2]
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(
     "content",
     [b"", b"[]", b"{", b"\xff", b'{"schema": 1, "problem": 1, "budget": 1, "seeds": 1, "results": []}', b"[" * 9999],

@@ -49,7 +49,7 @@ def mlp(tmp_path):
 BOOKS = ("run", "matmul", "causal-half", "causal-exact", "flash", "torch-flop-counter")
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita", "mempepita"])
 def test_a_preset_as_a_table_costs_what_the_preset_costs(gpt2, procedure):
     for book in BOOKS:
@@ -60,7 +60,7 @@ def test_a_preset_as_a_table_costs_what_the_preset_costs(gpt2, procedure):
         assert sum(row.bytes for row in table.rows) == sum(row.bytes for row in preset.rows)
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("engine", ["graph", "eager", "torch", "numpy"])
 def test_a_preset_as_a_table_takes_the_same_memory(gpt2, engine):
     plain = {"module": "plain"} if engine == "eager" else {}  # the code of a table is that of its own lines
@@ -265,7 +265,7 @@ def test_what_learns_is_meant_by_the_ends_of_module_paths(adapted, learning):
 EXAMPLES = Path(__file__).parents[1] / "examples" / "layers"
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.table")), ids=lambda path: path.stem)
 def test_every_example_of_the_notation_is_a_model_of_every_question(path):
     """Nothing but an answer, or a refusal in one line: recurrences with stacks, choices, losses without weights."""

@@ -42,7 +42,7 @@ def test_of_a_layer(name):
     assert all(check.passed for check in found), "\n".join(map(str, found))
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("family", ["gpt2", "llama", "vit", "albert", "t5", "gpt_oss", "deberta"])
 def test_of_a_family(family):
     found = list(along(build(small(family)).table, family))
@@ -71,7 +71,7 @@ def gradients(model, procedure, sizes, arrays, draw=4711.0):
     return {name: values[f"d{name}"] for name in model.table.weights}
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize("procedure", FORWARD)
 @pytest.mark.parametrize("family", ["gpt2", "vit", "albert", "bart"])
 def test_every_count_is_that_of_counting_arrays(family, procedure):

@@ -35,7 +35,7 @@ def printed(capsys, *line: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize("model", CASES)
 def test_one_step_takes_as_long_wherever_it_is_asked(model, capsys):
     settings, on = CASES[model], "H100-SXM"

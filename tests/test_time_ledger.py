@@ -62,7 +62,7 @@ KINDS = {
 }
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("by", ["equation", "layer"])
 @pytest.mark.parametrize("model", KINDS)
 def test_no_line_is_faster_than_the_device(model, by):
@@ -279,7 +279,7 @@ def test_gradients_at_places_of_two_axes_have_a_time():
     assert sum(row.seconds or 0 for row in ledger.rows) == pytest.approx(ledger.timing.seconds)
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("model", ["mamba-130m", "rwkv-4-169m", "gpt2"])
 def test_recurrences_are_timed_as_pytorch_code_and_this_is_said(model):
     """mamba_ssm is an optional package of transformers; without it the scan runs operator by operator."""

@@ -237,6 +237,7 @@ def test_a_model_under_autocast_and_in_bf16():
     assert module(tokens_given, targets).dtype == torch.bfloat16
 
 
+@pytest.mark.slow  # the next two compile layers
 def test_compiled_whole():
     # aot_eager runs the graphs that Dynamo and AOTAutograd make, which is what may fail, without a compiler.
     module, (tokens_given, targets) = gpt2(), batch()

@@ -77,7 +77,7 @@ def check_events(trace):
     return threads
 
 
-@pytest.mark.one_in(every=4)
+@pytest.mark.one_in(every=8)
 @pytest.mark.parametrize(("model", "more"), KINDS, ids=str)
 def test_a_line_is_as_long_as_it_has_flops_and_all_together_have_those_of_the_ledger(model, more):
     trace, keywords = traced(model, more)
@@ -114,7 +114,7 @@ def test_on_a_device_slices_take_the_seconds_of_the_ledger(model, more):
     assert trace.timeline.facts["length"] == "seconds, modelled"
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.parametrize(("model", "more"), KINDS, ids=str)
 def test_memory_beside_the_lines_has_the_peak_that_memory_says(model, more):
     for on, plan in ((None, "none"), (ON, None)):  # a step on a device has fused attention, as memory has it

@@ -88,7 +88,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.one_in(every=5)
+@pytest.mark.one_in(every=10)
 @pytest.mark.parametrize(("kind", "model", "sizes"), KINDS, ids=lambda own: own if isinstance(own, str) else "")
 def test_every_kind_is_learned_and_goes_on(kind, model, sizes, data, tmp_path):
     report = Silent()

@@ -88,7 +88,7 @@ def test_every_tensor_comes_back_bit_for_bit(checkpoint):
     assert all(np.array_equal(tensors[name], parameters[name]) for name in parameters)
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 def test_fine_tuned_it_loads_in_transformers(checkpoint, tmp_path):
     folder, module = checkpoint
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 60)

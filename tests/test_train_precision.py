@@ -170,7 +170,7 @@ def test_a_merged_checkpoint_is_one_of_the_plain_model(text, tmp_path, capsys):
     assert Folder(tmp_path / "run").options().lora == "all-linear"
 
 
-@pytest.mark.one_in(every=3)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(
     ("name", "accumulate", "optimizer"),
     [

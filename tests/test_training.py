@@ -36,7 +36,7 @@ def tally(prepared):
     return dict(+tallies)
 
 
-@pytest.mark.one_in(every=17)
+@pytest.mark.one_in(every=34)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("model", [*LEARNING, "bare", "tied"])
@@ -58,7 +58,7 @@ def test_a_step_executes_what_it_costs(model, procedure, dropout):
         assert sum(executed.values()) == cost.total.flops
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("model", LEARNING)
 def test_padding_and_weight_decay_are_priced_by_the_table(model, procedure):
@@ -76,7 +76,7 @@ def test_padding_and_weight_decay_are_priced_by_the_table(model, procedure):
 # Optimizers.
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.parametrize(
     ("optimizer", "settings", "foreign"),
     [
@@ -178,7 +178,7 @@ def test_masks_of_dropout_depend_on_seed_step_and_name_alone():
     assert many.mean() == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.one_in(every=11)
+@pytest.mark.one_in(every=22)
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("model", LEARNING)
 def test_float32_stays_float32(model, procedure):

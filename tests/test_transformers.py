@@ -280,7 +280,7 @@ def test_padded_batches(family: str, architecture: str, seed: int) -> None:
     compare(model, module, np.random.default_rng(seed), padding=True)
 
 
-@pytest.mark.one_in(every=2)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(("family", "architecture"), CASES)
 def test_parameters_of_random_models(family: str, architecture: str) -> None:
     for seed in range(5):

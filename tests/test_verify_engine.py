@@ -42,7 +42,7 @@ def _failures(report: Any) -> list[str]:
 
 
 @compiled
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize(
     ("model", "plan", "procedure"),
     [

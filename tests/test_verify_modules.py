@@ -220,7 +220,7 @@ class Adds(nn.Module):
         return torch.addbmm(x[:, :5], y.expand(3, *y.shape), self.weight)
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.one_in(every=14)
 @pytest.mark.parametrize(
     ("module", "inputs"),
     [

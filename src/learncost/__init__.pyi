@@ -414,7 +414,7 @@ _Model = Literal[
     "encoder-decoder",
 ]
 _Module = Literal["transformers", "transformers-uncached", "transformers-reentrant", "plain", "litgpt", "itself"]
-_Offload = Literal["paged-states"]
+_Offload = Literal["paged-states", "states", "optimizer", "weights", "activations"]
 _Optimizer = Literal[
     "sgd", "momentum", "adamw", "rmsprop", "adamw8bit", "adam8bit", "adafactor", "lion", "muon", "none"
 ]
@@ -1080,8 +1080,11 @@ def memory(
         entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
     checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
         `procedure` recompute.
-    offload: Tensors outside of the memory of a GPU, under `engine` eager: paged-states, the states of
-        bitsandbytes' PagedAdamW and PagedAdamW8bit for weights of 100,000 elements or more.
+    offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
+        bitsandbytes' PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host:
+        states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
+        offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
+        tensors, activation_offloading).
     no_sync: Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as
         under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
     mode: The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).

@@ -228,7 +228,7 @@ def _targets(lora: str | None) -> str | None:
 def _offloaded(step: Step, over_mesh: bool) -> str | None:
     """Return what is offloaded; weights are where they are sharded, and on one device all else of their offload."""
     states = "optimizer" if step.offload == "weights" and not over_mesh else step.offload
-    return ",".join(filter(None, (states, step.offload_activations and "activations"))) or None
+    return ",".join(filter(None, (states, "activations" if step.offload_activations else ""))) or None
 
 
 def _implementation(step: Step) -> str | None:

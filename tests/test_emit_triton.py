@@ -162,6 +162,40 @@ file["main"]([])
     assert found.returncode == 2
 
 
+def test_the_engine_cuda_is_the_emitted_file() -> None:
+    """The arena is the file's; the FLOPs of products in kernels are those of the price book, also in tiles."""
+    asked = {"batch_size": 2, "seq_len": 7, "precision": "bf16-masters", **GPT2}
+    found = lc.memory("gpt2", engine="cuda", **asked)
+    assert isinstance(found, lc.Memory)
+    file = lc.emit("gpt2", "triton", plan=found.plan, **asked)
+    assert f"\nBYTES = {found.split['arena']}\n" in file
+    assert found.peak == sum(found.split.values())
+    took = lc.cost("gpt2", engine="cuda", on="H100-SXM", plan=found.plan, optimizer="adamw", **asked).recorded
+    assert took is not None
+    assert took.took is not None
+    model = build(configure("gpt2", GPT2))
+    sizes = run_sizes(model, 2, 7, None)
+    table = planned(without_gradients(step(model, "bp", "adamw")), found.plan, model.sizes)
+    assert took.took.flops == lc.price(table, sizes, "matmul").flops
+    assert took.low < took.seconds < took.high
+    assert "never been measured" in " ".join(took.notes())
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"precision": "int8"}, "supports only fp32 or fp64 or bf16-masters: give engine='graph'"),
+        ({"on": "raspberry-pi-5"}, "requires a GPU in on"),
+        ({"on": "RTX-4090"}, "the kernels of a step are timed on NVIDIA H100"),
+        ({"procedure": "decode", "context": 2}, "runs training steps on one GPU: give engine='graph'"),
+        ({"vocab_size": 200_000}, "a row of v=200,000 is too large"),
+    ],
+)
+def test_what_the_engine_cuda_lacks_names_one_that_has_it(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(lc.InputError, match=said):
+        lc.cost("gpt2", **{"engine": "cuda", "on": "H100-SXM", "seq_len": 7, **GPT2, **asked})
+
+
 def test_what_is_missing_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

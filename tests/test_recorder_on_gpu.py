@@ -230,7 +230,7 @@ def test_a_run_and_a_trace_take_the_recorded_step_too(linear, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (["--on", "NVIDIA H800", "--precision", "bf16-true"], "the kernels of a recorded step are timed on"),
+        (["--on", "NVIDIA H800", "--precision", "bf16-true"], "the kernels of a step are timed on"),
         (ON_H100, "false does not compile the guard of device cuda"),
     ],
 )

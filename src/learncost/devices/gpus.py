@@ -14,7 +14,7 @@ from learncost.devices.sustained import of_experts
 from learncost.ir.errors import InputError
 from learncost.timing.clocks import ISSUE, OTHERS
 from learncost.timing.gpu import GPU, AttentionRates, HostCPU
-from learncost.timing.kernels import ATTENTION, CONVOLVED, PRODUCT
+from learncost.timing.kernels import ATTENTION, CONVOLVED, FUSED, PRODUCT, TILED
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 CAUSAL = (0.655, 0.716, 0.776, 0.83, 0.857, 0.876)
@@ -94,7 +94,10 @@ HOST = HostCPU(
 )
 """The CPU of a GPU that was not measured: assumed."""
 
-ASSUMED = {PRODUCT: 0.12, ATTENTION: 0.2, CONVOLVED: 0.35, OTHERS: 0.15, ISSUE: 0.35}
+GRAPH = HostCPU(*[0.0] * 9)
+"""The CPU of a step that is one CUDA graph: it issues nothing."""
+
+ASSUMED = {PRODUCT: 0.12, ATTENTION: 0.2, CONVOLVED: 0.35, TILED: 0.6, FUSED: 0.3, OTHERS: 0.15, ISSUE: 0.35}
 """The relative uncertainty of the time of kernels by kind, and of the CPU: assumed."""
 
 
@@ -108,7 +111,7 @@ def gpu(device: Device) -> GPU:
     row = _constants().get(device.name)
     if row is None:
         known = ", ".join(_constants())
-        raise InputError(f"the kernels of a recorded step are timed on {known}, not on {device.name}")
+        raise InputError(f"the kernels of a step are timed on {known}, not on {device.name}")
     products = {dtype: best_product(device, dtype) for dtype in device.peak_tflops if dtype not in ("fp32", "int8")}
     products["fp32"] = row["fp32"] * 1e12 if "fp32" in row else FP32 * device.peak_tflops["fp32"] * 1e12
     capability = row["capability"][0], row["capability"][1]

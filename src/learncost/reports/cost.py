@@ -8,7 +8,7 @@ from learncost.ir.errors import InputError
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.record import Cost
-from learncost.reports.request import Request, takes_request
+from learncost.reports.request import GPU, Request, takes_request
 from learncost.reports.rows import BY, by_module
 from learncost.reports.run import check_choice, prepare
 
@@ -113,7 +113,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     else:
         run = prepare(request)
         answer = run.cost(procedure, run.book, by, rates)
-        if rates is not None and answer.built and answer.built.configuration.layer is not None:
+        if rates is not None and answer.built and (answer.built.configuration.layer or request.timed_by == GPU):
             from learncost.reports.recorded import recorded_time  # imported where it is needed: start-up counts
 
             found = recorded_time(request, answer.built, answer.optimizer)

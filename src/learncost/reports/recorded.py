@@ -1,4 +1,4 @@
-"""The time of a module's recorded step on a GPU: of the GPU and of the CPU, by kind of kernel and by module."""
+"""The time of a step's kernels on a GPU, by kind and by module: of a recorded step, or of the step in Triton."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.serializable import HIDDEN, OPTIONAL, Serializable
 from learncost.models.module import runs_otherwise
 from learncost.program.program import starred
+from learncost.reports.request import GPU
 from learncost.reports.sheet import Sheet, SheetRow, joules_of, seconds_of
 
 if TYPE_CHECKING:
@@ -23,6 +24,16 @@ SHOWN = 8
 
 BETWEEN = "outside modules"
 
+RECORDED, IN_TRITON = "recorded", "in Triton"
+MADE = (
+    "The module's own step was recorded on tensors without values, operator by operator as PyTorch runs it; "
+    "over a mesh, the time is that of its equations."
+)
+MADE_IN_TRITON = (
+    "The step of learncost emit --backend triton as one CUDA graph, under the plan {}: products by cuBLAS, all else by "
+    "kernels in Triton. It has never been measured on a GPU."
+)
+
 
 @dataclass(frozen=True)
 class KernelTime(Serializable):
@@ -34,8 +45,9 @@ class KernelTime(Serializable):
 
 @dataclass(frozen=True)
 class RecordedTime(Serializable):
-    """The predicted time of a step that was recorded, with its interval.
+    """The predicted time of a step whose kernels are known, with its interval.
 
+    program  the step: recorded, or in Triton, and `made` says how it was made
     busy     seconds in which the GPU runs kernels
     waiting  seconds in which it waits for the CPU
     issue    seconds in which the CPU issues operators
@@ -57,6 +69,8 @@ class RecordedTime(Serializable):
     by_module: Mapping[str, KernelTime]
     watts: tuple[float, float, float] | None = field(default=None, metadata=OPTIONAL)
     took: ProgramTime | None = field(default=None, compare=False, metadata=HIDDEN)
+    program: str = field(default=RECORDED, metadata=HIDDEN)
+    made: str = field(default=MADE, metadata=HIDDEN)
 
     @property
     def joules(self) -> tuple[float, float, float] | None:
@@ -69,16 +83,17 @@ class RecordedTime(Serializable):
     @property
     def sentence(self) -> str:
         """Return the time with its interval, and what takes it."""
-        parts = f"GPU busy {seconds_of(self.busy)}, waiting for the CPU {seconds_of(self.waiting)}"
+        parts = f"GPU busy {seconds_of(self.busy)}"
+        parts += f", waiting for the CPU {seconds_of(self.waiting)}" if self.issue else ""
         between = f"from {seconds_of(self.low)} to {seconds_of(self.high)}"
-        return f"Time on {self.device}, recorded: {seconds_of(self.seconds)} a step, {between}; {parts}"
+        return f"Time on {self.device}, {self.program}: {seconds_of(self.seconds)} a step, {between}; {parts}"
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes on the time and its constants."""
+        issues = f" The CPU issues operators for {seconds_of(self.issue)}." if self.issue else ""
         notes = [
-            f"{self.sentence}. The CPU issues operators for {seconds_of(self.issue)}.",
-            "The module's own step was recorded on tensors without values, operator by operator as PyTorch runs it; "
-            "over a mesh, the time is that of its equations.",
+            f"{self.sentence}.{issues}",
+            self.made,
             f"{self.assumed} {self.source}.",
         ]
         if self.joules:
@@ -103,8 +118,8 @@ class RecordedTime(Serializable):
                 cells = f"{len(rest)} more", seconds_of(seconds), f"{kernels:,}", _share(seconds, self.seconds)
                 rows.append(SheetRow(cells, depth=1))
         waiting = "waiting for the CPU", seconds_of(self.waiting), "", _share(self.waiting, self.seconds)
-        rows.append(SheetRow(waiting, "bold"))
-        return Sheet("Time of the recorded step", ("", "time", "kernels", "of the step"), tuple(rows), ())
+        rows += [SheetRow(waiting, "bold")] if self.issue else []
+        return Sheet(f"Time of the step, {self.program}", ("", "time", "kernels", "of the step"), tuple(rows), ())
 
 
 def _share(part: float, whole: float) -> str:
@@ -114,19 +129,24 @@ def _share(part: float, whole: float) -> str:
 def recorded_time(request: Request, model: Model, optimizer: str) -> RecordedTime | str:
     """Return the time of the recorded step of a request's module on its device, or why it has none.
 
-    The answer is empty for a request that is not about eager training of an imported module on a published GPU.
+    The answer is empty for a request that is not about training on a published GPU, of an imported module by eager or
+    of any model by cuda. Raises `InputError` for what the engine cuda cannot do.
     """
-    layer = model.configuration.layer
-    if layer is None or layer.steps is None or request.on is None or request.is_sharded or request.timed_by != "eager":
+    layer, in_triton = model.configuration.layer, request.timed_by == GPU
+    if request.on is None or request.is_sharded or not request.is_training:
         return ""
-    if not request.is_training:
+    if not in_triton and (layer is None or layer.steps is None or request.timed_by != "eager"):
         return ""
     from learncost.devices.device import device as find_device  # imported where they are needed: start-up counts
     from learncost.devices.rates import calibrated
 
     if calibrated(request.on):
+        if in_triton:
+            raise InputError(f"--engine {GPU} is timed on published GPUs, such as --on H100-SXM: give --engine graph")
         return ""
     device = find_device(request.on)
+    if in_triton:
+        return _recorded(replace(request, budget=None, optimizer=optimizer), device.name)
     if not device.torch:
         return ""
     if request.procedure != "bp" or request.plan is not None:
@@ -142,15 +162,26 @@ def recorded_time(request: Request, model: Model, optimizer: str) -> RecordedTim
 def _recorded(request: Request, name: str) -> RecordedTime:
     from learncost.devices.assumptions import power
     from learncost.devices.device import device as find_device
-    from learncost.devices.gpus import gpu
-    from learncost.reports.memory.engines.eager import recorded_on
+    from learncost.devices.gpus import GRAPH, gpu
     from learncost.reports.memory.memory import memory_question
     from learncost.timing.clocks import program_time
 
     device = find_device(name)
-    constants = gpu(device)
-    step = memory_question(request).step(request.procedure, "eager")
-    took = program_time(recorded_on(step.eager.device, step, step.sizes()), constants)
+    step = memory_question(request).step(request.procedure, request.engine)
+    if request.engine == GPU:
+        from learncost.backends.triton.program import launched
+        from learncost.reports.memory.engines.in_place import laid_out_on_gpu
+        from learncost.reports.memory.runs import engine_of
+
+        step = engine_of(step, GPU).step
+        program = launched(laid_out_on_gpu(step, step.sizes()))
+        constants = replace(gpu(device), host=GRAPH)
+        named = {"program": IN_TRITON, "made": MADE_IN_TRITON.format(step.plan or "none")}
+    else:
+        from learncost.reports.memory.engines.eager import recorded_on
+
+        program, constants, named = recorded_on(step.eager.device, step, step.sizes()), gpu(device), {}
+    took = program_time(program, constants)
     drawn = power(device)
     modules, phases = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for each in took.issued:
@@ -174,6 +205,7 @@ def _recorded(request: Request, name: str) -> RecordedTime:
         {path: KernelTime(sum(times), len(times)) for path, times in modules.items()},
         None if drawn is None else (drawn.low or drawn.value, drawn.value, drawn.high or drawn.value),
         took,
+        **named,
     )
 
 
@@ -181,6 +213,8 @@ def _assumptions(took: ProgramTime) -> str:
     """Return which constants are assumed, with their uncertainty."""
     gpu, host = took.gpu, took.gpu.host
     kinds = ", ".join(f"{kind} {apart:.0%}" for kind, apart in gpu.assumed.items())
+    if not host.operator:
+        return f"Assumed: shares of the rates by kind of kernel; their uncertainty: {kinds}. Rates:"
     return (
         f"Assumed: {1e6 * host.operator:.3g} microseconds of the CPU per operator with a kernel, {1e6 * host.view:.2g} "
         f"per view, and shares of the rates by kind of kernel; their uncertainty: {kinds}. Rates:"

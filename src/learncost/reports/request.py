@@ -36,7 +36,7 @@ ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
 """The fields that say which parameters are trained."""
 
 
-TIMED = {"eager": "operators", "graph": "kernels", "c99": "kernels"}
+TIMED = {"eager": "operators", "graph": "kernels", "c99": "kernels", "cuda": "kernels"}
 """The engines whose time is modelled, and what each runs."""
 
 CPU, GPU = "cpu", "cuda"
@@ -169,6 +169,8 @@ class Request:
         """Return what the engine runs: PyTorch's operators, or this package's kernels. Raises `InputError`."""
         if self.timed_by not in TIMED:
             raise InputError(f"--engine {self.engine} has no model of time: give --engine {' or '.join(TIMED)}")
+        if self.timed_by == GPU and (self.mesh or not self.is_training):
+            raise InputError(f"--engine {GPU} runs training steps on one GPU: give --engine graph")
         return TIMED[self.timed_by]
 
     @property

@@ -33,6 +33,9 @@ TILES: Mapping[int, Mapping[tuple[int, int], float]] = {
 """The tiles of products by bytes of an element, and the share of the best rate that they attain. The tiles and their
 order are those of NVIDIA's guide, section 4.2; the shares are assumed."""
 
+TRITONS_TILE = (64, 64)
+"""The tile of the products that `learncost emit --backend triton` prints (`backends/triton/blocks.py`)."""
+
 STEP_OF_SUM = 64
 """The factors' columns that a tile reads at a time: the summed axis is padded to a multiple of it."""
 
@@ -70,6 +73,7 @@ PRODUCT, ATTENTION, CONVOLVED = "product", "attention", "convolution"
 POINTWISE, CONVERSION, BROADCAST, COPY, FILL = "pointwise", "cast", "broadcast or strided", "copy", "fill"
 NORM, SOFTMAX, LOSS, SUM, INDEX, JOIN, RANDOM = "norm", "softmax", "loss", "reduction", "index", "cat", "dropout"
 UPDATE, CLIPPING, SORTED = "optimizer", "clip", "sort"
+TILED, FUSED = "product in Triton", "fused kernel in Triton"
 """The kinds of kernels."""
 
 
@@ -117,17 +121,22 @@ def is_dense(operand: Operand) -> bool:
     return True
 
 
-def matmul_seconds(gpu: GPU, m: int, n: int, k: int, batch: int, dtype: str) -> float:
+def matmul_seconds(
+    gpu: GPU, m: int, n: int, k: int, batch: int, dtype: str, tile: tuple[int, int] | None = None
+) -> float:
     """Return the seconds of a product of matrices m x k and k x n: the fastest tile, in whole waves of tiles.
 
-    A summed axis may be split, which adds a kernel that sums the parts. Raises `InputError` if the type has no rate.
+    A summed axis may be split, which adds a kernel that sums the parts, unless a tile is given, the only one. Raises
+    `InputError` if the type has no rate.
     """
     rate = product_rate(gpu, dtype) / gpu.multiprocessors
     narrow = 2 if dtype in ("bfloat16", "float16") else 4
     best = inf
     for (rows, columns), share in TILES[narrow].items():
+        if tile not in (None, (rows, columns)):
+            continue
         tiles = ceil(m / rows) * ceil(n / columns) * batch
-        for parts in SPLITS:
+        for parts in SPLITS[:1] if tile else SPLITS:
             if parts > 1 and k / parts < LEAST_SUM:
                 break
             waves = ceil(tiles * parts / gpu.multiprocessors)
@@ -236,6 +245,15 @@ class KernelModel:
         seconds = matmul_seconds(self.gpu, m, n, k, batch, first.dtype)
         memory, _total = self.touch(op.inputs, op.outputs)
         return [Kernel(PRODUCT, max(seconds, LEAST + memory / self.gpu.bandwidth), 2.0 * batch * m * n * k)]
+
+    def _tiled(self, op: ProgramOp, _: str) -> list[Kernel]:
+        """Return a product in Triton, which has one tile and loads both factors of every tile from the cache."""
+        batch, m, n, k = op.arguments["product"]
+        seconds = matmul_seconds(self.gpu, m, n, k, batch, op.arguments["dtype"], TRITONS_TILE)
+        return [Kernel(TILED, max(seconds, self.moved(op.inputs, op.outputs)), 2.0 * batch * m * n * k)]
+
+    def _fused(self, op: ProgramOp, _: str) -> list[Kernel]:
+        return [Kernel(FUSED, self.moved(op.inputs, op.outputs, REDUCTION))]
 
     def _vector(self, op: ProgramOp, _: str) -> list[Kernel]:
         return [Kernel(PRODUCT, self.moved(op.inputs, op.outputs, REDUCTION), 2.0 * prod(op.inputs[-2].shape))]
@@ -437,6 +455,8 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         ("mm|addmm|bmm|baddbmm", KernelModel._product),
         ("mv|addmv|dot|vdot", KernelModel._vector),
         ("grouped_mm", KernelModel._grouped),
+        ("tiles", KernelModel._tiled),
+        ("rows", KernelModel._fused),
         (r"(cudnn_|thnn_)?conv\w*", KernelModel._convolution),
         (r"scaled_dot_product_\w+attention(_backward)?", KernelModel._attention),
         (r"(log_)?softmax(_backward_data)?", KernelModel._softmax),

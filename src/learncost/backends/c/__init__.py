@@ -50,6 +50,7 @@ class KernelFunction:
     sizes    axes (and windows) whose sizes are the parameters after them, of type ptrdiff_t
     shares   pairs of an array that is read and one that is written that may be one and the same memory
     scratch  workspace for a dialect without allocation: parameters after the written ones
+    launches the kernels of a GPU that it launches, in order
     """
 
     name: str
@@ -59,6 +60,21 @@ class KernelFunction:
     sizes: tuple[str, ...]
     shares: tuple[tuple[str, str], ...]
     scratch: tuple[Scratch, ...] = ()
+    launches: tuple[Launch, ...] = ()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel of a GPU, with the places of its arrays among those that the function reads, writes and needs.
+
+    product  of tiles: the number of matrices, their rows and columns, and the length of a sum
+    """
+
+    name: str
+    warps: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    product: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ class PrintedKernel:
 
     made    the lines whose results are stored, in `outputs` by name
     rank    the dimensions of every block
-    stages  launches that follow: they add up partial sums
+    stages  launches that follow: they add up partial sums, each with its result
+    product of tiles: the number of matrices, their rows and columns, and the length of a sum
     shares  pairs of an array that is read and one that is written that may be one and the same memory
     """
 
@@ -45,7 +46,8 @@ class PrintedKernel:
     grid: str = "1"
     warps: int = 4
     scratch: list[Scratch] = field(default_factory=list)
-    stages: list[str] = field(default_factory=list)
+    stages: list[tuple[str, str]] = field(default_factory=list)
+    product: tuple[int, ...] = ()
     shares: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -94,7 +96,7 @@ class PrintedKernel:
         for size, number in self.values.constants.items():
             grid = re.sub(rf"\b{size}\b", number, grid)
         launch = call(f"{self.name}[({grid},)]", [*self._typed(), f"num_warps={self.warps}"])
-        return [*launch.split("\n"), *self.stages]
+        return [*launch.split("\n"), *(stage for _, stage in self.stages)]
 
 
 def _used(body: Sequence[str]) -> list[str]:
@@ -200,7 +202,8 @@ def _total(kernel: PrintedKernel, line: Line, point: Block, programs: int) -> No
     place = f"program * {size} + {offset.text}" if offset.text else "program"
     kernel.after.append(kernel.store(parts.name, replace(offset, text=place), f"{output}_total"))
     kernel.scratch.append(parts)
-    kernel.stages.append(f"add_parts[(triton.cdiv({size}, 64),)]({parts.name}, {output}, {programs}, {size})")
+    stage = f"add_parts[(triton.cdiv({size}, 64),)]({parts.name}, {output}, {programs}, {size})"
+    kernel.stages.append((output, stage))
 
 
 def _divided(
@@ -294,7 +297,9 @@ def tiles(kernel: PrintedKernel, line: Line) -> None:
     key = (line.name, *(at[axis].text for axis in line.left[0].declared))
     values.known[key] = BlockValue("sums", frozenset({row, column}))
     values.body += [kernel.stored(each, values.value(each.name, at).text, at) for each in kernel.made]
-    kernel.grid = str(many["row"] * many["column"] * prod(map(values.number, found.batch)))
+    matrices = prod(map(values.number, found.batch))
+    kernel.grid = str(many["row"] * many["column"] * matrices)
+    kernel.product = matrices, length["row"], length["column"], length["inner"]
 
 
 def _factor(values: KernelValues, factor: Operand, at: Mapping[str, BlockValue], blocks: tuple[Block, Block]) -> str:

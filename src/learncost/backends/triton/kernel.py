@@ -5,11 +5,11 @@ After the kernels of a call stands the function that launches them. Nothing is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from textwrap import fill
 
-from learncost.backends.c import KernelFunction, Scratch
+from learncost.backends.c import KernelFunction, Launch, Scratch
 from learncost.backends.c.unify import lowered
 from learncost.backends.expression import Identifiers
 from learncost.backends.triton.blocks import PrintedKernel, rows, tiles
@@ -129,4 +129,17 @@ def _function(
     text = "\n".join(f"# {line}" for line in lines) + "\n"
     text += "\n\n\n".join((*(part.text() for part in parts), launch)) + "\n"
     shares = parts[0].shares if len(parts) == 1 else ()
-    return KernelFunction(name, text, tuple(reads), tuple(writes), tuple(free), shares, scratch)
+    place = {array: at for at, array in enumerate(arguments)}
+    launches = [launch for part in parts for launch in _launched(part, place)]
+    return KernelFunction(name, text, tuple(reads), tuple(writes), tuple(free), shares, scratch, tuple(launches))
+
+
+def _launched(part: PrintedKernel, place: Mapping[str, int]) -> Iterator[Launch]:
+    """Yield what a kernel launches: itself, and the sums of its partial sums."""
+    parts = {output: each.name for (output, _), each in zip(part.stages, part.scratch, strict=True)}
+    writes = (place[parts.get(array, array)] for array in part.outputs.values())
+    yield Launch(
+        part.name, part.warps, tuple(place[array] for array in part.values.reads.values()), tuple(writes), part.product
+    )
+    for output, array in parts.items():
+        yield Launch("add_parts", 4, (place[array],), (place[output],))

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from math import prod
 
+from learncost.backends.placed import layout as in_place
 from learncost.backends.placed.kernels import KernelTable
-from learncost.backends.placed.layout import InPlaceLayout, laid_out
+from learncost.backends.placed.layout import InPlaceLayout
 from learncost.backends.placed.program import TYPES, in_place_program
 from learncost.backends.triton.kernel import kernel
 from learncost.backends.triton.preamble import HELPERS, MAIN, PREAMBLE, USE
@@ -18,22 +19,38 @@ LONGEST = 2**31 - 2**20
 """The most elements of an array: kernels compute offsets in 32 bits, also those of a last block beyond its end."""
 
 
+def laid_out(table: Table, sizes: Mapping[str, int], dtype: str) -> InPlaceLayout:
+    """Return the layout of a step in place whose kernels are in Triton. Raises `InputError` for a line without one."""
+    return in_place.laid_out(table, sizes, dtype, KernelTable(sizes, kernel))
+
+
+def check_lengths(layout: InPlaceLayout) -> None:
+    """Raise `InputError` if an array has too many elements."""
+    name, elements = longest(layout)
+    if elements > LONGEST:
+        raise InputError(f"{name} has {elements:,} elements, more than {LONGEST:,}, the most of an array in Triton")
+
+
+def longest(layout: InPlaceLayout) -> tuple[str, int]:
+    """Return the array of most elements, and their number."""
+    elements = {array.name: prod(layout.shape(array.axes)) for array in layout.lifetimes.arrays}
+    return max(elements.items(), key=lambda item: item[1])
+
+
 def emitted(table: Table, sizes: Mapping[str, int], dtype: str, title: str) -> str:
     """Return the file of a step: documentation, the kernels, the step, its layout, and a command line.
 
     Raises `InputError` for a line that no kernel computes, or an array of too many elements.
     """
-    layout = laid_out(table, sizes, dtype, KernelTable(sizes, kernel))
-    for lifetime in layout.lifetimes.arrays:
-        if prod(layout.shape(lifetime.axes)) > LONGEST:
-            raise InputError(f"{lifetime.name} has more than {LONGEST:,} elements, the most of an array in Triton")
+    layout = laid_out(table, sizes, dtype)
+    check_lengths(layout)
     placed = in_place_program(layout, ordered=True)
     kernels = "\n\n".join(function.text for function in placed.functions)
     helpers = [text for name, text in HELPERS.items() if re.search(rf"\b{name}[([]", kernels)]
     _, _, step = placed.text.partition("import torch\n")
     names = "".join(f"    {function.name}={function.name},\n" for function in placed.functions)
-    found = re.findall(r"^    (\w+_kernel(?:_\d+)?)\[.*?num_warps=(\d+)", kernels, re.MULTILINE | re.DOTALL)
-    warps = "".join(f"    {name}: {number},\n" for name, number in found)
+    launches = [launch for function in placed.functions for launch in function.launches]
+    warps = "".join(f"    {launch.name}: {launch.warps},\n" for launch in launches if launch.name not in HELPERS)
     ending = f"KERNELS = SimpleNamespace(\n{names})\nWARPS = {{\n{warps}}}"
     parts = (PREAMBLE, *helpers, kernels, step.strip("\n"), f"{_given(layout)}\n{ending}", MAIN)
     return f'"""{title}\n{USE}"""\n\n' + "\n\n\n".join(part.strip("\n") for part in parts) + "\n"

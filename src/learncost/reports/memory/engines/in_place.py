@@ -1,33 +1,51 @@
-"""The engine torch in place: PyTorch's products and compiled kernels, which write into one arena."""
+"""The engines in place, torch and cuda: PyTorch's products and kernels in C or Triton, which write into one arena."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError
 from learncost.ir.value import RANDOM
 from learncost.passes.plan import CHOSEN
 from learncost.reports.memory.engine import TYPES, Engine, MemoryUse, at_line, bytes_of, given_bytes, grouped, refusal
 from learncost.reports.memory.engines import libraries
+from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.planner import smallest
 from learncost.reports.memory.step import MemoryStep
+from learncost.reports.request import GPU
+
+if TYPE_CHECKING:
+    from learncost.backends.placed import InPlaceLayout, InPlaceProgram
 
 
-def _parts(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the parts of the peak. Raises `InputError` for a line that cannot be in place."""
-    from learncost.backends.placed import WIDTHS, laid_out, placed  # emits programs: only where it is asked for
+WORKSPACES = 2 * 2**25
+"""The bytes of cuBLAS: on Hopper and Blackwell PyTorch gives it 32 MiB a stream (`parseChosenWorkspaceSize` in
+`CublasHandlePool.cpp`; 8.1 MiB on older GPUs), one where the first step runs and one where its graph is captured."""
 
-    table = step.executed_table()
-    program = placed(table, sizes, step.kind.name) if step.over else None
-    layout = program or laid_out(table, sizes, step.kind.name)
-    given = layout.given
+
+def _parts(step: MemoryStep, layout: InPlaceLayout | InPlaceProgram, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the parts of the peak."""
+    from learncost.backends.placed import WIDTHS
+
+    table, given = step.executed_table(), layout.given
     parts = given_bytes(step, table, sizes)
     batch = [name for name in table.inputs if name in given and table.values[name].role not in ("state", *RANDOM)]
     parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[given[name][1]])
-    parts["arena"] = layout.bytes
-    if step.over and program and program.meets:
+    return parts | {"arena": layout.bytes}
+
+
+def _on_cpu(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the parts of the peak. Raises `InputError` for a line that cannot be in place."""
+    from learncost.backends.placed import laid_out, placed  # emits programs: only where it is asked for
+
+    if not step.over:
+        return _parts(step, laid_out(step.executed_table(), sizes, step.kind.name), sizes)
+    program = placed(step.executed_table(), sizes, step.kind.name)
+    parts = _parts(step, program, sizes)
+    if program.meets:
         from learncost.backends.executed import communication_buckets
 
         parts["messages"] = communication_buckets(program, sizes, step.over.placed.mesh.sizes)
@@ -36,21 +54,56 @@ def _parts(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
     try:
-        return sum(_parts(step, sizes).values())
+        return sum(_on_cpu(step, sizes).values())
     except InputError:
         return libraries.peak("torch", step, sizes)
 
 
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     try:
-        parts = _parts(step, sizes)
+        parts = _on_cpu(step, sizes)
     except InputError as error:
         needs = libraries.takes("torch", step, sizes)
         return replace(needs, said=f"{libraries.OPERATORS} The step cannot run in place: {error}.")
+    return _use(parts, f"{SAID} {MESSAGES}" if step.over else "")
+
+
+def _use(parts: Mapping[str, int], said: str = "") -> MemoryUse:
     size, program_memory = sum(parts.values()), ((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
-    return MemoryUse(
-        size, at_line("", size), parts, grouped(program_memory), said=f"{SAID} {MESSAGES}" if step.over else ""
-    )
+    return MemoryUse(size, at_line("", size), parts, grouped(program_memory), said=said)
+
+
+def _no_gpu(step: MemoryStep) -> str:
+    return "requires a GPU in --on, such as --on H100-SXM" if step.regions and step.eager.device != GPU else ""
+
+
+def _on_gpu(step: MemoryStep, sizes: Mapping[str, int], check: bool = False) -> dict[str, int]:
+    return _parts(step, laid_out_on_gpu(step, sizes, check), sizes) | {"workspaces": WORKSPACES}
+
+
+def laid_out_on_gpu(step: MemoryStep, sizes: Mapping[str, int], check: bool = True) -> InPlaceLayout:
+    """Return the layout of a step in Triton. Raises `InputError` for a step that has none, with an engine that has.
+
+    check  whether the length of arrays is checked, which is not where the largest batch is searched
+    """
+    from learncost.backends import triton
+
+    try:
+        layout = triton.laid_out(step.executed_table(), sizes, step.kind.name)
+        if check:
+            triton.check_lengths(layout)
+        return layout
+    except InputError as error:
+        raise InputError(f"--engine {GPU} cannot run this step, as {error}: give --engine graph") from None
+
+
+def _largest_on_gpu(step: MemoryStep, budget: int) -> int:
+    """Return the largest batch that fits and whose arrays kernels can index."""
+    from learncost.backends.triton import LONGEST, longest
+
+    batch = largest_batch(lambda batch: sum(_on_gpu(step, step.sizes(batch)).values()), budget)
+    _, elements = longest(laid_out_on_gpu(step, step.sizes(batch), check=False)) if batch else ("", 0)
+    return batch if elements <= LONGEST else batch * LONGEST // elements
 
 
 SAID = (
@@ -62,17 +115,25 @@ MESSAGES = (
     "library is not."
 )
 
+SAID_ON_GPU = (
+    "The step of learncost emit --backend triton: weights and optimizer states, the batch, the arena, and 64 MiB of "
+    "cuBLAS (16 MiB before Hopper). CUDA's context and the buffers of index_put_ are not included. It has never been "
+    "measured on a GPU."
+)
+
+_RULES = {
+    "new weights and states": "over the old ones",
+    "gradients": "until read",
+    "saved for backward": "what lines read",
+    "temporaries": "over operands",
+}
+
 ENGINES = (
     Engine(
         "torch",
         _peak,
         _takes,
-        {
-            "new weights and states": "over the old ones",
-            "gradients": "until read",
-            "saved for backward": "what lines read",
-            "temporaries": "over operands",
-        },
+        _RULES,
         SAID,
         lambda step: refusal(step, (*TYPES, "bf16-masters")),
         plan=lambda table: CHOSEN,
@@ -80,5 +141,17 @@ ENGINES = (
         plans=(CHOSEN,),
         passes=partial(libraries.peak_of, "torch"),
         trains=True,
+    ),
+    Engine(
+        GPU,
+        lambda step, sizes: sum(_on_gpu(step, sizes).values()),
+        lambda step, sizes: _use(_on_gpu(step, sizes, check=True)),
+        _RULES,
+        SAID_ON_GPU,
+        lambda step: _no_gpu(step) or refusal(step, (*TYPES, "bf16-masters")),
+        plan=lambda table: CHOSEN,
+        largest=_largest_on_gpu,
+        plans=(CHOSEN,),
+        alone="its program is for one GPU, without communication",
     ),
 )

@@ -164,23 +164,24 @@ def _recorded(request: Request, name: str) -> RecordedTime:
     from learncost.devices.device import device as find_device
     from learncost.devices.gpus import GRAPH, gpu
     from learncost.reports.memory.memory import memory_question
+    from learncost.reports.memory.runs import engine_of
     from learncost.timing.clocks import program_time
 
     device = find_device(name)
     step = memory_question(request).step(request.procedure, request.engine)
+    step = engine_of(step, GPU).step if request.engine == GPU else step
+    constants, named = gpu(device), {}
     if request.engine == GPU:
         from learncost.backends.triton.program import launched
         from learncost.reports.memory.engines.in_place import laid_out_on_gpu
-        from learncost.reports.memory.runs import engine_of
 
-        step = engine_of(step, GPU).step
         program = launched(laid_out_on_gpu(step, step.sizes()))
-        constants = replace(gpu(device), host=GRAPH)
+        constants = replace(constants, host=GRAPH)
         named = {"program": IN_TRITON, "made": MADE_IN_TRITON.format(step.plan or "none")}
     else:
         from learncost.reports.memory.engines.eager import recorded_on
 
-        program, constants, named = recorded_on(step.eager.device, step, step.sizes()), gpu(device), {}
+        program = recorded_on(step.eager.device, step, step.sizes())
     took = program_time(program, constants)
     drawn = power(device)
     modules, phases = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)

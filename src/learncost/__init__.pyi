@@ -172,7 +172,7 @@ _Dtype = Literal[
     "nf4-fp16",
     "int4-frozen",
 ]
-_Engine = Literal["graph", "c99", "eager", "torch", "numpy", "jax"]
+_Engine = Literal["graph", "c99", "eager", "torch", "cuda", "numpy", "jax"]
 _Lora = Literal["attention", "feed_forward", "all-linear"]
 _Loss = Literal["liger", "cut", "torchtune", "litgpt", "litgpt-full", "olmo"]
 _Mode = Literal["paper", "stable"]
@@ -695,7 +695,7 @@ def compare(
     plan: Memory optimizations, comma-separated: flash (FlashAttention), recompute=.
     precision: Data types for memory traffic, and with `on` for time and memory.
     on: The device, as in learncost cost: adds the time of a step and its peak memory under every procedure.
-    engine: The engine of the step's time and memory: eager or graph.
+    engine: The engine of the step's time and memory: eager, graph or cuda.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
     """
@@ -825,7 +825,7 @@ def cost(
     microbatch: Sequences in a microbatch, per data-parallel rank.
     chunks: Stages on a device in the interleaved schedule.
     page_size: Tokens in a page of the KV cache, such as 16 in vLLM: each sequence has full pages.
-    engine: The engine of the step's time and memory: eager or graph.
+    engine: The engine of the step's time and memory: eager, graph or cuda.
     by: Rows of the table: layer, macro-operation, equation, kind (linear, attention, elementwise), or module
         for imported modules.
     depth: With `by` module: the number of levels of the module path in a row; 2 merges all of encoder.layers.
@@ -1070,7 +1070,8 @@ def memory(
     engine: The engine that executes the step: eager (PyTorch's autograd, on a CPU or on the GPU of `on`; under
         the plan fused-update with an optimizer step in gradient hooks, under chunked-loss with Liger's loss),
         graph (the step's table, line by line), numpy or torch (programs that learncost emits, torch in place
-        where possible), or c99.
+        where possible), cuda (the step of emit --backend triton on a GPU, which was never measured on one), or
+        c99.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
         implementation) or litgpt (that trainer's own); for an imported module itself (the default).
@@ -1167,7 +1168,7 @@ def place(
     plan: Memory optimizations, comma-separated: flash (FlashAttention), recompute=.
     on: The cluster (`learncost list clusters`), a file that describes one, or its device: adds the time of the
         collectives over its links, and whether the step fits the memory of each device.
-    engine: The engine of the step's time and memory: eager or graph.
+    engine: The engine of the step's time and memory: eager, graph or cuda.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
     """
@@ -1273,7 +1274,7 @@ def run_cost(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
-    engine: The engine of the step's time and memory: eager or graph.
+    engine: The engine of the step's time and memory: eager, graph or cuda.
     communication_buffers: Communication buffers on each device, in bytes, which no engine knows of: DeepSpeed's
         ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.
     mfu: Model FLOPs utilization, above 0 to 1: the run then takes as long as it says.
@@ -1539,7 +1540,7 @@ def report(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
-    engine: The engine of the step's time and memory: eager or graph.
+    engine: The engine of the step's time and memory: eager, graph or cuda.
     sizes: Any size or setting of the models, such as `num_hidden_layers` 4.
     """
 
@@ -1598,7 +1599,7 @@ def trace(
         int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
         int8-learned-products, integer-only, nf4, nf4-double, nf4-true, nf4-double-true, nf4-fp16, int4-frozen
         (`learncost list precisions`).
-    engine: The engine of the step's time and memory: eager or graph.
+    engine: The engine of the step's time and memory: eager, graph or cuda.
     output: The output file: .json for the Trace Event Format, .pftrace for Perfetto's protobuf.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).

@@ -347,11 +347,12 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
             local[line.name] = _line(names, line, local)
     (last,) = (term.name for term in call.lines[-1].right if term.name in biased)
     result, width = local[last], local[last].width
-    if not call.scaled:
-        result = (result * names.module.routed(shares).gather(order, shares.elements)).gather(order, selected)
-    result = result.viewed().sum(count(call.makes[0].declared)).to(width)
-    tape.hold(rows, *biases)
-    return result
+    try:
+        if not call.scaled:
+            result = (result * names.module.routed(shares).gather(order, shares.elements)).gather(order, selected)
+        return result.viewed().sum(count(call.makes[0].declared)).to(width)
+    finally:  # a recomputation may end inside
+        tape.hold(rows, *biases)
 
 
 def _mixer(names: ScopeNames, call: Mixer, values: Values) -> TapeTensor:

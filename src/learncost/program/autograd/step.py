@@ -22,7 +22,7 @@ from learncost.program.autograd.calls import (
 )
 from learncost.program.autograd.operators import INTEGER, Storage, TapeTensor, cat
 from learncost.program.autograd.state import ROOT, ScopeNames, StepOptions, StepState, Values, blocks_of, whole_block
-from learncost.program.autograd.tape import Tape
+from learncost.program.autograd.tape import RemadeError, Tape
 from learncost.program.autograd.wrapped import BUCKETS
 from learncost.program.builder import BEFORE
 from learncost.program.optimizer_step import STEP, step_weights
@@ -70,7 +70,10 @@ def _run(names: ScopeNames, calls: Sequence[OperatorCall | Loop], values: Values
             given = [values[name] for name in call.reads if name in values]
             try:
                 call_module(names, call, values)
-            finally:  # a recomputation may end inside
+            except RemadeError:  # the recomputation ends inside, where variables hold what later calls would read
+                names.tape.hold(*(values[name] for later in calls[at:] for name in later.reads if name in values))
+                raise
+            finally:
                 names.tape.hold(*given, *operands)
             if holds and isinstance(call, Linear | Single):
                 operands += [values[name] for name in call.reads if name in values and last[name] is call]

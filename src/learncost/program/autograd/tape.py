@@ -74,7 +74,7 @@ _REMADE = TapeNode(None)
 """A placeholder for the nodes of recomputed operators, whose gradients flow elsewhere."""
 
 
-class _RemadeError(Exception):
+class RemadeError(Exception):
     """All saved tensors of a frame have been recomputed."""
 
 
@@ -217,7 +217,7 @@ class Tape:
         kept = tuple(each for each in keeps if not isinstance(each, int))
         if target and len(kept) == len(keeps) and not self._again:
             target.kept = kept
-            raise _RemadeError
+            raise RemadeError
         if views:
             made_values = [TapeTensor(self, *size, views, view=True, turned=turned) for size in results]
         else:
@@ -232,7 +232,7 @@ class Tape:
         elif target:
             node, target.kept = _REMADE, remembered
             if not self._again:
-                raise _RemadeError
+                raise RemadeError
         else:
             node = _REMADE
         for number, value in enumerate(made_values):
@@ -398,7 +398,7 @@ class Tape:
         self._again, frame.nodes = frame.nodes, []
         label, self.builder.phase = self.label, RECOMPUTE
         inputs = self._unpacked(frame.inputs)
-        with suppress(_RemadeError):
+        with suppress(RemadeError):
             frame.run(inputs)
         self.hold(*inputs)
         self.leave_autocast()

@@ -19,7 +19,9 @@ from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, masks_of, run_sizes
 from learncost.models.module import module_of
-from learncost.program.autograd import StepOptions, Tape, run_step
+from learncost.program.autograd.state import StepOptions
+from learncost.program.autograd.step import run_step
+from learncost.program.autograd.tape import Tape
 from learncost.program.program import peak
 from learncost.reports.memory.engines import eager as autograd
 from low_rank import blocks_of

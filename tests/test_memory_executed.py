@@ -16,9 +16,9 @@ from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.program import fake_arrays
-from learncost.program.builder import ProgramBuilder
-from learncost.program.program import peak
+from learncost.program.fake_arrays.array import FakeArray
+from learncost.program.fake_arrays.program import loaded
+from learncost.program.program import ProgramBuilder, peak
 from learncost.sharding.collective import bucketed
 
 KIB, MIB = 2**10, 2**20
@@ -155,8 +155,8 @@ def test_the_rooms_of_the_peak_add_up_to_it():
 
 def test_nothing_is_held_when_a_program_is_done():
     builder = ProgramBuilder()
-    names = fake_arrays.loaded("import numpy as np\ndef f(X):\n    Y = X + X\n    return Y * Y - X", builder)
-    X = fake_arrays.FakeArray.new(builder, (512, 512), np.float32)
+    names = loaded("import numpy as np\ndef f(X):\n    Y = X + X\n    return Y * Y - X", builder)
+    X = FakeArray.new(builder, (512, 512), np.float32)
     # Y, and Y * Y, in whose place the difference is written: NumPy takes temporaries of 256 KiB and more.
     result = names["f"](X)
     objects = 3 * (np.ndarray.__basicsize__ + 32)  # with two sizes and two strides
@@ -191,8 +191,8 @@ def test_every_operation_takes_what_numpy_takes(text, given):
     # One buffer of 8,192 elements more or less, and Python's own objects, are within 64 KiB.
     program = f"def f({', '.join('XYZ'[: len(given)])}):\n    return {text}\n"
     builder = ProgramBuilder()
-    namespace = fake_arrays.loaded(program, builder)
-    arrays = [fake_arrays.FakeArray.new(builder, *arguments) for arguments in given]
+    namespace = loaded(program, builder)
+    arrays = [FakeArray.new(builder, *arguments) for arguments in given]
     before = builder.in_use
     result = namespace["f"](*arrays)
     predicted, stays = peak(builder.program()).bytes - before, builder.in_use - before

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 import learncost as lc
-from learncost.program import builder
+from learncost.program import program
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "vocab_size": 50, "hidden_size": 8, "intermediate_size": 16}
-LENGTH = builder.FEW + 22
+LENGTH = program.FEW + 22
 
 
 @pytest.fixture
 def all_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function from which on every iteration runs."""
-    return lambda: monkeypatch.setattr(builder, "FEW", 10**9)
+    return lambda: monkeypatch.setattr(program, "FEW", 10**9)
 
 
 ASKED = [

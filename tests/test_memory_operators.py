@@ -9,10 +9,10 @@ import learncost as lc
 from learncost.backends import fill, leaves, program
 from learncost.ir.polynomial import shape_of
 from learncost.ir.precision import precision_of
-from learncost.program import fake_arrays
-from learncost.program.builder import ProgramBuilder
 from learncost.program.fake_arrays.array import chosen
-from learncost.program.program import peak
+from learncost.program.fake_arrays.program import loaded_on_torch
+from learncost.program.fake_arrays.tensor import ShapeTensor
+from learncost.program.program import ProgramBuilder, peak
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.request import Request
 from learncost.reports.run import prepare
@@ -124,9 +124,9 @@ def test_every_operation_takes_what_pytorch_takes(text, shapes):
         f"import torch\nfrom torch.nn import functional\ndef f({', '.join('XYZ'[: len(shapes)])}):\n    return {text}\n"
     )
     builder = ProgramBuilder()
-    tensors = [fake_arrays.ShapeTensor.new(builder, shape, "float32") for shape in shapes]
+    tensors = [ShapeTensor.new(builder, shape, "float32") for shape in shapes]
     before = builder.in_use
-    result = fake_arrays.loaded_on_torch(program, builder)["f"](*tensors)
+    result = loaded_on_torch(program, builder)["f"](*tensors)
     names = {}
     exec(program, names)
     values = [torch.ones(shape) for shape in shapes]

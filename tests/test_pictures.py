@@ -13,8 +13,7 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.program.builder import ProgramBuilder
-from learncost.program.program import intervals, timeline
+from learncost.program.program import ProgramBuilder, intervals, timeline
 from learncost.reports.question import flags_of
 from learncost.viz.data.bridge import bridge
 from learncost.viz.data.curve import curve

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from learncost.importer.recorder.cuda import on_gpu
 from learncost.importer.recorder.module_step import in_a_run, record_step
 from learncost.importer.recorder.recorder import Recorder
-from learncost.program.autograd import Stepping
+from learncost.program.optimizer_step import Stepping
 from learncost.program.program import StepRequest, peak
 
 class Twice(nn.Module):

@@ -14,8 +14,8 @@ import learncost as lc
 from learncost.ir.stated import size_names
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.program.builder import ProgramBuilder
-from learncost.program.fake_arrays import FakeArray
+from learncost.program.fake_arrays.array import FakeArray
+from learncost.program.program import ProgramBuilder
 from learncost.verification.sample import small_sizes
 from learncost.viz.document import document
 from learncost.viz.serve.answers import answer

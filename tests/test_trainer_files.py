@@ -13,8 +13,8 @@ from learncost.cli.command import main
 from learncost.ir.precision import PRECISIONS
 from learncost.models.argument import preset
 from learncost.procedures.optimizer import STATES
-from learncost.program.autograd import MODULES
 from learncost.program.autograd.losses import LOSSES
+from learncost.program.autograd.module import MODULES
 from learncost.reports.memory.step import OFFLOADED
 from learncost.reports.trainer_step import keywords_of, not_counted, trainer_step
 from learncost.trainer_files.documents import Document, read_document

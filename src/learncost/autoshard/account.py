@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from learncost.autoshard.held import StepWeights, StoredWeight
-from learncost.autoshard.passes import MicrobatchPasses
+from learncost.autoshard.passes import MicrobatchPasses, StepWeights, StoredWeight
 from learncost.autoshard.placed_step import CutSizes, ShardedStep, StepConfig, Walker, placed_step
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book

@@ -12,8 +12,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass, Sending
-from learncost.autoshard.held import Static
-from learncost.autoshard.passes import ONCE, PARTED, SUMMED
+from learncost.autoshard.passes import ONCE, PARTED, SUMMED, Static
 from learncost.autoshard.placed_step import StagePart, parts_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, Transfer, groups, transfer

@@ -12,18 +12,10 @@ from learncost.backends.placed import TYPES as IN_PLACE
 from learncost.backends.placed import InPlaceProgram as InPlace
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
-from learncost.program.builder import ProgramBuilder
-from learncost.program.fake_arrays import (
-    OBJECTS,
-    DeviceMesh,
-    FakeArray,
-    FakeDevice,
-    ShapeTensor,
-    line_that_runs,
-    loaded,
-    loaded_on_torch,
-)
-from learncost.program.program import Program, peak
+from learncost.program.fake_arrays.array import OBJECTS, FakeArray
+from learncost.program.fake_arrays.program import line_that_runs, loaded, loaded_on_torch
+from learncost.program.fake_arrays.tensor import DeviceMesh, FakeDevice, ShapeTensor
+from learncost.program.program import Program, ProgramBuilder, peak
 
 TYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
 """The data types in which NumPy and PyTorch compute what tables say; PyTorch also in bf16, with fp32 given."""

@@ -25,8 +25,8 @@ from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
 from learncost.models.quantization import changed
+from learncost.procedures.code_updates import forward_in_integers
 from learncost.procedures.inference import scored
-from learncost.procedures.integer_updates import forward_in_integers
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.statistics import with_statistics
 from learncost.procedures.step import iterations_of, run_by

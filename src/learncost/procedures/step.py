@@ -145,7 +145,7 @@ def step(
     if model.integers:
         table = _in_integers(table, model)
     elif any(weight.kind.learns for weight in model.quantized):
-        from learncost.procedures.rounded import with_rounded  # imported when used, for a fast start
+        from learncost.procedures.code_updates import with_rounded  # imported when used, for a fast start
 
         table = with_rounded(table, model)
     if chosen.projected_to:
@@ -156,7 +156,7 @@ def step(
 
 
 def _in_integers(table: Table, model: Model) -> Table:
-    from learncost.procedures.integer_updates import in_integers  # imported when used, for a fast start
+    from learncost.procedures.code_updates import in_integers  # imported when used, for a fast start
 
     return in_integers(table, model)
 

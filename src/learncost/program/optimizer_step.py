@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from learncost.program.builder import ProgramBuilder
+    from learncost.program.program import ProgramBuilder
 
 Shapes: TypeAlias = "Sequence[tuple[int, ...]]"
 Temporaries: TypeAlias = "Callable[[Stepping, Shapes, ProgramBuilder], None]"

@@ -14,9 +14,8 @@ from learncost.ir.value import Value
 from learncost.ops import entry
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.lower import expanded
-from learncost.sharding.layout import ShardLayout, cut
+from learncost.sharding.layout import RoutedRows, RowChoice, ShardLayout, cut, rows_of
 from learncost.sharding.padding import stays_zero
-from learncost.sharding.rows import RoutedRows, RowChoice, rows_of
 from learncost.sharding.scope import CollectiveReason, ShardingScope
 
 Site = tuple[str, str]

@@ -14,8 +14,7 @@ from learncost.ir.term import Axis, Term
 from learncost.ir.value import Value
 from learncost.ops import applied
 from learncost.sharding.clauses import ShardSpecs, Split
-from learncost.sharding.layout import LayoutMove, ShardLayout, cut, moves
-from learncost.sharding.rows import RowChoice
+from learncost.sharding.layout import LayoutMove, RowChoice, ShardLayout, cut, moves
 
 
 @dataclass(frozen=True)

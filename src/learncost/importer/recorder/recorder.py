@@ -21,16 +21,17 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from learncost.importer.inputs import MOST
 from learncost.importer.recorder.workspace import buffers, packed, results
-from learncost.program.builder import BEFORE, ProgramBuilder
 from learncost.program.optimizer_step import STEP
 from learncost.program.program import (
     BACKWARD,
+    BEFORE,
     FORWARD,
     OPTIMIZER,
     RECOMPUTE,
     Buffer,
     Operand,
     Program,
+    ProgramBuilder,
     ProgramOp,
     made_in,
     starred,

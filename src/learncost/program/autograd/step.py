@@ -24,9 +24,8 @@ from learncost.program.autograd.operators import INTEGER, Storage, TapeTensor, c
 from learncost.program.autograd.state import ROOT, ScopeNames, StepOptions, StepState, Values, blocks_of, whole_block
 from learncost.program.autograd.tape import RemadeError, Tape
 from learncost.program.autograd.wrapped import BUCKETS
-from learncost.program.builder import BEFORE
 from learncost.program.optimizer_step import STEP, step_weights
-from learncost.program.program import ACTIVATIONS, FORWARD, OPTIMIZER, WEIGHTS
+from learncost.program.program import ACTIVATIONS, BEFORE, FORWARD, OPTIMIZER, WEIGHTS
 
 
 def run_lines(names: ScopeNames, lines: Sequence[Statement], values: Values, outputs: Sequence[str]) -> None:

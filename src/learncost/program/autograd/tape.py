@@ -18,8 +18,19 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
-from learncost.program.builder import ENDS, SHOWN, ProgramBuilder, omitted_of
-from learncost.program.program import ACTIVATIONS, BACKWARD, GRADIENTS, HOST, RECOMPUTE, WORKSPACE, Operand
+from learncost.program.program import (
+    ACTIVATIONS,
+    BACKWARD,
+    ENDS,
+    GRADIENTS,
+    HOST,
+    RECOMPUTE,
+    SHOWN,
+    WORKSPACE,
+    Operand,
+    ProgramBuilder,
+    omitted_of,
+)
 
 Backward = Callable[[Gradients], Gradients]
 """A function from the gradients of a node's results to those of its operands."""

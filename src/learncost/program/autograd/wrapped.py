@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 
 from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
 from learncost.program.autograd.tape import Tape, TapeNode
-from learncost.program.builder import BEFORE
-from learncost.program.program import GRADIENTS, WEIGHTS
+from learncost.program.program import BEFORE, GRADIENTS, WEIGHTS
 
 BUCKETS, GATHERED, MESSAGES = "buckets", "gathered weights", "messages"
 """The categories of memory that wrappers use."""

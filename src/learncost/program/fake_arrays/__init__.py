@@ -14,19 +14,3 @@ A program for PyTorch runs on tensors of the same kind, whose bytes are those of
 operators do not reuse operands for results, and copy where `reshape`, `contiguous` and a product by `einsum` need it;
 workspace of kernels is not counted. A program of one of several devices runs on a mesh without values.
 """
-
-from learncost.program.fake_arrays.array import OBJECTS, FakeArray
-from learncost.program.fake_arrays.between import DeviceMesh, FakeDevice
-from learncost.program.fake_arrays.program import line_that_runs, loaded, loaded_on_torch
-from learncost.program.fake_arrays.tensor import ShapeTensor
-
-__all__ = [
-    "OBJECTS",
-    "DeviceMesh",
-    "FakeArray",
-    "FakeDevice",
-    "ShapeTensor",
-    "line_that_runs",
-    "loaded",
-    "loaded_on_torch",
-]

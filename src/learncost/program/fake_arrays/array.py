@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from learncost.program.builder import ProgramBuilder
+from learncost.program.program import ProgramBuilder
 
 
 class Allocation:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.errors import InputError
-from learncost.program.builder import ProgramBuilder
 from learncost.program.fake_arrays.array import BUFFER, FakeArray, Functions, order_of
-from learncost.program.fake_arrays.between import DeviceMesh
+from learncost.program.fake_arrays.tensor import DeviceMesh
 from learncost.program.fake_arrays.torch import Functional, Torch
+from learncost.program.program import ProgramBuilder
 
 
 class NumPy(Functions[FakeArray]):

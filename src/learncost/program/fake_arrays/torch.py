@@ -12,10 +12,17 @@ import numpy as np
 
 from learncost.ir.errors import InputError
 from learncost.ops import entries
-from learncost.program.builder import ProgramBuilder
 from learncost.program.fake_arrays.array import Functions
-from learncost.program.fake_arrays.between import Collectives, distributed
-from learncost.program.fake_arrays.tensor import BFLOAT16, Function, SentRows, ShapeTensor, elementwise
+from learncost.program.fake_arrays.tensor import (
+    BFLOAT16,
+    Collectives,
+    Function,
+    SentRows,
+    ShapeTensor,
+    distributed,
+    elementwise,
+)
+from learncost.program.program import ProgramBuilder
 
 
 @cache

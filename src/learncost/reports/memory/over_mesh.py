@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from learncost.autoshard.account import MeshAccount
-from learncost.autoshard.held import Static
-from learncost.autoshard.passes import updated_in_place
+from learncost.autoshard.passes import Static, updated_in_place
 from learncost.autoshard.placed_step import StepConfig, stepped
 from learncost.autoshard.stage_memory import StageMemory
 from learncost.autoshard.step import ParallelConfig, StageUsage, memory_of, static_of

@@ -16,22 +16,13 @@ from learncost.models.module import learns_otherwise, module_of, runs_otherwise
 from learncost.passes.plan import NONE, by_eager, plan_of, usual_plan
 from learncost.procedures.optimizer import PAGED
 from learncost.procedures.procedure import procedure
-from learncost.program.autograd import (
-    BUCKETS,
-    CLASSES,
-    GATHERED,
-    MESSAGES,
-    MIXERS,
-    RECURRENCES,
-    Itself,
-    Module,
-    StepOptions,
-    Stepping,
-    Tape,
-    Wrapping,
-    default_implementation,
-    run_step,
-)
+from learncost.program.autograd.mixers import MIXERS, RECURRENCES
+from learncost.program.autograd.module import Itself, Module
+from learncost.program.autograd.state import StepOptions
+from learncost.program.autograd.step import run_step
+from learncost.program.autograd.tape import Tape
+from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
+from learncost.program.optimizer_step import CLASSES, Stepping, default_implementation
 from learncost.program.program import (
     ACTIVATIONS,
     GRADIENTS,

@@ -18,7 +18,6 @@ from learncost.cost_models.books import book
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial
-from learncost.ir.precision import Precision
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import INDICES
@@ -130,22 +129,6 @@ class MeshAccount:
         self.weights = StepWeights(self.step, self.sizes)
         self.passes = MicrobatchPasses(self.step, self.sizes)
 
-    @property
-    def model(self) -> Model:
-        return self.step.model
-
-    @property
-    def kind(self) -> Precision:
-        return self.step.kind
-
-    @property
-    def blocks(self) -> tuple[str, ...]:
-        return self.step.blocks
-
-    @property
-    def placed(self) -> Placed:
-        return self.step.placed
-
     @cached_property
     def sendings(self) -> tuple[Sending, ...]:
         """Return the collectives of a step of one microbatch, in the order of the lines."""
@@ -153,7 +136,7 @@ class MeshAccount:
 
     @cached_property
     def _rows(self) -> tuple[PricedLine, ...]:
-        return price(self.placed.table, {}, book("run")).rows
+        return price(self.step.placed.table, {}, book("run")).rows
 
     def seconds(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[SegmentPass, Any]:
         """Return the compute seconds of one iteration of each segment in each pass; arrays if sizes are arrays."""
@@ -181,7 +164,7 @@ class MeshAccount:
             segment, line = places[work.main], self._rows[work.main].source
             if is_collective(line):
                 continue  # its time is that of the links
-            iterations = sizes[self.blocks[segment // 2]] if segment % 2 else 1
+            iterations = sizes[self.step.blocks[segment // 2]] if segment % 2 else 1
             where = SegmentPass(
                 segment,
                 PASSES.get(work.phase, "F"),
@@ -197,7 +180,7 @@ class MeshAccount:
 
     def segments_of(self, rows: Sequence[PricedLine], placed: Placed | None = None) -> list[tuple[int, ...]]:
         """Return the segment of every priced line; of the optimizer those of its weight, where the table is placed."""
-        walker, result = Walker(self.blocks), list[tuple[int, ...]]()
+        walker, result = Walker(self.step.blocks), list[tuple[int, ...]]()
         owners = {held.name: held.segments for held in self.weights.held} if placed else {}
         for row in rows:
             counts = [name for term in row.repeat.terms for name in term]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -193,11 +194,7 @@ def meshes(
 
 
 def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0] if number <= 4096 else _of_large(number)
-
-
-def _of_large(number: int) -> list[int]:
-    small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
+    small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
     return sorted({*small, *(number // size for size in small)})
 
 
@@ -403,7 +400,7 @@ class StructureCost:
             of_cp = {point: place for place, point in enumerate(each for each in points if each[0] == cp)}
             alone = [_one_pass(point) for point in of_cp]
             times = self.account.seconds(
-                self.account.sizes.filled(self._arrays(alone)), rates, self.account.kind.values
+                self.account.sizes.filled(self._arrays(alone)), rates, self.account.step.kind.values
             )
             places = np.array([of_cp.get(point, -1) for point in inner])
             for where, each in times.items():

@@ -30,7 +30,7 @@ IN_FLIGHT = "microbatches in flight"
 
 def kind_of(account: MeshAccount, array: LiveArray | LiveInterval) -> str:
     """Return what an array is, in the words of `SPLIT`."""
-    return purpose(account.placed, array.name) or KINDS.get(array.role, "workspace")
+    return purpose(account.step.placed, array.name) or KINDS.get(array.role, "workspace")
 
 
 def split_of(account: MeshAccount, step: StepUsage, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -113,7 +113,7 @@ class StageMemory:
     @property
     def _weights(self) -> Iterator[LiveArray]:
         """Yield the weights of the stage, which are static."""
-        table, kind = self.account.placed.table, self.account.kind
+        table, kind = self.account.step.placed.table, self.account.step.kind
         for held in self.account.weights.held:
             if held.weight.terms and self.account.step.within(held.segments, self.part):
                 axes = table.axes[held.name]

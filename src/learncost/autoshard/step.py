@@ -268,22 +268,22 @@ class StepUsage(Displayed):
 def stages_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StagePart, ...]:
     """Return the stages of a configuration by number. Raises `InputError` for impossible splits of blocks."""
     number = way.stages * way.chunks
-    iterations = [int(size_of(name, sizes)) for name in account.blocks]
-    parts = [max(1, int(_several(account, name))) for name in account.blocks]
+    iterations = [int(size_of(name, sizes)) for name in account.step.blocks]
+    parts = [max(1, int(_several(account, name))) for name in account.step.blocks]
     total = sum(iteration // part for iteration, part in zip(iterations, parts, strict=True))
     layers = way.layers or tuple(total // number + (place < total % number) for place in range(number))
     if len(layers) != number:
         raise InputError(f"give one number of blocks for each of the {number} stages, not {len(layers)}")
-    if number > 1 and len({*account.blocks}) < len(account.blocks):
+    if number > 1 and len({*account.step.blocks}) < len(account.step.blocks):
         raise InputError("pipeline stages require blocks that are trained in the same way")
     if total < number and number > 1:
         chunks = f" x {way.chunks} --chunks" if way.chunks > 1 else ""
         raise InputError(f"{total} blocks are too few for --mesh pp={way.stages}{chunks}: at most {total} stages")
-    return parts_of(account.model.table, sizes, layers)
+    return parts_of(account.step.model.table, sizes, layers)
 
 
 def _several(account: MeshAccount, name: str) -> str:
-    for line in account.model.table.lines:
+    for line in account.step.model.table.lines:
         if isinstance(line, Loop) and base(line.count).partition("/")[0] == name:
             return base(line.count).partition("/")[2] or "1"
     return "1"
@@ -387,7 +387,7 @@ def step_of(
     parts = stages_of(account, way, sizes)
     kind = KINDS[way.schedule]
     mesh_groups = groups(way.mesh, cluster.devices)
-    computed, products = account.computed(way_sizes, rates, account.kind.values)
+    computed, products = account.computed(way_sizes, rates, account.step.kind.values)
 
     def moved(sending: Sending, sizes: Mapping[str, Any]) -> Transfer:
         return _moved(sending, sizes, mesh_groups, cluster, way)
@@ -511,7 +511,7 @@ def exposed(spent: Mapping[str, PassTime], overlap: bool = True) -> dict[str, tu
 def _iterations(account: MeshAccount, part: StagePart, segment: int) -> Any:
     if segment % 2 == 0:
         return int(segment in part.outside)
-    return part.iterations.get(account.blocks[segment // 2], 0)
+    return part.iterations.get(account.step.blocks[segment // 2], 0)
 
 
 def _moved(
@@ -528,7 +528,7 @@ def _moved(
 
 def carried(account: MeshAccount) -> Polynomial:
     """Return the elements that a device sends to the next stage: the carried values of block loops."""
-    for line in account.placed.table.lines:
+    for line in account.step.placed.table.lines:
         if isinstance(line, Loop) and line.carry and not isinstance(line, Line):
             axes = line.values[line.carry[0].start].axes
             return Polynomial.of(axes)
@@ -541,7 +541,7 @@ def between_stages(
     """Return the seconds of a send from a stage to the next one; nothing without a pipeline."""
     if mesh_groups.get(PIPELINE, MeshGroup(1, 1)).devices == 1:
         return 0.0
-    size = float(carried(account).at(way_sizes)) * account.kind.value
+    size = float(carried(account).at(way_sizes)) * account.step.kind.value
     return transfer("send", size, mesh_groups[PIPELINE], cluster).seconds
 
 
@@ -557,7 +557,7 @@ def tied_seconds(
     for held in account.weights.held if len(parts) > 1 and mesh_groups.get(PIPELINE) else ():
         outside = all(segment % 2 == 0 for segment in held.segments)
         if outside and sum(account.step.within(held.segments, part) for part in parts) > 1:
-            size = float(held.gradient.at(way_sizes)) * account.kind.gradient
+            size = float(held.gradient.at(way_sizes)) * account.step.kind.gradient
             total += transfer("all_reduce", size, MeshGroup(2, min(2, mesh_groups[PIPELINE].inside)), cluster).seconds
     return total
 
@@ -594,7 +594,7 @@ def _sent(
                 if moved.group.devices > 1:
                     add_traffic(table, sending, moved, calls)
         if way.stages > 1:
-            size = float(carried(account).at(way_sizes)) * account.kind.value
+            size = float(carried(account).at(way_sizes)) * account.step.kind.value
             moved = transfer("send", size, mesh_groups[PIPELINE], cluster)
             calls = way.microbatches * ends
             key = "send", PIPELINE, "values"

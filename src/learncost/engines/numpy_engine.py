@@ -150,7 +150,7 @@ class Training(Core):
         self.precision = kind
         self.model = self._built(dropout > 0)
         self._models = {False: self.model}
-        self._buffers: Values = {}
+        self.buffers: Values = {}  # of a module, and evaluation-only arrays
         self._forward: dict[bool, Model] = {}  # models without dropout, by padding
         self._looking: dict[bool, Table] = {}  # forward tables that also output the scores
         self._blocks = iterations_of(self.model, self._chosen)
@@ -168,7 +168,7 @@ class Training(Core):
                 weights = initial_weights(plain.table, plain.sizes, seed, self.dtype)
             begun_with = begun(self.model, weights, seed, self.dtype)
         self._begin(self._whole(begun_with), self.table())
-        self._constants = constants(self.model.quantized, self.model.sizes, self.dtype)
+        self.constants: Values = constants(self.model.quantized, self.model.sizes, self.dtype)
         self.hold(weights)
         if self.precision.values == "bf16":
             types = dict(typed(self.table(), self.precision.name)[1])
@@ -254,22 +254,12 @@ class Training(Core):
                 self.state[name] = np.array(array, self.state[name].dtype).reshape(self.state[name].shape)
             elif layer is not None and name not in layer.table.weights:
                 array = np.asarray(array)
-                self._buffers[name] = array if array.dtype.kind in "iub" else array.astype(self.dtype)
-
-    @property
-    def buffers(self) -> Values:
-        """Return a module's buffers and evaluation-only arrays."""
-        return self._buffers
+                self.buffers[name] = array if array.dtype.kind in "iub" else array.astype(self.dtype)
 
     @property
     def evaluated(self) -> Model:
         """Return the model without dropout and padding, as in a prediction."""
         return self._evaluated(False)
-
-    @property
-    def constants(self) -> Values:
-        """Return the inputs that dequantize weights: the values of their codes."""
-        return self._constants
 
     def _evaluated(self, padding: bool) -> Model:
         """Return the model without dropout."""
@@ -396,13 +386,13 @@ class Training(Core):
         return Batch(self.model, {"tokens": tokens, "targets": targets, **batch}, gradients)
 
     def _inputs(self, table: Table, read_batch: Batch, part: int = 0) -> Values:
-        values = self.weights | self.weights_read | self._constants
+        values = self.weights | self.weights_read | self.constants
         for name, array in read_batch.inputs(table).items():
             values[name] = array if array.dtype.kind in "iub" else whole(table, name, array).astype(self.dtype)
         for name in table.inputs:
             if table.values[name].role == "mask":
                 values[name] = self.mask(table, name, read_batch.sizes, self.dropout, part)
-        return values | self._buffers | {name: array for name, array in self.state.items() if name in table.inputs}
+        return values | self.buffers | {name: array for name, array in self.state.items() if name in table.inputs}
 
 
 def _fitting(table: Table, name: str, weights: Mapping[str, Any], sizes: Mapping[str, int], dtype: Any) -> Any:

@@ -306,7 +306,7 @@ def _on_device(over: OverMesh, account: MeshAccount, run: PreparedRun, device: i
     devices = [parts[number :: way.stages] for number in range(way.stages)]
     several = []
     for mine in dict.fromkeys(map(tuple, devices)) if device is None else (tuple(devices[device]),):
-        counts = {name: sum(part.iterations.get(name, 0) for part in mine) for name in account.blocks}
+        counts = {name: sum(part.iterations.get(name, 0) for part in mine) for name in account.step.blocks}
         sizes = {**over.sizes, **over.placed.sizes, **counts}
         places = frozenset(
             row.place
@@ -317,7 +317,9 @@ def _on_device(over: OverMesh, account: MeshAccount, run: PreparedRun, device: i
     _, mine, counts, places = max(several, key=lambda each: each[0])
     number = devices.index(mine)
     ends = sum((stage < len(parts) - 1) + (stage > 0) for stage in range(number, len(parts), way.stages))
-    size = int(carried(account).at(account.sizes.filled(sizes_of(account, way, over.of_model)))) * account.kind.value
+    size = (
+        int(carried(account).at(account.sizes.filled(sizes_of(account, way, over.of_model)))) * account.step.kind.value
+    )
     why, of_step = "values and gradients between stages", ("forward", "", None, "values", way.stages, -1)
     sends = Collective("send", over.pipeline.axis, size, 0, "", "", ends * way.microbatches, *of_step, why)
     return replace(

@@ -1,19 +1,34 @@
-"""Engines: the executors of a step, their memory use, and the rules that decide it."""
+"""Engines: the executors of a step, their memory use, and the rules that decide it; and the memory at every line of a
+recorded program, with the phases and lines of the model's table."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from learncost.ir.loop import walk
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
 from learncost.liveness import FIXED, LiveArray, LiveInterval, Moment
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.program.arena import Arena
+from learncost.program.program import (
+    BACKWARD,
+    CLIP,
+    FORWARD,
+    GRADIENTS,
+    OPTIMIZER,
+    RECOMPUTE,
+    Buffer,
+    Program,
+    TimelineLine,
+    intervals,
+    timeline,
+)
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.step import MemoryStep
 
@@ -144,3 +159,53 @@ def given_bytes(step: MemoryStep, table: Table, sizes: Mapping[str, int]) -> dic
         "batch": bytes_of(table, others, sizes, lambda name: 8 if name in table.indices else width),
     }
     return parts | ({FIXED: bytes_of(table, fixed, sizes, lambda _: width)} if fixed else {})
+
+
+PHASES = {
+    FORWARD: "forward",
+    RECOMPUTE: "recomputation",
+    BACKWARD: "backward",
+    CLIP: "optimizer_step",
+    OPTIMIZER: "optimizer_step",
+}
+"""The phases of a table's lines by those of a program's ops."""
+
+SUFFIX = ", backward"
+"""The end of a label of what is made in the backward pass of a line."""
+
+
+def curve_of(
+    program: Program, table: Table, counts: Mapping[int, str]
+) -> tuple[tuple[Moment, ...], tuple[LiveInterval, ...]]:
+    """Return the bytes and live arrays at every line of a program, whose labels are names of a forward table.
+
+    counts  the table's sizes that say how often blocks run, by how often that is
+    """
+    lines = timeline(program)
+    metas = {term.name: line.meta for line, _ in walk(table.lines) for term in line.left}
+    moments = []
+    for line in lines:
+        meta = metas.get(line.label.removesuffix(SUFFIX).partition("+")[0])
+        loops = ((line.loop, counts.get(line.iterations, ""), line.iterations),) if line.iterations > 1 else ()
+        layer, block = (meta.layer, meta.block) if meta else ("", None)
+        moments.append(Moment(line.label, layer, PHASES[program.ops[line.op].phase], line.bytes, block, loops))
+    return tuple(moments), tuple(_intervals(program, lines))
+
+
+def _intervals(program: Program, lines: Sequence[TimelineLine]) -> Iterator[LiveInterval]:
+    """Return the arrays over the lines, with equal ones merged."""
+    identical: dict[tuple[str, int, str, str, int, int], list[Buffer]] = {}
+    for buffer, first, last in intervals(program, lines):
+        key = (buffer.label, buffer.bytes // buffer.count, buffer.role, _phase(program, buffer), first, last)
+        identical.setdefault(key, []).append(buffer)
+    for (label, size, role, phase, first, last), buffers in identical.items():
+        name = f"d{label.removesuffix(SUFFIX)}" if label.endswith(SUFFIX) else label
+        number = sum(buffer.count for buffer in buffers)
+        yield LiveInterval(name, (), (size,), number, number * size, first, last, phase, part=role)
+
+
+def _phase(program: Program, buffer: Buffer) -> str:
+    """Return the phase that makes a buffer."""
+    if buffer.first < 0:
+        return "given"
+    return "weight_update" if buffer.role == GRADIENTS else PHASES[program.ops[buffer.first].phase]

@@ -164,7 +164,7 @@ class SearchSpace:
     def _places(self, structure: ShardedStructure) -> bool:
         """Return whether a structure can be placed: some shardings of attention and pairs of axes are unsupported."""
         try:
-            return bool(self.placed[structure].account.placed)
+            return bool(self.placed[structure].account.step.placed)
         except InputError:
             if len(structure.axes) == 1:
                 raise
@@ -204,7 +204,7 @@ def _placed(
         structure = structures(model, [kind], [KEEPING_ALL], [*dict.fromkeys(("dp", axis))], [WHOLE])[0]
         try:
             cost = StructureCost(model, sizes, structure, cluster)
-            if cost.account.placed:  # raises where it cannot be
+            if cost.account.step.placed:  # raises where it cannot be
                 placed[structure] = cost
             axes.append(axis)
         except InputError as error:

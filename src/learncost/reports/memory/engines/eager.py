@@ -35,8 +35,7 @@ from learncost.program.program import (
     most_on_host,
     peak,
 )
-from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, grouped
-from learncost.reports.memory.engines.logged import curve_of
+from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, curve_of, grouped
 from learncost.reports.memory.step import OFFLOADED, MemoryStep
 from learncost.reports.request import CPU, GPU
 from learncost.sharding.presets import chosen

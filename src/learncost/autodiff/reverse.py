@@ -13,7 +13,7 @@ from learncost.ir.term import Axis, Literal, Operand, Term
 from learncost.ir.value import Role, Value, axes_of
 from learncost.layers.gradient_plan import GradientPlan, GradientSource
 from learncost.layers.spelling import behind_another, merging, operand, place_of, primed, spell, tiled, with_one
-from learncost.ops import entry
+from learncost.ops import applied, entry
 
 
 @dataclass(frozen=True)
@@ -417,7 +417,7 @@ class Reverse:
         return self._zeros(self._make(f"d{carry.final}", carry.final), Meta(phase="backward"))
 
     def _zeros(self, name: str, meta: Meta) -> str:
-        self.out.append(Op((Term(name, self.derived_values[name].axes),), (), (), meta, op="zeros", gives=("Y",)))
+        self.out.append(applied("zeros", Term(name, self.derived_values[name].axes), (), meta))
         return name
 
     def _accumulate(self, inner: Reverse, name: str) -> Carry:

@@ -18,7 +18,7 @@ from learncost.ir.term import Operand, Term
 from learncost.ir.value import Value
 from learncost.layers.gradient_plan import GradientSource, Scope
 from learncost.layers.spelling import differentiable, operand, spell
-from learncost.ops import entry
+from learncost.ops import applied, entry
 
 MARK = ">"
 """The suffix of the names of tangents."""
@@ -153,7 +153,7 @@ class _Tangents:
         signs = [line.signs[i] for i in moved]
         if all(set(term.loops) < set(line.left[0].loops) for term in terms):
             zeros = Term(self.make(f"{line.name}{MARK}:zeros", line.name), line.left[0].axes)
-            self.out.append(Op((zeros,), (), (), self.meta(line), op="zeros", gives=("Y",)))
+            self.out.append(applied("zeros", zeros, (), self.meta(line)))
             terms, signs = [zeros, *terms], [1, *signs]
         return Sum((self.part(line, 0),), tuple(terms), line.where, self.meta(line), tuple(signs))
 
@@ -269,5 +269,5 @@ class _Tangents:
     def zeros(self, name: str) -> str:
         target = self.make(f"{name}{MARK}", name)
         axes = self.values[name].axes
-        self.out.append(Op((Term(target, axes),), (), (), Meta(), op="zeros", gives=("Y",)))
+        self.out.append(applied("zeros", Term(target, axes), (), Meta()))
         return target

@@ -15,7 +15,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
 from learncost.layers.spelling import merging
-from learncost.ops import is_log_softmax
+from learncost.ops import applied, is_log_softmax
 
 BATCH = "B"
 
@@ -149,7 +149,7 @@ class _ChunkLoop:
         name = line.name
         start, end, zero = (f"{name}:{part}" for part in ("sum", "sum.2", "zero"))
         meta = merging(line.meta, line.meta.phase)
-        self.before.append(Op((Term(zero, axes),), (), (), meta, op="zeros", gives=("Y",)))
+        self.before.append(applied("zeros", Term(zero, axes), (), meta))
         self.inside.append(Sum((Term(end, axes),), (Term(start, axes), Term(name, axes)), (), meta, (1, 1)))
         total = Value(axes, "part", self.table.values[name].of)
         self.values |= {start: total, end: total}

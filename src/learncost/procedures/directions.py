@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from learncost.ir.line import Line, Meta, Op
+from learncost.ir.line import Line, Meta
 from learncost.ir.loop import Loop
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
 from learncost.layers.gradient_plan import Scope
+from learncost.ops import applied
 from learncost.procedures.places import LinePlace, places
 
 NUMBER = "draw"
@@ -52,7 +53,7 @@ class Directions:
         if name not in self.values:
             whose = Term(f"{name}:whole" if counts else name, ())
             # Hash the number with itself, not with a position: both are small, so that signs would repeat.
-            self.add(_op("hashed", whose, self.last, self.last))
+            self.add(applied("hashed", whose, (self.last, self.last), _META))
             self.last = whose
             self.lines += self._chain(whose, counts, name, "hashed")
             for depth in range(1, len(scope) + 1):
@@ -81,7 +82,7 @@ class Directions:
 
     def _chain(self, seed: Term, axes: Axes, name: str, last: str, meta: Meta = _META) -> list[Line]:
         if not axes:
-            only = _op(last, Term(name, seed.axes), seed, seed, meta)
+            only = applied(last, Term(name, seed.axes), (seed, seed), meta)
             self.values[name] = Value(seed.loops)
             return [only] if last == "coin" else []
         lines: list[Line] = []
@@ -89,7 +90,7 @@ class Directions:
             at_last = number == len(axes) - 1
             made = Term(name if at_last else f"{name}:{number}", (*seed.loops, axis))
             places_along = Term(self.places(base(axis)), (axis,))
-            lines.append(_op(last if at_last else "hashed", made, seed, places_along, meta))
+            lines.append(applied(last if at_last else "hashed", made, (seed, places_along), meta))
             self.values[made.name] = Value(made.loops)
             seed = made
         return lines
@@ -99,13 +100,9 @@ class Directions:
         name = f"places.{axis}"
         if name not in self.values:
             ones = Term(f"{name}:ones", (axis,))
-            self.add(Op((ones,), (), (), _META, op="ones", gives=("Y",)))
-            self.add(Op((Term(name, (axis,)),), (ones,), (), _META, "cumsum", (axis,), given=("X",), gives=("Y",)))
+            self.add(applied("ones", ones, (), _META))
+            self.add(applied("cumsum", Term(name, (axis,)), (ones,), _META, (axis,)))
         return name
-
-
-def _op(op: str, left: Term, first: Term, second: Term, meta: Meta = _META) -> Op:
-    return Op((left,), (first, second), (), meta, op, given=("X", "Z"), gives=("Y",))
 
 
 @dataclass(frozen=True)

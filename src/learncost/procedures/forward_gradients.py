@@ -15,6 +15,7 @@ from learncost.ir.term import Literal, Term
 from learncost.ir.value import Axes, Value
 from learncost.layers.gradient_plan import GradientSource, Scope
 from learncost.models.model import Model
+from learncost.ops import applied
 from learncost.procedures.directions import NUMBER, Directions, layer_metas, sites
 from learncost.procedures.needed import needed
 from learncost.procedures.places import check_learns, places
@@ -129,7 +130,7 @@ def _several(
     totals |= {f"d{weight}": (f"d{weight}", table.axes[weight], update) for weight in model.learning}
     for name, (part, axes, of) in totals.items():
         zero, start, end = (Term(f"{name}:{what}", axes) for what in ("zero", "sum", "sum."))
-        before.append(Op((zero,), (), (), of, op="zeros", gives=("Y",)))
+        before.append(applied("zeros", zero, (), of))
         iteration.append(Sum((end,), (start, Term(part, axes)), (), of, (1, 1)))
         carries.append(Carry(start.name, end.name, zero.name, name))
         kind = Value(axes) if name == "loss" else Value(axes, "gradient", name.removeprefix("d"))
@@ -148,7 +149,7 @@ def _several(
 def _next(name: str, drawn: str, last: Term) -> Op:
     """Return the line that computes the next pair's number from that of this pair and its last seed."""
     meta = Meta("directions", local="draw")
-    return Op((Term(name, ()),), (Term(drawn, ()), last), (), meta, "hashed", given=("X", "Z"), gives=("Y",))
+    return applied("hashed", Term(name, ()), (Term(drawn, ()), last), meta)
 
 
 def check(model: Model, chosen: Procedure) -> None:

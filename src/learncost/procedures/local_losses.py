@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 
 from learncost.autodiff.derive import derive
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.line import Line, Meta, Op, Product, Sum
+from learncost.ir.line import Line, Meta, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import IdentityKey, Value
 from learncost.layers.gradient_plan import GradientPlan
 from learncost.models.model import Model
+from learncost.ops import applied
 from learncost.passes.recompute import in_groups
 from learncost.procedures.needed import needed
 from learncost.procedures.places import check_learns, stacks
@@ -191,7 +192,7 @@ class _Local:
         if not self.has_own_heads:
             last = repeat is self.repeats[-1]
             zero = Term(f"loss:zero{number}", ())
-            before.append(Op((zero,), (), (), Meta("loss"), op="zeros", gives=("Y",)))
+            before.append(applied("zeros", zero, (), Meta("loss")))
             self.values[zero.name] = Value(())
             inner["loss:before"] = Value(())
             final = "loss" if last else f"loss:blocks{number}"
@@ -214,7 +215,7 @@ class _Local:
         phase = "weight_update" if name in self.model.table.weights else "backward"
         meta = Meta(phase=phase, local="merge")
         zero, start, end, final = (f"d{name}:{part}{number}" for part in ("zero", "sum", "sum.", "turns"))
-        before.append(Op((Term(zero, axes),), (), (), meta, op="zeros", gives=("Y",)))
+        before.append(applied("zeros", Term(zero, axes), (), meta))
         iteration.append(Sum((Term(end, axes),), (Term(start, axes), Term(gradient, axes)), (), meta, (1, 1)))
         inner |= {start: Value(axes, "part", name), end: Value(axes, "part", name)}
         self.values |= {zero: Value(axes, "part", name), final: Value(axes, "part", name)}
@@ -237,12 +238,12 @@ class _Local:
             f"d{carry.initial}:{what}" for what in ("zero", "sum", "sum.", "first", "blocks")
         )
         first_iteration, not_first = Term("first:one", ()), Term("first.2", ())
-        before.append(Op((first_iteration,), (), (), meta, op="ones", gives=("Y",)))
-        before.append(Op((Term(zero, axes),), (), (), meta, op="zeros", gives=("Y",)))
+        before.append(applied("ones", first_iteration, (), meta))
+        before.append(applied("zeros", Term(zero, axes), (), meta))
         masked = Term(part, axes)
         iteration.append(Product((masked,), (Term(gradient, axes), Term("first", ())), (), meta))
         iteration.append(Sum((Term(end, axes),), (Term(start, axes), masked), (), meta, (1, 1)))
-        iteration.append(Op((not_first,), (), (), meta, op="zeros", gives=("Y",)))
+        iteration.append(applied("zeros", not_first, (), meta))
         inner |= {name: Value(axes, "part", carry.initial) for name in (start, end, part)}
         inner |= {"first": Value(()), not_first.name: Value(())}
         self.values |= {name: Value(axes, "part", carry.initial) for name in (zero, final)}

@@ -18,6 +18,7 @@ from learncost.ir.term import Literal, Term
 from learncost.ir.value import Axes, Value
 from learncost.layers.layer import layer
 from learncost.models.model import Model
+from learncost.ops import applied
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.directions import NUMBER, Directions, Site, sites
 from learncost.procedures.needed import needed
@@ -200,7 +201,7 @@ class _Projecting:
         return [
             *lines,
             Product((seen,), (directions, gradient, *_factor(before)), (), _META),
-            Op((zero,), (), (), _META, op="zeros", gives=("Y",)),
+            applied("zeros", zero, (), _META),
             replace(line, left=(step, *made), right=right),
             Product((back,), (directions, step, *_factor(after)), (), _META),
             *([Product((left,), (weight, operands["decay"]), (), _META)] if kept is left else []),

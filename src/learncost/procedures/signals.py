@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from learncost.autodiff.tangent import MARK
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.line import Line, Meta, Op, Product
+from learncost.ir.line import Line, Meta, Product
 from learncost.ir.loop import Loop
 from learncost.ir.polynomial import base
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Axes, IdentityKey, Value
 from learncost.layers.gradient_plan import GradientOverrides, GradientSource, Scope
 from learncost.models.model import Model
+from learncost.ops import applied
 from learncost.procedures.directions import Directions
 from learncost.procedures.places import (
     LinePlace,
@@ -259,7 +260,7 @@ class _SignalsBuilder:
         )
         values |= {term.name: Value(term.loops, "part", name) for term in (dense, ones)}
         spread = Product((Term(target, axes),), (dense, ones), (), meta)
-        all_ones = Op((ones,), (), (), meta, op="ones", gives=("Y",))
+        all_ones = applied("ones", ones, (), meta)
         return GradientSource(target, (Product((dense,), factors, (), meta), all_ones, spread), values)
 
     @property

@@ -29,8 +29,8 @@ from learncost.ir.errors import InputError
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.reports.memory.planner import smallest
-from learncost.timing import Time
-from learncost.timing import time as predicted
+from learncost.timing.predict import Time
+from learncost.timing.predict import time as predicted
 
 
 def gpt2(layers: int, width: int, heads: int, length: int, vocabulary: int) -> Mapping[str, Any]:

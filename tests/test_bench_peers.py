@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from learncost.engines.hugging_face import from_checkpoint, to_checkpoint
 from learncost.ir.errors import InputError
-from learncost.timing import MatmulShape
+from learncost.timing.work import MatmulShape
 from sampling import sampled
 
 GPT2 = {

@@ -14,7 +14,7 @@ from learncost.cli.command import main
 from learncost.devices.calibration import Calibration, calibration, load, own_file, save
 from learncost.devices.rates import rates
 from learncost.ops import canonical, entry
-from learncost.timing import MatmulGrid, RateCurve
+from learncost.timing.rates import MatmulGrid, RateCurve
 from timings import flat
 
 LAUNCH, FLOPS, BANDWIDTH, POINT = 2.0**-20, 2.0**30, 2.0**33, 2.0**-30

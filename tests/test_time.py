@@ -9,7 +9,9 @@ from learncost.cost_models import price
 from learncost.cost_models.books import book
 from learncost.ir.line import FusedKernel
 from learncost.models.configuration import configure
-from learncost.timing import MatmulGrid, RateCurve, time, works
+from learncost.timing.predict import time
+from learncost.timing.rates import MatmulGrid, RateCurve
+from learncost.timing.work import works
 from timings import GPT2, SIZES, flat, model_rows, rows_of
 
 PRODUCT = "own(X; W) -> Y\nY[B M f] = X[B M d] W[d f]"

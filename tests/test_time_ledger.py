@@ -7,7 +7,7 @@ import pytest
 import learncost as lc
 from learncost.cli.command import main
 from learncost.devices.rates import TILE, published
-from learncost.timing import time
+from learncost.timing.predict import time
 from timings import flat, model_rows
 
 

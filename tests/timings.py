@@ -10,7 +10,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.timing import MatmulGrid, RateCurve, Rates
+from learncost.timing.rates import MatmulGrid, RateCurve, Rates
 
 GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 24, "n_head": 2, "n_positions": 16, "vocab_size": 40}
 SIZES = {"B": 2, "M": 8, "d": 16, "f": 32}

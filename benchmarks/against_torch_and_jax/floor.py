@@ -10,7 +10,7 @@ from learncost.cost_models.books import book
 from learncost.ir.line import Line
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.step import step
-from learncost.timing import MatmulShape, matrix_product
+from learncost.timing.work import MatmulShape, matrix_product
 
 OPTIMIZER_BYTES = 4 * (3 + 2 * len(OPTIMIZERS["adamw"].state))
 """A parameter's, of AdamW: weight, gradient and two moments read, all but the gradient written, each of 4 bytes."""

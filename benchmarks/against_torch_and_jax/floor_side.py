@@ -13,7 +13,7 @@ import torch
 from against_torch_and_jax.floor import OPTIMIZER_BYTES, products
 from against_torch_and_jax.subject import Subject
 from against_torch_and_jax.torch_side import facts, start
-from learncost.timing import MatmulShape
+from learncost.timing.work import MatmulShape
 
 ROUTES = ("highest", "medium")
 """Of torch.set_float32_matmul_precision. On a processor without AMX `medium` is fp32 too, done by oneDNN."""

@@ -23,7 +23,7 @@ from learncost.devices.calibration import save
 from learncost.devices.rates import rates
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.timing import time as predicted_time
+from learncost.timing.predict import time as predicted_time
 from on_gpu.asked import Asked, Row
 
 CARD, PEAK = "H100-SXM", 989e12

@@ -14,7 +14,7 @@ from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.timing import Rates
+from learncost.timing.rates import Rates
 from published_trainings.case import Case, settings_of
 from published_trainings.frameworks import FRAMEWORKS
 

@@ -26,8 +26,8 @@ from learncost.ops.collectives import is_collective, sends
 from learncost.sharding.collective import sent_widths, widths_of
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed
-from learncost.timing import Rates
 from learncost.timing.predict import parts as seconds_of
+from learncost.timing.rates import Rates
 from learncost.timing.work import WorkAxes, works_axes
 
 

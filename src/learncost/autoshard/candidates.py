@@ -43,7 +43,7 @@ from learncost.program import pipeline
 from learncost.program.pipeline import StageTimes, peak
 from learncost.sharding.clauses import Clause, check_timed, clauses
 from learncost.sharding.mesh import mesh
-from learncost.timing import Rates
+from learncost.timing.rates import Rates
 
 TENSOR = "h g f v over tp, M over tp of values"
 EXPERTS = "e over ep of experts, B over ep"

@@ -29,7 +29,7 @@ from learncost.procedures.needed import needed
 from learncost.procedures.optimizer import OptimizerState, state_of
 from learncost.program.lifetimes import ScheduledArray
 from learncost.sharding.place import Placed
-from learncost.timing import Rates
+from learncost.timing.rates import Rates
 
 
 def updated_in_place(placed: Placed) -> Table:

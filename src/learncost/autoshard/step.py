@@ -25,7 +25,7 @@ from learncost.program.pipeline import KINDS, Schedule, StageTimes, schedule, se
 from learncost.sharding.clauses import check_timed
 from learncost.sharding.collective import Collective
 from learncost.sharding.padding import Padded
-from learncost.timing import Rates
+from learncost.timing.rates import Rates
 
 OVERLAPPED_ROLES = ("weights", "gradients")
 """The roles whose collectives overlap with compute."""

@@ -19,8 +19,7 @@ from typing import TypeAlias
 from learncost.calibration.operations import Bench, TimedCall
 from learncost.devices.calibration import Calibration
 from learncost.engines import processor
-from learncost.timing import MatmulGrid, RateCurve, Rates
-from learncost.timing.rates import FRESH, ORIENTATIONS
+from learncost.timing.rates import FRESH, ORIENTATIONS, MatmulGrid, RateCurve, Rates
 
 Report: TypeAlias = Callable[[str], None]
 

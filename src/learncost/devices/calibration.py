@@ -12,8 +12,7 @@ from typing import Any
 
 from learncost.ir.errors import InputError, shown
 from learncost.models.files import read_path
-from learncost.timing import MatmulGrid, RateCurve, Rates
-from learncost.timing.rates import ORIENTATIONS
+from learncost.timing.rates import ORIENTATIONS, MatmulGrid, RateCurve, Rates
 
 SCHEMA = 1
 ENGINES = ("operators", "kernels")

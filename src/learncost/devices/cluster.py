@@ -16,7 +16,7 @@ from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.serializable import HIDDEN, Key, Serializable
 from learncost.models.files import looks_like_path, read_path
-from learncost.timing import Rates
+from learncost.timing.rates import Rates
 
 FILE = Path(__file__).with_name("clusters.toml")
 

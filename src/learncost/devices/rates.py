@@ -18,8 +18,7 @@ from learncost.devices.device import device as find_device
 from learncost.ir.errors import InputError, shown
 from learncost.ir.precision import check_stored
 from learncost.models.files import looks_like_path, read_path
-from learncost.timing import MatmulGrid, RateCurve, Rates
-from learncost.timing.rates import ORIENTATIONS
+from learncost.timing.rates import ORIENTATIONS, MatmulGrid, RateCurve, Rates
 
 WORDS = 0.5
 """Four-byte words that a core loads or stores per cycle: a load takes two cycles on a Cortex-M4 (Arm, Cortex-M4

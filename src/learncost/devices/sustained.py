@@ -11,8 +11,7 @@ from typing import Any
 
 from learncost.devices.device import Device, devices
 from learncost.devices.rates import BANDWIDTH, TILE, highest, published
-from learncost.timing import MatmulGrid, RateCurve, Rates
-from learncost.timing.rates import ORIENTATIONS
+from learncost.timing.rates import ORIENTATIONS, MatmulGrid, RateCurve, Rates
 
 LARGE = 2048
 """The smallest measured rows, columns and sums at which products attain the sustained rate of training."""

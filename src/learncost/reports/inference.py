@@ -31,7 +31,7 @@ from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import pipeline_of
-from learncost.timing import Rates
+from learncost.timing.rates import Rates
 
 if TYPE_CHECKING:
     from learncost.autoshard.step import StepUsage

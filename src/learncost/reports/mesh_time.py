@@ -26,7 +26,7 @@ from learncost.reports.mesh_cost import OverMesh
 from learncost.reports.run import PreparedRun
 from learncost.reports.sheet import seconds_of
 from learncost.reports.timing import Timing, optimizer_widths, timing
-from learncost.timing import Rates
+from learncost.timing.rates import Rates
 
 SEVERAL = (
     "This is one batch without microbatches. `learncost run-cost --mesh` defaults to microbatches of one sequence "

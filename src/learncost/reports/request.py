@@ -27,7 +27,7 @@ from learncost.reports.question import asked, docstring_parts, flags_typed
 if TYPE_CHECKING:
     from learncost.cost_models import Book
     from learncost.models.adaptation import Adaptation
-    from learncost.timing import Rates
+    from learncost.timing.rates import Rates
 
 Own = ParamSpec("Own")
 Answer = TypeVar("Answer")

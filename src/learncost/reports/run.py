@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from learncost.ir.precision import Precision
     from learncost.reports.mesh_cost import OverMesh
     from learncost.reports.timing import Timing
-    from learncost.timing import Rates
+    from learncost.timing.rates import Rates
 
 LARGEST_TRAINING = 10**18  # tokens
 

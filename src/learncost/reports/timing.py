@@ -15,7 +15,8 @@ from learncost.ir.precision import BYTES, Precision
 from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable, attributes
 from learncost.ir.table import Table
 from learncost.passes.rematerialization import first_name
-from learncost.timing import Rates, Time, time
+from learncost.timing.predict import Time, time
+from learncost.timing.rates import Rates
 
 
 @dataclass(frozen=True)

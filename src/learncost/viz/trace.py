@@ -34,7 +34,7 @@ from learncost.viz.recorded import processes
 from learncost.viz.timeline import Slice, Timeline, TimelineProcess
 
 if TYPE_CHECKING:
-    from learncost.timing import Rates
+    from learncost.timing.rates import Rates
 
 
 THREAD = 1

@@ -38,7 +38,7 @@ from learncost.reports.run_cost.duration import (
     utilizations,
 )
 from learncost.reports.run_cost.record import RunCost
-from learncost.timing import Rates
+from learncost.timing.rates import Rates
 
 if TYPE_CHECKING:
     from learncost.reports.search.spread import Spread

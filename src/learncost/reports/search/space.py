@@ -31,7 +31,7 @@ from learncost.ir.polynomial import base, size_of
 from learncost.ir.precision import Precision
 from learncost.models.model import Model
 from learncost.sharding.mesh import Mesh
-from learncost.timing import Rates
+from learncost.timing.rates import Rates
 
 EQUAL = 1 + 1e-5
 """The ratio of times of which a mesh's own account decides which is less: they differ by padding or rounding alone."""

@@ -109,14 +109,12 @@ class Program:
     """The ops of a step, in order, and its buffers.
 
     device    the device that runs it, as PyTorch names it
-    versions  of the libraries that ran it
     repeats   first and last op of an iteration, and the number of others like it that were not recorded
     """
 
     ops: tuple[ProgramOp, ...]
     buffers: tuple[Buffer, ...]
     device: str = "cpu"
-    versions: Mapping[str, str] = field(default_factory=dict)
     repeats: tuple[tuple[int, int, int], ...] = ()
 
     @property

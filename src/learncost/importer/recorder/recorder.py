@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,7 +73,7 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
     def program(self) -> Program:
         """Return what was recorded; buffers that are not freed last to the end."""
         self.settle()
-        return replace(super().program(), versions={"torch": str(torch.__version__)})
+        return super().program()
 
     def settle(self) -> None:
         """Record accumulated gradients and filled zeros after their operands are freed, whose memory they reuse in a

@@ -114,7 +114,6 @@ class Attention(OperatorCall):
     scores: tuple[Product, ...]
     values: str
     added: tuple[str, ...]
-    softmax: Op
     capped: bool
     scaled: bool
     padded: bool
@@ -411,7 +410,6 @@ class CallScope:
             tuple(scores),
             values,
             tuple(added),
-            softmax,
             capped,
             scaled,
             padded,

@@ -10,7 +10,7 @@ from learncost.cost_models.books import book
 from learncost.ir.line import Line
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.step import step
-from learncost.timing.work import MatmulShape, matrix_product
+from learncost.timing.work import MatmulShape, product_axes
 
 OPTIMIZER_BYTES = 4 * (3 + 2 * len(OPTIMIZERS["adamw"].state))
 """A parameter's, of AdamW: weight, gradient and two moments read, all but the gradient written, each of 4 bytes."""
@@ -27,7 +27,7 @@ def products(subject: Subject) -> dict[MatmulShape, Fraction]:
     for full, half in pairs:
         if flops := full.flops.at(sizes):
             assert isinstance(full.source, Line)
-            product = matrix_product(full.source, sizes)
+            product = product_axes(full.source).at(sizes)
             times_of[product] = times_of.get(product, Fraction(0)) + Fraction(half.flops.at(sizes)) / product.flops
             assert flops % product.flops == 0, full.text
     return times_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.ir.errors import InputError
@@ -101,6 +101,28 @@ class Adding:
         self.values[part] = replace(self.values[part], axes=tuple(map(str, declared)))
 
 
+Exposed = dict[tuple[str, ...], dict[str, tuple[str, ...]]]
+"""The axes of values of ops' bodies that derived lines read, by the names that the line or the loop defines."""
+
+
+def bound(
+    line: Op, bindings: Mapping[str, Operand], exposed: Exposed, values: dict[str, Value]
+) -> Callable[[str], Operand]:
+    """Return a function of the operand of a name that a derived line reads: what it is bound to, or a value of the op's
+    body, which becomes an additional result of the forward line."""
+
+    def operand_of(name: str) -> Operand:
+        if name in bindings:
+            return bindings[name]
+        (result,) = (body.left[0] for body in entry(line.op).body if body.name == name)
+        axes, inner = spell(result.declared, line), f"{line.name}:{name}"
+        exposed.setdefault(line.makes, {})[name] = axes
+        values[inner] = Value(axes, "inner", line.name)
+        return Term(inner, axes)
+
+    return operand_of
+
+
 @dataclass
 class Reverse:
     """The state of reverse-mode differentiation in one scope: the parts of gradients and the derived lines so far."""
@@ -115,8 +137,8 @@ class Reverse:
     out: list[Statement] = field(default_factory=list)
     derived_values: dict[str, Value] = field(default_factory=dict)  # the gradients
     readers: dict[str, Meta] = field(default_factory=dict)  # the metadata of the first line that reads a value
+    exposed: Exposed = field(default_factory=dict)
     # The key is the names that a line or a loop defines:
-    exposed: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = field(default_factory=dict)
     inner: dict[tuple[str, ...], Reverse] = field(default_factory=dict)
     stacks_of: dict[tuple[str, ...], tuple[tuple[str, str], ...]] = field(default_factory=dict)
     stacks: dict[str, Value] = field(default_factory=dict)  # of saved tensors
@@ -253,7 +275,7 @@ class Reverse:
             return
         gives = tuple(f"d{name}" for name in operands.values())
         reads = op.gradient_reads(gives)
-        right = tuple(bindings[name] if name in bindings else self._expose(line, name) for name in reads)
+        right = tuple(map(bound(line, bindings, self.exposed, self.derived_values), reads))
         left, spread = [], []
         loops = tuple(line.right[0].loops if op.reduces else line.left[0].loops)
         along = {gradient_line.name for gradient_line in op.gradient if "n" in gradient_line.left[0].declared}
@@ -302,7 +324,7 @@ class Reverse:
         for axis in line.axes:
             second[axis] = primed(axis, (*line.loops, *second.values()))
         reads = op.jacobian_reads()
-        right = tuple(bindings[name] if name in bindings else self._expose(line, name) for name in reads)
+        right = tuple(map(bound(line, bindings, self.exposed, self.derived_values), reads))
         loops = tuple(a for a in line.left[0].loops if a not in line.axes)
         name = f"J{target.name}"
         axes = (*loops, *line.axes, *second.values())
@@ -321,14 +343,6 @@ class Reverse:
         gradient = bindings[f"d{op.outputs[0]}"]
         left = Term(self.part(target.name), target.axes).renamed({}, second)
         self._emit(Product((left,), (gradient, Term(name, axes))), line, i)
-
-    def _expose(self, line: Op, name: str) -> Term:
-        """Make a value of the op's body that the gradient reads an additional result of the forward line."""
-        (result,) = (body.left[0] for body in entry(line.op).body if body.name == name)
-        axes = spell(result.declared, line)
-        self.exposed.setdefault(line.makes, {})[name] = axes
-        self.derived_values[f"{line.name}:{name}"] = Value(axes, "inner", line.name)
-        return Term(f"{line.name}:{name}", axes)
 
     # Loops.
 

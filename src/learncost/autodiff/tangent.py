@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from learncost.autodiff.reverse import Exposed, bound
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement
@@ -63,7 +64,7 @@ class _Tangents:
     known: dict[str, str]
     by_row: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     out: list[Statement] = field(default_factory=list)
-    exposed: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    exposed: Exposed = field(default_factory=dict)
 
     def through(self, lines: Iterable[Statement]) -> list[Statement]:
         for line in lines:
@@ -170,7 +171,7 @@ class _Tangents:
         gives = (f"d{given}",)
         reads = op.gradient_reads(gives)
         bindings[f"d{op.outputs[0]}"] = moving
-        right = tuple(bindings[name] if name in bindings else self.expose(line, name) for name in reads)
+        right = tuple(map(bound(line, bindings, self.exposed, self.values), reads))
         left = self.part(line, i)
         return [Op((left,), right, line.where, self.meta(line), op.name, line.axes, "gradient", reads, gives)]
 
@@ -184,7 +185,8 @@ class _Tangents:
                 left = self.part(line, i)
             else:
                 left = Term(self.make(f"{line.name}{MARK}:{line.given[i]}.{tangent_line.name}", line.name, axes), axes)
-            right = tuple(self.bound(bindings, line, t) if isinstance(t, Term) else t for t in tangent_line.right)
+            read = bound(line, bindings, self.exposed, self.values)
+            right = tuple(read(term.name) if isinstance(term, Term) else term for term in tangent_line.right)
             acts = isinstance(tangent_line, Op) and bool(tangent_line.axes)
             loops = {axis for term in (left, *right) for axis in term.loops}
             bounded = isinstance(tangent_line, Product) or acts or (last and isinstance(tangent_line, Sum))
@@ -197,20 +199,6 @@ class _Tangents:
             bindings[tangent_line.name] = left
             result.append(made)
         return result
-
-    def bound(self, bindings: Mapping[str, Operand], line: Op, term: Term) -> Term:
-        bound_term = bindings[term.name] if term.name in bindings else self.expose(line, term.name)
-        assert isinstance(bound_term, Term)
-        return bound_term
-
-    def expose(self, line: Op, name: str) -> Term:
-        """Make a value of the op's body that the tangent reads an additional result of the forward line."""
-        (result,) = (body.left[0] for body in entry(line.op).body if body.name == name)
-        axes = spell(result.declared, line)
-        self.exposed.setdefault(line.makes, {})[name] = axes
-        inner = f"{line.name}:{name}"
-        self.values[inner] = Value(axes, "inner", line.name)
-        return Term(inner, axes)
 
     # Loops.
 

@@ -191,23 +191,19 @@ class Stated:
 
     def check(self, table: Table) -> None:
         """Raise `NotationError` for declared sizes of no axis and for frozen names that are not weights."""
-        sizes, of_none = tuple(size_names(table)), "not the size of an axis, count or window"
-        known = {"sizes": sizes, "limits": sizes, "undecided": sizes, "frozen": table.weights}
-        meant = {"sizes": of_none, "limits": of_none, "undecided": of_none, "frozen": "not a weight"}
+        of_sizes = tuple(size_names(table)), "not the size of an axis, count or window"
         stated = {
-            "sizes": [*self.sizes, *self.follows],
-            "limits": self.limits,
-            "undecided": self.undecided,
-            "frozen": self.frozen,
+            "sizes": ([*self.sizes, *self.follows], *of_sizes),
+            "limits": (self.limits, *of_sizes),
+            "undecided": (self.undecided, *of_sizes),
+            "frozen": (self.frozen, table.weights, "not a weight"),
         }
-        for kind, given in stated.items():
+        for kind, (given, known, meant) in stated.items():
             for name in given:
-                if name not in known[kind]:
-                    near = difflib.get_close_matches(name, known[kind], n=1)
-                    there = (
-                        f"the nearest is {near[0]}" if near else f"there are {', '.join(known[kind][:12]) or 'none'}"
-                    )
-                    raise NotationError(f"`{kind}:` names {name}, which is {meant[kind]} of {table.title}; {there}")
+                if name not in known:
+                    near = difflib.get_close_matches(name, known, n=1)
+                    there = f"the nearest is {near[0]}" if near else f"there are {', '.join(known[:12]) or 'none'}"
+                    raise NotationError(f"`{kind}:` names {name}, which is {meant} of {table.title}; {there}")
 
 
 def size_names(table: Table) -> Mapping[str, None]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
+from math import inf
 from pathlib import Path
+from typing import Any
 
 from learncost.ir.errors import InputError, named_one
 from learncost.models.model import Model
@@ -288,6 +290,14 @@ def procedure(name: str | Procedure, also: Mapping[str, Procedure] | None = None
 _FIELDS = ("title", "source", "schedule", "lines", "decay", "distance", "held", "scale")
 """The keys of a procedure in a user's file."""
 
+_NUMBERS: Mapping[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
+    "decay": ((int, float), lambda value: 0 <= value < 1, "a number from 0 to below 1"),
+    "held": ((int,), lambda value: value >= 1, "a whole number of steps from 1"),
+    "distance": ((int, float), lambda value: 0 < value < inf, "a number above 0"),
+    "scale": ((int, float), lambda value: 0 < value < inf, "a number above 0"),
+}
+"""Those of numbers, each with its types and its range."""
+
 
 def _of_file(path: str) -> Procedure:
     """Return the procedure of a file. Procedures are cached by path, so a file that has changed is refused."""
@@ -317,18 +327,10 @@ def _read(path: str, text: str) -> Procedure:
     for name in ("schedule", "lines"):
         if not isinstance(row.get(name, []), list) or not all(isinstance(text, str) for text in row.get(name, [])):
             raise InputError(f"{path}: {name} must be a list of texts")
-    decay = row.get("decay", 0.0)
-    if not isinstance(decay, (int, float)) or not 0 <= decay < 1:
-        raise InputError(f"{path}: decay must be a number from 0 to below 1")
-    held = row.get("held", 1)
-    if isinstance(held, bool) or not isinstance(held, int) or held < 1:
-        raise InputError(f"{path}: held must be a whole number of steps from 1")
-    distance = row.get("distance", 1.0)
-    if isinstance(distance, bool) or not isinstance(distance, (int, float)) or not 0 < distance < float("inf"):
-        raise InputError(f"{path}: distance must be a number above 0")
-    scale = row.get("scale", 1.0)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
-        raise InputError(f"{path}: scale must be a number above 0")
+    for name, (kinds, holds, meant) in _NUMBERS.items():
+        value = row.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not holds(value)):
+            raise InputError(f"{path}: {name} must be {meant}")
     if not row.get("schedule"):
         raise InputError(f"{path} needs a schedule, such as {json_of(LEARNING['bp'].schedule)}")
     read = Procedure(path, **{"title": path, "source": path, **row})

@@ -363,11 +363,6 @@ class ProductAxes:
         return MatmulShape(b, m, n, k, self.orientation)
 
 
-def matrix_product(line: Line, sizes: Mapping[str, int]) -> MatmulShape:
-    """Return a line's matrix product at given sizes."""
-    return product_axes(line).at(sizes)
-
-
 def product_axes(line: Line) -> ProductAxes:
     """Return a line's matrix product by its axes: rows, columns, and axes of both factors, which are summed or a batch.
 

@@ -470,11 +470,6 @@ def cat(
     return tape.run("cat", parts, ((elements or sum(spread), width),), backward, views=views, turned=turned)[0]
 
 
-def embedding(weight: TapeTensor, index: TapeTensor, elements: int) -> TapeTensor:
-    """Return rows of a weight; its gradient has the weight's size."""
-    return weight.gather(index, elements)
-
-
 def linear(
     x: TapeTensor,
     weight: TapeTensor,

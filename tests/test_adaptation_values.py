@@ -12,7 +12,7 @@ import pytest
 
 import learncost as lc
 from counting import counting, tally_of
-from learncost.engines.quantize import constants, dequantized, quantize
+from learncost.engines.adapted import constants, dequantized, quantize
 from learncost.interpreter import execute, infer_sizes
 from learncost.ir.precision import PRECISIONS
 from learncost.models.adaptation import adaptation, adapted

@@ -8,7 +8,7 @@ import pytest
 import learncost as lc
 from learncost.cli.command import main
 from learncost.cli.verified_c99 import NEAR, parity
-from learncost.engines.quantize import dequantized
+from learncost.engines.adapted import dequantized
 from learncost.ir.errors import InputError
 from test_emit_c99 import MLP, made
 

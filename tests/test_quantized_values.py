@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.engines.quantize import constants, dequantized, quantize
+from learncost.engines.adapted import constants, dequantized, quantize
 from learncost.ir.precision import BLOCKS, PRECISIONS, BlockScales
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure

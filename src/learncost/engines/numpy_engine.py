@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from learncost.backends.precision import check_runs, typed
-from learncost.engines.adapted import begun, merged
+from learncost.engines.adapted import begun, constants, merged
 from learncost.engines.core import Core, OptimizerSettings, Prepared, Values
 from learncost.engines.inputs import Batch
-from learncost.engines.quantize import constants
 from learncost.engines.rounding import real, whole, widened
 from learncost.engines.state import evaluated
 from learncost.engines.weights import initial_weights, shape

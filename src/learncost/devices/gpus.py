@@ -13,8 +13,8 @@ from learncost.devices.rates import best_product
 from learncost.devices.sustained import of_experts
 from learncost.ir.errors import InputError
 from learncost.timing.clocks import ISSUE, OTHERS
-from learncost.timing.gpu import GPU, AttentionRates, HostCPU
 from learncost.timing.kernels import ATTENTION, CONVOLVED, FUSED, PRODUCT, TILED
+from learncost.timing.rates import GPU, AttentionRates, HostCPU
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 CAUSAL = (0.655, 0.716, 0.776, 0.83, 0.857, 0.876)

@@ -9,8 +9,8 @@ from math import sqrt
 from typing import NamedTuple
 
 from learncost.program.program import BACKWARD, FORWARD, OPTIMIZER, Program, ProgramOp
-from learncost.timing.gpu import GPU, HostCPU
 from learncost.timing.kernels import Kernel, KernelModel, is_view
+from learncost.timing.rates import GPU, HostCPU
 
 OTHERS, ISSUE = "other kernels", "CPU"
 """The names of uncertainties: of all kernels that share the bandwidth, and of the CPU."""

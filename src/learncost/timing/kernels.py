@@ -14,7 +14,7 @@ from math import ceil, inf, log2, prod, sqrt
 
 from learncost.ir.errors import InputError
 from learncost.program.program import CLIP, MOVED, Operand, Program, ProgramOp
-from learncost.timing.gpu import GPU
+from learncost.timing.rates import GPU
 
 LEAST = 2e-6
 """The seconds from one short kernel to the next on one stream: a kernel that does nothing occupies the GPU for 1 to 2

@@ -22,7 +22,7 @@ from learncost.sharding.devices import part, together
 from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen
-from learncost.sharding.zigzag import ordered, put_back
+from learncost.sharding.zigzag import ordered
 from learncost.verification.check import sound_arrays, values_of
 
 
@@ -158,11 +158,12 @@ def _on_threads(placed, arrays, sizes):
         found = [*threads.map(run, namespace["Device"].all(**grid.sizes))]
     shape = {name: shape_of(placed.whole.axes[name], sizes) for name in found[0]}
     return {
-        name: put_back(
+        name: ordered(
             together([each[name] for each in found], placed.layouts[name], grid, shape[name]),
             placed.whole.axes[name],
             placed.zigzag,
             sizes | grid.sizes,
+            back=True,
         )
         for name in found[0]
     }

@@ -29,7 +29,7 @@ from learncost.sharding.mesh import mesh
 from learncost.sharding.padding import check_filled, paddable
 from learncost.sharding.place import place
 from learncost.sharding.presets import PLACEMENTS, chosen
-from learncost.sharding.zigzag import ordered, put_back
+from learncost.sharding.zigzag import ordered
 from learncost.verification.check import sound_arrays, values_of
 from learncost.verification.placements import small_model, verify_placements
 
@@ -74,8 +74,8 @@ def test_a_placed_step_gives_what_the_whole_gives(family, mesh_text, names):
 
 def test_in_zigzag_a_device_has_a_stretch_early_and_one_late():
     assert [*position(np.arange(16), 16, 4)] == [0, 1, 14, 15, 2, 3, 12, 13, 4, 5, 10, 11, 6, 7, 8, 9]
-    rows = put_back(ordered(np.arange(24).reshape(2, 12), ("B", "M"), {"M": ("cp",)}, {"M": 12, "cp": 3}), ("B", "M"),
-                    {"M": ("cp",)}, {"M": 12, "cp": 3})  # fmt: skip
+    given, how = np.arange(24).reshape(2, 12), (("B", "M"), {"M": ("cp",)}, {"M": 12, "cp": 3})
+    rows = ordered(ordered(given, *how), *how, back=True)
     assert np.array_equal(rows, np.arange(24).reshape(2, 12))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -130,7 +130,7 @@ class FormulaValues:
             "blocks": lambda: self.blocks,
             "parameters": lambda: parameters(self.model.table),
             "parameters without positions": lambda: parameters(self.model.table) - self.positions,
-            "active parameters": lambda: self.active,
+            "active parameters": lambda: active_parameters(self.model.table),
             "heads": lambda: self.heads,
             "attention matrices": lambda: self.matrices(attention=True),
             "other matrices": lambda: self.matrices(attention=False),
@@ -196,16 +196,6 @@ class FormulaValues:
         }
         return total(Polynomial.of(table.axes[name]) for name in found)
 
-    @cached_property
-    def active(self) -> Polynomial:
-        """The active parameters, which process one token: of experts, only those to which it is routed."""
-        return active_parameters(self.model.table)
-
-    @cached_property
-    def experts(self) -> Collection[str]:
-        """The weights of experts that tokens are routed to."""
-        return choices(self.model.table)
-
     def matrices(self, attention: bool) -> Polynomial:
         """Return the number of parameters of the blocks' matrices: those of attention, or the others."""
         table, layers = self.model.table, {line.meta.layer for line, _ in self.attention}
@@ -256,7 +246,7 @@ def _widths_of_heads(reading: FormulaValues) -> str:
 
 
 def _experts(reading: FormulaValues) -> str:
-    return "has experts, and a token is processed by a few of them" if reading.experts else ""
+    return "has experts, and a token is processed by a few of them" if choices(reading.model.table) else ""
 
 
 def _shared_weights(reading: FormulaValues) -> str:

@@ -110,7 +110,7 @@ def _codes(work: Integers, line: Op, gradient: Term, rate: Term, scale: Power, d
     work.emit(Sum((behind,), (Literal(float(DRAWN)), away), (), _META, (1, -1)))
     *outer, last = axes
     row = Term(f"{name}.drawn", tuple(outer))
-    drawing, made = directions.numbers(Term(directions.seed(name), ()), tuple(outer), row.name, _META)
+    drawing, made = directions.drawn(Term(directions.seed(name), ()), tuple(outer), row.name, _META, "hashed")
     work.values |= made
     work.out += drawing
     at = Term(directions.places(base(last)), (last,))
@@ -188,7 +188,7 @@ def _rounded(line: Op, weight: Quantized, directions: Directions, values: dict[s
     *outer, last = axes
     row = Term(f"{weight.weight}.drawn", tuple(outer))
     seed = Term(directions.seed(weight.weight), ())
-    drawing, made = directions.numbers(seed, tuple(outer), row.name, _META)
+    drawing, made = directions.drawn(seed, tuple(outer), row.name, _META, "hashed")
     values |= made
     yield from drawing
     places = {name: place for place, name in enumerate(line.given)}

@@ -60,16 +60,11 @@ class Directions:
                 self.slices.setdefault(scope[:depth], {})[name] = self.values[name].along(counts[depth:])
         return name
 
-    def signs(self, seed: Term, axes: Axes, name: str, meta: Meta = _META) -> tuple[list[Line], dict[str, Value]]:
-        """Return the lines that draw signs along axes from a seed, and the Values of their results."""
-        return self._drawn(seed, axes, name, "coin", meta)
-
-    def numbers(self, seed: Term, axes: Axes, name: str, meta: Meta = _META) -> tuple[list[Line], dict[str, Value]]:
-        """Return the lines that draw whole numbers below 2^24 along axes from a seed, and the Values of their
-        results."""
-        return self._drawn(seed, axes, name, "hashed", meta)
-
-    def _drawn(self, seed: Term, axes: Axes, name: str, op: str, meta: Meta) -> tuple[list[Line], dict[str, Value]]:
+    def drawn(
+        self, seed: Term, axes: Axes, name: str, meta: Meta = _META, op: str = "coin"
+    ) -> tuple[list[Line], dict[str, Value]]:
+        """Return the lines that draw along axes from a seed, and the Values of their results: signs, or with the op
+        `hashed` whole numbers below 2^24."""
         values = dict(self.values)
         lines = self._chain(seed, axes, name, op, meta)
         made = {line.name: self.values[line.name] for line in lines}

@@ -35,7 +35,7 @@ def by_tangents(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, st
         for site in sites(table, weight):
             axes = site.place.values[site.name].axes
             seed = directions.seed(weight, site.counts, site.place.scope)
-            lines, values = directions.signs(Term(seed, ()), axes, f"{site.name}{MARK}")
+            lines, values = directions.drawn(Term(seed, ()), axes, f"{site.name}{MARK}")
             along.setdefault(site.place.scope, {})[site.name] = GradientSource(
                 f"{site.name}{MARK}", tuple(lines), values
             )
@@ -173,7 +173,7 @@ def _updates(model: Model, directions: Directions, slope: Term) -> tuple[list[Li
         have: Axes = directions.values[seed].axes
         meta = replace(metas[weight], phase="weight_update", local="draw")
         name = f"d{weight}:direction"
-        made, known = directions.signs(Term(seed, axes[: len(have)]), axes[len(have) :], name, meta)
+        made, known = directions.drawn(Term(seed, axes[: len(have)]), axes[len(have) :], name, meta)
         gradient = Term(f"d{weight}", axes)
         lines += [*made, Product((gradient,), (Term(name, axes), slope), (), replace(meta, local="dW"))]
         values |= {**known, gradient.name: Value(axes, "gradient", weight)}
@@ -207,7 +207,7 @@ def _moved(
             axes = site.place.values[site.name].axes
             seed = directions.seed(weight, site.counts, site.place.scope)
             direction, scaled, moved = (Term(f"{site.name}.{part}", axes) for part in ("direction", "step", side))
-            lines, values = directions.signs(Term(seed, ()), axes, direction.name)
+            lines, values = directions.drawn(Term(seed, ()), axes, direction.name)
             meta = Meta("directions", local=f"W {side}")
             lines.append(Product((scaled,), (direction, Literal(abs(distance))), (), meta))
             lines.append(Sum((moved,), (Term(site.name, axes), scaled), (), meta, (1, 1 if distance > 0 else -1)))

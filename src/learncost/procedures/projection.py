@@ -220,7 +220,7 @@ class _Projecting:
             )
         made = Term(f"{name}.P", (*counts, axis, str(self.rank)))
         seed = Term(self.directions.seed(name, counts), counts)
-        lines, known = self.directions.signs(seed, (axis, str(self.rank)), made.name, _META)
+        lines, known = self.directions.drawn(seed, (axis, str(self.rank)), made.name, _META)
         self.values |= known
         return [*lines], made
 

@@ -187,13 +187,13 @@ class _SignalsBuilder:
         assert self.directions is not None
         axes, label = self.axes(place, name), f"{name}{len(place.scope) or ''}"
         seed = self.directions.seed(label, place.iterations(()), place.scope)
-        lines, values = self.directions.signs(Term(seed, ()), axes, f"{name}{MARK}:direction")
+        lines, values = self.directions.drawn(Term(seed, ()), axes, f"{name}{MARK}:direction")
         self.along.setdefault(place.scope, {})[name] = GradientSource(f"{name}{MARK}:direction", tuple(lines), values)
         meta = replace(
             next(line.meta for line in place.lines_of_scope if name in line.makes), phase="backward", local="draw"
         )
         meta = replace(meta, locals=(), equation="", gradients=(), jacobian="")
-        again, values = self.directions.signs(Term(seed, ()), axes, f"d{name}:direction", meta)
+        again, values = self.directions.drawn(Term(seed, ()), axes, f"d{name}:direction", meta)
         slope = Term(f"loss{MARK}", self.rows)
         made = Product((Term(f"d{name}", axes),), (Term(f"d{name}:direction", axes), slope), (), meta)
         self.slices = {scope: dict(known) for scope, known in self.directions.slices.items()}

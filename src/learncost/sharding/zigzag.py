@@ -81,17 +81,8 @@ def _ordered_axes(line: Statement) -> Iterator[str]:
     yield from (axis.axis for term in terms for axis in term.axes if isinstance(axis, Read))
 
 
-def ordered(array: Any, axes: Iterable[str], zigzag: Zigzag, sizes: Mapping[str, int]) -> Any:
-    """Return a global array permuted to the order of a sharded table."""
-    return _taken(array, axes, zigzag, sizes, back=False)
-
-
-def put_back(array: Any, axes: Iterable[str], zigzag: Zigzag, sizes: Mapping[str, int]) -> Any:
-    """Return a global array of a sharded table permuted back to the original order."""
-    return _taken(array, axes, zigzag, sizes, back=True)
-
-
-def _taken(array: Any, axes: Iterable[str], zigzag: Zigzag, sizes: Mapping[str, int], back: bool) -> Any:
+def ordered(array: Any, axes: Iterable[str], zigzag: Zigzag, sizes: Mapping[str, int], back: bool = False) -> Any:
+    """Return a global array permuted to the order of a sharded table, or `back` to the original order."""
     for place, axis in enumerate(axes):
         if over := zigzag.get(base(whole(axis))):
             size = size_of(whole(axis), sizes)

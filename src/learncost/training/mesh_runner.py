@@ -26,7 +26,7 @@ from learncost.sharding.devices import part, together
 from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed, place
-from learncost.sharding.zigzag import ordered, put_back
+from learncost.sharding.zigzag import ordered
 from learncost.training.torch_engine import TensorPool, TorchProgram
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class _RunnableStep:
         if self.placed.whole.known[name].role in ("gradient", "new"):
             return array
         whole = self._runner.gathered(array, self.placed.layouts[name])
-        return put_back(whole, self.placed.whole.axes[name], self.placed.zigzag, self._here)
+        return ordered(whole, self.placed.whole.axes[name], self.placed.zigzag, self._here, back=True)
 
 
 def mine(array: Any, axes: tuple[str, ...], here: Mapping[str, int]) -> Any:

@@ -34,7 +34,7 @@ from learncost.sharding.padding import filled_up, paddable
 from learncost.sharding.place import Placed, place
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import Pipeline, pipeline_of, place_stages
-from learncost.sharding.zigzag import causal_axes, put_back
+from learncost.sharding.zigzag import causal_axes, ordered
 from learncost.verification.check import Values, sound_arrays, survived, values_of
 from learncost.verification.report import Check
 from learncost.verification.sample import small_sizes
@@ -284,7 +284,7 @@ class _Outcome:
             return np.concatenate(pieces)
         if any(not np.array_equal(each, pieces[0], equal_nan=True) for each in pieces):
             raise AssertionError("stages that have the same array do not agree")
-        return put_back(pieces[0], self.table.axes[name], self.stages[0].zigzag, self.sizes | self.mesh.sizes)
+        return ordered(pieces[0], self.table.axes[name], self.stages[0].zigzag, self.sizes | self.mesh.sizes, back=True)
 
 
 def _comparisons(

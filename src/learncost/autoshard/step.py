@@ -296,13 +296,6 @@ def sizes_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]
     return {**sizes, **one_of_each, **{axis: size for axis, size in way.mesh.items() if axis != PIPELINE}, "B": batch}
 
 
-def memory_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StageUsage, ...]:
-    """Return the memory of every device of the pipeline, without seconds."""
-    way_sizes = account.sizes.filled(sizes_of(account, way, sizes))
-    parts = stages_of(account, way, sizes)
-    return _memory(account, way, way_sizes, parts, {})
-
-
 def order_in_flight(way: ParallelConfig) -> Schedule:
     """Return the schedule with as many microbatches as have the memory of all: a full pipeline has no more in flight.
 
@@ -315,44 +308,9 @@ def order_in_flight(way: ParallelConfig) -> Schedule:
     return schedule(way.schedule, way.stages, most, way.chunks)
 
 
-def _memory(
-    account: MeshAccount,
-    way: ParallelConfig,
-    way_sizes: Mapping[str, int],
-    parts: Sequence[StagePart],
-    times: Mapping[int, tuple[float, ...]],
-) -> tuple[StageUsage, ...]:
-    statics = _statics(account, way, way_sizes, parts)
-    values = {part: account.passes.activations(way_sizes, part, way.gradients) for part in {*parts}}
-    order = order_in_flight(way)
-    names = ("kept", "forward", "backward", "waiting", "update")
-    of_stages = [[float(getattr(values[part], name)) for part in parts] for name in names]
-    result = []
-    for device in range(way.stages):
-        mine = [parts[chunk * way.stages + device] for chunk in range(way.chunks)]
-        seconds_of = times.get(device, (0.0, 0.0, 0.0, 0.0))
-        size, letter, chunk = worst(order, device, *of_stages)
-        result.append(
-            StageUsage(
-                sum(part.layers for part in mine),
-                statics[device],
-                int(size),
-                account.weights.workspace(way_sizes) if way.workspace else 0,
-                PeakPass(letter, mine[chunk]),
-                *seconds_of,
-            )
-        )
-    return tuple(result)
-
-
 def static_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[Static, ...]:
     """Return the static memory of every device of the pipeline."""
-    return _statics(account, way, account.sizes.filled(sizes_of(account, way, sizes)), stages_of(account, way, sizes))
-
-
-def _statics(
-    account: MeshAccount, way: ParallelConfig, way_sizes: Mapping[str, int], parts: Sequence[StagePart]
-) -> tuple[Static, ...]:
+    way_sizes, parts = account.sizes.filled(sizes_of(account, way, sizes)), stages_of(account, way, sizes)
     of_part = {part: account.weights.static(way_sizes, part, way.gradients != ONCE) for part in {*parts}}
     result = []
     for device in range(way.stages):
@@ -360,6 +318,35 @@ def _statics(
         names = ("weights", "gradients", "states", "masters")
         total = {name: int(sum(getattr(each, name) for each in several)) for name in names}
         result.append(Static(**total, communication_buffers=way.communication_buffers))
+    return tuple(result)
+
+
+def memory_of(
+    account: MeshAccount,
+    way: ParallelConfig,
+    sizes: Mapping[str, int],
+    times: Mapping[int, tuple[float, ...]] = {},
+) -> tuple[StageUsage, ...]:
+    """Return the memory of every device of the pipeline; `times` are the seconds of its passes, if they are known."""
+    way_sizes, parts = account.sizes.filled(sizes_of(account, way, sizes)), stages_of(account, way, sizes)
+    values = {part: account.passes.activations(way_sizes, part, way.gradients) for part in {*parts}}
+    order = order_in_flight(way)
+    names = ("kept", "forward", "backward", "waiting", "update")
+    of_stages = [[float(getattr(values[part], name)) for part in parts] for name in names]
+    result = []
+    for device, static in enumerate(static_of(account, way, sizes)):
+        mine = parts[device :: way.stages]
+        size, letter, chunk = worst(order, device, *of_stages)
+        result.append(
+            StageUsage(
+                sum(part.layers for part in mine),
+                static,
+                int(size),
+                account.weights.workspace(way_sizes) if way.workspace else 0,
+                PeakPass(letter, mine[chunk]),
+                *times.get(device, (0.0, 0.0, 0.0, 0.0)),
+            )
+        )
     return tuple(result)
 
 
@@ -419,7 +406,7 @@ def step_of(
     return StepUsage(
         way,
         cluster,
-        _memory(account, way, way_sizes, parts, times) if memory else (),
+        memory_of(account, way, sizes, times) if memory else (),
         sent,
         total,
         once,

@@ -20,7 +20,8 @@ from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop
-from learncost.ir.polynomial import Polynomial, base, larger, size_of, smaller
+from learncost.ir.polynomial import Polynomial, larger, smaller
+from learncost.passes.stages import iterations_of
 from learncost.program.pipeline import KINDS, Schedule, StageTimes, schedule, seconds, worst
 from learncost.sharding.clauses import check_timed
 from learncost.sharding.collective import Collective
@@ -268,9 +269,7 @@ class StepUsage(Displayed):
 def stages_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StagePart, ...]:
     """Return the stages of a configuration by number. Raises `InputError` for impossible splits of blocks."""
     number = way.stages * way.chunks
-    iterations = [int(size_of(name, sizes)) for name in account.step.blocks]
-    parts = [max(1, int(_several(account, name))) for name in account.step.blocks]
-    total = sum(iteration // part for iteration, part in zip(iterations, parts, strict=True))
+    total = iterations_of(account.step.model.table, sizes)
     layers = way.layers or tuple(total // number + (place < total % number) for place in range(number))
     if len(layers) != number:
         raise InputError(f"give one number of blocks for each of the {number} stages, not {len(layers)}")
@@ -280,13 +279,6 @@ def stages_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int
         chunks = f" x {way.chunks} --chunks" if way.chunks > 1 else ""
         raise InputError(f"{total} blocks are too few for --mesh pp={way.stages}{chunks}: at most {total} stages")
     return parts_of(account.step.model.table, sizes, layers)
-
-
-def _several(account: MeshAccount, name: str) -> str:
-    for line in account.step.model.table.lines:
-        if isinstance(line, Loop) and base(line.count).partition("/")[0] == name:
-            return base(line.count).partition("/")[2] or "1"
-    return "1"
 
 
 def sizes_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -9,7 +9,6 @@ from math import prod
 from typing import Any
 
 from learncost.ir.displayed import Displayed
-from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop, map_loops, repeats, walk
 from learncost.ir.polynomial import base, size_of
@@ -19,6 +18,7 @@ from learncost.ir.value import Axes, Value
 from learncost.models.model import Model, Structure
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import check_segments, plan_of, planned
+from learncost.passes.stages import shares_of
 from learncost.procedures.optimizer import DEFAULT, StoredStates, without_gradients
 from learncost.procedures.procedure import PAPER
 from learncost.procedures.step import step
@@ -83,27 +83,18 @@ def blocks_of(table: Table) -> tuple[str, ...]:
 
 
 def parts_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> tuple[StagePart, ...]:
-    """Return the stages of a model by their numbers of blocks, as `passes/stages.py` splits its table.
+    """Return the stages of a model by their numbers of blocks, as its table is cut.
 
     Raises `InputError` if these are not all blocks.
     """
-    counts = [int(size_of(repeat.count, sizes)) for repeat in table.repeats]
-    if sum(layers) != sum(counts) or min(layers, default=0) < 0:
-        text = ", ".join(map(str, layers))
-        raise InputError(f"stages of {text} blocks do not add up to the model's {sum(counts)} blocks")
     stages: list[tuple[dict[str, int], set[int]]] = [({}, set()) for _ in layers]
-    stage, left = 0, layers[0] if layers else 0
     stages[0][1].add(0)
-    for number, (repeat, iterations) in enumerate(zip(table.repeats, counts, strict=True)):
+    stage, shares = 0, shares_of(table, sizes, layers)
+    for number, (repeat, pieces) in enumerate(zip(table.repeats, shares, strict=True), start=1):
         name, _, several = base(repeat.count).partition("/")
-        while iterations:
-            while not left:
-                stage += 1
-                left = layers[stage]
-            taken = min(left, iterations)
+        for stage, taken, _begun in pieces:
             stages[stage][0][name] = stages[stage][0].get(name, 0) + taken * int(several or 1)
-            left, iterations = left - taken, iterations - taken
-        stages[stage if number < len(counts) - 1 else -1][1].add(2 * number + 2)
+        stages[stage if number < len(shares) else -1][1].add(2 * number)
     return tuple(StagePart(dict(iterations_of), frozenset(outside)) for iterations_of, outside in stages)
 
 

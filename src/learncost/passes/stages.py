@@ -9,7 +9,7 @@ are in the last.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.ir.displayed import Displayed
@@ -92,43 +92,60 @@ def cut(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> Stages
     layers  the number of blocks of each stage, from the first to the last
     Raises `InputError` if they do not sum to the number of blocks.
     """
-    iterations = iterations_of(table, sizes)
+    return _Cut(_counted_apart(table), len(layers)).stages(shares_of(table, sizes, layers))
+
+
+def shares_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+    """Return the stages that run each loop over blocks: their numbers, how many iterations, and the first of these.
+
+    Raises `InputError` if the layers of stages do not sum to the number of blocks.
+    """
+    iterations, stage, left = iterations_of(table, sizes), 0, layers[0] if layers else 0
     if sum(layers) != iterations or min(layers, default=0) < 0:
         raise InputError(f"stages of {', '.join(map(str, layers))} blocks must sum to the model's {iterations}")
-    return _Cut(*_counted_apart(table, sizes), tuple(layers)).stages()
+    result = []
+    for loop in table.repeats:
+        count, begun, pieces = int(size_of(loop.count, sizes)), 0, list[tuple[int, int, int]]()
+        while begun < count:
+            while not left:
+                stage += 1
+                left = layers[stage]
+            taken = min(left, count - begun)
+            pieces.append((stage, taken, begun))
+            left, begun = left - taken, begun + taken
+        result.append(pieces)
+    return result
 
 
-def _counted_apart(table: Table, sizes: Mapping[str, int]) -> tuple[Table, Mapping[str, int]]:
+def _counted_apart(table: Table) -> Table:
     """Return the table with a separate name for the trip count of each loop, as stages set each one."""
     counts, values, lines = Counter(repeat.count for repeat in table.repeats), dict(table.values), list[Statement]()
-    sizes = dict(sizes)
     for line in table.lines:
         if isinstance(line, Loop) and (counts[line.count] > 1 or line.count.isdecimal()):
             count = f"turns.{sum(isinstance(each, Loop) for each in lines)}"
-            sizes[count] = int(size_of(line.count, sizes))
             for _, stack in (*line.each, *line.keep):
                 values[stack] = values[stack].along((count, *values[stack].axes[1:]))
             line = replace(line, count=count)
         lines.append(line)
-    return replace(table, lines=tuple(lines), values=values), sizes
+    return replace(table, lines=tuple(lines), values=values)
 
 
 class _Cut:
     """The pieces of a table, by their stages."""
 
-    def __init__(self, table: Table, sizes: Mapping[str, int], layers: tuple[int, ...]) -> None:
-        self.table, self.sizes, self.layers = table, sizes, layers
+    def __init__(self, table: Table, number: int) -> None:
+        self.table = table
         self.given = {*table.inputs, *table.weights}
-        self.pieces: list[list[Statement]] = [[] for _ in layers]
-        self.iterations: list[dict[str, int]] = [{} for _ in layers]
-        self.first: list[dict[str, int]] = [{} for _ in layers]
+        self.pieces: list[list[Statement]] = [[] for _ in range(number)]
+        self.iterations: list[dict[str, int]] = [{} for _ in range(number)]
+        self.first: list[dict[str, int]] = [{} for _ in range(number)]
         self.made: dict[str, int] = {}  # the stage that defines a value
         self.sent: dict[tuple[str, str, int], StageValue] = {}
         self.values = dict(table.values)
 
-    def stages(self) -> Stages:
+    def stages(self, shares: Iterable[Sequence[tuple[int, int, int]]]) -> Stages:
         lazy: dict[str, Line] = {}  # lines that read only inputs, until their results are read
-        stage, left = 0, self.layers[0]
+        stage, last, of_loops = 0, len(self.pieces) - 1, iter(shares)
         for line in self.table.lines:
             if isinstance(line, Line):
                 if all(name in self.given or name in lazy for name in line.reads):
@@ -136,21 +153,14 @@ class _Cut:
                 else:
                     self._put(line, stage, lazy)
                 continue
-            remaining, begun = int(size_of(line.count, self.sizes)), 0
-            pieces = []
-            while remaining:
-                while not left:
-                    stage += 1
-                    left = self.layers[stage]
-                taken = min(left, remaining)
-                pieces.append((stage, taken, begun))
-                left, remaining, begun = left - taken, remaining - taken, begun + taken
+            pieces = next(of_loops)
             self._put_repeat(line, pieces, lazy)
+            stage = pieces[-1][0] if pieces else stage
             if line is self.table.repeats[-1]:  # lines after all blocks are in the last stage, even if it has no blocks
-                stage = len(self.layers) - 1
+                stage = last
         for name in self.table.outputs:
             if name in lazy:
-                self._put(lazy.pop(name), len(self.layers) - 1, lazy)
+                self._put(lazy.pop(name), last, lazy)
         return self._made()
 
     def _put(self, line: Statement, stage: int, lazy: dict[str, Line]) -> None:

@@ -113,3 +113,17 @@ def test_fully_sharded_weights_are_on_the_host_but_for_those_that_are_gathered()
 def test_what_cannot_be_offloaded_is_refused_with_what_can(flags, message):
     with pytest.raises(InputError, match=message):
         lc.memory("gpt2", **{"on": "cuda", **flags})
+
+
+def test_copies_to_the_host_and_back_take_the_time_of_the_link():
+    asked = {"batch_size": 2, "seq_len": 64, "precision": "bf16-masters"}
+    found = lc.cost("gpt2", on="A100-SXM-80GB", offload="optimizer", **asked).memory
+    assert found.moved == (124_439_808 * 2, 124_439_808 * 2)  # gradients, and new weights
+    assert found.copying == pytest.approx(4 * 124_439_808 / 31.5e9)
+    run = {"tokens": 1e6, "on": "A100-SXM-80GB", **asked}
+    slower, usual = (lc.run_cost("gpt2", **run, **more).figures["step"] for more in ({"offload": "optimizer"}, {}))
+    assert slower.value - usual.value == pytest.approx(found.copying)
+    assert (slower.low, slower.high) == (max(usual.low, found.copying), usual.high + found.copying)
+    assert "changes no count" in str(lc.cost("gpt2", offload="optimizer", seq_len=64))
+    with pytest.raises(InputError, match="does not time"):
+        lc.run_cost("gpt2", tokens=1e6, on="DGX-A100", offload="optimizer")

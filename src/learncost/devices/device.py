@@ -91,6 +91,8 @@ class Device(Displayed):
         The first address of its flash, where a linker script needs it.
     bandwidth_gbs
         10^9 bytes per second to and from memory, for every variant.
+    host_gbs
+        10^9 bytes per second to the memory of the host, and as many from it.
     tdp_w
         Thermal design power of the device without host, in watts.
     system_power_w
@@ -133,6 +135,7 @@ class Device(Displayed):
     regions: tuple[Region, ...] = ()
     flash_begin: int | None = None
     bandwidth_gbs: tuple[float, ...] = ()
+    host_gbs: float | None = None
     tdp_w: float | None = None
     system_power_w: tuple[float, ...] = ()
     system_power_source: str = ""
@@ -311,7 +314,7 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
             if not several:
                 raise InputError(f"{where}: {key} has no number")
             checked[key] = tuple(above_0(key, each, where) for each in several)
-        elif key in ("tdp_w", "flash_gb", "clock_mhz", "ua_per_mhz", "volts"):
+        elif key in ("tdp_w", "host_gbs", "flash_gb", "clock_mhz", "ua_per_mhz", "volts"):
             checked[key] = above_0(key, value, where)
         elif key == "regions":
             checked[key] = regions_of(value, where)

@@ -16,7 +16,7 @@ from learncost.reports.run import check_choice, prepare
 @takes_request(
     "model procedure price_book batch_size seq_len target_len tokens optimizer dropout dtype context train "
     "train_layers lora lora_rank lora_alpha plan on precision mesh place placement schedule microbatch chunks "
-    "page_size engine"
+    "page_size engine offload"
 )
 def cost(request: Request, by: str = "layer", depth: int | str | None = None) -> Cost:
     """The exact MACCs, FLOPs, bytes and parameters of a training step or of inference, by layer and macro-operation.
@@ -86,6 +86,10 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     if depth is not None and by != "module":
         raise InputError(f"--depth requires --by module, not {by}")
     check_choice("by", by, BY)
+    if request.offload:
+        from learncost.reports.memory.step import offload_named  # imported where needed: start-up counts
+
+        offload_named(request.offload)
     counts_alone, trains = request.on is None and not request.mesh, bool(request.mesh) and request.is_training
     kind = request.kind(counts_alone, trains) if request.is_typed else request.kind()
     cluster, rates = None, None if request.mesh else request.rates(kind)

@@ -256,6 +256,10 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append(f"All devices together: {of_all['maccs']:,} MACCs, {of_all['flops']:,} FLOPs.")
     if cost.memory and cost.memory.batch_size:
         notes.append(_largest(cost, cost.memory))
+    if cost.memory and cost.memory.offload:
+        notes.append(cost.memory.offload)
+    elif cost.request and cost.request.offload and not cost.memory:
+        notes.append("What is offloaded changes no count; on a published device (--on) its copies are timed.")
     if cost.memory and cost.memory.unavailable:
         notes.append(f"Whether it fits the memory of the device is not known: {cost.memory.unavailable}.")
     if cost.over_time:

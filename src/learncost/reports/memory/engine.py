@@ -51,6 +51,7 @@ class MemoryUse:
     rules  the rules, if they differ from the engine's
     buffers  the most bytes that kernel libraries additionally allocate; None: unknown
     host   bytes in the memory of the host, of what is offloaded
+    moved  bytes that a step copies to the host, and back
     unfit  why it does not fit the regions of a device's RAM; empty if it fits, or no regions are known
     """
 
@@ -67,6 +68,7 @@ class MemoryUse:
     unfit: str = ""
     buffers: int | None = None
     host: int = 0
+    moved: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

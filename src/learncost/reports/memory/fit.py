@@ -266,8 +266,6 @@ def fit(
         The module whose autograd step is simulated: transformers (the default) or plain, as in learncost memory.
     loss
         The loss that is computed together with the head, under `engine` eager, as in learncost memory.
-    offload
-        Tensors outside of the device's memory, under `engine` eager, as in learncost memory.
     on
         A published device (`learncost list devices`) or a file that describes one; the defaults of `budget` and
         `flash_size`. On a GPU `engine` eager uses the GPU's kernels; cuda is any GPU. For a microcontroller the

@@ -301,11 +301,6 @@ def memory(request: Request) -> Memory | MemoryComparison:
     checkpoint_every
         A checkpoint for the first of every so many blocks alone, under `engine` eager with `procedure` recompute. The
         default is 1: every block.
-    offload
-        Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of bitsandbytes'
-        PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host: states (of the
-        optimizer, with master weights), optimizer (states and gradients, DeepSpeed's offload_optimizer), weights (these
-        and shards of weights, FSDP's CPU offload) and activations (saved tensors, activation_offloading).
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
 

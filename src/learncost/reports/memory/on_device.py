@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from learncost.devices.device import device as find_device
 from learncost.devices.rates import calibrated
@@ -15,6 +16,7 @@ from learncost.reports.memory.memory import MemoryQuestion, memory_question
 from learncost.reports.memory.runs import engine_of
 from learncost.reports.memory.types import misfit
 from learncost.reports.request import GPU, Request
+from learncost.reports.sheet import seconds_of, size_of
 
 
 def _is_known(memory: DeviceMemory) -> bool:
@@ -32,6 +34,9 @@ class DeviceMemory(Serializable):
     unavailable  why the peak is not known; else empty
     plan         the plan of the step as its engine executes it
     where        the remark that the device is one of several
+    host         bytes of what is offloaded, in the memory of the host
+    moved        bytes that a step copies to the host, and back
+    host_gbs     10^9 bytes per second between the two, each way; None where it is not known
     """
 
     available: int
@@ -43,6 +48,29 @@ class DeviceMemory(Serializable):
     unavailable: str = field(default="", metadata=OPTIONAL)
     plan: str = field(default="", metadata=HIDDEN)
     where: str = field(default="", metadata=HIDDEN)
+    host: int = field(default=0, metadata=OPTIONAL)
+    moved: tuple[int, int] = field(default=(0, 0), metadata=Key(when=attrgetter("host")).field)
+    host_gbs: float | None = field(default=None, metadata=HIDDEN)
+
+    @property
+    @Key("copying_seconds", optional=True, after="moved")
+    def copying(self) -> float | None:
+        """The seconds of all copies to the host and back, one after the other; None without one, or a rate."""
+        return sum(self.moved) / (self.host_gbs * 1e9) if self.host and self.host_gbs else None
+
+    @property
+    def offload(self) -> str:
+        """The note on what is offloaded; empty if nothing is."""
+        if not self.host:
+            return ""
+        there, back = map(size_of, self.moved)
+        took = "not timed, as the device's rate to the host is not known"
+        if self.copying is not None:
+            took = f"{seconds_of(self.copying)} at {self.host_gbs:g} GB/s each way where nothing overlaps"
+        return (
+            f"Offloaded: {size_of(self.host)} on the host; a step copies {there} there and {back} back ({took}). The "
+            "host's work is not timed, and an update there has the time of one on the GPU."
+        )
 
     @property
     @Key(when=_is_known, after="available")
@@ -68,6 +96,10 @@ def memory_on_device(request: Request) -> DeviceMemory | None:
     return replace(memory_of(question, question.budget or 0), where=request.one_of_several)
 
 
+def _host_rate(request: Request) -> float | None:
+    return None if request.on is None or request.on == GPU else find_device(request.on).host_gbs
+
+
 def memory_of(question: MemoryQuestion, available: int) -> DeviceMemory:
     """Return the peak of a question's step or pass, with the bytes that there are."""
     request = question.request
@@ -83,9 +115,10 @@ def memory_of(question: MemoryQuestion, available: int) -> DeviceMemory:
         step = question.step(request.procedure, question.engine)
         engine = engine_of(step, question.engine)
         chosen, step = engine.chosen_engine, engine.step
-        if least:
+        if least or step.eager.hosted:
             needs = chosen.takes(step, step.sizes())
-            return DeviceMemory(available, needs.bytes, chosen.name, unfit=needs.unfit, plan=step.plan)
+            found = DeviceMemory(available, needs.bytes, chosen.name, unfit=needs.unfit, plan=step.plan)
+            return replace(found, host=needs.host, moved=needs.moved, host_gbs=_host_rate(request))
         return DeviceMemory(available, chosen.peak(step, step.sizes()), chosen.name, plan=step.plan)
     except InputError as error:
         return DeviceMemory(available, unavailable=str(error))

@@ -115,7 +115,7 @@ OFFLOADED = {
 """The groups of tensors outside of the GPU's memory, by name."""
 
 
-def _offload_named(text: str) -> tuple[str, ...]:
+def offload_named(text: str) -> tuple[str, ...]:
     """Return the names of what is offloaded. Raises `InputError` for unknown ones and those that exclude each other."""
     names = tuple(dict.fromkeys(each.strip() for each in text.split(","))) if text else ()
     if "nvme" in names:
@@ -154,7 +154,7 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         loss=_loss_named(request.loss),
         drops_paths=check_probability("lora_dropout", request.lora_dropout) > 0,
         every=check_size("checkpoint_every", request.checkpoint_every),
-        offload=_offload_named(request.offload),
+        offload=offload_named(request.offload),
         no_sync=request.no_sync,
         communication_buffers=communication_buffers_of(request),
     )

@@ -15,6 +15,7 @@ from learncost.reports.run_cost import published
 from learncost.reports.run_cost.record import Utilization
 
 if TYPE_CHECKING:
+    from learncost.reports.memory.on_device import DeviceMemory
     from learncost.reports.search.spread import Spread
 
 
@@ -40,6 +41,15 @@ def step_on(request: Request, measured: bool) -> tuple[Figure | str, str]:
         timing.time.high,
     )
     return seconds, timing.plan
+
+
+def with_copies(seconds: Figure | str, memory: DeviceMemory | None) -> Figure | str:
+    """Return the step with the copies to the host and back: behind each other at most, and at least overlapped."""
+    if isinstance(seconds, str) or memory is None or not memory.offload:
+        return seconds
+    copying, source = memory.copying or 0.0, f"{seconds.source}. {memory.offload.removesuffix('.')}"
+    low, high = max(seconds.low or seconds.value, copying), (seconds.high or seconds.value) + copying
+    return replace(seconds, value=seconds.value + copying, source=source, low=low, high=high)
 
 
 def show_step(figures: dict[str, Figure], seconds: Figure | str, tokens: int, together: Sequence[Figure] = ()) -> None:

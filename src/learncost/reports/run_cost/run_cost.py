@@ -36,6 +36,7 @@ from learncost.reports.run_cost.duration import (
     show_step_over,
     step_on,
     utilizations,
+    with_copies,
 )
 from learncost.reports.run_cost.record import RunCost
 from learncost.timing.rates import Rates
@@ -81,7 +82,7 @@ class RunAssumptions:
 @takes_request(
     "model tokens on devices * mesh place placement schedule microbatch chunks plan procedure price_book dtype "
     "precision batch_size seq_len target_len optimizer train train_layers lora lora_rank lora_alpha engine "
-    "communication_buffers",
+    "communication_buffers offload",
     RunAssumptions,
     price_book=CONVENTION,
     devices=1,
@@ -199,6 +200,8 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     grid_place = _place(typed, given.country, given.year)
     group = cluster_of(on)
     over_devices = group is not None or request.mesh is not None or bool(request.place or request.placement)
+    if over_devices and request.offload:
+        raise InputError("run-cost does not time --offload over a mesh: give one device, or learncost memory --mesh")
     if over_devices and (speeds := [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]):
         flag = speeds[0].replace("_", "-")
         raise InputError(
@@ -246,6 +249,7 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
         alone = replace(one, price_book="run", on=on, precision=precision)
         on_device = memory_on_device(alone)
         seconds, plan = step_on(alone, attained is not None)
+        seconds = with_copies(seconds, on_device)
         show_step(figures, seconds, step.tokens_per_step)
         unknown = {"modelled_step": seconds} if isinstance(seconds, str) else {}
         total_by = days_on(figures, typed, machine, kind, usual, most)

@@ -26,6 +26,7 @@ from learncost.program.optimizer_step import CLASSES, Stepping, default_implemen
 from learncost.program.program import (
     ACTIVATIONS,
     GRADIENTS,
+    HOST,
     STATES,
     WEIGHTS,
     WORKSPACE,
@@ -306,7 +307,30 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     moment, said = at_line(most.op.label, most.bytes), _said(step, program, bool(buffers))
     there = grouped(allocations)
     rules, host = _rules(step), most_on_host(program)
-    return MemoryUse(most.bytes, moment, split, there, curve, stays, said, rules=rules, buffers=buffers, host=host)
+    given = most.bytes, moment, split, there, curve, stays, said
+    moved = _moved(step, sizes, program) if step.eager.hosted else (0, 0)
+    return MemoryUse(*given, rules=rules, buffers=buffers, host=host, moved=moved)
+
+
+def _moved(step: MemoryStep, sizes: Mapping[str, int], program: Program) -> tuple[int, int]:
+    """Return the bytes that a step copies to the host, and back.
+
+    Saved tensors go there and back, and so do gradients and new weights; shards of weights come for every gathering.
+    """
+    hosted, kind, wrapping, table = step.eager.hosted, step.kind, _wrapping(step), _plain(step.model).table
+    part = wrapping.part if wrapping else int
+    ran = len({op.microbatch for op in program.ops})
+    saved = sum(each.bytes for each in program.buffers if each.device == HOST and each.role == ACTIVATIONS)
+    there = back = saved // ran * step.accumulate
+    learned, weights = (
+        part(bytes_of(table, names, sizes, lambda _: 1)) for names in (step.model.learning, table.weights)
+    )
+    if STATES in hosted:
+        there += learned * kind.weight * (step.accumulate if GRADIENTS in hosted else 1)
+        gathered = 2 if wrapping and wrapping.reshards else 1
+        shards = weights * (kind.master or kind.weight) * gathered * step.accumulate
+        back += shards if WEIGHTS in hosted else learned * kind.weight
+    return there, back
 
 
 def _said(step: MemoryStep, program: Program, buffered: bool) -> str:

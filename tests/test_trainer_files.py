@@ -10,6 +10,7 @@ import yaml
 
 import learncost as lc
 from learncost.cli.command import main
+from learncost.ir.errors import InputError
 from learncost.ir.precision import PRECISIONS
 from learncost.models.argument import preset
 from learncost.procedures.optimizer import STATES
@@ -400,6 +401,39 @@ PAGED = {
 }  # fmt: skip
 
 
+PAIRED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({**AXOLOTL, "rl": "dpo", "adapter": "lora"}, {}, "--task dpo --lora q_proj,v_proj"),
+    ({**AXOLOTL, "rl": "orpo"}, {}, "--task orpo"),
+    ({**FACTORY, "stage": "dpo", "finetuning_type": "lora", "cutoff_len": 512}, {}, "--task dpo"),
+    ({**FACTORY, "stage": "dpo", "pref_loss": "orpo", "finetuning_type": "full"}, {}, "--task orpo"),
+    ({**TRL, "beta": 0.1, "loss_type": "sigmoid"}, {}, "--task dpo"),
+    ({**TRL, "beta": 0.1}, {"task": "orpo"}, "--task orpo"),
+    ({**TUNE, "loss._component_": "torchtune.rlhf.loss.DPOLoss", "tokenizer.max_seq_len": 512}, {}, "--task dpo"),
+]
+
+
+@pytest.mark.parametrize(("keys", "given", "flags"), PAIRED)
+def test_a_training_on_pairs_has_two_sequences_for_each(tmp_path: Path, keys, given, flags) -> None:
+    path = tmp_path / "pairs.yaml"
+    path.write_text(yaml.safe_dump(keys))
+    found = trainer_step((str(path),), **given)
+    assert flags in found.command, found.command
+    assert "--loss" not in found.command
+    sequences = int(found.command.split("--batch-size ")[1].split()[0])
+    assert sequences == 2 * (found.step.get("micro_batch_size") or 1) * (found.step.get("accumulate") or 1)
+
+
+def test_a_step_on_pairs_that_a_file_does_not_name_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.yaml"
+    path.write_text(yaml.safe_dump({**TRL, "beta": 0.1}))
+    with pytest.raises(InputError, match="add --task dpo or --task orpo"):
+        lc.request_of(str(path))
+    path.write_text(yaml.safe_dump({**AXOLOTL, "rl": "dpo"}))
+    for asked in (str(path), lc.request_of(str(path))):
+        with pytest.raises(InputError, match="of task dpo, which learncost memory, cost and run-cost predict"):
+            lc.fit(asked, budget="24GB")
+
+
 OFFLOADED_FILES = [
     ({"fsdp_cpu_offload": True, "enable_activation_offloading": True}, {"devices": 8}, "weights,activations", []),
     ({"fsdp_cpu_offload": True}, {"devices": 1}, "optimizer", ["fsdp_cpu_offload"]),
@@ -723,7 +757,7 @@ BAD = [
     ("a.yaml", "a: &a [b, *a]\n", "nested more than 40 levels deep, or contains itself"),
     ("a.yaml", EXPANDING, "more than 10,000 values"),
     ("a.yaml", "base_model: gpt2\nsequence_len: long\n", "line 2: sequence_len is 'long', not a whole number"),
-    ("a.yaml", "base_model: gpt2\nsequence_len: 8\nrl: dpo\n", "rl is another step than fine-tuning"),
+    ("a.yaml", "base_model: gpt2\nsequence_len: 8\nrl: kto\n", "rl is another step than fine-tuning"),
     ("a.json", '{"zero_optimization": 1', "is not JSON"),
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from learncost.reports.run import check_choice, prepare
 @takes_request(
     "model procedure price_book batch_size seq_len target_len tokens optimizer dropout dtype context train "
     "train_layers lora lora_rank lora_alpha plan on precision mesh place placement schedule microbatch chunks "
-    "page_size engine offload"
+    "page_size engine offload task"
 )
 def cost(request: Request, by: str = "layer", depth: int | str | None = None) -> Cost:
     """The exact MACCs, FLOPs, bytes and parameters of a training step or of inference, by layer and macro-operation.

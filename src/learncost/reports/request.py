@@ -81,6 +81,7 @@ class Request:
     accumulate: int | str = 1
     clip: float | str | None = None
     loss: str = ""
+    task: str = ""
     checkpoint_every: int | str = 1
     offload: str = ""
     no_sync: bool = False
@@ -316,6 +317,7 @@ def takes_request(
 
         def call(*args: Any, **arguments: Any) -> Answer:
             if args and isinstance(args[0], Request):
+                _check_task(args[0].task, accepted.parameters)
                 return function(*args, **arguments)
             try:
                 bound = accepted.bind(*args, **arguments).arguments
@@ -342,6 +344,12 @@ def takes_request(
     return make
 
 
+def _check_task(task: str | None, names: Collection[str]) -> None:
+    """Raise `InputError` for a step of a task that a question without this field would take for another."""
+    if task and "task" not in names:
+        raise InputError(f"the step is of task {task}, which learncost memory, cost and run-cost predict alone")
+
+
 def _of_files(given: dict[str, Any], names: Collection[str], devices: object) -> dict[str, Any]:
     """Return the fields of a question about trainers' files: what the files say, replaced by what is given.
 
@@ -357,6 +365,7 @@ def _of_files(given: dict[str, Any], names: Collection[str], devices: object) ->
         return given
     typed = {name: value for name, value in given.items() if name != "model"}
     of_files = keywords_of(*read_step(paths), **{"devices": devices, **typed})
+    _check_task(of_files.get("task"), names)
     if "engine" not in typed:
         of_files = for_question(of_files, names)
     kept = {*names, "model", "accumulate"}  # microbatches decide the memory of every answer about a device

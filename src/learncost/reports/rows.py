@@ -33,15 +33,19 @@ def ledger(
     by: str,
     timed: Timing | None = None,
     over: OverMesh | None = None,
+    again: Collection[int] = (),
 ) -> Cost:
-    """Return grouped and evaluated priced lines; over a mesh those of one device."""
+    """Return grouped and evaluated priced lines; over a mesh those of one device.
+
+    again  the places of the lines of a reference model, which are those of a second forward pass
+    """
     axes = price.sizes
     passes = chosen.passes_over(model)
     if any(row.macro_operation == "recomputation" for row in price.rows):
         passes["recomputation"] = 1  # a plan's, where the procedure has none
     phases = {name: (passes[name], Amount(0, 0)) for name in MACRO_OPERATIONS}
     for (name,), part in price.by("macro_operation").items():
-        phases[name] = (passes[name], Amount(part.maccs, part.flops))
+        phases[name] = (passes[name] + bool(again and name == "forward"), Amount(part.maccs, part.flops))
     batch_size, seq_len, target_len = model.lengths(axes)
     sizes = over.of_model if over else axes
     return Cost(
@@ -56,7 +60,9 @@ def ledger(
         trained_parameters=parameters(replace(model.table, weights=model.learning)).at(sizes),
         total=Amount(price.maccs, price.flops),
         macro_operations=phases,
-        rows=_rows(price, by, passes, timed, whole=model.table.title if model.configuration.layer else None, over=over),
+        rows=_rows(
+            price, by, passes, timed, None, model.table.title if model.configuration.layer else None, over, again
+        ),
         by=by,
         dtype=price.dtype,
         optimizer="",
@@ -131,10 +137,11 @@ def _rows(
     depth: int | None = None,
     whole: str | None = None,
     over: OverMesh | None = None,
+    again: Collection[int] = (),
 ) -> tuple[LedgerRow, ...]:
-    """Return the rows; `whole` is the name of a layer that is the model."""
+    """Return the rows; `whole` is the name of a layer that is the model, `again` are places as of `ledger`."""
     result = []
-    payloads, rounds = (over.payloads, over.rounds) if over else ({}, frozenset[int]())
+    payloads, rounds = (over.payloads, over.rounds) if over else ({}, again)
     for fields_of_row, rows in lines_by(price, by, timed, depth):
         part = Price(price.book, tuple(rows), price.sizes, price.dtype)
         row = LedgerRow(
@@ -164,7 +171,8 @@ def _rows(
 def _repeat(part: Price, passes: int, rounds: Collection[int] = ()) -> int:
     """Return how many equal layers a row merges: how often a layer's most frequent line runs in one pass.
 
-    rounds  the places of lines in iterations round a mesh, which the layer has outside of them for its own part as well
+    rounds  the places of lines in iterations round a mesh, which the layer has outside of them for its own part as
+            well, or of lines that run again
     Steps of a line that a mesh writes out, such as P!m of a softmax, are left out. Of a gradient in several parts, dX
     and dX+2, or in two steps, dY:X and dX, one is counted. Where a row has parts and
     merges alone, a layer is identified by the value that it reads: its parts, in one repeat, are those of one layer.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from learncost.cost_models import Book, Price, PricedLine, price
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
-from learncost.ir.errors import InputError, counted, shown
+from learncost.ir.errors import InputError, counted, named_one, shown
 from learncost.ir.table import Table
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, Structure, build, context_beyond, run_sizes
@@ -122,6 +122,7 @@ class PreparedRun:
     plan_asked: str | None = None  # None: none was given
     context: int | None = None  # the model's, where its default length is taken and is shorter
     engine: str = "eager"  # whose time is predicted
+    refers: bool = False  # whether a reference model runs on the batch, without gradients and adapters
 
     @property
     def plan(self) -> str:
@@ -144,8 +145,10 @@ class PreparedRun:
         return {"plan": self.plan, "tokens": self.tokens, "length_note": self.length_note}
 
     def rows(self, procedure: str, book: Book) -> tuple[PricedLine, ...]:
-        """Return the priced lines of one step of a procedure, as polynomials in the axes' sizes."""
-        return rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
+        """Return the priced lines of one step of a procedure, as polynomials in the axes' sizes; last a reference's."""
+        rows = rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
+        again = [row for row in rows if self.refers and row.macro_operation == "forward" and row.layer != "lora"]
+        return (*rows, *(replace(row, place=len(rows) + number) for number, row in enumerate(again)))
 
     def table(self, procedure: str, book: Book) -> Table:
         """Return the priced step: the lines of `rows`, one for one, in their loops."""
@@ -183,7 +186,8 @@ class PreparedRun:
             run = self.executed(procedure, book, on)
             timed = run.timing(procedure, book, on, rows if run.plan != self.plan else None)
         optimizer = self.optimizer or default_optimizer(book)
-        answer = ledger(model, chosen, Price(book.name, rows, self.axes, self.dtype), by, timed)
+        again = range(len(replace(self, refers=False).rows(procedure, book)), len(rows)) if self.refers else ()
+        answer = ledger(model, chosen, Price(book.name, rows, self.axes, self.dtype), by, timed, again=again)
         return replace(answer, trained=trained, optimizer=optimizer, **self._asked)
 
     def cost_over(
@@ -279,7 +283,21 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
         _check_plan(request, built, names)
     context = None if "seq_len" in lengths else context_beyond(configuration)
     sizes_of_all = built, axes, book, request.optimizer, kind, tokens, learning
-    return PreparedRun(*sizes_of_all, request.plan, context, request.timed_by)
+    return PreparedRun(*sizes_of_all, request.plan, context, request.timed_by, _refers(request, axes["B"]))
+
+
+def _refers(request: Request, batch: int) -> bool:
+    """Return whether a reference model runs on the batch. Raises `InputError` for a task that cannot be counted."""
+    if not request.task:
+        return False
+    from learncost.program.autograd.losses import TASKS  # imported where it is needed: start-up counts
+
+    task = named_one("task", request.task, TASKS)
+    if request.is_sharded:
+        raise InputError("--task over a mesh is counted by learncost memory --engine eager alone")
+    if batch % 2:
+        raise InputError(f"--task {request.task} requires pairs: give an even --batch-size")
+    return task.refers
 
 
 def _check_plan(request: Request, model: Model, procedures: tuple[str, ...]) -> None:

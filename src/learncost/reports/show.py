@@ -224,6 +224,10 @@ def _served(cost: Cost, served: Mapping[str, float]) -> str:
     return f"{sentence} of the whole batch. Not included: data transfer from the host{beyond}."
 
 
+def _twice(cost: Cost) -> list[str]:
+    return [name for name, (passes, _) in cost.macro_operations.items() if passes > 1]
+
+
 def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
     notes = []
     if is_rounded:
@@ -256,6 +260,9 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append(f"All devices together: {of_all['maccs']:,} MACCs, {of_all['flops']:,} FLOPs.")
     if cost.memory and cost.memory.batch_size:
         notes.append(_largest(cost, cost.memory))
+    if cost.request and cost.request.task:
+        refers = "; the second forward pass is that of the reference model" if "forward" in _twice(cost) else ""
+        notes.append(f"Task {cost.request.task}: on pairs, with the loss counted as a cross-entropy{refers}.")
     if cost.memory and cost.memory.offload:
         notes.append(cost.memory.offload)
     elif cost.request and cost.request.offload and not cost.memory:

@@ -15,6 +15,7 @@ from typing import Any
 from learncost.ir.errors import InputError, counted, printable, shown
 from learncost.ir.precision import PRECISIONS, training_precision
 from learncost.passes.plan import NONE
+from learncost.program.autograd.losses import TASKS
 from learncost.program.optimizer_step import CLASSES
 from learncost.reports.question import flags_typed
 from learncost.reports.request import Request
@@ -48,6 +49,9 @@ MODULES = (
     *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
 )
 """The linear modules of a block of Llama and its kin, by their names in transformers."""
+
+UNSAID = "preference"
+"""The task of files that are of a step on pairs, and do not say of which."""
 
 LONGEST = 200  # characters of a pattern of modules
 NESTED = re.compile(r"\)[*+{]|([*+{].*){5}")  # repetitions in a pattern that may take exponential time
@@ -87,10 +91,10 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     Raises InputError if the files are no training that can be predicted, or do not say what is needed.
     """
     where = printable(reading.files[0])
-    if reading.refused:
+    if reading.refused and not (reading.step.task == UNSAID and given.get("task")):
         raise InputError(f"{where}: {reading.refused}")
     sizes = {name.replace("-", "_") for name in {**given, **given.get("sizes", {})}}
-    step = reading.step
+    step = _with_own_loss(reading.step.having("task", given.get("task") or reading.step.task))
     if given.get("devices") is not None and step.devices is None:
         step = step.having("devices", counted(given["devices"]))
     asked = given.get("mesh") or ""
@@ -118,12 +122,18 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     step = step if _sums_whole(placement if over_mesh else "", accumulate) else step.having("no_sync", False)
     by_eager = given.get("engine") in (None, "eager")
     by_eager &= not (over_mesh and (_unwrapped(step, placement) or (deepspeed and placement == DATA[2])))
+    paired = step.task in TASKS
+    if paired and over_mesh and not by_eager:
+        raise InputError(f"{where}: {step.task} is not predicted over this mesh ({placement}): add --devices 1")
     kept = not over_mesh or (by_eager and placement == "ddp")  # autocast
     precision = step.precision if kept else WITHOUT_AUTOCAST.get(step.precision or "", step.precision)
     own = step.module if by_eager and given.get("module") is None else None
     keywords: dict[str, Any] = {
         "model": step.sizes if described else model or _model(step, reading),
-        "batch_size": (1 if step.micro_batch_size is None else step.micro_batch_size) * accumulate * data,
+        "batch_size": (1 if step.micro_batch_size is None else step.micro_batch_size)
+        * accumulate
+        * data
+        * (1 + paired),
         "seq_len": step.seq_len,
         "accumulate": accumulate,
         "procedure": "recompute" if step.checkpointing == FULL and (every == 1 or by_eager) else None,
@@ -136,6 +146,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "dropout": step.dropout or None,
         "engine": "eager" if over_mesh and by_eager and _needs_eager(step, precision) else None,
         "loss": step.loss if by_eager else None,
+        "task": step.task if paired else None,
         "offload": _offloaded(step, over_mesh) if by_eager else None,
         "no_sync": step.no_sync or None if by_eager else None,
         "communication_buffers": step.communication_buffers if over_mesh else None,
@@ -161,9 +172,14 @@ def for_question(keywords: Mapping[str, Any], names: Collection[str]) -> dict[st
     return kept
 
 
+def _with_own_loss(step: Step) -> Step:
+    """Return a step on pairs with the loss of its task alone."""
+    return step.having("loss", None) if step.task in TASKS else step
+
+
 def _needs_eager(step: Step, precision: str | None) -> bool:
     """Return whether a step over a mesh has a setting that engine eager alone counts."""
-    return precision in WITHOUT_AUTOCAST or any(map(partial(_counts, step), OF_EAGER))
+    return precision in WITHOUT_AUTOCAST or step.task in TASKS or any(map(partial(_counts, step), OF_EAGER))
 
 
 def _counts(step: Step, name: str) -> bool:
@@ -191,7 +207,7 @@ def not_counted(reading: Reading, keywords: Mapping[str, Any]) -> tuple[KeyRead,
     keywords  those of the question
     """
     whole = _sums_whole(str(keywords.get("placement", "")), int(keywords.get("accumulate", 1)))
-    step = reading.step if whole else reading.step.having("no_sync", False)
+    step = _with_own_loss(reading.step if whole else reading.step.having("no_sync", False))
     lost = [name for name in OF_EAGER if _counts(step, name) and FLAGS.get(name, name) not in keywords]
     lost += ["offload"] if step.offload == "weights" and "optimizer" in keywords.get("offload", "") else []
     replaced, placement = WITHOUT_AUTOCAST.get(step.precision or ""), str(keywords.get("placement", "ddp"))

@@ -31,7 +31,7 @@ class Step:
     reentrant                 whether checkpoints are PyTorch's reentrant ones
     loss                      the loss that is computed together with the head, as of `learncost memory --loss`
     packed                    whether sequences are filled to their length
-    task                      what is trained for: sft, dpo and others
+    task                      what is trained for: sft, dpo, orpo and others
     zero                      the stage of ZeRO, of which 3 is fully sharded
     dp, replicate, shard      devices over which batches are split: all, and those of HSDP's two axes
     devices                   of the whole run

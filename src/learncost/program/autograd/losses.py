@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from learncost.program.autograd.operators import FLOAT, INTEGER, TapeTensor, cross_entropy
+from learncost.program.autograd.operators import FLOAT, INTEGER, Gradients, TapeTensor, cat, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,79 @@ def _olmo(head: HeadInputs) -> TapeTensor:
     tape.hold(scores)
     return losses.sum(1)
 
+
+def _probable(head: HeadInputs) -> TapeTensor:
+    """Run `selective_log_softmax` of every sequence in turn: the log-probabilities of its tokens.
+
+    The scores of a sequence in 16 bits are a log-softmax, of which the tokens are gathered; in float tokens are
+    gathered from all scores, less their logsumexp.
+    """
+    scores = head.scored(head.hidden)
+    tape, tokens = scores.tape, head.tokens // head.sequences
+    head.held[:] = [scores]
+    shifted = scores.slice(scores.elements)
+    targets = tape.new(head.tokens, INTEGER)
+    parts = shifted.split([tokens * head.classes] * head.sequences)
+    if scores.width >= FLOAT:
+        chosen = shifted.gather(targets, head.tokens)
+        return (chosen + -cat([_logsumexp(part, tokens) for part in parts])).sum(1)
+    return cat([part.apply("log_softmax").gather(targets, tokens) for part in parts]).sum(1)
+
+
+def _logsumexp(scores: TapeTensor, rows: int) -> TapeTensor:
+    """Run `torch.logsumexp`: grad * (self - result).exp() backward."""
+    tape, sizes = scores.tape, (scores.elements, scores.width)
+
+    def backward(_: Gradients) -> Gradients:
+        difference, shares = tape.new(*sizes), tape.new(*sizes)
+        tape.hold(difference)
+        result = tape.new(*sizes)
+        tape.hold(shares)
+        return [result]
+
+    tape.read(scores)
+    shifted = tape.new(*sizes, name="sub")
+    (result,) = tape.run("logsumexp", (scores,), ((rows, scores.width),), backward, (scores, 0))
+    tape.hold(shifted)
+    return result
+
+
+def _with_odds(head: HeadInputs) -> TapeTensor:
+    """Run the log-softmax of all scores, and the cross-entropy of the chosen half."""
+    scores = head.scored(head.hidden)
+    targets = scores.tape.new(head.tokens, INTEGER)
+    chosen = cross_entropy(scores.slice(scores.elements // 2), targets)
+    result = scores.slice(scores.elements).apply("log_softmax").gather(targets, head.tokens).sum(1) + chosen
+    scores.tape.hold(scores)
+    return result
+
+
+@dataclass(frozen=True)
+class PairedTask:
+    """A training on pairs of sequences; `refers`: a model without gradients runs on them, too."""
+
+    loss: LossRow
+    refers: bool = False
+
+
+TASKS: Mapping[str, PairedTask] = {
+    "dpo": PairedTask(
+        LossRow(
+            "DPO's (Rafailov et al. 2023): log-probabilities of pairs, and those of a reference without gradients",
+            "TRL 001ea5fc, trainer/dpo_trainer.py: DPOTrainer, utils.py: selective_log_softmax",
+            _probable,
+        ),
+        refers=True,
+    ),
+    "orpo": PairedTask(
+        LossRow(
+            "ORPO's (Hong et al. 2024): log-probabilities of pairs, and the cross-entropy of the chosen ones",
+            "TRL 9d58faa7, trainer/orpo_trainer.py: odds_ratio_loss, get_batch_logps",
+            _with_odds,
+        ),
+    ),
+}
+"""The trainings on pairs by their names."""
 
 LOSSES: Mapping[str, LossRow] = {
     "liger": LossRow(

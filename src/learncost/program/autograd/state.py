@@ -42,6 +42,7 @@ class StepOptions:
     loss         the loss that is computed together with the head; None: the module's own
     drops_paths  whether operands of low-rank paths have dropout
     hosted       roles of what lies in the memory of the host
+    refers       whether a reference model runs behind the forward pass, without gradients
     """
 
     module: Module
@@ -60,6 +61,7 @@ class StepOptions:
     loss: LossRow | None = None
     drops_paths: bool = False
     hosted: Collection[str] = ()
+    refers: bool = False
 
     def place(self, role: str) -> str:
         """Return the device of what has a role: the host, or the default."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import size_of
@@ -196,6 +197,10 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
             state.sharded.reduces = syncs or builder.microbatch == several - 1
         builder.phase = FORWARD
         outputs = _forward(state)
+        if asked.refers:
+            without = replace(asked, learning=(), checkpoint="")
+            _forward(StepState(tape, table, sizes, without, state.storages))
+            state.release(state.scores)
         if state.sharded:
             state.sharded.before_backward(state.sharded.group(ROOT))
         tape.backward(outputs)

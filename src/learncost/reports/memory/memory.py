@@ -219,7 +219,7 @@ class MemoryQuestion:
         request = self.request
         request.check_without_cache(procedure)
         kind = request.kind(trains=True)
-        counted_alone = replace(request, price_book="run", optimizer=None, tokens=None).in_precision(kind.name)
+        counted_alone = replace(request, price_book="run", optimizer=None, tokens=None, task="").in_precision(kind.name)
         chosen_engine = named_one("engine", engine or USUAL, memory_engines())
         run = prepare(replace(counted_alone, procedure=procedure))
         chosen, accumulate, planner = request.optimizer or DEFAULT, request.accumulate, chosen_engine.planner
@@ -256,7 +256,7 @@ def memory_question(request: Request) -> MemoryQuestion:
 
 @takes_request(
     "model procedure batch_size seq_len target_len optimizer dropout dtype * context page_size precision plan "
-    "accumulate clip budget on engine module optimizer_implementation loss checkpoint_every offload no_sync mode "
+    "accumulate clip budget on engine module optimizer_implementation loss task checkpoint_every offload no_sync mode "
     "communication_buffers train train_layers lora lora_rank lora_alpha lora_dropout mesh place placement "
     "schedule chunks"
 )

@@ -77,6 +77,7 @@ def _refused(step: MemoryStep, chosen_engine: Engine) -> str:
         return "requires --procedure recompute with --checkpoint-every"
     options = {"--loss": step.eager.loss, "--lora-dropout": step.eager.drops_paths}
     options |= {"--checkpoint-every": step.eager.every > 1, "--offload": step.eager.offload}
+    options |= {"--task": step.eager.task}
     options |= {
         "--no-sync": step.eager.no_sync,
         "--communication-buffers": step.eager.communication_buffers and chosen_engine.name != GRAPH,
@@ -107,8 +108,8 @@ def largest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int:
 
 
 def _unit(step: MemoryStep) -> int:
-    """Return the smallest batch: one sequence for each microbatch of each device that has its own."""
-    return step.shares.get("B", 1) * step.accumulate
+    """Return the smallest batch: a sequence, or a pair, for each microbatch of each device that has its own."""
+    return step.shares.get("B", 1) * step.accumulate * (2 if step.eager.task else 1)
 
 
 def _largest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int:

@@ -59,6 +59,8 @@ class EagerOptions:
     drops_paths     whether operands of low-rank paths have dropout
     every           of so many blocks the first runs under a checkpoint
     offload         names of `OFFLOADED`
+    task            what is trained for; empty: the next token
+    adapts          whether weights have low-rank paths, without which they are those of the reference model
     no_sync         whether gradients are reduced behind the last microbatch alone
     communication_buffers  bytes on each device
     """
@@ -71,6 +73,8 @@ class EagerOptions:
     drops_paths: bool = False
     every: int = 1
     offload: tuple[str, ...] = ()
+    task: str = ""
+    adapts: bool = False
     no_sync: bool = False
     communication_buffers: int = 0
 
@@ -132,13 +136,14 @@ def implementation_named(name: str) -> str:
     return name and named_one("optimizer implementation", name, {each: each for each in IMPLEMENTATIONS})
 
 
-def _loss_named(name: str) -> str:
-    """Return the name of a loss. Raises `InputError` for an unknown one."""
+def _of_losses(kind: str, name: str) -> str:
+    """Return the name of a loss or a task. Raises `InputError` for an unknown one."""
     if not name:
         return ""
-    from learncost.program.autograd.losses import LOSSES  # imported when used, for a fast start
+    from learncost.program.autograd.losses import LOSSES, TASKS  # imported when used, for a fast start
 
-    named_one("loss", name, LOSSES)
+    known: Mapping[str, object] = {"loss": LOSSES, "task": TASKS}[kind]
+    named_one(kind, name, known)
     return name
 
 
@@ -151,7 +156,9 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         request.module and module_named(request.module).name,
         GPU if request.on == GPU else CPU,
         implementation_named(request.optimizer_implementation),
-        loss=_loss_named(request.loss),
+        loss=_of_losses("loss", request.loss),
+        task=_of_losses("task", request.task),
+        adapts=request.lora is not None or request.lora_rank is not None,
         drops_paths=check_probability("lora_dropout", request.lora_dropout) > 0,
         every=check_size("checkpoint_every", request.checkpoint_every),
         offload=offload_named(request.offload),

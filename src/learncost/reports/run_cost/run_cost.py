@@ -82,7 +82,7 @@ class RunAssumptions:
 @takes_request(
     "model tokens on devices * mesh place placement schedule microbatch chunks plan procedure price_book dtype "
     "precision batch_size seq_len target_len optimizer train train_layers lora lora_rank lora_alpha engine "
-    "communication_buffers offload",
+    "communication_buffers offload task",
     RunAssumptions,
     price_book=CONVENTION,
     devices=1,
@@ -200,8 +200,8 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     grid_place = _place(typed, given.country, given.year)
     group = cluster_of(on)
     over_devices = group is not None or request.mesh is not None or bool(request.place or request.placement)
-    if over_devices and request.offload:
-        raise InputError("run-cost does not time --offload over a mesh: give one device, or learncost memory --mesh")
+    if over_devices and (flag := "offload" if request.offload else "task" if request.task else ""):
+        raise InputError(f"run-cost does not time --{flag} over a mesh: give one device, or learncost memory --mesh")
     if over_devices and (speeds := [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]):
         flag = speeds[0].replace("_", "-")
         raise InputError(

@@ -117,11 +117,21 @@ def _plans(step: MemoryStep) -> set[str]:
 
 def _loss(step: MemoryStep) -> LossRow | None:
     """Return the loss that is computed together with the head; None if the module has its own."""
-    if not (name := step.eager.loss or ("liger" if CHUNKED in _plans(step) else "")):
+    task, name = step.eager.task, step.eager.loss or ("liger" if CHUNKED in _plans(step) else "")
+    if not (task or name):
         return None
-    from learncost.program.autograd.losses import LOSSES  # imported when used, for a fast start
+    from learncost.program.autograd.losses import LOSSES, TASKS  # imported when used, for a fast start
 
-    return LOSSES[name]
+    return TASKS[task].loss if task else LOSSES[name]
+
+
+def _refers(step: MemoryStep) -> bool:
+    """Return whether a reference model runs, too."""
+    if not step.eager.task:
+        return False
+    from learncost.program.autograd.losses import TASKS  # imported when used, for a fast start
+
+    return TASKS[step.eager.task].refers
 
 
 def _unfused(step: MemoryStep) -> bool:
@@ -137,10 +147,13 @@ def _module(step: MemoryStep) -> Module:
 def _emulated(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
     """Return the step of a module that is emulated."""
     model, kind, module = _plain(step.model), step.kind, _module(step)
-    hosted = step.eager.hosted
+    hosted, given = step.eager.hosted, step.states_and_masters | _sums(step, sizes)
+    given |= _hosted_gradients(step, sizes) if GRADIENTS in hosted else {}
+    if (refers := _refers(step)) and not step.eager.adapts:
+        given |= {"reference weights": bytes_of(model.table, model.table.weights, sizes, lambda _: kind.weight)}
     settings = StepOptions(
         module,
-        step.states_and_masters | _sums(step, sizes) | (_hosted_gradients(step, sizes) if GRADIENTS in hosted else {}),
+        given,
         kind.weight,
         frozenset(model.learning),
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
@@ -155,6 +168,7 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
         _loss(step),
         step.eager.drops_paths,
         hosted,
+        refers,
     )
     summed = kind.gradient if _sums(step, sizes) else 0
     width, autocast = (kind.weight, kind.value) if kind.autocast else (kind.value, 0)
@@ -350,6 +364,8 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
         said += f" Not in this memory: {OFFLOADED[name].title}."
     if row := _loss(step):
         said += f" The loss is {row.title} ({row.source})."
+    if _refers(step):
+        said += " The reference model is the same without adapters." if step.eager.adapts else " It has own weights."
     return said + (f" The module itself was not run: {step.instead}." if step.instead else "")
 
 
@@ -408,9 +424,11 @@ def _refuses(step: MemoryStep) -> str:
         return f"does not support --plan {step.run.plan}"
     if step.eager.loss and CHUNKED in _plans(step):
         return f"takes --loss {step.eager.loss} or --plan {CHUNKED}, which is --loss liger: not both"
+    if step.eager.task and (why := _unpaired(step)):
+        return why
     if step.module == Itself.name and (_loss(step) or step.eager.drops_paths):
-        plan = f"--plan {CHUNKED}" if _loss(step) else "--lora-dropout"
-        flag = f"--loss {step.eager.loss}" if step.eager.loss else plan
+        flag = f"--plan {CHUNKED}" if CHUNKED in _plans(step) else "--lora-dropout"
+        flag = next((f"--{name} {given}" for name in ("loss", "task") if (given := getattr(step.eager, name))), flag)
         return f"does not support {flag} with --module {Itself.name}, whose forward pass has its own"
     if _unfused(step) and step.module == Itself.name and usual_plan(step.unplanned):
         return f"runs an imported module as it is, with fused attention, not with --plan {NONE}"
@@ -432,6 +450,18 @@ def _refuses(step: MemoryStep) -> str:
     if _hooked(step) and step.over:
         return f"does not support --plan {HOOKED} over a mesh, since DDP and FSDP2 reduce gradients before a hook steps"
     return _unhosted(step)
+
+
+def _unpaired(step: MemoryStep) -> str:
+    """Return why a training on pairs does not run as it is asked."""
+    flag = f"--task {step.eager.task}"
+    if step.eager.loss or CHUNKED in _plans(step):
+        return f"supports {flag} with its own loss alone, without --loss and --plan {CHUNKED}"
+    if _here(step, step.sizes())["B"] % 2:
+        return f"requires pairs with {flag}: give an even --batch-size for each microbatch and device"
+    if _refers(step) and not step.eager.adapts and (wrapping := _wrapping(step)) and wrapping.parts > 1:
+        return f"does not shard the reference model of {flag}: give --lora, or --placement ddp"
+    return ""
 
 
 def _unhosted(step: MemoryStep) -> str:

@@ -1,0 +1,111 @@
+"""Trainings on pairs of sequences: predicted peaks beside those of PyTorch's allocator, with plainly written steps."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from against_torch_and_jax.torch_models import module
+from torch.nn import functional
+
+import learncost as lc
+from allocator import apart
+from learncost.ir.errors import InputError
+from learncost.models.configuration import configure
+
+SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3, "max_position_embeddings": 64}
+PAIRS, LENGTH = 2, 64
+
+
+def logits(network, tokens):
+    x = network.wte(tokens) + network.wpe(torch.arange(tokens.shape[1]))
+    for block in network.h:
+        x = block(x)
+    return network.lm_head(network.ln_f(x))
+
+
+def log_probabilities(scores, targets):
+    """Those of every sequence's tokens, a sequence at a time."""
+    if scores.dtype == torch.float32:
+        chosen = scores.gather(-1, targets[..., None]).squeeze(-1)
+        return (chosen - torch.stack([torch.logsumexp(each, -1) for each in scores])).sum(-1)
+    rows = (
+        functional.log_softmax(each, -1).gather(-1, own[:, None])[:, 0]
+        for each, own in zip(scores, targets, strict=True)
+    )
+    return torch.stack([*rows]).sum(-1)
+
+
+def dpo(network, reference, tokens, targets):
+    scores = logits(network, tokens)
+    own = log_probabilities(scores.narrow(1, 0, LENGTH), targets)
+    with torch.no_grad():
+        others = log_probabilities(logits(reference, tokens), targets)
+    ratios = own - others
+    return -functional.logsigmoid(0.1 * (ratios[:PAIRS] - ratios[PAIRS:])).mean()
+
+
+def orpo(network, reference, tokens, targets):
+    scores = logits(network, tokens)
+    likely = functional.cross_entropy(scores[:PAIRS].flatten(0, 1), targets[:PAIRS].flatten())
+    logs = scores.narrow(1, 0, LENGTH).log_softmax(-1).gather(-1, targets[..., None]).squeeze(-1).mean(-1)
+    odds = logs[:PAIRS] - logs[PAIRS:] - torch.log1p(-torch.exp(logs[:PAIRS])) + torch.log1p(-torch.exp(logs[PAIRS:]))
+    return likely - 0.1 * functional.logsigmoid(odds).mean()
+
+
+def train(configuration, loss, dtype):
+    network = module(configuration).to(dtype)
+    reference = deepcopy(network) if loss is dpo else None
+    optimizer = torch.optim.AdamW(network.parameters(), fused=True)
+    tokens, targets = (torch.randint(0, 100, (2 * PAIRS, LENGTH)) for _ in range(2))
+    for _ in range(2):
+        loss(network, reference, tokens, targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize(("loss", "precision"), [(dpo, "fp32"), (dpo, "bf16-true"), (orpo, "fp32")])
+@pytest.mark.parametrize("vocabulary", [4000, 100])
+def test_the_predicted_peak_is_that_of_the_allocator(loss, precision, vocabulary):
+    configuration = configure("gpt2", SMALL | {"vocab_size": vocabulary})
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    measured = apart(lambda: train(configuration, loss, dtype))[1]
+    flags = {"precision": precision, "module": "plain", "engine": "eager", "task": loss.__name__}
+    found = lc.memory(configuration, "bp", 2 * PAIRS, LENGTH, **flags)
+    assert found.peak == pytest.approx(measured, rel=0.01)
+    assert sum(found.split.values()) == found.peak
+
+
+def test_counts_of_a_reference_model_are_those_of_the_flop_counter():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    configuration = configure("gpt2", SMALL | {"vocab_size": 100})
+    network = module(configuration)
+    tokens, targets = (torch.randint(0, 100, (2 * PAIRS, LENGTH)) for _ in range(2))
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        dpo(network, deepcopy(network), tokens, targets).backward()
+    found, usual = (lc.cost(configuration, "bp", "matmul", 2 * PAIRS, LENGTH, task=task) for task in ("dpo", "orpo"))
+    assert found.flops == counter.get_total_flops()
+    assert found.flops - usual.flops == usual.macro_operations["forward"][1].flops
+    asked = {"batch_size": 2 * PAIRS, "seq_len": LENGTH, "price_book": "matmul", "lora": "c_attn"}
+    adapted = [lc.cost(configuration, task=task, **asked) for task in ("dpo", "orpo")]
+    assert adapted[0].flops - adapted[1].flops == usual.macro_operations["forward"][1].flops
+    assert next(row.repeat for row in adapted[0].rows if row.layer == "lora") == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"batch_size": 3}, "requires pairs"),
+        ({"batch_size": 4, "accumulate": 4}, "requires pairs"),
+        ({"engine": "graph"}, "does not support"),
+        ({"loss": "liger"}, "with its own loss alone"),
+        ({"mesh": "dp=2", "placement": "fsdp", "engine": "eager", "batch_size": 4}, "does not shard the reference"),
+    ],
+)
+def test_what_pairs_do_not_have_is_refused(flags, message):
+    with pytest.raises(InputError, match=message):
+        lc.memory("gpt2", task="dpo", **{"batch_size": 2, **flags})
+    for function in (lc.cost, lc.run_cost) if flags == {"batch_size": 3} else ():
+        with pytest.raises(InputError, match=message):
+            function("gpt2", task="dpo", batch_size=3, **({} if function is lc.cost else {"tokens": 1e6, "on": "V100"}))

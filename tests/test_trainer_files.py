@@ -226,7 +226,8 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
     ),
     ("torchtune", {**TUNE, "fsdp_cpu_offload": False}, {"zero": 3, "devices": None}),
     # torchtitan 238fa995: FSDP of fp32 weights that are gathered in bf16, checkpoints that select, sequences over tp.
-    ("torchtitan", TITAN, {"seq_len": 2048, "precision": "bf16-masters", "checkpointing": "selective", "zero": 3}),
+    ("torchtitan", TITAN, {"seq_len": 2048, "precision": "bf16-masters", "checkpoint_every": 2, "zero": 3}),
+    ("torchtitan", {**TITAN, "activation_checkpoint.selective_ac_option": "op"}, {"checkpoint_every": "op"}),
     (
         "torchtitan",
         {**TITAN, "parallelism.tensor_parallel_degree": 8, "activation_checkpoint.mode": "full"},

@@ -24,7 +24,7 @@ from learncost.sharding.mesh import mesh as mesh_of
 from learncost.trainer_files.framework import ENGINE
 from learncost.trainer_files.names import copied, family_of, named
 from learncost.trainer_files.reading import ENGINE_FILE, KeyRead, Reading, TrainerFiles, is_trainer_file, read_files
-from learncost.trainer_files.step import FULL, Step
+from learncost.trainer_files.step import FULL, SELECTIVE, Step
 
 HUB = Path("~/.cache/huggingface/hub")
 """The folder of huggingface_hub's downloads on this machine; it is read, and nothing is fetched."""
@@ -119,6 +119,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     accumulate = _accumulated(step, data, given)
     described = not model and not step.model and "model_type" in (step.sizes or {})
     every = step.checkpoint_every or 1
+    again = step.checkpointing == FULL or (step.checkpointing == SELECTIVE and every != 1)
     step = step if _sums_whole(placement if over_mesh else "", accumulate) else step.having("no_sync", False)
     by_eager = given.get("engine") in (None, "eager")
     by_eager &= not (over_mesh and (_unwrapped(step, placement) or (deepspeed and placement == DATA[2])))
@@ -136,9 +137,9 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         * (1 + paired),
         "seq_len": step.seq_len,
         "accumulate": accumulate,
-        "procedure": "recompute" if step.checkpointing == FULL and (every == 1 or by_eager) else None,
-        "checkpoint_every": every if every > 1 and step.checkpointing == FULL and by_eager else None,
-        "module": "transformers-reentrant" if step.checkpointing == FULL and step.reentrant else own,
+        "procedure": "recompute" if again and (every == 1 or by_eager) else None,
+        "checkpoint_every": every if every != 1 and again and by_eager else None,
+        "module": "transformers-reentrant" if again and step.reentrant else own,
         "precision": precision if given.get("dtype") is None else None,
         "optimizer": step.optimizer,
         "optimizer_implementation": _implementation(step) if by_eager else None,

@@ -312,7 +312,7 @@ def _typed(name: str, value: Any, rule: KeyRule, document: Document) -> Any:
     kind = _TYPES[name]
     if isinstance(value, list) and "str" in kind:
         return ",".join(map(str, value))
-    if "str" in kind:
+    if "str" in kind and not ("int" in kind and str(value).isdigit()):
         return str(value)
     if "bool" in kind and isinstance(value, bool):
         return value

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-FULL = "full"  # checkpointing of every block
+FULL, SELECTIVE = "full", "selective"  # checkpointing of every block; of some, or of some operators
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Step:
     lora_dropout              the dropout probability of what these read
     also_trained              modules that are trained next to LoRA
     checkpointing             full, selective or none
-    checkpoint_every          of so many blocks the first has a checkpoint
+    checkpoint_every          of so many blocks the first has a checkpoint; or op, torchtitan's selection of operators
     module                    the trainer's own code of the model, as of `learncost memory --module`
     reentrant                 whether checkpoints are PyTorch's reentrant ones
     loss                      the loss that is computed together with the head, as of `learncost memory --loss`
@@ -61,7 +61,7 @@ class Step:
     lora_dropout: float | None = None
     also_trained: str | None = None
     checkpointing: str | None = None
-    checkpoint_every: int | None = None
+    checkpoint_every: int | str | None = None
     module: str | None = None
     reentrant: bool | None = None
     loss: str | None = None

@@ -33,6 +33,7 @@ class StepOptions:
     drawn        the inputs that are dropout noise
     checkpoint   "" or how every block runs under `torch.utils.checkpoint`: "frames" or "reentrant"
     every        of so many blocks the first runs under a checkpoint
+    selects      whether checkpoints keep the results of some operators
     blocks       the number of blocks, where an iteration of a loop may contain several; 0: an iteration is one
     stepping     the optimizer's step
     microbatches the number of microbatches whose gradients are summed
@@ -62,6 +63,7 @@ class StepOptions:
     drops_paths: bool = False
     hosted: Collection[str] = ()
     refers: bool = False
+    selects: bool = False
 
     def place(self, role: str) -> str:
         """Return the device of what has a role: the host, or the default."""

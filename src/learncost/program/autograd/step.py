@@ -181,7 +181,7 @@ def _iteration(
 def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOptions) -> None:
     """Run one step of a model's forward table on a tape."""
     state = StepState(tape, table, sizes, asked)
-    builder = tape.builder
+    builder, tape.selects = tape.builder, asked.selects
     for role, size in asked.given.items():
         builder.give(role, size, device=asked.place(role))
     builder.give(ACTIVATIONS, asked.module.buffers, "buffers")

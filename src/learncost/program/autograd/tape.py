@@ -63,11 +63,15 @@ class Frame:
 
     inputs   as they are saved
     others   inputs of several parts
+    results  of the selected operators, which are not computed again
+    products how many matrix products have run
     """
 
     run: Callable[[Sequence[TapeTensor]], object]
     inputs: Sequence[TapeTensor]
     others: Sequence[TapeTensor]
+    results: list[Sequence[TapeTensor]] = field(default_factory=list)
+    products: int = 0
     nodes: list[TapeNode] = field(default_factory=list)
 
 
@@ -120,6 +124,8 @@ class Tape:
         self._casts: dict[TapeNode, TapeTensor] = {}
         self._hooked, self._sum_width = hooked, summed
         self.offloads = False  # whether tensors that are saved now go to the host
+        self.selects = False  # whether frames keep the results of some operators (`_is_selected`)
+        self._source: Frame | None = None  # of what is recomputed
         self._stash: list[TapeTensor] = []
         self._summed: dict[TapeNode, TapeTensor] = {}
         self._readers: Counter[TapeNode] = Counter()
@@ -229,11 +235,17 @@ class Tape:
         if target and len(kept) == len(keeps) and not self._again:
             target.kept = kept
             raise RemadeError
+        selected = self._is_selected(name, operands)
         if views:
             made_values = [TapeTensor(self, *size, views, view=True, turned=turned) for size in results]
+        elif selected and self._source:
+            made_values = [replace(value, node=None) for value in self._source.results.pop(0)]
         else:
             made_values = [self._value(size, width, turned) for size, width in results]
-        self.builder.run(f"aten::{name}", [*map(self._operand, operands)], [*map(self._operand, made_values)])
+        if not (selected and self._source):
+            self.builder.run(f"aten::{name}", [*map(self._operand, operands)], [*map(self._operand, made_values)])
+        if selected and self._frame:
+            self._frame.results.append(made_values)
         self.hold(*kept)
         if not needed:
             return made_values
@@ -249,6 +261,16 @@ class Tape:
         for number, value in enumerate(made_values):
             value.node, value.result = node, number
         return made_values
+
+    def _is_selected(self, name: str, operands: Sequence[TapeTensor]) -> bool:
+        """Return whether an operator's results are kept in a frame: of attention, and of every second product without
+        a bias from the first on (torchtitan 238fa995, distributed/activation_checkpoint.py: aten.mm).
+        """
+        if not self.selects or not (frame := self._source or self._frame):
+            return False
+        is_product = name == "linear" and len(operands) == len(("x", "weight"))
+        frame.products += is_product
+        return (is_product and frame.products % 2 == 1) or name == "_scaled_dot_product_flash_attention"
 
     def _node(
         self,
@@ -398,7 +420,8 @@ class Tape:
             self.label = node.label if node.label.endswith(", backward") else f"{node.label}, backward"
             frame = node.frame
             self._remake(node)
-            self.hold(*((*frame.inputs, *frame.others) if frame else ()))
+            if frame:
+                self.hold(*frame.inputs, *frame.others, *(each for several in frame.results for each in several))
             self._back(node, frame is not None)
 
     def _remake(self, node: TapeNode) -> None:
@@ -409,8 +432,10 @@ class Tape:
         self._again, frame.nodes = frame.nodes, []
         label, self.builder.phase = self.label, RECOMPUTE
         inputs = self._unpacked(frame.inputs)
+        self._source, frame.products = frame, 0
         with suppress(RemadeError):
             frame.run(inputs)
+        self._source = None
         self.hold(*inputs)
         self.leave_autocast()
         self._again, self.label, self.builder.phase = None, label, BACKWARD

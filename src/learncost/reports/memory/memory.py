@@ -300,7 +300,8 @@ def memory(request: Request) -> Memory | MemoryComparison:
         module's own.
     checkpoint_every
         A checkpoint for the first of every so many blocks alone, under `engine` eager with `procedure` recompute. The
-        default is 1: every block.
+        default is 1: every block. With op, torchtitan's selection of operators, checkpoints keep the results of
+        attention and of every second matrix product without a bias.
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
 

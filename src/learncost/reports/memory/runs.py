@@ -73,10 +73,11 @@ def _refused(step: MemoryStep, chosen_engine: Engine) -> str:
         return "does not support --optimizer-implementation"
     if step.kind.autocast and not chosen_engine.module:
         return f"does not support --precision {step.kind.name}, which is PyTorch's autocast"
-    if step.eager.every > 1 and not step.recomputes:
+    chooses = step.eager.every > 1 or step.eager.selects
+    if chooses and not step.recomputes:
         return "requires --procedure recompute with --checkpoint-every"
     options = {"--loss": step.eager.loss, "--lora-dropout": step.eager.drops_paths}
-    options |= {"--checkpoint-every": step.eager.every > 1, "--offload": step.eager.offload}
+    options |= {"--checkpoint-every": chooses, "--offload": step.eager.offload}
     options |= {"--task": step.eager.task}
     options |= {
         "--no-sync": step.eager.no_sync,

@@ -58,6 +58,7 @@ class EagerOptions:
     loss            the loss that is computed together with the head; empty: the module's own
     drops_paths     whether operands of low-rank paths have dropout
     every           of so many blocks the first runs under a checkpoint
+    selects         whether checkpoints keep the results of some operators (`OPERATORS`)
     offload         names of `OFFLOADED`
     task            what is trained for; empty: the next token
     adapts          whether weights have low-rank paths, without which they are those of the reference model
@@ -72,6 +73,7 @@ class EagerOptions:
     loss: str = ""
     drops_paths: bool = False
     every: int = 1
+    selects: bool = False
     offload: tuple[str, ...] = ()
     task: str = ""
     adapts: bool = False
@@ -83,6 +85,9 @@ class EagerOptions:
         """The roles of what is in the memory of the host."""
         return frozenset(role for name in self.offload for role in OFFLOADED[name].roles)
 
+
+OPERATORS = "op"
+"""Checkpoints by operators in place of blocks, as torchtitan calls them."""
 
 MASTERS = "master weights"
 
@@ -160,7 +165,8 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         task=_of_losses("task", request.task),
         adapts=request.lora is not None or request.lora_rank is not None,
         drops_paths=check_probability("lora_dropout", request.lora_dropout) > 0,
-        every=check_size("checkpoint_every", request.checkpoint_every),
+        every=1 if request.checkpoint_every == OPERATORS else check_size("checkpoint_every", request.checkpoint_every),
+        selects=request.checkpoint_every == OPERATORS,
         offload=offload_named(request.offload),
         no_sync=request.no_sync,
         communication_buffers=communication_buffers_of(request),

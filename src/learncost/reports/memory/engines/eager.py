@@ -169,6 +169,7 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
         step.eager.drops_paths,
         hosted,
         refers,
+        step.eager.selects,
     )
     summed = kind.gradient if _sums(step, sizes) else 0
     width, autocast = (kind.weight, kind.value) if kind.autocast else (kind.value, 0)
@@ -364,6 +365,10 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
         said += f" Not in this memory: {OFFLOADED[name].title}."
     if row := _loss(step):
         said += f" The loss is {row.title} ({row.source})."
+    if step.eager.selects:
+        said += (
+            " Checkpoints keep the results of attention and of every second product without a bias (torchtitan's op)."
+        )
     if _refers(step):
         said += " The reference model is the same without adapters." if step.eager.adapts else " It has own weights."
     return said + (f" The module itself was not run: {step.instead}." if step.instead else "")
@@ -424,6 +429,8 @@ def _refuses(step: MemoryStep) -> str:
         return f"does not support --plan {step.run.plan}"
     if step.eager.loss and CHUNKED in _plans(step):
         return f"takes --loss {step.eager.loss} or --plan {CHUNKED}, which is --loss liger: not both"
+    if step.eager.selects and step.module.endswith("reentrant"):
+        return f"does not support --checkpoint-every op with --module {step.module}: use --module transformers"
     if step.eager.task and (why := _unpaired(step)):
         return why
     if step.module == Itself.name and (_loss(step) or step.eager.drops_paths):

@@ -1,0 +1,63 @@
+"""Checkpoints that keep the results of some operators: the peak beside that of PyTorch's allocator."""
+
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from against_torch_and_jax.torch_models import module
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import learncost as lc
+from allocator import apart
+from learncost.ir.errors import InputError
+from learncost.models.configuration import configure
+
+SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 344}
+SIZES = {**SMALL, "num_hidden_layers": 6, "vocab_size": 50, "max_position_embeddings": 256}
+BATCH, LENGTH = 4, 128
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def contexts():
+    """Those of torchtitan's option op: attention and every second product."""
+    products = Counter()
+
+    def policy(context, operator, *arguments, **keywords):
+        products[context.is_recompute] += operator == torch.ops.aten.mm.default
+        saves = operator == torch.ops.aten.mm.default and products[context.is_recompute] % 2
+        return CheckpointPolicy.MUST_SAVE if saves or operator == ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def train(configuration):
+    network = module(configuration)
+    for block in network.layers:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+    optimizer = torch.optim.AdamW(network.parameters(), fused=True)
+    tokens, targets = (torch.randint(0, 50, (BATCH, LENGTH)) for _ in range(2))
+    for _ in range(2):
+        network(tokens, targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.one_in(every=2)
+def test_the_predicted_peak_is_that_of_the_allocator():
+    configuration = configure("tinyllama-1.1b", SIZES)
+    measured = apart(lambda: train(configuration))[1]
+    asked = {"model": configuration, "batch_size": BATCH, "seq_len": LENGTH, "module": "plain", "engine": "eager"}
+    found = lc.memory(procedure="recompute", checkpoint_every="op", **asked)
+    whole, none = (lc.memory(procedure=name, **asked).peak for name in ("recompute", "bp"))
+    assert found.peak == pytest.approx(measured, rel=0.01)
+    assert whole < found.peak < none
+
+
+def test_a_selection_of_operators_is_of_checkpoints_that_are_not_reentrant():
+    with pytest.raises(InputError, match="requires procedure='recompute'"):
+        lc.memory("gpt2", checkpoint_every="op")
+    with pytest.raises(InputError, match="use module='transformers'"):
+        lc.memory("gpt2", "recompute", checkpoint_every="op", module="transformers-reentrant")
+    with pytest.raises(InputError, match="checkpoint_every must be"):
+        lc.memory("gpt2", "recompute", checkpoint_every="layers")

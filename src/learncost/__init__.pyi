@@ -549,6 +549,7 @@ _Procedures = Literal[
     "reversible",
     "badam",
 ]
+_Task = Literal["dpo", "orpo"]
 _Train = Literal["all", "none", "head", "embeddings", "biases", "encoder", "decoder"]
 
 __version__: str
@@ -774,6 +775,8 @@ def cost(
     chunks: int | str | None = None,
     page_size: int | str | None = None,
     engine: _Engine | str = "",
+    offload: _Offload | str = "",
+    task: _Task | str = "",
     *,
     by: _By | str = "layer",
     depth: int | str | None = None,
@@ -826,6 +829,13 @@ def cost(
     chunks: Stages on a device in the interleaved schedule.
     page_size: Tokens in a page of the KV cache, such as 16 in vLLM: each sequence has full pages.
     engine: The engine of the step's time and memory: eager, graph or cuda.
+    offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
+        bitsandbytes' PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host:
+        states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
+        offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
+        tensors, activation_offloading).
+    task: What is trained for, under `engine` eager: dpo or orpo, on pairs of sequences, of which the batch has
+        an even number.
     by: Rows of the table: layer, macro-operation, equation, kind (linear, attention, elementwise), or module
         for imported modules.
     depth: With `by` module: the number of levels of the module path in a row; 2 merges all of encoder.layers.
@@ -965,7 +975,11 @@ def fit(
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager, as in learncost memory.
-    offload: Tensors outside of the device's memory, under `engine` eager, as in learncost memory.
+    offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
+        bitsandbytes' PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host:
+        states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
+        offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
+        tensors, activation_offloading).
     no_sync: Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as
         under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
     communication_buffers: Communication buffers on each device, in bytes, which no engine knows of: DeepSpeed's
@@ -1020,6 +1034,7 @@ def memory(
     module: _Module | str = "",
     optimizer_implementation: _OptimizerImplementation | str = "",
     loss: _Loss | str = "",
+    task: _Task | str = "",
     checkpoint_every: int | str = 1,
     offload: _Offload | str = "",
     no_sync: bool = False,
@@ -1079,6 +1094,8 @@ def memory(
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
         entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
+    task: What is trained for, under `engine` eager: dpo or orpo, on pairs of sequences, of which the batch has
+        an even number.
     checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
         `procedure` recompute.
     offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
@@ -1221,6 +1238,8 @@ def run_cost(
     lora_alpha: object = None,
     engine: _Engine | str = "",
     communication_buffers: int | str | None = None,
+    offload: _Offload | str = "",
+    task: _Task | str = "",
     mfu: float | str | None = None,
     hfu: float | str | None = None,
     tokens_per_second: float | str | None = None,
@@ -1277,6 +1296,13 @@ def run_cost(
     engine: The engine of the step's time and memory: eager, graph or cuda.
     communication_buffers: Communication buffers on each device, in bytes, which no engine knows of: DeepSpeed's
         ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.
+    offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
+        bitsandbytes' PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host:
+        states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
+        offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
+        tensors, activation_offloading).
+    task: What is trained for, under `engine` eager: dpo or orpo, on pairs of sequences, of which the batch has
+        an even number.
     mfu: Model FLOPs utilization, above 0 to 1: the run then takes as long as it says.
     hfu: Hardware FLOPs utilization: recomputed operations (`procedure` recompute) count as work too.
     tokens_per_second: The measured rate of all devices together, instead of a utilization.

@@ -354,7 +354,7 @@ class Grouped(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.one_in(every=23)
+@pytest.mark.slow  # by formulas of a module with names, the next test
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("positions", ["none", "table", "parameter"])

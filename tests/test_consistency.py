@@ -208,7 +208,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.one_in(every=6)
+@pytest.mark.one_in(every=12)
 @pytest.mark.parametrize(("model", "mesh", "placement", "more"), STEPS)
 def test_a_step_over_a_mesh_has_one_time_and_one_peak_whoever_is_asked(model, mesh, placement, more, capsys):
     """Also of a pipeline; the rows of `cost` are those of the device that computes most."""

@@ -118,6 +118,7 @@ def test_a_batch_more_than_the_largest_takes_more_than_there_is():
         assert lc.memory("gpt2", batch_size=row.largest + 1, **settings).peak > 20 * 10**6
 
 
+@pytest.mark.slow  # tests/test_fit_agrees.py tries all advice
 def test_what_to_change_where_nothing_fits(capsys):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in MODEL.items()]
     flags.append("--optimizer=sgd")

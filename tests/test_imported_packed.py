@@ -37,9 +37,9 @@ class Packed(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
+        ("GRU", {"bidirectional": True}),
         ("LSTM", {"num_layers": 2, "bidirectional": True}),
         ("LSTM", {"proj_size": 2}),
-        ("GRU", {"bidirectional": True}),
         ("RNN", {"nonlinearity": "relu"}),
         ("RNN", {"bias": False}),
     ],
@@ -73,9 +73,9 @@ def test_it_costs_what_its_places_do():
 @pytest.mark.parametrize(
     "make",
     [
+        lambda: nn.GRU(3, 4, bias=False, batch_first=True),
         lambda: nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True),
         lambda: nn.LSTM(3, 4, proj_size=2, batch_first=True),
-        lambda: nn.GRU(3, 4, bias=False, batch_first=True),
         lambda: nn.RNN(3, 4, nonlinearity="relu", batch_first=True),
     ],
 )

@@ -57,6 +57,7 @@ def test_a_change_leaves_the_peak_of_the_command_with_its_flags(flags: str, caps
     assert together["peak"] < alone[0]["peak"]
 
 
+@pytest.mark.slow
 def test_no_other_change_saves_more(capsys: pytest.CaptureFixture[str]) -> None:
     peaks = {each: asked(capsys, f"gpt2 --on RTX-4090 {each}")["peak"] for each in OTHERS}
     best = sorted(peaks, key=lambda each: peaks[each])[:3]

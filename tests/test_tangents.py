@@ -71,7 +71,7 @@ def gradients(model, procedure, sizes, arrays, draw=4711.0):
     return {name: values[f"d{name}"] for name in model.table.weights}
 
 
-@pytest.mark.one_in(every=8)
+@pytest.mark.one_in(every=16)
 @pytest.mark.parametrize("procedure", FORWARD)
 @pytest.mark.parametrize("family", ["gpt2", "vit", "albert", "bart"])
 def test_every_count_is_that_of_counting_arrays(family, procedure):

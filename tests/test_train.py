@@ -32,6 +32,7 @@ from learncost.training.data.text import Text, next_tokens
 from learncost.training.ending import summary
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
+from learncost.viz.terminal import plot
 from sampling import sampled
 from trainings_on_disk import (
     COMMAND,
@@ -133,6 +134,7 @@ def test_it_learns_what_can_be_foreseen(tmp_path):
     result = start(how, tmp_path / "run", Silent())
     assert result.validated.bits_per_byte < 0.2
     assert result.steps == 120
+    assert "loss" in plot(result).splitlines()[0]
 
 
 @pytest.mark.slow  # tests/test_train_precision.py has it by precision

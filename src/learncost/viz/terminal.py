@@ -249,6 +249,6 @@ _PICTURES: Mapping[str, Callable[[Any, int], Iterable[str]]] = {
     "Memory": _memory,
     "Comparison": _comparison,
     "Complexity": _complexity,
-    "Result": _losses,
+    "TrainingResult": _losses,
 }
 """The drawings of answers by class name, so that no class has to be imported."""

@@ -5,19 +5,10 @@ import numpy as np
 import learncost as lc
 from foreign_models import angles
 from learncost.layers.layer import shipped_layer
-from learncost.layers.refinement import (
-    with_alibi,
-    with_norms,
-    with_relative_bias,
-    with_rotary,
-    with_scale,
-    with_sinks,
-    with_softcap,
-    with_visible,
-    without_scale,
-)
+from learncost.layers.refinement import with_norms, with_rotary, with_scale, with_sinks, without_scale
 from learncost.layers.rewrite import with_biases, with_transposed
 from learncost.procedures.inference import inference
+from refinements import with_alibi, with_relative_bias, with_softcap, with_visible
 
 SIZES = {"B": 2, "d": 12, "h": 2, "g": 3, "k": 4, "r": 6, "w": 5, "a": 7, "c": 8, "f": 9, "v": 11, "p": 16, "b": 5}
 SIZES |= {"n_layer": 2, "n_enc": 2, "n_dec": 3, "n_pair": 2, "window": 3, "e": 4, "t": 2}

@@ -13,8 +13,9 @@ from hugging_face import module_of, read
 from learncost.engines.made import made_inputs
 from learncost.ir.errors import InputError
 from learncost.layers.layer import shipped_layer
-from learncost.layers.refinement import with_alibi, with_scale
+from learncost.layers.refinement import with_scale
 from learncost.models.model import build, run_sizes
+from refinements import with_alibi
 
 transformers = pytest.importorskip("transformers")
 __all__ = ["in_float64"]

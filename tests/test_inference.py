@@ -12,11 +12,11 @@ from learncost.cli.command import main
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total
 from learncost.layers.layer import shipped_layer
-from learncost.layers.refinement import with_visible
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build
 from learncost.procedures.inference import inference
+from refinements import with_visible
 
 GENERIC = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 10}
 

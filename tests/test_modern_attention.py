@@ -22,17 +22,9 @@ from foreign_models import (
     turned,
 )
 from learncost.layers.layer import shipped_layer
-from learncost.layers.refinement import (
-    with_alibi,
-    with_norms,
-    with_relative_bias,
-    with_rotary,
-    with_scale,
-    with_softcap,
-    with_visible,
-    without_scale,
-)
+from learncost.layers.refinement import with_norms, with_rotary, with_scale, without_scale
 from learncost.layers.rewrite import with_biases, with_epsilon, with_op
+from refinements import with_alibi, with_relative_bias, with_softcap, with_visible
 from sampling import sampled
 
 transformers = pytest.importorskip("transformers")

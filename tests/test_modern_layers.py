@@ -6,7 +6,7 @@ import torch
 import learncost as lc
 from foreign_models import by, compare, in_float64, plain, shaken, turned
 from learncost.layers.layer import shipped_layer
-from learncost.layers.refinement import refined, with_groups, with_scale
+from learncost.layers.refinement import refined, with_scale
 from learncost.layers.rewrite import with_epsilon, with_op
 
 transformers = pytest.importorskip("transformers")
@@ -108,9 +108,8 @@ def test_sigmoid_mixture_of_experts_with_a_shared_one(factor):
       R[B M d] = sigmoid_mixture_of_experts(H, correction; moe)
       F[B M d] = gated_feed_forward(H; shared, f = s)
       Y[B M d] = residual(R, F)"""
-    routed = with_groups(
-        with_scale(shipped_layer("sigmoid_mixture_of_experts"), factor, "T"), "C", "groups_of_best_two"
-    )
+    scaled = with_scale(shipped_layer("sigmoid_mixture_of_experts"), factor, "T")
+    routed = refined(scaled, "groups_of_best_two", "C")
     layer = lc.layer(text, layers={routed.name: routed})
     router_weights = {"WR": (module.gate.weight, turned), **expert_weights(module.experts, FF)}
     shared = {"WG": "gate_proj", "WU": "up_proj", "WD": "down_proj"}

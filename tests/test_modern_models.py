@@ -9,8 +9,9 @@ import learncost as lc
 from foreign_models import angles, by, in_float64, into, numpy_of, out_of, plain, shaken, turned
 from learncost.layers.active import parameters
 from learncost.layers.layer import shipped_layer
-from learncost.layers.refinement import with_norms, with_rotary, with_scale, with_softcap
+from learncost.layers.refinement import with_norms, with_rotary, with_scale
 from learncost.layers.rewrite import with_biases, with_epsilon, with_op, with_transposed
+from refinements import with_softcap
 
 transformers = pytest.importorskip("transformers")
 __all__ = ["in_float64"]

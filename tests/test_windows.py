@@ -14,8 +14,8 @@ from foreign_models import self_attention
 from learncost.ir.line import Condition
 from learncost.ir.parse import parse_line
 from learncost.layers.layer import shipped_layer
-from learncost.layers.refinement import with_softcap, with_visible
 from learncost.reports.notation import latex, mathml
+from refinements import with_softcap, with_visible
 from sampling import sampled
 from writing import WINDOWS, Writer
 

@@ -215,18 +215,6 @@ def with_norms(
     return layer
 
 
-def with_unit_rms(layer: Layer, names: Iterable[str], epsilon: float, along: tuple[str, ...] = ("k",)) -> Layer:
-    """Add root mean square norms without gains, as Llama 4 applies to queries and keys after rotary positions."""
-    for name in names:
-        layer = refined(layer, "unit_rms", name, {"epsilon": epsilon}, along=along)
-    return layer
-
-
-def with_temperature(layer: Layer, queries: str = "Q") -> Layer:
-    """Multiply queries by temperature[M], which grows with the position, as Llama 4 does without positions."""
-    return refined(layer, "temperature", queries)
-
-
 def with_rotary(layer: Layer, queries: str = "Q", keys: str | None = "K") -> Layer:
     """Add rotary positions, Su et al. 2021, equation (34): x cos + rotated(x) sin, where rotated(x) reads x at flip.
 
@@ -242,11 +230,6 @@ def with_rotary(layer: Layer, queries: str = "Q", keys: str | None = "K") -> Lay
     layer = refined(layer, "rotary", keys, names={"cosine": "key_cosine", "sine": "key_sine"})
     inputs = (*(name for name in layer.table.inputs if name != "flip"), "flip")  # which both read, comes last
     return replace(layer, table=replace(layer.table, inputs=inputs))
-
-
-def with_softcap(layer: Layer, cap: float, name: str = "S") -> Layer:
-    """Add soft capping of scores or logits, c tanh(x / c): Gemma Team 2024 (Gemma 2), section 2."""
-    return refined(layer, "softcap", name, {"cap": cap, "inverse": 1 / cap})
 
 
 def with_scale(layer: Layer, scale: float, name: str = "S") -> Layer:
@@ -277,30 +260,6 @@ def without_scale(layer: Layer, name: str = "S") -> Layer:
     return rewritten(layer, change, values={n: v for n, v in layer.table.values.items() if n != raw})
 
 
-def with_alibi(layer: Layer, name: str = "S") -> Layer:
-    """Add a bias to scores that is linear in the distance, with a slope for each head: Press et al. 2022, section 3."""
-    return refined(layer, "alibi", name)
-
-
-def with_relative_bias(layer: Layer, name: str = "S") -> Layer:
-    """Add a learned bias to scores for each head and bucket of distances: Raffel et al. 2020, section 2.1.
-
-    bucket[M N] holds the row of the weight `relative` for query M and key N.
-    """
-    return refined(layer, "relative_bias", name)
-
-
-def with_bias(layer: Layer, name: str = "S") -> Layer:
-    """Add a bias to scores that is computed once for many blocks, as in T5: bias[h M N], the last input."""
-    return refined(layer, "bias", name)
-
-
-def with_visible(layer: Layer, name: str = "S") -> Layer:
-    """Restrict attention to visible[M N], such as sliding windows, chunks or documents; all pairs are computed and
-    priced."""
-    return refined(layer, "visible", name)
-
-
 def with_sinks(layer: Layer, sinks: str = "sinks", name: str = "S") -> Layer:
     """Add a learned logit for each head to the softmax of attention, whose probability is dropped, as in gpt-oss."""
     heads = layer.table.axes[name][1:-2]
@@ -317,26 +276,6 @@ def with_sinks(layer: Layer, sinks: str = "sinks", name: str = "S") -> Layer:
     return replace(
         layer, table=replace(table, values={**table.values, sinks: Value(heads)}, weights=(*table.weights, sinks))
     )
-
-
-def with_content_to_position(layer: Layer, weight: str, scale: float, unread: str = "") -> Layer:
-    """Add scores of each query against the keys of its distances: S + scale Q (rows W)^T."""
-    return refined(layer, "content_to_position", "S", {"scale": scale}, {"W": weight, "unread": unread})
-
-
-def with_position_to_content(layer: Layer, weight: str, scale: float, unread: str = "") -> Layer:
-    """Add scores of each key against the queries of its distances: S + scale K (rows W)^T."""
-    return refined(layer, "position_to_content", "S", {"scale": scale}, {"W": weight, "unread": unread})
-
-
-def with_factor(layer: Layer, factor: float, name: str) -> Layer:
-    """Multiply a value by a number, such as the gates by DeepSeek-V2's routed_scaling_factor."""
-    return refined(layer, "factor", name, {"by": factor})
-
-
-def with_groups(layer: Layer, scores: str, by: str) -> Layer:
-    """Restrict routing to experts of q groups by the named refinement; axis e is split into i groups of j experts."""
-    return refined(layer, by, scores)
 
 
 def without_op(layer: Layer, op: str) -> Layer:

@@ -159,30 +159,23 @@ def _transposed(layer: Layer, weights: str | list[str]) -> Layer:
     return layer
 
 
-def _norms(layer: Layer, settings: Mapping[str, Any]) -> Layer:
-    along, shifts, from_one = (
-        tuple(settings.get("along", "k")),
-        settings.get("shifts", {}),
-        settings.get("from_one", False),
-    )
-    normed: Layer = _refinement().with_norms(layer, settings["gains"], along, settings["epsilon"], shifts, from_one)
-    return normed
-
-
-def _scale(layer: Layer, factor: float | Mapping[str, Any]) -> Layer:
-    factors = (factor["by"], factor["of"]) if isinstance(factor, Mapping) else (factor,)
-    scaled: Layer = _refinement().with_scale(layer, *factors)
-    return scaled
-
-
-def _softcap(layer: Layer, settings: Mapping[str, Any]) -> Layer:
-    capped: Layer = _refinement().with_softcap(layer, settings["cap"], settings["of"])
-    return capped
-
-
-def _gaussian_topk(layer: Layer, of: str, along: list[str], deviations: float) -> Layer:
-    refined: Layer = _refinement().refined(layer, "gaussian_topk", of, {"deviations": deviations}, along=tuple(along))
+def _refined(layer: Layer, name: str, value: str = "S", *numbers_and_names: Any, along: Iterable[str] = ()) -> Layer:
+    """Return the layer with a value, the scores as a rule, rewritten by the refinement of a name."""
+    refined: Layer = _refinement().refined(layer, name, value, *numbers_and_names, along=tuple(along))
     return refined
+
+
+def _unit_rms(layer: Layer, settings: Mapping[str, Any]) -> Layer:
+    for name in settings["of"]:
+        layer = _refined(layer, "unit_rms", name, {"epsilon": settings["epsilon"]}, along="k")
+    return layer
+
+
+def _disentangled(kind: str) -> Callable[[Layer, Any], Layer]:
+    """Return the rewrite by scores of contents against relative positions, or of these against contents."""
+    return lambda layer, settings: _refined(
+        layer, kind, "S", {"scale": settings["scale"]}, {"W": settings["weight"], "unread": settings.get("unread", "")}
+    )
 
 
 REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
@@ -190,32 +183,31 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "epsilon": with_epsilon,  # a number
     "biases": with_biases,  # {weight = bias}
     "transposed": _transposed,  # the name of a weight to transpose, or several
-    "norms": _norms,  # {gains = {value = gain}, along = [axes], epsilon = number, shifts = {value = shift}, from_one}
-    "rotary": lambda layer, names: _refinement().with_rotary(
-        layer, *names, *[None] * (len(names) == 1)
-    ),  # [queries, keys], or one of them
-    "softcap": _softcap,  # {of = value, cap = number}
-    "scale": _scale,  # another factor: a number for the scores, or {of = value, by = number}
-    "factor": lambda layer, settings: _refinement().with_factor(
-        layer, settings["by"], settings["of"]
-    ),  # {of = value, by = number}
-    "groups": lambda layer, settings: _refinement().with_groups(
-        layer, settings["of"], settings["by"]
-    ),  # {of = value, by = refinement}
+    # {gains = {value = gain}, along = [axes], epsilon = number, shifts = {value = shift}, from_one}
+    "norms": lambda layer, settings: _refinement().with_norms(layer, **settings),
+    # [queries, keys], or one of them
+    "rotary": lambda layer, names: _refinement().with_rotary(layer, *names, *[None] * (len(names) == 1)),
+    # {of = value, cap = number}
+    "softcap": lambda layer, its: _refined(layer, "softcap", its["of"], {"cap": its["cap"], "inverse": 1 / its["cap"]}),
+    # another factor: a number for the scores, or {of = value, by = number}
+    "scale": lambda layer, factor: _refinement().with_scale(
+        layer, *((factor["by"], factor["of"]) if isinstance(factor, Mapping) else (factor,))
+    ),
+    "factor": lambda layer, its: _refined(layer, "factor", its["of"], {"by": its["by"]}),  # {of = value, by = number}
+    "groups": lambda layer, its: _refined(layer, its["by"], its["of"]),  # {of = value, by = refinement}
     "without": lambda layer, op: _refinement().without_op(layer, op),  # an operator
     "sinks": lambda layer, weight: _refinement().with_sinks(layer, weight),  # the weight
     "no_scale": lambda layer, _: _refinement().without_scale(layer),
-    "alibi": lambda layer, _: _refinement().with_alibi(layer),
-    "bias": lambda layer, _: _refinement().with_bias(layer),
-    "visible": lambda layer, scores: _refinement().with_visible(layer, scores),  # the scores
-    "unit_rms": lambda layer, settings: _refinement().with_unit_rms(
-        layer, settings["of"], settings["epsilon"]
-    ),  # {of = [values], epsilon = number}
-    "gaussian_topk": lambda layer, settings: _gaussian_topk(layer, **settings),  # {of, along = [axes], deviations}
-    "temperature": lambda layer, queries: _refinement().with_temperature(layer, queries),  # the queries
-    "content_to_position": lambda layer, settings: _refinement().with_content_to_position(
-        layer, **settings
-    ),  # {weight, scale}
-    "position_to_content": lambda layer, settings: _refinement().with_position_to_content(layer, **settings),
+    "alibi": lambda layer, _: _refined(layer, "alibi"),
+    "bias": lambda layer, _: _refined(layer, "bias"),
+    "visible": lambda layer, scores: _refined(layer, "visible", scores),  # the scores
+    "unit_rms": _unit_rms,  # {of = [values], epsilon = number}
+    # {of, along = [axes], deviations}
+    "gaussian_topk": lambda layer, its: _refined(
+        layer, "gaussian_topk", its["of"], {"deviations": its["deviations"]}, along=its["along"]
+    ),
+    "temperature": lambda layer, queries: _refined(layer, "temperature", queries),  # the queries
+    "content_to_position": _disentangled("content_to_position"),  # {weight, scale, unread}
+    "position_to_content": _disentangled("position_to_content"),
 }
 """The rewrites by name: functions of a layer and an argument that return a layer."""

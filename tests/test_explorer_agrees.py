@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from answering import Here
 from browsing import Watched, chromium
 from learncost.cli.command import main
 from learncost.cost_models.books import every
@@ -24,7 +25,6 @@ from learncost.procedures.optimizer import STATES
 from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.viz.page import page as page_of
 from learncost.viz.serve.app import application
-from learncost.viz.serve.pool import Here
 from sampling import sampled
 
 PORT = 8642

@@ -19,17 +19,18 @@ from hypothesis import strategies as some
 from starlette.testclient import TestClient
 
 import learncost as lc
+from answering import Here
 from learncost.cli.command import COMMANDS, main
 from learncost.models.argument import presets
 from learncost.reports.question import flags_of, in_flags
 from learncost.viz.data.growth import growth
 from learncost.viz.document import document
-from learncost.viz.serve import connection, guard, worker
+from learncost.viz.serve import guard, worker
 from learncost.viz.serve.app import application
 from learncost.viz.serve.command import _listening as listening
 from learncost.viz.serve.command import server as making
 from learncost.viz.serve.guard import BODY
-from learncost.viz.serve.pool import OVERHEAD, AnswerCache, Here, ProcessPool
+from learncost.viz.serve.pool import OVERHEAD, AnswerCache, ProcessPool
 from learncost.viz.serve.replies import Answer
 from learncost.viz.serve.runs import thinned
 from learncost.viz.views import VIEWS
@@ -476,8 +477,8 @@ def test_a_worker_ends_for_want_of_memory_alone(raised, status, monkeypatch):
 @pytest.fixture
 def here(monkeypatch):
     """The port of a server in a thread of this process, in which headers, bodies and readers have half a second."""
-    monkeypatch.setattr(connection, "HEADER", 0.5)
-    monkeypatch.setattr(connection, "READING", 0.5)
+    monkeypatch.setattr(guard, "HEADER", 0.5)
+    monkeypatch.setattr(guard, "READING", 0.5)
     monkeypatch.setattr(guard, "SECONDS", 0.5)
     monkeypatch.setattr("learncost.viz.serve.app.ProcessPool", Here)
     with listening(0) as listener:
@@ -547,7 +548,7 @@ def test_who_sends_half_a_request_keeps_nobody_waiting(sent, here):
 
 
 def test_more_connections_than_a_process_has_files_for_are_closed_at_once(here, monkeypatch):
-    monkeypatch.setattr(connection, "MOST", 20)
+    monkeypatch.setattr(guard, "MOST", 20)
     connections = opened(here, 60)
     assert closed(connections)
     assert answered(here) == 200

@@ -10,10 +10,10 @@ import pytest
 from starlette.testclient import TestClient
 
 import learncost as lc
+from answering import Here
 from learncost.ir.errors import InputError
 from learncost.reports.memory.engines import memory_engines
 from learncost.viz.serve.app import application
-from learncost.viz.serve.pool import Here
 from learncost.viz.views import VIEWS, pictures
 
 PORT = 8642

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from secrets import token_urlsafe
@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from learncost.ir.errors import InputError
 from learncost.viz.serve.guard import Application, Guard
-from learncost.viz.serve.pool import AnswerCache, Answers, ProcessPool
+from learncost.viz.serve.pool import AnswerCache, ProcessPool
 from learncost.viz.serve.replies import API, NONCE, Answer, refusal
 from learncost.viz.serve.runs import Runs, run_page
 
@@ -30,7 +30,7 @@ def policy(nonce: str) -> str:
     )
 
 
-def application(port: int, run: Path | None = None, answers: Answers | None = None) -> Application:
+def application(port: int, run: Path | None = None, answers: ProcessPool | None = None) -> Application:
     """Return the server's application.
 
     port     that it listens to
@@ -52,10 +52,10 @@ def application(port: int, run: Path | None = None, answers: Answers | None = No
     routes = [
         Route("/", views.explorer),
         Route("/run", views.run),
-        Route(API, views.document, methods=["GET", "POST"]),
-        Route("/api/view", views.view, methods=["GET", "POST"]),
-        Route("/api/export", views.export, methods=["GET", "POST"]),
-        Route("/api/files", views.files, methods=["POST"]),
+        Route(API, views.of("document"), methods=["GET", "POST"]),
+        Route("/api/view", views.of("view"), methods=["GET", "POST"]),
+        Route("/api/export", views.of("export"), methods=["GET", "POST"]),
+        Route("/api/files", views.of("files"), methods=["POST"]),
         Route("/api/fields", views.fields),
         Route("/api/runs", views.runs),
     ]
@@ -100,25 +100,14 @@ class _Views:
         answer = await self.answers.answer(self.page, ())
         return _html(answer.content) if answer.status == 200 else _response(answer)
 
-    async def document(self, request: Request) -> Response:
-        """Respond with the document of a step."""
-        return await self._answer("document", request)
+    def of(self, route: str) -> Callable[[Request], Awaitable[Response]]:
+        """Return the handler of a route to the answers: it responds with that to a request."""
 
-    async def view(self, request: Request) -> Response:
-        """Respond with an additional view of the step."""
-        return await self._answer("view", request)
+        async def respond(request: Request) -> Response:
+            config = (await request.body()).decode() if request.method == "POST" else ""
+            return _response(await self.answers.answer(route, request.query_params.multi_items(), config))
 
-    async def export(self, request: Request) -> Response:
-        """Respond with a step as a file."""
-        return await self._answer("export", request)
-
-    async def files(self, request: Request) -> Response:
-        """Respond with what a trainer's files choose."""
-        return await self._answer("files", request)
-
-    async def _answer(self, route: str, request: Request) -> Response:
-        config = (await request.body()).decode() if request.method == "POST" else ""
-        return _response(await self.answers.answer(route, request.query_params.multi_items(), config))
+        return respond
 
     async def fields(self, _: Request) -> Response:
         """Respond with the fields that a page may request."""

@@ -63,7 +63,7 @@ def server(port: int, run: Path | None = None) -> uvicorn.Server:
     import uvicorn
 
     from learncost.viz.serve.app import application
-    from learncost.viz.serve.connection import Connection
+    from learncost.viz.serve.guard import Connection
 
     settings = uvicorn.Config(
         application(port, run),

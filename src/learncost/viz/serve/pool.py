@@ -12,7 +12,6 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
 
 from learncost.viz.serve.replies import Answer, Pairs, refusal
 from learncost.viz.serve.worker import CAPACITY
@@ -39,32 +38,10 @@ OFTEN = 20_000
 """The number of answers after which a worker is replaced."""
 
 
-class Answers(Protocol):
-    """The interface of request processors."""
-
-    async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
-        """Return the answer to a request."""
-
-    async def close(self) -> None:
-        """Release all resources."""
-
-
-class Here:
-    """Answers in this process, without limits."""
-
-    async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
-        from learncost.viz.serve.answers import answer  # with all that counts
-
-        return answer(route, pairs, config)
-
-    async def close(self) -> None:
-        """Do nothing: there are no resources."""
-
-
 class AnswerCache:
     """A cache of the latest answers within a number of bytes."""
 
-    def __init__(self, others: Answers, most: int = KEPT) -> None:
+    def __init__(self, others: ProcessPool, most: int = KEPT) -> None:
         self.others, self.most = others, most
         self.bytes = 0
         self._known: OrderedDict[bytes, Answer] = OrderedDict()

@@ -6,7 +6,7 @@ The folder is named when the server starts; a request names nothing. What grows 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -92,8 +92,8 @@ def _number(value: object) -> float | None:
 class _TrainingFolder:
     """The folder of a training."""
 
-    def __init__(self, path: Path, flops: Callable[[Path, Mapping[str, Any]], int | None]) -> None:
-        self.path, self._flops_of = path, flops
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.read, self.changed = 0, 0
         self.curves = _TrainingCurves()
         self.options: dict[str, Any] = {}
@@ -107,7 +107,7 @@ class _TrainingFolder:
         """Read new records."""
         options = _json(self.path / OPTIONS)
         if options != self.options:
-            self.options, self.flops = options, self._flops_of(self.path, options)
+            self.options, self.flops = options, flops_of_step(self.path, options)
         size = _size(self.path / METRICS)
         if size < self.read:  # it was resumed from a checkpoint: what came after that is cut off
             self.read, self.curves = 0, _TrainingCurves()
@@ -208,13 +208,10 @@ class _ContestFile:
 
 
 class Runs:
-    """The trainings and contests of a folder: the folder of one training, or all inside it.
+    """The trainings and contests of a folder: the folder of one training, or all inside it."""
 
-    flops  FLOPs of a step of a training, where they are known
-    """
-
-    def __init__(self, folder: Path, flops: Callable[[Path, Mapping[str, Any]], int | None] | None = None) -> None:
-        self.folder, self.flops = folder.absolute(), flops or flops_of_step
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
         self.known: dict[Path, _TrainingFolder | _ContestFile] = {}
 
     def _find(self) -> None:
@@ -233,7 +230,7 @@ class Runs:
             del self.known[path]
         for path in latest:
             if path not in self.known:
-                self.known[path] = _TrainingFolder(path, self.flops) if path in trainings else _ContestFile(path)
+                self.known[path] = _TrainingFolder(path) if path in trainings else _ContestFile(path)
 
     def state(self, since: str = "") -> dict[str, Any]:
         """Return the state of all runs; only the version if it equals `since`."""

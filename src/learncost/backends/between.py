@@ -49,8 +49,6 @@ NUMPY_MESH = MeshOf(
 _SENT = "torch.ops._c10d_functional"
 
 _REDUCED = """\
-def {name}(X, mesh, over):
-    \"\"\"{says} along an axis of the mesh.\"\"\"
     group = mesh.get_group(over).group_name
     return {sent}.wait_tensor({sent}.all_reduce(X.contiguous(), "{how}", group))"""
 
@@ -89,149 +87,141 @@ def zigzag(place, size, devices):
     device, rest = place // part, place % part
     return rest + device * stretch + (rest >= stretch) * (2 * devices - 2 - 2 * device) * stretch'''
 
-TORCH: Mapping[str, str] = {
-    "zigzag": ZIGZAG,
-    **{
-        name: _REDUCED.format(name=name, says=says, how=how, sent=_SENT)
-        for name, how, says in (
-            ("all_reduce", "sum", "The sum of the arrays of all devices"),
-            ("all_reduce_max", "max", "The largest of the numbers of all devices"),
-            ("all_reduce_min", "min", "The smallest of the numbers of all devices"),
-        )
-    },
-    "all_gather": f'''\
-def all_gather(X, mesh, over, place):
-    """The parts of all devices along an axis of the mesh, one behind another on an axis of the array."""
+HEADS: Mapping[str, tuple[str, str]] = {
+    "all_reduce": ("X, mesh, over", "The sum of the arrays of all devices along an axis of the mesh."),
+    "all_reduce_max": ("X, mesh, over", "The largest of the numbers of all devices along an axis of the mesh."),
+    "all_reduce_min": ("X, mesh, over", "The smallest of the numbers of all devices along an axis of the mesh."),
+    "all_gather": (
+        "X, mesh, over, place",
+        "The parts of all devices along an axis of the mesh, one behind another on an axis of the array.",
+    ),
+    "reduce_scatter": (
+        "X, mesh, over, place",
+        "This device's part, on an axis of the array, of the sum of the arrays of all along an axis of the mesh.",
+    ),
+    "all_to_all": (
+        "X, mesh, over, before, after",
+        "What is cut on an axis of the array along an axis of the mesh, cut on another one.",
+    ),
+    "pass_on": (
+        "X, mesh, over",
+        "What the device before this one along an axis of the mesh has; the next one gets what this one has.",
+    ),
+    "send": (
+        "X, mesh, over, place, way, sent",
+        "An array goes to the device at a place of an axis of the mesh, while this one computes on.",
+    ),
+    "receive": ("X, mesh, over, place, way", "The next array that the device at a place of an axis of the mesh sends."),
+    "all_reduce_among": (
+        "X, mesh, over, *places",
+        "The sum of the arrays of the devices at some places of an axis of the mesh.",
+    ),
+    "dispatch": (
+        "X, I, mesh, over, owned",
+        "Rows go to the device that owns what they read at an index; there along the first of their axes.",
+    ),
+    "combine": ("X, I, mesh, over, owned", "Rows come back from the device that owns what they read at an index."),
+    "filled": (
+        "X, mesh, over, place",
+        "An array with zeros at the end of an axis, as many as let the devices along an axis of the mesh cut it.",
+    ),
+    "trimmed": ("X, size, place", "An array without what filled up the parts of an axis."),
+    "part": ("X, first, size, place", "So many places of an axis from the first one on."),
+    "shard": ("X, mesh, over, place", "This device's part of what it has whole."),
+}
+"""Of every collective the parameters of its helper and what it does, in every library."""
+
+
+def _helpers(bodies: Mapping[str, str]) -> dict[str, str]:
+    """Return the helpers of a library by the bodies of their functions."""
+    return {op: f'def {op}({HEADS[op][0]}):\n    """{HEADS[op][1]}"""\n{body}' for op, body in bodies.items()}
+
+
+_TORCH = {
+    "all_reduce": _REDUCED.format(how="sum", sent=_SENT),
+    "all_reduce_max": _REDUCED.format(how="max", sent=_SENT),
+    "all_reduce_min": _REDUCED.format(how="min", sent=_SENT),
+    "all_gather": f"""\
     group = mesh.get_group(over)
     X = X.movedim(place, 0).contiguous()
     X = {_SENT}.all_gather_into_tensor(X, group.size(), group.group_name)
-    return {_SENT}.wait_tensor(X).movedim(0, place)''',
-    "reduce_scatter": f'''\
-def reduce_scatter(X, mesh, over, place):
-    """This device's part, on an axis of the array, of the sum of the arrays of all along an axis of the mesh."""
+    return {_SENT}.wait_tensor(X).movedim(0, place)""",
+    "reduce_scatter": f"""\
     group = mesh.get_group(over)
     X = X.movedim(place, 0).contiguous()
     X = {_SENT}.reduce_scatter_tensor(X, "sum", group.size(), group.group_name)
-    return {_SENT}.wait_tensor(X).movedim(0, place)''',
-    "all_to_all": f'''\
-def all_to_all(X, mesh, over, before, after):
-    """What is cut on an axis of the array along an axis of the mesh, cut on another one."""
+    return {_SENT}.wait_tensor(X).movedim(0, place)""",
+    "all_to_all": f"""\
     group = mesh.get_group(over)
     X = torch.stack(X.chunk(group.size(), after))
     X = {_SENT}.all_to_all_single(X, [1] * group.size(), [1] * group.size(), group.group_name)
-    return torch.cat({_SENT}.wait_tensor(X).unbind(), before)''',
-    "pass_on": f'''\
-def pass_on(X, mesh, over):
-    """What the device before this one along an axis of the mesh has; the next one gets what this one has."""
+    return torch.cat({_SENT}.wait_tensor(X).unbind(), before)""",
+    "pass_on": f"""\
     group = mesh.get_group(over)
     there, here = ([0] * group.size() for _ in range(2))
     there[(group.rank() + 1) % group.size()] = here[group.rank() - 1] = X.numel()
     Y = {_SENT}.all_to_all_single(X.contiguous().view(-1), here, there, group.group_name)
-    return {_SENT}.wait_tensor(Y).view(X.shape)''',
-    "along": ALONG,
+    return {_SENT}.wait_tensor(Y).view(X.shape)""",
     # Backward sends use a separate group: NCCL processes each group in order, which could deadlock otherwise.
-    "send": '''\
-def send(X, mesh, over, place, way, sent):
-    """An array goes to the device at a place of an axis of the mesh, while this one computes on."""
-    sent.append(torch.distributed.isend(X.contiguous(), group=along(mesh, over, way), group_dst=place))''',
-    "receive": '''\
-def receive(X, mesh, over, place, way):
-    """The next array that the device at a place of an axis of the mesh sends."""
+    "send": """\
+    sent.append(torch.distributed.isend(X.contiguous(), group=along(mesh, over, way), group_dst=place))""",
+    "receive": """\
     torch.distributed.recv(X, group=along(mesh, over, way), group_src=place)
-    return X''',
-    "all_reduce_among": f'''\
-def all_reduce_among(X, mesh, over, *places):
-    """The sum of the arrays of the devices at some places of an axis of the mesh."""
+    return X""",
+    "all_reduce_among": f"""\
     group = along(mesh, over, "together", *places).group_name
-    return {_SENT}.wait_tensor({_SENT}.all_reduce(X.contiguous(), "sum", group))''',
-    "dispatch": f'''\
-def dispatch(X, I, mesh, over, owned):
-    """Rows go to the device that owns what they read at an index; there along the first of their axes."""
+    return {_SENT}.wait_tensor({_SENT}.all_reduce(X.contiguous(), "sum", group))""",
+    "dispatch": f"""\
 {_ROWS}
     X = X.expand(*I.shape, *X.shape[I.ndim :]).flatten(0, I.ndim - 1)[order]
     X = {_SENT}.all_to_all_single(X, here.tolist(), there.tolist(), group.group_name)
-    return {_SENT}.wait_tensor(X).view(-1, *[1] * (I.ndim - 1), *X.shape[1:])''',
-    "combine": f'''\
-def combine(X, I, mesh, over, owned):
-    """Rows come back from the device that owns what they read at an index."""
+    return {_SENT}.wait_tensor(X).view(-1, *[1] * (I.ndim - 1), *X.shape[1:])""",
+    "combine": f"""\
 {_ROWS}
     X = X.flatten(0, I.ndim - 1).contiguous()
     X = {_SENT}.all_to_all_single(X, there.tolist(), here.tolist(), group.group_name)
     Y = torch.empty_like(X)
     Y[order] = {_SENT}.wait_tensor(X)
-    return Y.view(*I.shape, *Y.shape[1:])''',
-    "filled": '''\
-def filled(X, mesh, over, place):
-    """An array with zeros at the end of an axis, as many as let the devices along an axis of the mesh cut it."""
+    return Y.view(*I.shape, *Y.shape[1:])""",
+    "filled": """\
     more = -X.shape[place] % mesh[over].size()
-    return torch.nn.functional.pad(X, [0, 0] * (X.ndim - 1 - place) + [0, more])''',
-    "trimmed": '''\
-def trimmed(X, size, place):
-    """An array without what filled up the parts of an axis."""
-    return X.narrow(place, 0, size)''',
-    "part": '''\
-def part(X, first, size, place):
-    """So many places of an axis from the first one on."""
-    return X.narrow(place, first, size)''',
-    "shard": '''\
-def shard(X, mesh, over, place):
-    """This device's part of what it has whole."""
-    return X.chunk(mesh.size(mesh.mesh_dim_names.index(over)), place)[mesh.get_local_rank(over)]''',
+    return torch.nn.functional.pad(X, [0, 0] * (X.ndim - 1 - place) + [0, more])""",
+    "trimmed": """\
+    return X.narrow(place, 0, size)""",
+    "part": """\
+    return X.narrow(place, first, size)""",
+    "shard": """\
+    return X.chunk(mesh.size(mesh.mesh_dim_names.index(over)), place)[mesh.get_local_rank(over)]""",
 }
+TORCH: Mapping[str, str] = {"zigzag": ZIGZAG, "along": ALONG, **_helpers(_TORCH)}
 """The helper of every collective, by its op, and that of zigzag positions."""
 
-_JOINED = """\
-def {name}(X, mesh, over):
-    \"\"\"{says} along an axis of the mesh.\"\"\"
-    return jax.lax.{function}(X, over)"""
-
-JAX: Mapping[str, str] = {
-    "zigzag": ZIGZAG,
-    **{
-        name: _JOINED.format(name=name, says=says, function=function)
-        for name, function, says in (
-            ("all_reduce", "psum", "The sum of the arrays of all devices"),
-            ("all_reduce_max", "pmax", "The largest of the numbers of all devices"),
-            ("all_reduce_min", "pmin", "The smallest of the numbers of all devices"),
-        )
-    },
-    "all_gather": '''\
-def all_gather(X, mesh, over, place):
-    """The parts of all devices along an axis of the mesh, one behind another on an axis of the array."""
-    return jax.lax.all_gather(X, over, axis=place, tiled=True)''',
-    "reduce_scatter": '''\
-def reduce_scatter(X, mesh, over, place):
-    """This device's part, on an axis of the array, of the sum of the arrays of all along an axis of the mesh."""
-    return jax.lax.psum_scatter(X, over, scatter_dimension=place, tiled=True)''',
-    "all_to_all": '''\
-def all_to_all(X, mesh, over, before, after):
-    """What is cut on an axis of the array along an axis of the mesh, cut on another one."""
-    return jax.lax.all_to_all(X, over, split_axis=after, concat_axis=before, tiled=True)''',
-    "pass_on": '''\
-def pass_on(X, mesh, over):
-    """What the device before this one along an axis of the mesh has; the next one gets what this one has."""
+_JAX = {
+    "all_reduce": "    return jax.lax.psum(X, over)",
+    "all_reduce_max": "    return jax.lax.pmax(X, over)",
+    "all_reduce_min": "    return jax.lax.pmin(X, over)",
+    "all_gather": """\
+    return jax.lax.all_gather(X, over, axis=place, tiled=True)""",
+    "reduce_scatter": """\
+    return jax.lax.psum_scatter(X, over, scatter_dimension=place, tiled=True)""",
+    "all_to_all": """\
+    return jax.lax.all_to_all(X, over, split_axis=after, concat_axis=before, tiled=True)""",
+    "pass_on": """\
     number = mesh.shape[over]
-    return jax.lax.ppermute(X, over, [(place, (place + 1) % number) for place in range(number)])''',
-    "filled": '''\
-def filled(X, mesh, over, place):
-    """An array with zeros at the end of an axis, as many as let the devices along an axis of the mesh cut it."""
+    return jax.lax.ppermute(X, over, [(place, (place + 1) % number) for place in range(number)])""",
+    "filled": """\
     more = -X.shape[place] % mesh.shape[over]
-    return jnp.pad(X, [(0, more if axis == place else 0) for axis in range(X.ndim)])''',
-    "trimmed": '''\
-def trimmed(X, size, place):
-    """An array without what filled up the parts of an axis."""
-    return jax.lax.slice_in_dim(X, 0, size, axis=place)''',
-    "part": '''\
-def part(X, first, size, place):
-    """So many places of an axis from the first one on."""
-    return jax.lax.dynamic_slice_in_dim(X, first, size, place)''',
-    "shard": '''\
-def shard(X, mesh, over, place):
-    """This device's part of what it has whole."""
+    return jnp.pad(X, [(0, more if axis == place else 0) for axis in range(X.ndim)])""",
+    "trimmed": """\
+    return jax.lax.slice_in_dim(X, 0, size, axis=place)""",
+    "part": """\
+    return jax.lax.dynamic_slice_in_dim(X, first, size, place)""",
+    "shard": """\
     size = X.shape[place] // mesh.shape[over]
-    return jax.lax.dynamic_slice_in_dim(X, jax.lax.axis_index(over) * size, size, place)''',
+    return jax.lax.dynamic_slice_in_dim(X, jax.lax.axis_index(over) * size, size, place)""",
 }
+JAX: Mapping[str, str] = {"zigzag": ZIGZAG, **_helpers(_JAX)}
 """The same for JAX, within `jax.shard_map`. XLA has no dispatch to experts, whose sizes depend on the data."""
 
-NUMPY: Mapping[str, str] = {"zigzag": ZIGZAG, **threads.NUMPY}
+NUMPY: Mapping[str, str] = {"zigzag": ZIGZAG, **_helpers(threads.NUMPY)}
 """The same for NumPy, over threads."""

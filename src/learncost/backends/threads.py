@@ -37,10 +37,7 @@ class Device:
         """The rows that the device at a place of an axis of the mesh owns."""
         return np.flatnonzero(owner == place)'''
 
-_JOINED = """\
-def {name}(X, mesh, over):
-    \"\"\"{says} along an axis of the mesh.\"\"\"
-
+_JOINED = """
     def joined(arrays):
         first, *others = arrays
         total = np.array(first)
@@ -55,21 +52,12 @@ _OWN = """\
     own = (*[slice(None)] * {axis}, slice(mesh.place[over] * size, (mesh.place[over] + 1) * size))"""
 
 NUMPY: Mapping[str, str] = {
-    **{
-        name: _JOINED.format(name=name, says=says, function=function)
-        for name, function, says in (
-            ("all_reduce", "add", "The sum of the arrays of all devices"),
-            ("all_reduce_max", "maximum", "The largest of the numbers of all devices"),
-            ("all_reduce_min", "minimum", "The smallest of the numbers of all devices"),
-        )
-    },
-    "all_gather": '''\
-def all_gather(X, mesh, over, place):
-    """The parts of all devices along an axis of the mesh, one behind another on an axis of the array."""
-    return mesh.meet(over, X, lambda arrays: np.concatenate(arrays, place))''',
-    "reduce_scatter": f'''\
-def reduce_scatter(X, mesh, over, place):
-    """This device's part, on an axis of the array, of the sum of the arrays of all along an axis of the mesh."""
+    "all_reduce": _JOINED.format(function="add"),
+    "all_reduce_max": _JOINED.format(function="maximum"),
+    "all_reduce_min": _JOINED.format(function="minimum"),
+    "all_gather": """\
+    return mesh.meet(over, X, lambda arrays: np.concatenate(arrays, place))""",
+    "reduce_scatter": f"""\
 {_OWN.format(axis="place")}
 
     def joined(arrays):
@@ -79,19 +67,13 @@ def reduce_scatter(X, mesh, over, place):
             np.add(total, other[own], out=total)
         return total
 
-    return mesh.meet(over, X, joined)''',
-    "all_to_all": f'''\
-def all_to_all(X, mesh, over, before, after):
-    """What is cut on an axis of the array along an axis of the mesh, cut on another one."""
+    return mesh.meet(over, X, joined)""",
+    "all_to_all": f"""\
 {_OWN.format(axis="after")}
-    return mesh.meet(over, X, lambda arrays: np.concatenate([array[own] for array in arrays], before))''',
-    "pass_on": '''\
-def pass_on(X, mesh, over):
-    """What the device before this one along an axis of the mesh has; the next one gets what this one has."""
-    return mesh.meet(over, X, lambda arrays: np.array(arrays[mesh.place[over] - 1]))''',
-    "dispatch": '''\
-def dispatch(X, I, mesh, over, owned):
-    """Rows go to the device that owns what they read at an index; there along the first of their axes."""
+    return mesh.meet(over, X, lambda arrays: np.concatenate([array[own] for array in arrays], before))""",
+    "pass_on": """\
+    return mesh.meet(over, X, lambda arrays: np.array(arrays[mesh.place[over] - 1]))""",
+    "dispatch": """\
     place, form = mesh.place[over], X.shape[len(I.shape) :]
     owner = (I // owned).reshape(-1)
     X = np.broadcast_to(X, (*I.shape, *form)).reshape(-1, *form)
@@ -100,10 +82,8 @@ def dispatch(X, I, mesh, over, owned):
         return np.concatenate([rows[mesh.rows(owner, over, place)] for rows, owner in several])
 
     X = mesh.meet(over, (X, owner), mine)
-    return X.reshape(-1, *[1] * (len(I.shape) - 1), *form)''',
-    "combine": '''\
-def combine(X, I, mesh, over, owned):
-    """Rows come back from the device that owns what they read at an index."""
+    return X.reshape(-1, *[1] * (len(I.shape) - 1), *form)""",
+    "combine": """\
     form = X.shape[len(I.shape) :]
     owner = (I // owned).reshape(-1)
 
@@ -116,25 +96,17 @@ def combine(X, I, mesh, over, owned):
         return Y
 
     Y = mesh.meet(over, (X.reshape(-1, *form), owner), mine)
-    return Y.reshape(*I.shape, *form)''',
-    "filled": '''\
-def filled(X, mesh, over, place):
-    """An array with zeros at the end of an axis, as many as let the devices along an axis of the mesh cut it."""
+    return Y.reshape(*I.shape, *form)""",
+    "filled": """\
     ends = [(0, 0)] * len(X.shape)
     ends[place] = (0, -X.shape[place] % mesh.sizes[over])
-    return np.pad(X, ends)''',
-    "trimmed": '''\
-def trimmed(X, size, place):
-    """An array without what filled up the parts of an axis."""
-    return X[(*[slice(None)] * place, slice(size))]''',
-    "part": '''\
-def part(X, first, size, place):
-    """So many places of an axis from the first one on."""
-    return X[(*[slice(None)] * place, slice(first, first + size))]''',
-    "shard": f'''\
-def shard(X, mesh, over, place):
-    """This device's part of what it has whole."""
+    return np.pad(X, ends)""",
+    "trimmed": """\
+    return X[(*[slice(None)] * place, slice(size))]""",
+    "part": """\
+    return X[(*[slice(None)] * place, slice(first, first + size))]""",
+    "shard": f"""\
 {_OWN.format(axis="place")}
-    return X[own]''',
+    return X[own]""",
 }
-"""The helper of every collective, by its word."""
+"""The body of the helper of every collective, by its op."""

@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.backends.c import tree
-from learncost.backends.c.arrays import Arrays
+from learncost.backends.c.arrays import Arrays, shared
 from learncost.backends.c.ending import Ending, ended, ending
 from learncost.backends.c.function import routine
 from learncost.backends.c.gnu import GNU
 from learncost.backends.c.printer import Printer, indented
 from learncost.backends.c.schedule import KernelSchedule
-from learncost.backends.c.shares import shared
 from learncost.backends.c.sides import groups, joined
 from learncost.backends.c.unify import lowered, unified
 from learncost.ir.errors import InputError

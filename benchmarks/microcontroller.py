@@ -26,7 +26,7 @@ from learncost.cli.boards import HOST
 from learncost.cli.emit_c99 import FirmwareOptions, FirmwareProgram, program_of
 from learncost.engines.boards import BOARDS, build, run
 from learncost.models.configuration import Configuration, configure
-from learncost.training.contest.images import VIT
+from learncost.training.contest.problem import VIT
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "microcontroller"
 BATCH, EPOCHS, SEEDS = 4, 10, (1, 2, 3, 4, 5)

@@ -22,9 +22,7 @@ from typing import Any
 from learncost.models.storage import write_json
 from learncost.training.contest.contest import ContestDesign, contest
 from learncost.training.contest.entrant import Budget, Setting, entrants
-from learncost.training.contest.images import vit
-from learncost.training.contest.problem import Problem
-from learncost.training.contest.text import DECODER, text
+from learncost.training.contest.problem import DECODER, Problem, text, vit
 
 PROCEDURES = (
     "bp",

@@ -10,7 +10,7 @@ from typing import Any
 import learncost as lc
 from learncost.training.contest.contest import ContestDesign, contest
 from learncost.training.contest.entrant import Setting, budget, entrants
-from learncost.training.contest.images import mlp
+from learncost.training.contest.problem import mlp
 from learncost.viz.figures import FIGURES, figure_row
 from learncost.viz.figures.make import plotted, save, sentences
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from learncost.training.contest.contest import ContestDesign, contest
 from learncost.training.contest.entrant import Setting, budget, entrants
-from learncost.training.contest.images import mlp, vit
-from learncost.training.contest.text import DECODER, text
+from learncost.training.contest.problem import DECODER, mlp, text, vit
 
 ALL = entrants("bp,recompute,pepita:paper,pepita:stable,mempepita:paper,mempepita:stable,head-only", "stable")
 

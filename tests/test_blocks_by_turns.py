@@ -8,7 +8,7 @@ import pytest
 import learncost as lc
 from learncost.procedures.procedure import LEARNING
 from learncost.training.contest.entrant import Entrant, Setting, costs
-from learncost.training.contest.images import vit
+from learncost.training.contest.problem import vit
 
 SIZES = {"n_layer": 3, "n_embd": 8, "n_head": 2, "vocab_size": 10, "learning_rate": 0.01, "seed": 1}
 FLAT = """flat(X targets share; W) -> loss

@@ -11,7 +11,7 @@ from contests import ALL, held, problem, rows, setting
 from learncost.engines.core import Prepared
 from learncost.training.contest.contest import ContestDesign, contest
 from learncost.training.contest.entrant import Budget, EntrantTraining, Setting, costs, entrants
-from learncost.training.contest.images import mlp, vit
+from learncost.training.contest.problem import mlp, vit
 from learncost.training.contest.trial import TrialOutcome, search
 from learncost.training.data.examples import Examples
 from sampling import sampled

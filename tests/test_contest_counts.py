@@ -22,8 +22,7 @@ from learncost.training.contest.entrant import (
     entrants,
     share,
 )
-from learncost.training.contest.images import CLASSES, VIT, mlp, vit
-from learncost.training.contest.text import DECODER, text
+from learncost.training.contest.problem import CLASSES, DECODER, VIT, mlp, text, vit
 from sampling import sampled
 
 KINDS = ("mlp", "vit", "text")

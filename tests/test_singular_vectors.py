@@ -20,7 +20,7 @@ from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.projection import singular_vectors
 from learncost.procedures.step import step
 from learncost.training.contest.entrant import Entrant, EntrantTraining, Setting, costs
-from learncost.training.contest.images import vit
+from learncost.training.contest.problem import vit
 from learncost.verification.check import sound_arrays, tally
 
 RANK, HELD, RATE, SCALE = 3, 4, 0.05, 0.25

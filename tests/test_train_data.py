@@ -17,7 +17,7 @@ from learncost.models.configuration import configure
 from learncost.training.data import text
 from learncost.training.data.corpus import ListLine
 from learncost.training.data.examples import Examples
-from learncost.training.data.sounds import log_mel, resampled, samples
+from learncost.training.data.media import log_mel, resampled, samples
 from learncost.training.data.tasks import task
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start

@@ -166,7 +166,7 @@ def _problem(data: Sequence[str], model: Any, sizes: Mapping[str, Any]) -> Probl
         raise InputError("contest requires DATA: digits, or text files, or folders of text files")
     model_sizes = {name: value for name, value in sizes.items() if name not in ("seq_len", "widths")}
     if "digits" in data:
-        from learncost.training.contest.images import WIDTHS, mlp, vit
+        from learncost.training.contest.problem import WIDTHS, mlp, vit
 
         if len(data) > 1:
             raise InputError("digits cannot be combined with other data; for a file of that name write ./digits")
@@ -179,7 +179,7 @@ def _problem(data: Sequence[str], model: Any, sizes: Mapping[str, Any]) -> Probl
         if kind == "vit":
             return vit(model_sizes)
         return mlp(tuple(check_size("widths", width) for width in sizes["widths"].split(",")) if sizes else WIDTHS)
-    from learncost.training.contest.text import DECODER, text
+    from learncost.training.contest.problem import DECODER, text
 
     if "widths" in sizes:
         raise InputError("--widths applies only to the mlp on digits")

@@ -11,9 +11,8 @@ from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.families import instead
 from learncost.models.model import Model, build, run_sizes
-from learncost.training.data.images import Images
+from learncost.training.data.media import Images, Sounds
 from learncost.training.data.readers import Classes, ExampleRows, Pairs, Words
-from learncost.training.data.sounds import Sounds
 from learncost.training.data.task import Task
 from learncost.training.data.text import Rule, Text, masked, next_tokens, replaced, two_sentences
 

@@ -17,7 +17,6 @@ from learncost.verification import (
     modern_references,
     position_references,
     scan_references,
-    shared_references,
 )
 from learncost.verification.plain import (
     erf,
@@ -205,7 +204,6 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     **modern_references.LAYERS,
     **encoder_references.LAYERS,
     **position_references.LAYERS,
-    **shared_references.LAYERS,
     **scan_references.LAYERS,
 }
 """A foreign implementation of every layer that comes with the package."""

@@ -82,7 +82,7 @@ def differences(family, mesh_text, names, optimizer, plan=""):
     program = TorchProgram(placed.table, sizes | placed.sizes, "fp64", "cpu", devices=devices)
     tensors = {name: torch.from_numpy(values[name]) for name in placed.table.weights}
     with Counted() as counted:
-        results = {name: tensor.numpy() for name, tensor in program(tensors, values).items()}
+        results = {name: tensor.numpy() for name, tensor in program.step(tensors, values).items()}
     ran = [(results, counted.sent)]
     changed = in_place(placed, values)
     try:

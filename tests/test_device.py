@@ -9,7 +9,7 @@ from learncost.cli.command import main
 from learncost.engines.inputs import random_data
 from learncost.engines.options import Options
 from learncost.models.small import small
-from learncost.training.engines import engine
+from learncost.training.engine import engine
 from learncost.training.torch_engine import TorchProgram
 
 WAYS = [

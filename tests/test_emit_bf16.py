@@ -16,7 +16,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.training.engines import engine
+from learncost.training.engine import engine
 from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute
 from sampling import sampled
@@ -96,7 +96,7 @@ def test_every_procedure(model: str, procedure: str) -> None:
     prepared = training.prepare(tokens, **extra)
     emitted = [TorchProgram(prepared.table, prepared.sizes, precision, "cpu") for precision in ("fp32", "bf16-masters")]
     tensors = {name: torch.from_numpy(prepared.values[name]) for name in prepared.table.weights}
-    exact, rounded = (runner(tensors, prepared.values) for runner in emitted)
+    exact, rounded = (runner.step(tensors, prepared.values) for runner in emitted)
     for name, array in exact.items():
         if name.removesuffix(".new").endswith("bK"):
             continue  # its gradient is 0, and the rest rounding

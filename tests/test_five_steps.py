@@ -27,7 +27,7 @@ from hugging_face import module_of, read
 from learncost.engines.compiler import compiler
 from learncost.engines.options import Options
 from learncost.models.model import build
-from learncost.training.engines import engine
+from learncost.training.engine import engine
 from test_transformers import places as gpt_places
 
 transformers = pytest.importorskip("transformers")

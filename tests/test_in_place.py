@@ -255,7 +255,7 @@ def test_what_cannot_be_emitted_is_said(flags: list[str], says: str, capsys: pyt
 def test_repeats_in_repeats_are_done_in_place() -> None:
     """ALBERT's layers repeat in groups that repeat."""
     from learncost.engines.options import Options
-    from learncost.training.engines import engine
+    from learncost.training.engine import engine
 
     tiny = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 61, "embedding_size": 6}
     groups = {"num_hidden_layers": 4, "num_hidden_groups": 2, "architectures": ["AlbertForMaskedLM"]}
@@ -274,7 +274,7 @@ def test_repeats_in_repeats_are_done_in_place() -> None:
 def test_another_device_gives_the_same_weights() -> None:
     """On a device that is not `cpu` by name tensors are moved there and back; here it is the processor all the same."""
     from learncost.engines.options import Options
-    from learncost.training.engines import engine
+    from learncost.training.engine import engine
 
     model = configure(*GPT2)
     common = {"dtype": "fp64", "optimizer": "adamw", "learning_rate": 0.05}
@@ -301,7 +301,7 @@ def test_another_device_gives_the_same_weights() -> None:
 )
 def test_what_a_device_cannot_do_is_said(options: dict[str, Any], says: str) -> None:
     from learncost.engines.options import Options
-    from learncost.training.engines import engine
+    from learncost.training.engine import engine
 
     with pytest.raises(InputError, match=says):
         engine(configure(*GPT2), Options(**{"engine": "torch", "learning_rate": 0.1, **options}))

@@ -6,7 +6,7 @@ import pytest
 from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
-from learncost.training.engines import engine
+from learncost.training.engine import engine
 
 jax = pytest.importorskip("jax")
 

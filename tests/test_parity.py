@@ -8,7 +8,7 @@ import pytest
 
 from learncost.engines.options import Options
 from learncost.models.configuration import configure
-from learncost.training.engines import engine
+from learncost.training.engine import engine
 from sampling import sampled
 
 torch = pytest.importorskip("torch")

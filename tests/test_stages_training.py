@@ -12,7 +12,7 @@ from learncost.engines.options import Options
 from learncost.models.configuration import configure
 from learncost.models.storage import read_arrays
 from learncost.training.parts import newest
-from learncost.training.stages_engine import mesh_engine
+from learncost.training.stages import mesh_engine
 from processes import begun, ended
 from trainings_on_disk import numbered_texts
 

@@ -13,7 +13,7 @@ import pytest
 import learncost as lc
 from learncost.engines.options import Options
 from learncost.layers.layer import shipped_layer
-from learncost.training.engines import engine
+from learncost.training.engine import engine
 from learncost.verification.check import sound_arrays
 from learncost.verification.sample import small_sizes
 from sampling import LEARNING

@@ -15,7 +15,7 @@ from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, PRECISIONS
 from learncost.models.configuration import configure
-from learncost.training.engines import engine
+from learncost.training.engine import engine
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
 from sampling import sampled

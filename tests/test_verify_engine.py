@@ -11,7 +11,7 @@ import pytest
 from learncost.autodiff.derive import derive
 from learncost.cli.command import main
 from learncost.cost_models.books import book, price
-from learncost.engines import compiler
+from learncost.engines import compiler, emitted
 from learncost.ir.errors import InputError
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import configure
@@ -19,10 +19,9 @@ from learncost.models.model import build, run_sizes
 from learncost.passes.flash import QUERIES
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.verification import engine_operators
 from learncost.verification.engine import BLOCKS, places
 from learncost.verification.engine_in_place import StatementWatch
-from learncost.verification.engine_run import verify_engine
+from learncost.verification.engine_run import verify_engine, verify_layer
 from tiny_models import GPT2 as SHORT
 from tiny_models import LLAMA
 
@@ -179,7 +178,7 @@ def test_segments_and_kernels_run() -> None:
 
 
 def test_a_wrong_emitted_program_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = engine_operators.program
+    right = emitted.program
 
     def twice(*arguments: Any, **options: Any) -> Any:
         """The program with its first product taken two times."""
@@ -188,9 +187,9 @@ def test_a_wrong_emitted_program_is_found(monkeypatch: pytest.MonkeyPatch) -> No
         at = next(i for i, line in enumerate(lines) if "torch.einsum(" in line or " @ " in line)
         return replace(program, text="".join([*lines[:at], lines[at], *lines[at:]]))
 
-    monkeypatch.setattr(engine_operators, "program", twice)
+    monkeypatch.setattr(emitted, "program", twice)
     table = derive(shipped_layer("feed_forward").table).step
-    failed = [c for c in engine_operators.verify_layer(table, "feed_forward", "torch") if not c.passed]
+    failed = [c for c in verify_layer(table, "feed_forward", "torch") if not c.passed]
     assert len(failed) == 1
     assert failed[0].compared.startswith("forward")
 
@@ -200,7 +199,7 @@ def test_a_wrong_emitted_program_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 def test_layers_as_emitted(layer: str, backend: str) -> None:
     pytest.importorskip(backend)
     table = derive(shipped_layer(layer).table).step
-    checks_found = list(engine_operators.verify_layer(table, layer, backend))
+    checks_found = list(verify_layer(table, layer, backend))
     assert checks_found[0].compared.startswith("values")
     assert [str(check) for check in checks_found if not check.passed] == []
 

@@ -11,7 +11,7 @@ from against_torch_and_jax.sides import Learner
 from against_torch_and_jax.subject import BETAS, LEARNING_RATE, SEED, WEIGHT_DECAY, Subject
 from learncost.engines.options import Options
 from learncost.ir.errors import InputError
-from learncost.training.engines import engine, usual
+from learncost.training.engine import engine, usual
 
 
 class EngineSide(Learner):

@@ -33,7 +33,7 @@ from learncost.reports.cost import cost
 from learncost.reports.memory.engines import memory_engines
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.planner import smallest
-from learncost.training.engines import ENGINES, engine
+from learncost.training.engine import ENGINES, engine
 from learncost.verification.verify import verify_table
 
 FILE = Path(__file__).with_name("support.json")
@@ -111,8 +111,9 @@ def _jax(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> d
 
     with exact(np.dtype(np.float64)):
         arrays = {name: jax.numpy.asarray(array) for name, array in values.items()}
-        results = EmittedProgram(table, sizes, "jax", jax.jit)(arrays)
-        return {name: np.asarray(array) for name, array in results.items()}
+        program = EmittedProgram(table, sizes, "jax")
+        program.function = jax.jit(program.function)
+        return {name: np.asarray(array) for name, array in program(arrays).items()}
 
 
 def _c(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from learncost.engines.core import Core, Interpreter, Prepared, Values
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
 from learncost.procedures.optimizer import without_gradients
+from learncost.timing.traced import EMITTED, SOURCE
 
 TYPES: Mapping[str, str] = {"float32": "fp32", "float64": "fp64"}
 """NumPy's types by their names in predictions."""
@@ -21,29 +22,37 @@ _Key = tuple[IdentityKey[Table], tuple[tuple[str, int], ...]]
 """The source of a program: a table and the sizes of its axes."""
 
 
+def executed_text(text: str) -> dict[str, Any]:
+    """Return what a program's text defines. It has no __name__: torch.compile would look for a module of that name."""
+    namespace: dict[str, Any] = {SOURCE: text}
+    exec(compile(text, EMITTED, "exec"), namespace)
+    return namespace
+
+
 class EmittedProgram:
     """A table's program: a function from named arrays to named results.
 
-    library   numpy, torch or jax, whose arrays it takes
-    compiled  the transformation of its function before it runs, such as jax.jit
+    library    numpy, torch or jax, whose arrays it takes
+    precision  that the program is written for
     """
 
     def __init__(
-        self, table: Table, sizes: Mapping[str, int], library: str = "numpy", compiled: Callable[..., Any] | None = None
+        self, table: Table, sizes: Mapping[str, int], library: str = "numpy", precision: str | None = None
     ) -> None:
-        self._program = program(table, library, sizes=sizes)
-        self.namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": self._program.text}
-        exec(compile(self._program.text, "<emitted by learncost>", "exec"), self.namespace)
-        function = self.namespace[self._program.function]
-        self._function = compiled(function) if compiled else function
+        self.program = program(table, library, sizes=sizes, dtype=precision)
+        self.namespace = executed_text(self.program.text)
+        self.function: Callable[..., Any] = self.namespace[self.program.function]
 
-    def __call__(self, values: Mapping[str, Any], *devices: Any) -> dict[str, Any]:
-        """Return the results; on a mesh of devices, those of this device."""
-        arguments = [fill(tree, values, self.namespace) for tree in self._program.parameters]
+    def __call__(self, values: Mapping[str, Any], *devices: Any, **late: int) -> dict[str, Any]:
+        """Return the results; on a mesh of devices, those of this device.
+
+        late  sizes that were not known when the program was written, by its names for them
+        """
+        arguments = [fill(tree, values, self.namespace) for tree in self.program.parameters]
         with np.errstate(all="ignore"):  # a diverging training shows in its loss
-            result = self._function(*arguments, *devices)
-        results = result if len(self._program.results) > 1 else (result,)
-        trees = zip(self._program.results, results, strict=True)
+            result = self.function(*arguments, *devices, **late)
+        results = result if len(self.program.results) > 1 else (result,)
+        trees = zip(self.program.results, results, strict=True)
         return {name: value for tree, result in trees for name, value in unfold(tree, result)}
 
 

@@ -15,6 +15,7 @@ import torch
 from learncost.backends.placed import TYPES, placed
 from learncost.engines import processor
 from learncost.engines.compiler import Call, CompiledKernels
+from learncost.engines.emitted import executed_text
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 
@@ -46,8 +47,7 @@ class InPlace:
         self.program = placed(table, sizes, dtype)
         # A weight that no line updates in place is copied, for example if two lines compute it.
         self._moved = {new: tensors[old] for old, new in table.renewed.items() if new in self.program.results}
-        namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": self.program.text}
-        exec(compile(self.program.text, "<emitted by learncost>", "exec"), namespace)
+        namespace = executed_text(self.program.text)
         self._given = {name: tensors[name] for name in self.program.given if name in tensors}
         self._inputs = {}
         for name, (axes, kind) in self.program.given.items():

@@ -21,8 +21,7 @@ from learncost.procedures.procedure import procedure
 from learncost.reports.memory.memory import Memory, memory
 from learncost.training.data.task import Task
 from learncost.training.data.tasks import next_token, task, tokenizer_of
-from learncost.training.engine import NumPyEngine
-from learncost.training.engines import engine, usual
+from learncost.training.engine import NumPyEngine, engine, usual
 from learncost.training.folder import CONFIG
 from learncost.training.generate import Decoder
 

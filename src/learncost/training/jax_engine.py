@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from learncost.backends import fill, leaves, program, unfold
+from learncost.backends import leaves
 from learncost.engines.core import Prepared, Values
+from learncost.engines.emitted import EmittedProgram
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
 from learncost.ir.errors import InputError, to_install
@@ -54,7 +55,7 @@ class _JaxRunner:
         if key not in self._compiled:
             self._compiled[key] = _Compiled(prepared.table, training.model.sizes, training.precision.name)
         with exact(training.dtype):
-            return self._compiled[key](prepared)
+            return self._compiled[key].step(prepared)
 
 
 def exact(dtype: Any) -> AbstractContextManager[object]:
@@ -105,29 +106,23 @@ class JaxEngine(NumPyEngine):
         self._runner.place()
 
 
-class _Compiled:
+class _Compiled(EmittedProgram):
     """The program of a table under `jax.jit`. Fully renewed arguments (`W.new` of all `W`) are donated."""
 
     def __init__(self, table: Table, sizes: Mapping[str, int], precision: str) -> None:
         import jax
 
         self._table = without_gradients(table)
-        self._program = program(self._table, "jax", sizes=sizes, dtype=precision)
-        self._namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
-        exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
+        super().__init__(self._table, sizes, "jax", precision)
         changed = {*table.renewed}
-        parameters = [set(leaves(tree)) for tree in self._program.parameters]
-        self._function = jax.jit(
-            self._namespace[self._program.function],
+        parameters = [set(leaves(tree)) for tree in self.program.parameters]
+        self.function = jax.jit(
+            self.function,
             donate_argnums=[place for place, names in enumerate(parameters) if names <= changed],
-            static_argnames=tuple(self._program.sizes.values()),
+            static_argnames=tuple(self.program.sizes.values()),
         )
 
-    def __call__(self, prepared: Prepared) -> Values:
+    def step(self, prepared: Prepared) -> Values:
+        """Return the results of a step by name."""
         values = {name: prepared.values[name] for name in (*self._table.weights, *self._table.inputs)}
-        arguments = [fill(tree, values, self._namespace) for tree in self._program.parameters]
-        late = {size_name: prepared.sizes[name] for name, size_name in self._program.sizes.items()}
-        result = self._function(*arguments, **late)
-        results = result if len(self._program.results) > 1 else (result,)
-        trees = zip(self._program.results, results, strict=True)
-        return {name: value for tree, result in trees for name, value in unfold(tree, result)}
+        return self(values, **{late: prepared.sizes[name] for name, late in self.program.sizes.items()})

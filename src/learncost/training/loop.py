@@ -36,8 +36,7 @@ from learncost.training.data.columns import FACTS
 from learncost.training.data.task import Data, count, right
 from learncost.training.data.tasks import next_token, task
 from learncost.training.data.text import Text
-from learncost.training.engine import TrainingEngine
-from learncost.training.engines import engine
+from learncost.training.engine import NumPyEngine, engine
 from learncost.training.folder import CONFIG, LOGS, Checkpoint, Folder, last_checkpoint
 from learncost.training.generate import Decoder, Sampling, sample
 from learncost.training.parts import read
@@ -215,7 +214,7 @@ class _TrainingRun:
         self.tokenizer = folder.tokenizer()
         self.task = task(self.configuration, self.tokenizer, self.options)
         self.data = self._data()
-        self.engine: TrainingEngine = engine(self.configuration, self.options)
+        self.engine: NumPyEngine = engine(self.configuration, self.options)
         held_bytes = sum(array.nbytes for array in _held(self.engine))
         memory.forget_highest()
         self.before = memory.highest() - held_bytes
@@ -437,7 +436,7 @@ class _TrainingRun:
         self.saved = engine.steps
 
 
-def _held(engine: TrainingEngine) -> Iterator[Any]:
+def _held(engine: NumPyEngine) -> Iterator[Any]:
     """Return this process's arrays of weights and optimizer state."""
     parts = engine.parts()
     if parts is None:

@@ -12,11 +12,9 @@ import numpy as np
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
-from learncost.engines.rounding import widened
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base, shape_of, whole
 from learncost.ir.table import Table
-from learncost.ir.value import IdentityKey
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.reports.memory.planner import smallest
@@ -27,32 +25,19 @@ from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed, place
 from learncost.sharding.zigzag import ordered
-from learncost.training.torch_engine import TensorPool, TorchProgram
+from learncost.training.torch_engine import TorchProgram, TorchRunner
 
 if TYPE_CHECKING:
     from learncost.engines.in_place import InPlace
 
 
-class MeshRunner:
+class MeshRunner(TorchRunner):
     """Executes tables placed over the mesh. Weights and state are this process's shards; it shards other arrays."""
 
-    updates_in_place = True
-
     def __init__(self, training: Training, grid: Mesh, clauses: tuple[Clause, ...], options: Options) -> None:
-        self.training, self.mesh, self.clauses = training, grid, clauses
-        self.plan, self.device = options.plan, options.device
-        training.weights = {name: widened(array) for name, array in training.weights.items()}
-        training.state = {name: widened(array) for name, array in training.state.items()}
+        super().__init__(training, options.plan, options.device)
+        self.mesh, self.clauses = grid, clauses
         self._devices: Any = None
-        self.forget()
-
-    def forget(self) -> None:
-        """Discard compiled programs and tensors; weights and state are read again from the training."""
-        self.pool = TensorPool(self.device, self.training.low)
-        self._steps: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], _RunnableStep] = {}
-
-    def change_block(self) -> None:
-        """Do nothing: blocks do not alternate over a mesh."""
 
     @property
     def devices(self) -> Any:
@@ -89,11 +74,8 @@ class MeshRunner:
         parts = parts_of_batch(self.clauses, self.mesh)
         return smallest(table, {**sizes, "B": max(sizes["B"] // parts, 1)}, self.training.precision.name)
 
-    def __call__(self, prepared: Prepared) -> Values:
-        key = (IdentityKey(prepared.table), tuple(prepared.sizes.items()))
-        if key not in self._steps:
-            self._steps[key] = _RunnableStep(prepared, self)
-        return self._steps[key](prepared)
+    def made(self, prepared: Prepared) -> Any:
+        return _RunnableStep(prepared, self)
 
     def all(self, flag: bool) -> bool:
         """Return whether the flag is set in every process."""
@@ -179,7 +161,7 @@ class _RunnableStep:
         pool, arrays = self._runner.pool, self._own(prepared)
         tensors = {name: pool.tensor(name, arrays[name]) for name in self._owned}
         if isinstance(self._run, TorchProgram):
-            results_by_name = self._run(tensors | pool.held(arrays), arrays)
+            results_by_name = self._run.step(tensors | pool.held(arrays), arrays)
             for name, new in self._renewed.items():
                 pool.tensors[name].copy_(results_by_name.pop(new))
         else:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from learncost.backends import fill, program, unfold
 from learncost.engines.compiler import compiler
 from learncost.engines.core import Prepared, Values
+from learncost.engines.emitted import EmittedProgram
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
 from learncost.engines.rounding import widened
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from learncost.engines.in_place import InPlace
 
 
-class _TorchRunner:
+class TorchRunner:
     """Executes tables in tensors that share memory with NumPy's arrays, which steps update.
 
     Batches, scalars and the masks of dropout are made as on NumPy, and only the arithmetic differs.
@@ -41,19 +41,19 @@ class _TorchRunner:
     updates_in_place = True
 
     def __init__(self, training: Training, plan: str | None, device: str) -> None:
-        self._training, self.plan, self.device = training, plan, device
+        self.training, self.plan, self.device = training, plan, device
         training.weights = {name: widened(array) for name, array in training.weights.items()}
         training.state = {name: widened(array) for name, array in training.state.items()}
         self.forget()
 
     def forget(self) -> None:
-        """Discard compiled programs; weights and state are read again from the training."""
-        self._pool = TensorPool(self.device, self._training.low)
-        self._steps: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], _TorchStep] = {}
+        """Discard compiled programs and tensors; weights and state are read again from the training."""
+        self.pool = TensorPool(self.device, self.training.low)
+        self._steps: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], Any] = {}
 
     def fetch(self) -> None:
         """Copy weights and state from the device into NumPy's arrays."""
-        self._pool.fetch()
+        self.pool.fetch()
 
     def change_block(self) -> None:
         """Discard the state of the previous trainable block and its compiled programs."""
@@ -63,8 +63,13 @@ class _TorchRunner:
     def __call__(self, prepared: Prepared) -> Values:
         key = (IdentityKey(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._steps:
-            self._steps[key] = _TorchStep(prepared, self.plan, self._training.precision.name, self._pool)
-        return self._steps[key](prepared)
+            self._steps[key] = self.made(prepared)
+        values: Values = self._steps[key](prepared)
+        return values
+
+    def made(self, prepared: Prepared) -> Any:
+        """Return the step of a table for arrays of one size."""
+        return _TorchStep(prepared, self.plan, self.training.precision.name, self.pool)
 
     @property
     def says(self) -> str:
@@ -82,7 +87,8 @@ class _TorchRunner:
             return None
         arenas = {step.arena for step in steps if step.arena is not None}  # steps may have one together
         batch = max(step.batch for step in steps)
-        return batch + sum(tensor.nbytes for tensor in (*self._pool.tensors.values(), *arenas))
+        bytes_taken: int = batch + sum(tensor.nbytes for tensor in (*self.pool.tensors.values(), *arenas))
+        return bytes_taken
 
     @property
     def plan_taken(self) -> str | None:
@@ -95,7 +101,7 @@ class TorchEngine(NumPyEngine):
 
     name = "torch"
     plans = True
-    _runner: _TorchRunner
+    _runner: TorchRunner
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
         try:
@@ -110,8 +116,8 @@ class TorchEngine(NumPyEngine):
         if options.plan is not None:
             planned(self._training.table(), options.plan, self._training.model.sizes)  # what cannot be is said at once
 
-    def _made(self, options: Options) -> _TorchRunner:
-        return _TorchRunner(self._training, options.plan, options.device)
+    def _made(self, options: Options) -> TorchRunner:
+        return TorchRunner(self._training, options.plan, options.device)
 
     @property
     def weights(self) -> Arrays:
@@ -269,15 +275,15 @@ class _TorchStep:
         else:
             assert self._emitted
             tensors = {name: pool.tensors[name] for name in self._owned} | pool.held(prepared.values)
-            results_by_name = self._emitted(tensors, prepared.values)
+            results_by_name = self._emitted.step(tensors, prepared.values)
             for name, new in self.renewed.items():
                 pool.tensors[name].copy_(results_by_name.pop(new))
         results = {name: tensor.to(_as_array(tensor)).cpu().numpy() for name, tensor in results_by_name.items()}
         return results | pool.renewed(self._table)
 
 
-class TorchProgram:
-    """The program of a table as PyTorch's operators, called with values by name.
+class TorchProgram(EmittedProgram):
+    """The program of a table as PyTorch's operators.
 
     On CUDA `torch.compile` takes it whole and writes its kernels.
 
@@ -289,25 +295,19 @@ class TorchProgram:
     ) -> None:
         import torch
 
-        self._program = program(table, "torch", sizes=sizes, dtype=precision)
-        # no __name__: torch.compile would look for a module that is called so
-        self._namespace: dict[str, Any] = {"__source__": self._program.text}
-        exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
+        super().__init__(table, sizes, "torch", precision)
         self._reads, self._device = tuple(table.inputs), device
-        self._devices = (devices,) if self._program.meets else ()
-        function = self._namespace[self._program.function]
-        self._function = torch.compile(function, dynamic=False) if device.startswith("cuda") else function
+        self._devices = (devices,) if self.program.meets else ()
+        if device.startswith("cuda"):
+            self.function = torch.compile(self.function, dynamic=False)
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def step(self, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the results by name, from tensors that stay and from the arrays of a batch."""
         import torch
 
         values = dict(tensors)
         for name in self._reads:
             if name not in values:
                 values[name] = torch.from_numpy(np.require(arrays[name], requirements=("C", "W"))).to(self._device)
-        arguments = [fill(tree, values, self._namespace) for tree in self._program.parameters]
         with torch.inference_mode():
-            result = self._function(*arguments, *self._devices)
-        results = result if len(self._program.results) > 1 else (result,)
-        trees = zip(self._program.results, results, strict=True)
-        return {name: value for tree, result in trees for name, value in unfold(tree, result)}
+            return self(values, *self._devices)

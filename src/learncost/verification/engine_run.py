@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from learncost.autodiff.derive import derive
+from learncost.backends import ProgramText
 from learncost.backends.c import source
 from learncost.engines.compiler import bind, compiled, compiler, products
 from learncost.engines.core import Prepared
+from learncost.engines.emitted import EmittedProgram
 from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
 from learncost.ir.errors import InputError, named_one, to_install
 from learncost.ir.line import Line
 from learncost.ir.loop import map_lines
 from learncost.ir.table import Table
-from learncost.layers.layer import Layer
+from learncost.layers.layer import Layer, shipped, shipped_layer
 from learncost.layers.names import written_once
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import configure
@@ -27,14 +33,151 @@ from learncost.models.model import Model, build
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.reports.memory.planner import smallest
+from learncost.timing.traced import EMITTED
 from learncost.verification import engine_in_place as in_place
-from learncost.verification import engine_operators as operators
-from learncost.verification.check import survived
+from learncost.verification.check import error, seeds_of, sound_arrays, survived, values_of, worst
 from learncost.verification.engine import ExecutedLines
 from learncost.verification.report import Check, VerificationReport
+from learncost.verification.sample import small_sizes
 
 if TYPE_CHECKING:
     from learncost.engines.in_place import InPlace
+
+
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+Values = dict[str, Any]
+Products = list[tuple[int, int, bool]]
+"""Every product that ran: the line of the text that took it, its MACCs, and whether these were added at an index."""
+
+
+def run(
+    table: Table, backend: str, arrays: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[Values, ProgramText, Products]:
+    """Return the results of a table's emitted program by name, the program, and its products.
+
+    JAX traces the program for its products and compiles it for its results. If products are added at an index,
+    as the gradients of experts are, every element that is added is a MACC.
+    """
+    step, names = EmittedProgram(table, sizes, backend), (*table.inputs, *table.weights)
+    results, products = {"torch": _torch, "jax": _jax}[backend](step, {name: arrays[name] for name in names})
+    return {name: np.asarray(value) for name, value in results.items()}, step.program, products
+
+
+def note(lines: ExecutedLines, written: ProgramText, products: Products) -> None:
+    """Add products to the executed operations of the lines of their statements.
+
+    Products with a vector, which have no price, are omitted.
+    """
+    statements = _statements(lines, written)
+    sums = {number for number, _, added in products if not added}
+    for number, maccs, added in products:
+        at = statements.get(number)
+        if at is not None and lines.maccs(at) and not (added and number in sums):  # else what a product made
+            lines.ran[at].products += 1
+            lines.ran[at].maccs += maccs
+
+
+def _statements(lines: ExecutedLines, written: ProgramText) -> dict[int, int]:
+    """Return the table's line for every line of the text that assigns one of its values.
+
+    Values of one name are assigned in the same order in both.
+    """
+    makers: dict[str, list[int]] = {}
+    for at, line in enumerate(lines.lines):
+        for term in line.left:
+            makers.setdefault(written.names.get(term.name, ""), []).append(at)
+    line_of: dict[int, int] = {}
+    assignments = [node for node in ast.walk(ast.parse(written.text)) if isinstance(node, ast.Assign)]
+    for node in sorted(assignments, key=lambda node: node.lineno):
+        targets = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        candidates = next((makers[name] for name in targets if name in makers), None)
+        if candidates:
+            at = candidates[0] if len(candidates) == 1 else candidates.pop(0)
+            line_of.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), at))
+    return line_of
+
+
+def _torch(step: Callable[[Mapping[str, Any]], Values], arrays: Mapping[str, Any]) -> tuple[Values, Products]:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    products: Products = []
+
+    class OperatorsMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+            name = function.overloadpacket.__name__
+            if name in PRODUCTS:
+                left, right = arguments[-2:]
+                products.append((_line(), prod(left.shape) * right.shape[-1], False))
+            elif name in ("index_add_", "index_add"):
+                products.append((_line(), arguments[3].numel(), True))
+            elif name in ("index_put_", "index_put", "_index_put_impl_"):
+                products.append((_line(), arguments[2].numel(), True))
+            return function(*arguments, **(keywords or {}))
+
+    tensors = {name: torch.as_tensor(np.array(array)) for name, array in arrays.items()}
+    with torch.no_grad(), OperatorsMode():  # type: ignore[no-untyped-call]
+        return step(tensors), products
+
+
+def _line() -> int:
+    """Return the number of the emitted program's running line."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename != EMITTED:
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return frame.f_lineno
+
+
+def _jax(step: Callable[[Mapping[str, Any]], Values], arrays: Mapping[str, Any]) -> tuple[Values, Products]:
+    import jax
+
+    products: Products = []
+
+    def visit(equations: Iterable[Any], outer: int) -> None:
+        for equation in equations:
+            lines_of_file = (
+                frame.line_num for frame in equation.source_info.traceback.frames if frame.file_name == EMITTED
+            )
+            line = outer or next(lines_of_file)
+            if equation.primitive.name == "dot_general":
+                left, right = (variable.aval.shape for variable in equation.invars)
+                (_, summed), (_, batch) = equation.params["dimension_numbers"]
+                columns = prod(size for axis, size in enumerate(right) if axis not in (*summed, *batch))
+                products.append((line, prod(left) * columns, False))
+            elif equation.primitive.name == "scatter-add":
+                products.append((line, prod(equation.invars[2].aval.shape), True))
+            for value in equation.params.values():
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    visit(inner.eqns, line)
+
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        visit(jax.make_jaxpr(step)(arrays).jaxpr.eqns, 0)
+        return jax.device_get(jax.jit(step)(arrays)), products
+
+
+def verify_layers(backend: str) -> Iterator[Check]:
+    """Verify the emitted forward and backward passes and weight updates of every layer of the package."""
+    if find_spec(backend) is None:
+        yield Check("every layer", f"as emitted for {backend}", f"{backend} is not installed", None)
+        return
+    for name in shipped():
+        yield from survived(name, verify_layer(derive(shipped_layer(name).table).step, name, backend))
+
+
+def verify_layer(table: Table, name: str, backend: str) -> Iterator[Check]:
+    """Compare a layer's values at small sizes with the interpreter's, and its products with their prices."""
+    sizes = small_sizes(table)
+    arrays = {**seeds_of(table, sizes), **sound_arrays(table, sizes)}
+    results, written, products = run(table, backend, arrays, sizes)
+    expected = values_of(table, arrays, sizes)
+    text, passed = worst({key: error(array, expected[key]) for key, array in results.items()})
+    yield Check(name, f"values as emitted for {backend} with the interpreter's", text, passed)
+    lines = ExecutedLines(table, sizes)
+    note(lines, written, products)
+    yield from lines.checks(name)
+
 
 BATCH_SIZE, SEQ_LEN = 2, 80
 """So that kernels that take some queries at a time have whole blocks and a part of one."""
@@ -62,12 +205,12 @@ def verify_engine(
     """
     named_one("engine that can be watched", engine, dict.fromkeys(ENGINES))
     if model is None:
-        return VerificationReport(f"verification of every layer on {engine}", tuple(operators.verify_layers(engine)))
+        return VerificationReport(f"verification of every layer on {engine}", tuple(verify_layers(engine)))
     _installed(engine)
     subject_found = layer_or_model(model)
     if isinstance(subject_found, Layer):
         checks = survived(
-            subject_found.name, operators.verify_layer(derive(subject_found.table).step, subject_found.name, engine)
+            subject_found.name, verify_layer(derive(subject_found.table).step, subject_found.name, engine)
         )
         return VerificationReport(f"verification of {subject_found.name} on {engine}", tuple(checks))
     for name, length in (("batch-size", batch_size), ("seq-len", seq_len)):
@@ -100,8 +243,6 @@ def _fits(model: Model) -> None:
 
 
 def _installed(engine: str) -> None:
-    from importlib.util import find_spec
-
     if find_spec(engine) is None:
         raise InputError(f"--engine {engine} needs {engine}: {to_install(engine)}")
 
@@ -117,8 +258,8 @@ def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[
             subject += f", as {reason} on PyTorch's operators" if compiler() else ", on PyTorch's operators"
     table = replace(table, lines=map_lines(table.lines, _without_kernel))  # operators run whole arrays
     lines = ExecutedLines(table, prepared.sizes)
-    _, written, products = operators.run(table, engine, prepared.values, prepared.sizes)
-    operators.note(lines, written, products)
+    _, written, products = run(table, engine, prepared.values, prepared.sizes)
+    note(lines, written, products)
     yield from lines.checks(subject)
 
 

@@ -1,4 +1,4 @@
-"""Steps of one of several processes with pipeline stages: the emitted program in the order of its schedule."""
+"""Pipeline stages on several processes: the engine, and its steps, a program in the order of its schedule."""
 
 from __future__ import annotations
 
@@ -11,20 +11,28 @@ import numpy as np
 from learncost.backends import fill, leaves, unfold
 from learncost.backends.stages import StagesProgram
 from learncost.engines.core import Prepared, Values
+from learncost.engines.emitted import executed_text
 from learncost.engines.in_stages import StageUpdate, forward_in_stages, program_in_stages, step_in_stages
 from learncost.engines.numpy_engine import Training
-from learncost.engines.options import Options
+from learncost.engines.options import Options, refuse_schedule
 from learncost.ir.errors import InputError
+from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
+from learncost.models.configuration import Configuration
+from learncost.models.model import build
 from learncost.procedures.optimizer import without_gradients
 from learncost.program.pipeline import CHUNKS, KINDS, Schedule, forward_once, schedule
 from learncost.sharding.clauses import Clause
-from learncost.sharding.devices import counted, of_stage, together
-from learncost.sharding.mesh import Mesh
+from learncost.sharding.devices import counted, of_stage, part, together
+from learncost.sharding.mesh import Mesh, mesh
 from learncost.sharding.place import Placed
-from learncost.sharding.stages import Pipeline
+from learncost.sharding.presets import chosen_for
+from learncost.sharding.stages import Pipeline, pipeline_of
+from learncost.training.engine import Arrays
+from learncost.training.mesh_engine import MeshEngine
 from learncost.training.mesh_runner import MeshRunner, for_batch, mine, parts_of_batch
+from learncost.training.parts import ArrayPart
 
 Staged = tuple[tuple[Placed, ...], StagesProgram]
 """The placed tables of the stages, and their program."""
@@ -41,10 +49,6 @@ class StagesRunner(MeshRunner):
         self._kind, self._microbatches = options.schedule or "1f1b", options.microbatches
         self._staged: dict[tuple[IdentityKey[Table], int], Staged] = {}
         self._chunks = CHUNKS if self._kind in KINDS and KINDS[self._kind].several else 1
-
-    def forget(self) -> None:
-        super().forget()
-        self._runs: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], _StagesStep] = {}
 
     @property
     def within(self) -> tuple[Mesh, tuple[Clause, ...]]:
@@ -96,11 +100,8 @@ class StagesRunner(MeshRunner):
             self._staged[key] = placed, program
         return self._staged[key]
 
-    def __call__(self, prepared: Prepared) -> Values:
-        key = (IdentityKey(prepared.table), tuple(prepared.sizes.items()))
-        if key not in self._runs:
-            self._runs[key] = _StagesStep(prepared, self)
-        return self._runs[key](prepared)
+    def made(self, prepared: Prepared) -> _StagesStep:
+        return _StagesStep(prepared, self)
 
     def broadcast(self, name: str, made: tuple[int, Any] | None, placed: tuple[Placed, ...]) -> Any:
         """Return a stage's result on all processes, from the shards of the stage's processes.
@@ -126,8 +127,7 @@ class _StagesStep:
         self._placed, program = runner.staged(prepared.table, prepared.sizes)
         self._functions = {number: program.stages[number] for number in runner.stages}
         self._sizes = prepared.sizes
-        self._namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": program.text}
-        exec(compile(program.text, "<emitted by learncost>", "exec"), self._namespace)
+        self._namespace = executed_text(program.text)
         known, self._renewed = prepared.table.known, prepared.table.renewed
         self._reported = [name for name in prepared.table.outputs if known[name].role not in ("gradient", "new")]
         self._begin = self._begins()
@@ -197,3 +197,71 @@ class _StagesStep:
             return tensor
         stage = self._placed[number]
         return tensor.narrow(0, self._begin[number, name], stage.iterations[counted(stage, name)])
+
+
+def mesh_engine(configuration: Configuration, options: Options) -> MeshEngine:
+    """Return the engine for a mesh, with pipeline stages if blocks are sharded over an axis."""
+    grid, model = mesh(options.mesh or ""), build(configuration)
+    clauses = chosen_for(grid, model.sizes, options.place, options.placement)
+    if pipeline := pipeline_of(model.table, grid, clauses):
+        return StagesEngine(configuration, options, pipeline)
+    refuse_schedule(options)
+    return MeshEngine(configuration, options)
+
+
+class StagesEngine(MeshEngine):
+    """The mesh's engine with blocks split into stages; it trains a batch in microbatches by the schedule.
+
+    Of a stack a process has the iterations of its stages, one behind another.
+    """
+
+    _runner: StagesRunner
+
+    def __init__(self, configuration: Configuration, options: Options, pipeline: Pipeline) -> None:
+        refused = {
+            f"--procedure {options.procedure}": options.procedure != "bp",
+            f"--precision {options.dtype}": precision_of(options.dtype).is_whole,
+            "--accumulate": options.accumulate > 1,
+        }
+        if wrong := next((name for name, is_asked in refused.items() if is_asked), None):
+            instead = ": --microbatches cuts the batch" if options.accumulate > 1 else ""
+            raise InputError(f"pipeline stages are trained by bp in floating point: remove {wrong}{instead}")
+        self._pipeline, self._stages_axis = pipeline, pipeline.axis
+        super().__init__(configuration, options)
+
+    def _made(self, options: Options) -> StagesRunner:
+        clauses = chosen_for(self._mesh, self._training.model.sizes, options.place, options.placement)
+        return StagesRunner(self._training, self._mesh, clauses, options, self._pipeline)
+
+    @property
+    def _stages(self) -> tuple[Placed, ...]:
+        """Return the placed tables of this process's stages."""
+        placed, _ = self._runner.staged(self._training.table(), self._sizes)
+        return tuple(placed[number] for number in self._runner.stages)
+
+    def _own(self, arrays: Mapping[str, Any]) -> Arrays:
+        here, parts = self._sizes_here(), dict[str, list[Any]]()
+        for stage in self._stages:
+            for name in (*stage.table.weights, *stage.table.inputs):
+                if name in arrays:
+                    cut = part(of_stage(arrays[name], stage, name), self._cut_as(name), {**here, **stage.iterations})
+                    parts.setdefault(name, []).append(cut)
+        return {
+            name: np.concatenate(several) if len(several) > 1 else np.array(several[0])
+            for name, several in parts.items()
+        }
+
+    def _apart(self, name: str, real: Any, first: tuple[int, ...]) -> tuple[ArrayPart, ...]:
+        parts, begin = list[ArrayPart](), 0
+        for stage in self._stages:
+            if name in {*stage.table.weights, *stage.table.inputs} and (count := counted(stage, name)):
+                end = begin + stage.iterations[count]
+                where = (stage.first[count], *first[1:])
+                parts.append(ArrayPart(np.ascontiguousarray(real[begin:end]), where, self._whole[name]))
+                begin = end
+        return tuple(parts) or super()._apart(name, real, first)
+
+    @property
+    def says(self) -> str:
+        order = self._runner.order(self._sizes["B"])
+        return f"{super().says}; {order.name} of {order.microbatches} microbatches"

@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
-from learncost.backends.placed.patterns import identical
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
+from learncost.backends.placed.kernels import identical
 from learncost.importer.inputs import parse_input
 from learncost.importer.walk import read_module
 from learncost.verification.imported import parity, products

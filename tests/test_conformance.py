@@ -222,6 +222,7 @@ def test_differences_are_named_by_known_amounts():
 # The command and the page.
 
 
+@pytest.mark.slow  # the others are asked here
 def test_a_counter_is_asked_in_a_process_of_its_own():
     command = [sys.executable, ROOT / "benchmarks" / "conformance", "--counter", "learncost", "--case", "LoRA"]
     done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True, check=True)

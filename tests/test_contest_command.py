@@ -60,6 +60,7 @@ def test_every_procedure_with_every_optimizer(capsys):
     assert results[0]["flops_per_step"] < results[1]["flops_per_step"]
 
 
+@pytest.mark.slow  # equal FLOPs and memory: tests/test_contest_counts.py
 def test_equal_seconds(capsys):
     flags = ["--procedures", "bp,head-only", "--budget", "seconds:1", "--batch-size", "1000", "--widths", "512"]
     assert main(["contest", "digits", *flags, "--seeds", "0", "--rates", "0.1"]) == 0

@@ -102,6 +102,7 @@ def test_pepita_is_feedback_alignment_in_two_layers():
         assert distances[2][name] < 1e-4
 
 
+@pytest.mark.slow
 def test_the_two_trainings_stay_together_and_the_feedback_turns():
     first, *_, last = example("feedback_alignment").trainings()
     assert first.apart == 0

@@ -215,6 +215,7 @@ def test_without_values(tmp_path, capsys):
     assert main(["memory", *ops]) == 0
 
 
+@pytest.mark.slow
 def test_what_memory_held_decides_nothing():
     """Parameters that nobody has filled may hold anything, of which no gradient can be told."""
     module = Heat()

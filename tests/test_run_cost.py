@@ -360,6 +360,7 @@ def test_bad_input_is_one_line(line, message, capsys):
     assert re.search(message, err), err
 
 
+@pytest.mark.slow  # tests/test_command.py counts the modules of commands
 def test_nothing_heavy_is_imported():
     """What `cost --on` does without, run-cost does without."""
     program = (

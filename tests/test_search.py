@@ -347,9 +347,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", ["small", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "small")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_fewer_rows_are_the_first_of_an_exhaustive_exact_evaluation(case):
     model, cluster, devices, asked = CASES[case]
 

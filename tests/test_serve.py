@@ -709,6 +709,7 @@ def test_a_folder_of_a_training_is_watched_itself_and_its_last_sample_shown(tmp_
         assert run["flops_per_step"] is None  # cost cannot say
 
 
+@pytest.mark.slow  # one that grows is read below
 def test_a_contest_is_a_curve_for_each_training(watched):
     folder, client = watched
     out = folder / "contest.json"

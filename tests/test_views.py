@@ -47,6 +47,7 @@ def chart(picture: dict[str, Any], kind: str) -> dict[str, Any]:
     return next(chart for chart in picture["charts"] if chart["kind"] == kind)
 
 
+@pytest.mark.slow  # tests/test_consistency.py asks the server for engines
 def test_memory_by_runner_is_that_of_the_command(client):
     rows = {row["name"]: row for row in chart(view(client, "engines", **SMALL, engine="torch"), "bars")["rows"]}
     assert rows.keys() == memory_engines().keys()

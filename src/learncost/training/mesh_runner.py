@@ -25,7 +25,7 @@ from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed, place
 from learncost.sharding.zigzag import ordered
-from learncost.training.torch_engine import TorchProgram, TorchRunner
+from learncost.training.torch_engine import TensorStep, TorchProgram, TorchRunner
 
 if TYPE_CHECKING:
     from learncost.engines.in_place import InPlace
@@ -101,47 +101,38 @@ class MeshRunner(TorchRunner):
         return together([each.numpy() for each in parts], layout, self.mesh)
 
 
-class _RunnableStep:
-    """A placed table for batches of one size, run in place if every line supports it, else as operators."""
+class _RunnableStep(TensorStep):
+    """A placed table for batches of one size."""
 
     def __init__(self, prepared: Prepared, runner: MeshRunner) -> None:
-        self._runner, self._sizes = runner, dict(prepared.sizes)
-        self._table = without_gradients(prepared.table)
-        self._renewed = self._table.renewed
-        self._owned = tuple(dict.fromkeys((*self._table.weights, *self._renewed)))
+        super().__init__(prepared, runner.pool)
+        self._runner = runner
         in_place: InPlace | None = None
-        plan = runner.chosen(self._table, self._sizes) if runner.plan is None else runner.plan
-        self._take(runner.placed(self._table, self._sizes, plan))
+        plan = runner.chosen(self.table, self.sizes) if runner.plan is None else runner.plan
+        self._take(runner.placed(self.table, self.sizes, plan))
         with suppress(InputError):  # as where a line counts places on a part of an axis, or nothing compiles here
-            in_place = self._in_place(prepared)
+            in_place = self._compiled(prepared)
         # What is sent, and in which messages, is the same on all.
         if not runner.all(in_place is not None):
             in_place = None
-        self._run: InPlace | TorchProgram = in_place or self._emitted()
+        self.run = in_place or self._emitted()
 
     def _take(self, placed: Placed) -> None:
         self.placed = placed
-        for name in self._owned:
+        for name in self.owned:
             if any(base(whole(axis)) in placed.zigzag for axis in placed.table.axes[name]):
                 raise InputError(f"{name} depends on positions, which the plan zigzag reorders: remove zigzag")
-        self._here = self._sizes | placed.sizes_at(self._runner.place)
+        self._here = self.sizes | placed.sizes_at(self._runner.place)
 
-    def _in_place(self, prepared: Prepared) -> InPlace:
-        runner = self._runner
+    def _compiled(self, prepared: Prepared) -> InPlace:
+        runner, sizes = self._runner, self.sizes | self.placed.sizes
         if runner.device != "cpu":
             raise InputError("kernels are compiled for the processor")
-        from learncost.engines.in_place import InPlace
-
-        arrays, pool, table = self._own(prepared), runner.pool, bucketed(self.placed.table)
-        tensors = {name: pool.tensor(name, arrays[name]) for name in self._owned}
-        is_double = np.float64 in {arrays[name].dtype for name in table.weights}
-        precision = "fp64" if is_double else runner.training.precision.name
-        step = InPlace(table, self._sizes | self.placed.sizes, precision, tensors, pool.arena, runner.devices)
-        pool.arena = step.arena
-        return step
+        table, arrays = bucketed(self.placed.table), self._own(prepared)
+        return self.in_place(table, arrays, sizes, runner.training.precision.name, runner.devices)
 
     def _emitted(self) -> TorchProgram:
-        runner, sizes = self._runner, self._sizes | self.placed.sizes
+        runner, sizes = self._runner, self.sizes | self.placed.sizes
         precision = runner.training.precision.name
         return TorchProgram(bucketed(self.placed.table), sizes, precision, runner.device, devices=runner.devices)
 
@@ -153,21 +144,14 @@ class _RunnableStep:
 
     def _ordered(self, name: str, array: Any) -> Any:
         """Return an array of a batch with its reordered positions, if any; weights and states have none."""
-        if name in self._owned:
+        if name in self.owned:
             return array
         return ordered(array, self.placed.table.axes[name], self.placed.zigzag, self._here)
 
     def __call__(self, prepared: Prepared) -> Values:
-        pool, arrays = self._runner.pool, self._own(prepared)
-        tensors = {name: pool.tensor(name, arrays[name]) for name in self._owned}
-        if isinstance(self._run, TorchProgram):
-            results_by_name = self._run.step(tensors | pool.held(arrays), arrays)
-            for name, new in self._renewed.items():
-                pool.tensors[name].copy_(results_by_name.pop(new))
-        else:
-            results_by_name = self._run(arrays)
-        results = {name: self._result(name, tensor) for name, tensor in results_by_name.items()}
-        return results | pool.renewed(self._table)
+        tensors = self.ran(self._own(prepared))
+        results = {name: self._result(name, tensor) for name, tensor in tensors.items()}
+        return results | self.pool.renewed(self.table)
 
     def _result(self, name: str, tensor: Any) -> Any:
         """Return a result of a step: an accumulated gradient stays a shard, other results are gathered."""

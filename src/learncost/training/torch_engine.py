@@ -219,67 +219,65 @@ def _as_array(tensor: torch.Tensor) -> torch.dtype:
     return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
 
 
-class _TorchStep:
-    """A table for arrays of one size, run in place if every line supports it, else as PyTorch's operators."""
+class TensorStep:
+    """A table for arrays of one size, in place if every line supports it, else as PyTorch's operators.
 
-    def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: TensorPool) -> None:
-        table = without_gradients(prepared.table)
-        self.renewed = table.renewed
-        self._table, self._pool = table, pool
-        self._sizes = dict(prepared.sizes)
-        self.plan = smallest(table, self._sizes, precision) if plan is None else plan
-        self._emitted: TorchProgram | None = None
-        self._in_place: InPlace | None = None
-        if pool.device != "cpu":
-            self._emitted = TorchProgram(planned(table, self.plan), self._sizes, precision, pool.device)
-            self.says = f"plan {self.plan or 'none'}, on PyTorch's operators on {pool.device}"
-            return
-        try:
-            self._in_place = self._compiled(prepared, precision)
-            self.says = f"plan {self.plan or 'none'}, kernels compiled by {' '.join(compiler() or ())}"
-        except InputError as error:
-            self._emitted = TorchProgram(planned(table, self.plan), self._sizes, precision, pool.device)
-            self.says = f"plan {self.plan or 'none'}, on PyTorch's operators, as {error}"
+    owned  the arrays whose memory persists from step to step
+    """
 
-    def _compiled(self, prepared: Prepared, precision: str) -> InPlace:
+    run: InPlace | TorchProgram
+
+    def __init__(self, prepared: Prepared, pool: TensorPool) -> None:
+        self.table, self.sizes, self.pool = without_gradients(prepared.table), dict(prepared.sizes), pool
+        self.owned = tuple(dict.fromkeys((*self.table.weights, *self.table.renewed)))
+
+    def in_place(
+        self, table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, int], precision: str, *devices: DeviceMesh
+    ) -> InPlace:
+        """Return the compiled step on the pool's tensors and arena. Raises `InputError`."""
         from learncost.engines.in_place import InPlace
 
-        dtype = "fp64" if np.float64 in {prepared.values[name].dtype for name in self._table.weights} else precision
-        tensors = {name: self._pool.tensor(name, prepared.values[name]) for name in self._owned}
-        in_place = InPlace(planned(self._table, self.plan), self._sizes, dtype, tensors, self._pool.arena)
-        self._pool.arena = in_place.arena
-        return in_place
+        pool, is_double = self.pool, np.float64 in {arrays[name].dtype for name in self.table.weights}
+        tensors = {name: pool.tensor(name, arrays[name]) for name in self.owned}
+        step = InPlace(table, sizes, "fp64" if is_double else precision, tensors, pool.arena, *devices)
+        pool.arena = step.arena
+        return step
 
-    @property
-    def arena(self) -> torch.Tensor | None:
-        """The arena; None if operators allocate."""
-        return self._in_place.arena if self._in_place else None
+    def ran(self, arrays: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+        """Return the results by name; new weights and states have the old ones' tensors."""
+        tensors = {name: self.pool.tensor(name, arrays[name]) for name in self.owned}
+        if not isinstance(self.run, TorchProgram):
+            return self.run(arrays)
+        results = self.run.step(tensors | self.pool.held(arrays), arrays)
+        for name, new in self.table.renewed.items():
+            self.pool.tensors[name].copy_(results.pop(new))
+        return results
 
-    @property
-    def batch(self) -> int:
-        """The bytes of the inputs of each step."""
-        return self._in_place.batch if self._in_place else 0
 
-    @property
-    def _owned(self) -> tuple[str, ...]:
-        """Return the arrays whose memory persists from step to step."""
-        return tuple(dict.fromkeys((*self._table.weights, *self.renewed)))
+class _TorchStep(TensorStep):
+    """A step of one process, with the arena and the bytes of its inputs if it is in place."""
+
+    def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: TensorPool) -> None:
+        super().__init__(prepared, pool)
+        self.plan = smallest(self.table, self.sizes, precision) if plan is None else plan
+        table, how = planned(self.table, self.plan), f"on PyTorch's operators on {pool.device}"
+        self.arena: torch.Tensor | None = None
+        self.batch = 0
+        if pool.device == "cpu":
+            try:
+                self.run = step = self.in_place(table, prepared.values, self.sizes, precision)
+                self.arena, self.batch = step.arena, step.batch
+                how = f"kernels compiled by {' '.join(compiler() or ())}"
+            except InputError as error:
+                how = f"on PyTorch's operators, as {error}"
+        if self.arena is None:
+            self.run = TorchProgram(table, self.sizes, precision, pool.device)
+        self.says = f"plan {self.plan or 'none'}, {how}"
 
     def __call__(self, prepared: Prepared) -> Values:
-        """Return the results by name; new weights and states have the old ones' arrays."""
-        pool = self._pool
-        for name in self._owned:
-            pool.tensor(name, prepared.values[name])
-        if self._in_place:
-            results_by_name = self._in_place(prepared.values)
-        else:
-            assert self._emitted
-            tensors = {name: pool.tensors[name] for name in self._owned} | pool.held(prepared.values)
-            results_by_name = self._emitted.step(tensors, prepared.values)
-            for name, new in self.renewed.items():
-                pool.tensors[name].copy_(results_by_name.pop(new))
-        results = {name: tensor.to(_as_array(tensor)).cpu().numpy() for name, tensor in results_by_name.items()}
-        return results | pool.renewed(self._table)
+        tensors = self.ran(prepared.values)
+        results = {name: tensor.to(_as_array(tensor)).cpu().numpy() for name, tensor in tensors.items()}
+        return results | self.pool.renewed(self.table)
 
 
 class TorchProgram(EmittedProgram):

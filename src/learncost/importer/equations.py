@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from learncost.importer.axes import ApartError, AxisClass, Size, make_same, product
-from learncost.importer.views import At, AxisIndex, Index, StoredValue, View, ViewAxis
+from learncost.importer.axes import ApartError, AxisClass, make_same, product
+from learncost.importer.views import At, AxisIndex, Dimension, Index, StoredValue, View, ViewAxis, in_one
 from learncost.ir.line import Opaque
 
 Letters: TypeAlias = Sequence[Hashable]
@@ -31,6 +31,14 @@ class NamedView:
 
 
 Operand: TypeAlias = NamedView | NumberOperand
+
+
+@dataclass(frozen=True)
+class WrittenAxis:
+    """An axis of a new value that a line writes at an index."""
+
+    axis: AxisClass
+    index: AxisIndex | At
 
 
 @dataclass(frozen=True)
@@ -222,12 +230,36 @@ class EquationRecorder:
         equation.again = self.again
         self.equations.append(equation)
 
-    def write(self, left: View, right: View) -> None:
-        """Record a line that writes a view at the positions of another; both have the same slots in their
-        dimensions.
+    def placed(
+        self, reads: Sequence[Operand], made: NamedView, dims: Sequence[Dimension | WrittenAxis], hint: str = ""
+    ) -> View:
+        """Record a product as a new value, of which each dimension has the slots of the product there, or is one axis
+        that is written at an index; `made` is the product as it would be without.
         """
-        letters = tuple(range(len(right.dims)))
-        self.add(Equation("product", (NamedView(left, letters),), (NamedView(right, letters),)))
+        axes: list[AxisClass] = []
+        write: list[Index] = []
+        read: list[ViewAxis] = []
+        rows: list[Dimension] = []
+        spread = set[ViewAxis]()
+        for dim in dims:
+            pairs = [(dim.axis, dim.index)] if isinstance(dim, WrittenAxis) else [(slot.axis, slot) for slot in dim]
+            rows.append(tuple(ViewAxis(axis) for axis, _ in pairs))
+            for slot, (axis, index) in zip(rows[-1], pairs, strict=True):
+                if isinstance(index, ViewAxis) and index in made.view.spread:
+                    spread.add(slot)
+                else:
+                    axes.append(axis)
+                    write.append(index)
+                    read.append(slot)
+        stored = self.stored(axes, hint)
+        left = View(stored, tuple(write), made.view.dims, made.view.spread)
+        self.add(Equation("product", (NamedView(left, made.letters),), tuple(reads)))
+        return View(stored, tuple(read), tuple(rows), frozenset(spread))
+
+    def placed_along(self, view: View, dim: int, axis: WrittenAxis, hint: str) -> View:
+        """Record a copy of a view in which a dimension is one axis that is written at an index."""
+        read = NamedView(view, tuple(range(len(view.dims))))
+        return self.placed([read], read, [*view.dims[:dim], axis, *view.dims[dim + 1 :]], hint)
 
     def result(self, reads: Sequence[Operand], out: Letters, hint: str = "") -> View:
         """Return the value that a line makes, with the axes that some operand has in memory; a dimension that all
@@ -365,42 +397,8 @@ class EquationRecorder:
             return view
         size = product([slot.axis.root.size for slot in row])
         whole = AxisClass(size, row[0].axis.root.letter, whole=True)
-        axes: list[AxisClass] = []
-        index: list[ViewAxis] = []
-        rows: list[tuple[ViewAxis, ...]] = []
-        out_index: list[Index] = []
-        parts: list[tuple[Size, ViewAxis]] = []
-        factor: Size = 1
-        for slot in reversed(row):
-            parts.insert(0, (factor, slot))
-            factor = product([factor, slot.axis.root.size])
-        for place, others in enumerate(view.dims):
-            if place == dim:
-                axes.append(whole)
-                out_index.append(AxisIndex(tuple(parts)))
-                slot = ViewAxis(whole)
-                index.append(slot)
-                rows.append((slot,))
-                continue
-            new_row = []
-            for slot in others:
-                new = ViewAxis(slot.axis)
-                new_row.append(new)
-                if slot not in view.spread:
-                    axes.append(slot.axis)
-                    out_index.append(slot)
-                    index.append(new)
-            rows.append(tuple(new_row))
-        stored = self.stored(axes, f"{view.stored.name}_merged")
-        self.write(View(stored, tuple(out_index), view.dims, view.spread), view)
-        spread = frozenset(
-            new
-            for row_new, row_old in zip(rows, view.dims, strict=True)
-            if len(row_new) == len(row_old)
-            for new, old in zip(row_new, row_old, strict=True)
-            if old in view.spread
-        )
-        return View(stored, tuple(index), tuple(rows), spread)
+        axis = WrittenAxis(whole, AxisIndex(in_one(row)))
+        return self.placed_along(view, dim, axis, f"{view.stored.name}_merged")
 
     def whole_spread(self, view: View, dims: Sequence[int]) -> View:
         """Return the view with these dimensions materialized where they are broadcast, by adding zeros along them."""

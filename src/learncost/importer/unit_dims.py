@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from learncost.importer.axes import AxisClass, Size, equal, leaves
-from learncost.importer.equations import EquationRecorder, Letters
+from learncost.importer.equations import EquationRecorder, Letters, WrittenAxis
 from learncost.importer.nodes import operator_name, shape_of
 from learncost.importer.rule import RULES, VIEW_RULES
-from learncost.importer.views import AxisIndex, Index, StoredValue, View, ViewAxis
+from learncost.importer.views import AxisIndex, StoredValue, View, ViewAxis
 
 PRODUCTS = ("linear", "mm", "addmm", "matmul", "bmm", "baddbmm", "addbmm")
 
@@ -78,32 +78,8 @@ def along(recorder: EquationRecorder, view: View, dim: int, letter: str = "n") -
 
 def written(recorder: EquationRecorder, view: View, dim: int, letter: str) -> View:
     """Return a view with a dimension of size one as a stored axis, by writing it."""
-    view = view.fresh()
-    axes: list[AxisClass] = []
-    write: list[Index] = []
-    read: list[Index] = []
-    rows: list[tuple[ViewAxis, ...]] = []
-    spread = set()
-    for place, row in enumerate(view.dims):
-        if place == dim:
-            axes.append(AxisClass(1, letter, whole=True))
-            write.append(AxisIndex((), 0))
-            slot = ViewAxis(axes[-1])
-            read.append(slot)
-            rows.append((slot,))
-            continue
-        new = tuple(ViewAxis(slot.axis) for slot in row)
-        rows.append(new)
-        for old, slot in zip(row, new, strict=True):
-            if old in view.spread:
-                spread.add(slot)
-            else:
-                axes.append(old.axis)
-                write.append(old)
-                read.append(slot)
-    stored = recorder.stored(axes, f"{view.stored.name}_row")
-    recorder.write(View(stored, tuple(write), view.dims, view.spread), view)
-    return View(stored, tuple(read), tuple(rows), frozenset(spread))
+    axis = WrittenAxis(AxisClass(1, letter, whole=True), AxisIndex((), 0))
+    return recorder.placed_along(view.fresh(), dim, axis, f"{view.stored.name}_row")
 
 
 def matrix_product(recorder: EquationRecorder, x: View, z: View, row_x: Letters, row_z: Letters, out: Letters) -> View:

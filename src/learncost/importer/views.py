@@ -194,5 +194,15 @@ class View:
         return replace(view, dims=tuple(rows))
 
 
+def in_one(slots: Sequence[ViewAxis]) -> tuple[tuple[Size, ViewAxis], ...]:
+    """Return the index of several axes in one, the first of them the outer one: each slot times the sizes behind."""
+    parts: list[tuple[Size, ViewAxis]] = []
+    factor: Size = 1
+    for slot in reversed(slots):
+        parts.insert(0, (factor, slot))
+        factor = product([factor, slot.axis.root.size])
+    return tuple(parts)
+
+
 class ShapeError(Exception):
     """A shape with another number of elements than the view."""

@@ -2,34 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from learncost.importer.axes import AxisClass, Size, equal
-from learncost.importer.equations import Equation, NamedView
+from learncost.importer.equations import NamedView, WrittenAxis
 from learncost.importer.nodes import shape_of
 from learncost.importer.opaque import opaque
 from learncost.importer.operands import ChosenPlaces, GivenTensor
 from learncost.importer.reader import AS_RUN, GraphReader
 from learncost.importer.rule import index_rule
 from learncost.importer.rules.views import called, merged, narrowed
-from learncost.importer.views import At, Index, View, ViewAxis
+from learncost.importer.views import At, Dimension, View, ViewAxis
 
 
-def at_index(reader: GraphReader, x: View, dim: int, places: View, dims: Sequence[int]) -> View:
-    """Return the view indexed along a dimension; `dims` are the positions of the index's dimensions in the result."""
-    slot = x.dims[dim][0]
-    slot.axis.keep_whole()
-    index = tuple(At(places) if each is slot else each for each in x.index)
-    if not any(each is slot for each in x.index):  # it is indexed already: copy first
-        x = reader.recorder.regrouped_whole(x)
-        return at_index(reader, x, dim, places, dims)
-    rows = [row for number, row in enumerate(x.dims) if number != dim]
-    for place, row in zip(dims, places.dims, strict=True):
-        rows.insert(place, row)
-    return View(x.stored, index, tuple(rows), x.spread | places.spread)
+def at_indices(
+    reader: GraphReader,
+    x: View,
+    places: Mapping[int, tuple[View, Sequence[Any]]],
+    out: Sequence[Any],
+    shape: Sequence[Size] = (),
+) -> View:
+    """Return the view indexed along dimensions of one axis each.
+
+    places  the index of a dimension, with a letter for each of its own: the number of another dimension of x that it
+            goes along, or another one
+    out     the letters of the result
+    shape   the sizes of the result, where it has dimensions along which many read the only position
+    """
+    if any(not any(each is slot for each in x.index) for dim in places for slot in x.dims[dim]):
+        x = reader.recorder.regrouped_whole(x)  # it is indexed already: copy first
+    letters = tuple(("at", dim) if dim in places else dim for dim in range(len(x.dims)))
+    reads = reader.recorder.bound(
+        [NamedView(x, letters), *(NamedView(view, tuple(names)) for view, names in places.values())]
+    )
+    views = [(each.view, each.letters) for each in reads if isinstance(each, NamedView)]
+    rows = dict[Any, Dimension]()
+    real = set[ViewAxis]()
+    for view, names in views:
+        for name, row in zip(names, view.dims, strict=True):
+            rows[name] = rows.get(name) or row
+            pairs = zip(rows[name], row, strict=bool(row))
+            real.update(mine for mine, slot in pairs if slot not in view.spread)
+    for name, size in zip(out, shape, strict=False):
+        if not rows.get(name) and not equal(size, 1):
+            rows[name] = (ViewAxis(AxisClass(size)),)
+    (x, _), *others = views
+    index = list(x.index)
+    for dim, (view, names) in zip(places, others, strict=True):
+        (slot,) = x.dims[dim]
+        slot.axis.keep_whole()
+        index[next(place for place, each in enumerate(index) if each is slot)] = _along(view, names, rows)
+    dims = tuple(rows.get(name, ()) for name in out)
+    return View(x.stored, tuple(index), dims, frozenset(slot for row in dims for slot in row if slot not in real))
+
+
+def _along(view: View, letters: Sequence[Any], rows: Mapping[Any, Dimension]) -> At:
+    """Return an index that goes along the rows of its letters."""
+    pairs = ((row, rows[name]) for name, row in zip(letters, view.dims, strict=True) if row)
+    return At(view.swapped({old: new for row, known in pairs for old, new in zip(row, known, strict=True)}))
 
 
 def taken(reader: GraphReader, view: View, hint: str = "") -> View:
@@ -45,41 +78,13 @@ def read_at(reader: GraphReader, x: View, dim: int, places: View) -> View:
     x = merged(reader, x, dim)
     others = [number for number in range(len(x.dims)) if number != dim]
     chosen = len(places.dims) == len(x.dims)  # as many elements as the index has along this dimension
-    letters: list[Any] = (
-        [("chosen" if number == dim else number) for number in range(len(x.dims))] if chosen else list(others)
-    )
-    if (len(places.dims) == 1 and not chosen and len(x.dims) != 2) or (
-        len(places.dims) == 1 and places.dims[0] and places.stored.kind == "places"
-    ):
-        letters = ["chosen"]
-    names = list(range(len(x.dims)))
-    # The axes of the index and those of the value are the same.
-    for letter, row in zip(letters, places.dims, strict=True):
-        if letter != "chosen" and row and x.dims[letter]:
-            reader.recorder.same(row, x.dims[letter], x, places)
-    x, places = x.fresh(), places.fresh()
-    swap: dict[ViewAxis, ViewAxis] = {}
-    for letter, row in zip(letters, places.dims, strict=True):
-        if letter != "chosen" and row and x.dims[letter]:
-            swap |= dict(zip(row, x.dims[letter], strict=True))
-    places = places.swapped(swap)
-    slot = x.dims[dim][0]
-    slot.axis.keep_whole()
-    if not any(each is slot for each in x.index):
-        return read_at(reader, reader.recorder.regrouped_whole(x), dim, places)
-    index = tuple(At(places) if each is slot else each for each in x.index)
-    rows = [x.dims[name] for name in names if name != dim]
-    if "chosen" in letters:
-        rows.insert(dim, places.dims[letters.index("chosen")])
-    along = {each for row in places.dims for each in row if each not in places.spread}
-    return taken(reader, View(x.stored, index, tuple(rows), x.spread - along))
-
-
-def only(reader: GraphReader, x: View, dim: int, sizes: Sequence[Size]) -> View:
-    """Return the only position of a dimension, broadcast to these sizes."""
-    new = [() if equal(size, 1) else (ViewAxis(AxisClass(size)),) for size in sizes]
-    dims = (*x.dims[:dim], *new, *x.dims[dim + 1 :])
-    return taken(reader, View(x.stored, x.index, dims, x.spread | {slot for row in new for slot in row}))
+    letters: list[Any] = [*others[:dim], "chosen", *others[dim:]] if chosen else list(others)
+    if len(places.dims) == 1:
+        (row,) = places.dims
+        if (not chosen and len(x.dims) != 2) or (row and places.stored.kind == "places"):
+            letters = ["chosen"]
+    out = [*others[:dim], *["chosen"][: "chosen" in letters], *others[dim:]]
+    return taken(reader, at_indices(reader, x, {dim: (places, letters)}, out))
 
 
 @index_rule("embedding")
@@ -91,7 +96,9 @@ def embedding(
     weight = merged(reader, reader.view(weight), 0)
     called(weight, "v", "d")
     if not weight.dims[0]:
-        row = only(reader, weight, 0, shape_of(reader.node)[:-1])
+        shape = shape_of(reader.node)
+        names = [("i", place) for place in range(len(shape) - 1)]
+        row = taken(reader, at_indices(reader, weight, {}, [*names, 1], shape))
         return reader.op("stop_gradient", row) if padding == 0 else row
     if (start := reader.start(tokens)) is not None:  # consecutive positions: a part of the rows
         shape = list(shape_of(reader.node))
@@ -103,7 +110,8 @@ def embedding(
         read = weight.at(weight.dims[0][0], tuple((1, slot) for slot in new), start)
         return taken(reader, read.with_dims([*dims, weight.dims[1]]), "E")
     places = reader.index(tokens, weight.dims[0][0].axis)
-    rows = taken(reader, at_index(reader, weight, 0, places, range(len(places.dims))), "E")
+    names = [("i", place) for place in range(len(places.dims))]
+    rows = taken(reader, at_indices(reader, weight, {0: (places, names)}, [*names, 1]), "E")
     if padding < 0 or not isinstance(tokens, GivenTensor):
         return rows
     # The row of the padding is read, and has no gradient (torch.nn.Embedding's padding_idx).
@@ -119,49 +127,17 @@ def index_tensor(reader: GraphReader, x: Any, indices: Sequence[Any]) -> View:
     if any(node.meta["val"].dtype == torch.bool for node in given):
         raise reader.refusal("a selection by a mask", AS_RUN)
     most = max(len(_dims(indices[dim])) for dim in dims)
-    together = dims == list(range(dims[0], dims[-1] + 1))
-    first = dims[0] if together else 0
-    rows_of_index: list[tuple[ViewAxis, ...]] | None = None
-    result = x
     for dim in dims:
-        result = merged(reader, result, dim)
-        if not result.dims[dim]:  # of size one
-            continue
-    slots = {dim: (result.dims[dim][0] if result.dims[dim] else None) for dim in dims}
-    if any(slot is not None and not any(each is slot for each in result.index) for slot in slots.values()):
-        result = reader.recorder.regrouped_whole(result)
-        slots = {dim: (result.dims[dim][0] if result.dims[dim] else None) for dim in dims}
-    bound = []
-    for dim in dims:
-        slot = slots[dim]
-        if slot is None:
-            continue
-        bound.append((slot, reader.index(indices[dim], slot.axis)))
-    reads = [NamedView(view, tuple(range(most - len(view.dims), most))) for _, view in bound]
-    reads = reader.recorder.bound(reads)  # type: ignore[assignment]
-    rows_of_index = [() for _ in range(most)]
-    for read in reads:
-        for letter, row in zip(read.letters, read.view.dims, strict=True):
-            if row and not rows_of_index[letter]:  # type: ignore[call-overload]
-                rows_of_index[letter] = row  # type: ignore[call-overload]
-    for letter, size in enumerate(shape_of(reader.node)[first : first + most]):
-        if not rows_of_index[letter] and not equal(size, 1):  # many read the only position
-            rows_of_index[letter] = (ViewAxis(AxisClass(size)),)
-    index = list(result.index)
-    real: set[ViewAxis] = set()
-    for (slot, _), read in zip(bound, reads, strict=True):
-        swap = {
-            old: new
-            for letter, row in zip(read.letters, read.view.dims, strict=True)
-            for old, new in zip(row, rows_of_index[letter], strict=bool(row))  # type: ignore[call-overload]
-        }
-        places = read.view.swapped(swap)
-        real.update(each for row in places.dims for each in row if each not in places.spread)
-        index[next(place for place, each in enumerate(index) if each is slot)] = At(places)
-    rows = [row for dim, row in enumerate(result.dims) if dim not in dims]
-    rows[first:first] = rows_of_index
-    spread = result.spread | {slot for row in rows_of_index for slot in row if slot not in real}
-    return taken(reader, View(result.stored, tuple(index), tuple(rows), spread))
+        x = merged(reader, x, dim)
+    if any(not any(each is slot for each in x.index) for dim in dims for slot in x.dims[dim]):
+        x = reader.recorder.regrouped_whole(x)
+    views = {dim: reader.index(indices[dim], slot.axis) for dim in dims for slot in x.dims[dim]}
+    names = [("i", place) for place in range(most)]
+    places = {dim: (view, names[most - len(view.dims) :]) for dim, view in views.items()}
+    first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    out: list[Any] = [dim for dim in range(len(x.dims)) if dim not in dims]
+    out[first:first] = names
+    return taken(reader, at_indices(reader, x, places, out, shape_of(reader.node)))
 
 
 def _dims(value: Any) -> Any:
@@ -191,48 +167,38 @@ def written(reader: GraphReader, base: Any, dim: int, places: Any, source: Any) 
     """Record a sum of a base and a source that is scattered along a dimension."""
     source = reader.view(source)
     shape = list(shape_of(reader.node))
-    recorder = reader.recorder
-    whole = AxisClass(shape[dim], whole=True)
-    index = reader.index(places, whole)
+    axis = AxisClass(shape[dim], whole=True)
+    index = reader.index(places, axis)
     if len(index.dims) > 1 and source.dims[dim] and index.spread.issuperset(index.dims[dim]):  # all at one position
         total = reader.along("sum", source, [dim], keep=False)
         source = total.with_dims([*total.dims[:dim], (), *total.dims[dim:]])
         index = index.with_dims([() if place == dim else row for place, row in enumerate(index.dims)])
-    if len(index.dims) == 1:  # one index for each row
-        letters: list[Any] = [dim]
-    else:
-        letters = list(range(len(shape)))
-    reads = recorder.bound([NamedView(source, tuple(range(len(shape)))), NamedView(index, tuple(letters))])
-    source_read, index_read = reads
-    assert isinstance(source_read, NamedView)
-    assert isinstance(index_read, NamedView)
-    swap = {
-        old: new
-        for letter, row in zip(index_read.letters, index_read.view.dims, strict=True)
-        for old, new in zip(row, source_read.view.dims[letter], strict=True)  # type: ignore[call-overload]
-    }
-    at = At(index_read.view.swapped(swap))
-    axes: list[AxisClass] = []
-    write_index: list[Index] = []
-    read_index: list[Index] = []
-    rows: list[tuple[ViewAxis, ...]] = []
-    for number, row in enumerate(source_read.view.dims):
-        if number == dim:
-            axes.append(whole)
-            write_index.append(at)
-            slot = ViewAxis(whole)
-            read_index.append(slot)
-            rows.append((slot,))
-            continue
-        new = tuple(ViewAxis(slot.axis) for slot in row)
-        rows.append(new)
-        axes += [slot.axis for slot in row]
-        write_index += list(row)
-        read_index += list(new)
-    stored = recorder.stored(axes)
-    left = View(stored, tuple(write_index), source_read.view.dims)
-    recorder.add(Equation("product", (NamedView(left, source_read.letters),), (source_read,)))
-    result = View(stored, tuple(read_index), tuple(rows))
+    letters = [("i", number) if number == dim else number for number in range(len(shape))]
+    names = [("i", dim)] if len(index.dims) == 1 else letters  # one index for each row
+    return _added(reader, base, shape, {dim: (axis, index, names)}, source, letters)
+
+
+def _added(
+    reader: GraphReader,
+    base: Any,
+    shape: Sequence[Size],
+    places: Mapping[int, tuple[AxisClass, View, Sequence[Any]]],
+    source: View,
+    letters: Sequence[Any],
+) -> View:
+    """Record a sum of a base and a source that is written at indices of some dimensions.
+
+    places   the axis of a dimension, its index, and the letters of that
+    letters  those of the source: of an index, or the numbers of the other dimensions
+    """
+    named = [NamedView(view, tuple(names)) for _, view, names in places.values()]
+    reads = reader.recorder.bound([NamedView(source, tuple(letters)), *named])
+    value, *indices = [each for each in reads if isinstance(each, NamedView)]
+    rows = dict(zip(value.letters, value.view.dims, strict=True))
+    dims: list[Dimension | WrittenAxis] = [rows.get(number, ()) for number in range(len(shape))]
+    for (dim, (axis, *_)), each in zip(places.items(), indices, strict=True):
+        dims[dim] = WrittenAxis(axis, _along(each.view, each.letters, rows))
+    result = reader.recorder.placed([value], value, dims)
     if base is None or (isinstance(base, GivenTensor) and reader.constant(base) == 0.0):
         return result
     return reader.add(base, result)
@@ -336,54 +302,22 @@ def put(
     reader: GraphReader, base: Any, shape: Sequence[Size], dims: Sequence[int], places: Sequence[Any], source: Any
 ) -> View:
     """Record a source added at indices of several dimensions, which are broadcast against each other."""
-    recorder = reader.recorder
-    wholes = {dim: AxisClass(shape[dim], whole=True) for dim in dims}
-    index_views = [
-        each if isinstance(each, View) else reader.index(each, wholes[dim])
-        for dim, each in zip(dims, places, strict=True)
-    ]
-    most = max(len(view.dims) for view in index_views)
+    axes = [AxisClass(shape[dim], whole=True) for dim in dims]
+    pairs = zip(places, axes, strict=True)
+    views = [each if isinstance(each, View) else reader.index(each, axis) for each, axis in pairs]
+    most = max(len(view.dims) for view in views)
     sizes: list[Size] = [1] * most
-    for view in index_views:
+    for view in views:
         for place, size in enumerate(view.shape, most - len(view.dims)):
             if not equal(size, 1):
                 sizes[place] = size
     first = dims[0] if list(dims) == list(range(dims[0], dims[-1] + 1)) else 0
     others = [dim for dim in range(len(shape)) if dim not in dims]
-    before = [dim for dim in others if dim < first] if first else []
-    after = [dim for dim in others if dim not in before]
-    letters: list[Any] = [*(("o", dim) for dim in before), *range(most), *(("o", dim) for dim in after)]
-    values = reader.view(source).expanded([*(shape[d] for d in before), *sizes, *(shape[d] for d in after)])
-    values = recorder.whole_spread(values, range(len(values.dims)))
-    reads = recorder.bound(
-        [
-            NamedView(values, tuple(letters)),
-            *(NamedView(view, tuple(range(most - len(view.dims), most))) for view in index_views),
-        ]
+    names = [("i", place) for place in range(most)]
+    letters = [*others[:first], *names, *others[first:]]
+    values = reader.view(source).expanded(
+        [*(shape[d] for d in others[:first]), *sizes, *(shape[d] for d in others[first:])]
     )
-    source_read = reads[0]
-    assert isinstance(source_read, NamedView)
-    rows_of = dict(zip(letters, source_read.view.dims, strict=True))
-    write: dict[int, list[Index]] = {}
-    axes: dict[int, list[AxisClass]] = {}
-    rows: dict[int, tuple[ViewAxis, ...]] = {}
-    for dim, read in zip(dims, reads[1:], strict=True):
-        assert isinstance(read, NamedView)
-        swap = {
-            old: new
-            for letter, row in zip(read.letters, read.view.dims, strict=True)
-            for old, new in zip(row, rows_of[letter], strict=bool(row))
-        }
-        write[dim], axes[dim], rows[dim] = [At(read.view.swapped(swap))], [wholes[dim]], (ViewAxis(wholes[dim]),)
-    for dim in others:
-        row = rows_of["o", dim]
-        write[dim], axes[dim] = list(row), [slot.axis for slot in row]
-        rows[dim] = tuple(ViewAxis(slot.axis) for slot in row)
-    order = range(len(shape))
-    stored = recorder.stored([axis for dim in order for axis in axes[dim]])
-    left = View(stored, tuple(index for dim in order for index in write[dim]), source_read.view.dims)
-    recorder.add(Equation("product", (NamedView(left, source_read.letters),), (source_read,)))
-    result = View(stored, tuple(slot for dim in order for slot in rows[dim]), tuple(rows[dim] for dim in order))
-    if base is None or (isinstance(base, GivenTensor) and reader.constant(base) == 0.0):
-        return result
-    return reader.add(base, result)
+    values = reader.recorder.whole_spread(values, range(len(values.dims)))
+    at = {dim: (axis, view, names[most - len(view.dims) :]) for dim, axis, view in zip(dims, axes, views, strict=True)}
+    return _added(reader, base, shape, at, values, letters)

@@ -8,7 +8,7 @@ from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.replaced import MOST_WITHOUT_A_PRODUCT
 from learncost.importer.rule import rule
-from learncost.importer.rules.indexing import at_index, read_at
+from learncost.importer.rules.indexing import at_indices, read_at
 from learncost.importer.rules.reductions import guarded_power, summed, vector_norm
 from learncost.importer.views import View
 
@@ -25,7 +25,8 @@ def nll(
     if weight is not None:
         places, by_class = _targets(reader, targets, logs, classes), reader.view(weight)
         reader.recorder.same(by_class.dims[0], logs.dims[classes])
-        of_targets = at_index(reader, by_class, 0, places, range(len(places.dims)))
+        names = [("i", place) for place in range(len(places.dims))]
+        of_targets = at_indices(reader, by_class, {0: (places, names)}, names)
         counted = reader.multiply(of_targets, _shares(reader, targets, "none", ignore))
         each = reader.multiply(read_at(reader, logs, classes, places), counted)
         if reduction == 0:

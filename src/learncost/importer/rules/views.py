@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from learncost.importer.axes import ApartError, AxisClass, Size, equal, product, quotient, simple
+from learncost.importer.equations import NamedView, WrittenAxis
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.operands import GivenTensor, IntegerValue, Masked
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import RULES, rule, view_rule
 from learncost.importer.rules.elementwise import trunc
-from learncost.importer.views import AxisIndex, View, ViewAxis
+from learncost.importer.views import AxisIndex, View, ViewAxis, in_one
 
 
 def sizes(values: Sequence[Any]) -> list[Size]:
@@ -47,30 +48,13 @@ def regrouped_to(reader: GraphReader, view: View, shape: Sequence[Size]) -> View
     """Return a copy for a shape without common factors: all dimensions become one axis, which is split into the new
     shape.
     """
-    view = view.fresh()
-    slots = [slot for row in view.dims for slot in row]
-    view = reader.recorder.whole_spread(view, range(len(view.dims)))
+    view = reader.recorder.whole_spread(view.fresh(), range(len(view.dims)))
     slots = [slot for row in view.dims for slot in row]
     whole = AxisClass(product([slot.axis.root.size for slot in slots]), whole=True)
-    flat = reader.recorder.stored([whole], "flat")
-    parts: list[tuple[Size, ViewAxis]] = []
-    factor: Size = 1
-    for slot in reversed(slots):
-        parts.append((factor, slot))
-        factor = product([factor, slot.axis.root.size])
-    reader.recorder.write(View(flat, (AxisIndex(tuple(reversed(parts))),), view.dims), view)
-    rows: list[tuple[ViewAxis, ...]] = []
-    new: list[tuple[Size, ViewAxis]] = []
-    factor = 1
-    for size in reversed(shape):
-        if equal(size, 1):
-            rows.insert(0, ())
-            continue
-        slot = ViewAxis(AxisClass(size))
-        rows.insert(0, (slot,))
-        new.insert(0, (factor, slot))
-        factor = product([factor, size])
-    return View(flat, (AxisIndex(tuple(new)),), tuple(rows))
+    read = NamedView(view, tuple(range(len(view.dims))))
+    flat = reader.recorder.placed([read], read, [WrittenAxis(whole, AxisIndex(in_one(slots)))], "flat")
+    rows = [() if equal(size, 1) else (ViewAxis(AxisClass(size)),) for size in shape]
+    return flat.at(flat.dims[0][0], in_one([slot for row in rows for slot in row])).with_dims(rows)
 
 
 @view_rule("view", "_unsafe_view", "_reshape_alias")

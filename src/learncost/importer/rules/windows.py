@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from learncost.importer.axes import AxisClass, Size, equal, product
-from learncost.importer.equations import Equation, NamedView, NumberOperand
+from learncost.importer.equations import NamedView, NumberOperand, WrittenAxis
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
@@ -17,7 +17,7 @@ from learncost.importer.rules.reductions import summed
 from learncost.importer.rules.views import called, merged, reshaped
 from learncost.importer.sized import settled
 from learncost.importer.unit_dims import along, at_its_place, matrix_product, written
-from learncost.importer.views import AxisIndex, View, ViewAxis
+from learncost.importer.views import AxisIndex, Dimension, View, ViewAxis
 
 SIDES = {1: "x", 2: "yx", 3: "zyx"}
 """The names of the spatial dimensions of signals, images and volumes."""
@@ -175,28 +175,15 @@ def _transposed(reader: GraphReader, x: View, weight: View, settings: Convolutio
     plain = recorder.result(reads, ["B", *group, "e", *sides, *windows])
     strides, paddings, dilations = (several(each, count) for each in settings[:3])
     kept = len(plain.dims) - 2 * count
-    axes, index, rows = [], [], []
-    for row in plain.dims[:kept]:
-        rows.append(tuple(ViewAxis(slot.axis) for slot in row))
-        for slot in row:
-            axes.append(slot.axis)
-            index.append(slot)
-    read_index: list[Any] = [slot for row in rows for slot in row]
+    rows: list[Dimension | WrittenAxis] = [*plain.dims[:kept]]
     for place in range(count):
         parts = [(strides[place], slot) for slot in plain.dims[kept + place]]
         parts += [(dilations[place], slot) for slot in plain.dims[kept + count + place]]
         whole = AxisClass(outs[place], SIDES[count][place], whole=True)
-        axes.append(whole)
-        index.append(AxisIndex(tuple(parts), -paddings[place]))  # type: ignore[arg-type]
-        slot = ViewAxis(whole)
-        read_index.append(slot)
-        rows.append((slot,))
+        rows.append(WrittenAxis(whole, AxisIndex(tuple(parts), -paddings[place])))
     if plain.spread:
         raise reader.refusal("a transposed convolution of a broadcast value")
-    stored = recorder.stored(axes)
-    left = View(stored, tuple(index), plain.dims)
-    recorder.add(Equation("product", (NamedView(left, ("B", *group, "e", *sides, *windows)),), tuple(reads)))
-    result = View(stored, tuple(read_index), tuple(rows))
+    result = recorder.placed(reads, NamedView(plain, ("B", *group, "e", *sides, *windows)), rows)
     for dim in (*([0] if lone else []), *(kept + place for place, out in enumerate(outs) if equal(out, 1))):
         result = at_its_place(result, dim)
     return result

@@ -214,25 +214,24 @@ def folded(items: list[Item], outputs: Sequence[StoredValue], learns: Callable[[
     every = containers_of(plain)
     looks = Looks(learns, Counter(number for item in plain for number in checkpoints_of(item)))
     for container in every:
-        items = _fold_container(items, container, outputs, looks)
+        items = _fold_runs(items, [container], outputs, looks, loop=False)
     for parent in dict.fromkeys(container.rpartition(".")[0] for container in every if container):
         loop = [container for container in every if container and container.rpartition(".")[0] == parent]
-        items = _fold_loops(items, loop, outputs, looks)
+        items = _fold_runs(items, loop, outputs, looks, loop=True)
     return items
 
 
-def _fold_loops(
-    items: list[Item], containers: Sequence[str], outputs: Sequence[StoredValue], looks: Looks
+def _fold_runs(
+    items: list[Item], containers: Sequence[str], outputs: Sequence[StoredValue], looks: Looks, *, loop: bool
 ) -> list[Item]:
-    """Roll a loop over numbered modules of one or several containers, together with the code of the loop, such as `for
-    layer, norm in zip(layers, norms): x = x + layer(norm(x))`.
+    """Roll each run of equal blocks among consecutive lines of numbered modules; with `loop`, of one or several
+    containers, together with the code of the loop, such as `for layer, norm in zip(layers, norms): x = x +
+    layer(norm(x))`.
     """
-    blocks: list[tuple[int | None, list[Item]]] = [(None, [])]
+    blocks: list[tuple[int | None, list[Item]]] = []
     for item in items:
         number = _number(item, containers)
-        if isinstance(item, Fold):
-            blocks.append((None, [item]))
-        elif number is None or number == blocks[-1][0]:
+        if blocks and (number == blocks[-1][0] or (loop and number is None)) and not isinstance(item, Fold):
             blocks[-1][1].append(item)
         else:
             blocks.append((number, [item]))
@@ -240,69 +239,31 @@ def _fold_loops(
     place = 0
     while place < len(blocks):
         stop = place + 1
-        while stop < len(blocks) and _follows(blocks[stop - 1][0], blocks[stop][0]):
+        while stop < len(blocks) and _follows(blocks[stop - 1][0], blocks[stop][0], loop):
             stop += 1
         lines = [item for _, inside in blocks[place:stop] for item in inside]
-        if stop - place > 1:
+        numbers = [number for number, _ in blocks[place:stop]]
+        if stop - place > 1 and len({*numbers}) == len(numbers):  # it returns to no block
             others = [*result, *(item for _, inside in blocks[stop:] for item in inside)]
             iterations = [
                 (number, [item for item in inside if isinstance(item, Equation)])
                 for number, inside in blocks[place:stop]
                 if number is not None
             ]
-            lines = _fold_blocks(iterations, containers, others, outputs, looks, loop=True)
+            lines = _fold_blocks(iterations, containers, others, outputs, looks, loop=loop)
         result += lines
         place = stop
     return result
 
 
-def _follows(number: int | None, later: int | None) -> bool:
-    return number is not None and later is not None and later > number
-
-
-def _fold_container(items: list[Item], container: str, outputs: Sequence[StoredValue], looks: Looks) -> list[Item]:
-    numbers = [_number(item, [container]) for item in items]
-    result: list[Item] = []
-    place = 0
-    while place < len(items):
-        if numbers[place] is None:
-            result.append(items[place])
-            place += 1
-            continue
-        stop = place
-        while stop < len(items) and numbers[stop] is not None:
-            stop += 1
-        result += _fold_run(items[place:stop], container, [*result, *items[stop:]], outputs, looks)
-        place = stop
-    return result
+def _follows(number: int | None, later: int | None, loop: bool) -> bool:
+    return number is not None and later is not None and (later > number or not loop)
 
 
 def _number(item: Item, containers: Sequence[str]) -> int | None:
     """Return the number of the block that a line is in."""
     place = None if isinstance(item, Fold) else numbered(item.module, containers)
     return place and place[1]
-
-
-def _fold_run(
-    items: list[Item],
-    container: str,
-    others: Sequence[Item],
-    outputs: Sequence[StoredValue],
-    looks: Looks,
-) -> list[Item]:
-    """Roll each run of equal blocks among consecutive lines of a container."""
-    blocks: list[tuple[int, list[Equation]]] = []
-    for item in items:
-        number = _number(item, [container])
-        assert isinstance(item, Equation)
-        assert number is not None
-        if blocks and blocks[-1][0] == number:
-            blocks[-1][1].append(item)
-        else:
-            blocks.append((number, [item]))
-    if len({number for number, _ in blocks}) < len(blocks):  # it returns to a block: no iteration order
-        return items
-    return _fold_blocks(blocks, [container], others, outputs, looks)
 
 
 def _fold_blocks(

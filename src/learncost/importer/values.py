@@ -72,10 +72,6 @@ def run_graph(
                 return double(source).expand(base.shape).to(double(base).dtype)
             if operator_name(target) == "view":  # strides differ where attention of doubles is another kernel
                 return double(args[0]).reshape(args[1])
-            if operator_name(target).startswith("fake_quantize_per_"):  # its scale is in single precision there
-                return _fake_quantized(*map(double, args))
-            if operator_name(target) == "hardsigmoid":  # PyTorch's gradient has 1/6 in single precision
-                return torch.nn.functional.relu6(double(args[0]) + 3) / 6
             named = {name: double(value) for name, value in kwargs.items()}
             return double(super().call_function(target, tuple(map(double, args)), named))
 
@@ -123,19 +119,3 @@ def _before_outputs(graph: Any, known: Mapping[str, Any]) -> set[Any]:
                 found.add(node)
                 left += [node] if node.name not in known else []
     return found
-
-
-def _fake_quantized(x: Any, scale: Any, zero: Any, *more: Any) -> Any:
-    """Return `torch.fake_quantize_per_tensor_affine`, or its per-channel version if an axis is given before the
-    bounds.
-    """
-    import torch
-
-    *dim, low, high = more
-    if dim:
-        rows = [-1 if place == dim[0] else 1 for place in range(x.dim())]
-        scale, zero = (each.double().reshape(rows) for each in (scale, zero))
-    code = torch.round(x.detach() / scale) + zero
-    kept = code.clamp(low, high)
-    passed = x * (kept == code)
-    return passed + ((kept - zero) * scale - passed).detach()

@@ -44,53 +44,14 @@ def _outer(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, *expanded: Sequenc
     return int(prod(left)) * x.element_size()
 
 
-def _resized(x: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`Im2Col.cpp`: the result is first resized to the operand's size."""
-    return x.nbytes
-
-
-def _laid_out(x: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`Col2Im.cpp`: an operand that is not contiguous is copied."""
-    return 0 if x.is_contiguous() else x.nbytes
-
-
-def _one_side(x: torch.Tensor, size: Sequence[int], *_: Any, **__: Any) -> int:
-    """`UpSampleKernel.cpp`: antialiasing goes dimension by dimension, with the rows in between as a buffer."""
-    return x.numel() // x.shape[-1] * size[-1] * x.element_size()
-
-
-def _turned(x: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> int:
-    """`Sorting.cpp`: the median along another dimension than the last is that of a copy."""
-    return 0 if dim is None or dim % x.dim() == x.dim() - 1 else x.nbytes
-
-
-def _sorted(x: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`Sorting.cpp`: `kthvalue` sorts a copy of the values, and one of the indices."""
-    return x.numel() * (x.element_size() + INTEGER)
-
-
 NONE, MEAN = 0, 1
 """The numbers of the reductions none and mean (`Reduction.h`)."""
-
-Row = Callable[..., int]
-
 
 NARROW = (torch.bfloat16, torch.float16)
 
 
 def _in_float(x: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`ReduceOps.cpp`: the mean of bf16 and fp16 is that of a copy in float."""
     return x.numel() * FLOAT if x.dtype in NARROW else 0
-
-
-def _scattered_in_float(x: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`ScatterGatherKernel.cpp`: a scatter into bf16 and fp16 uses a copy in float."""
-    return _in_float(x)
-
-
-def _gathered_in_float(x: torch.Tensor, _dim: int, places: torch.Tensor, **_: Any) -> int:
-    """`ScatterGatherKernel.cpp`: a gather of bf16 and fp16 uses a copy in float."""
-    return places.numel() * FLOAT if x.dtype in NARROW else 0
 
 
 def _losses(x: torch.Tensor, z: torch.Tensor) -> int:
@@ -104,50 +65,45 @@ def _bytes_of_mean(x: torch.Tensor, z: torch.Tensor, reduction: int) -> int:
 
 
 def _once(x: torch.Tensor, z: torch.Tensor, reduction: int = MEAN, *_: Any, **__: Any) -> int:
-    """`Loss.cpp`: the loss of every pair, and their mean."""
     return _losses(x, z) * x.element_size() * (reduction != NONE) + _bytes_of_mean(x, z, reduction)
 
 
 def _in_result(x: torch.Tensor, z: torch.Tensor, *more: Any, reduction: int = MEAN, **_: Any) -> int:
-    """`Loss.cpp`: losses are written into the result, and their mean is made of them."""
     return _bytes_of_mean(x, z, more[-1] if more else reduction)
 
 
-def _with_log_sigmoid(
-    x: torch.Tensor, z: torch.Tensor, weight: Any = None, pos_weight: Any = None, reduction: int = MEAN
-) -> int:
-    """`binary_cross_entropy_with_logits`: log_sigmoid and its buffer, whose memory the losses then use."""
-    return 2 * _losses(x, z) * x.element_size() + _bytes_of_mean(x, z, reduction)
-
-
-def _twice_more(gradient: torch.Tensor, x: torch.Tensor, z: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`soft_margin_loss_backward`: -z, and x times that, while the exponential of this is computed."""
-    return 2 * _losses(x, z) * x.element_size()
-
-
-KERNELS: Mapping[str, Row] = {
+KERNELS: Mapping[str, Callable[..., int]] = {
+    # `ReduceOps.cpp`: the mean of bf16 and fp16 is that of a copy in float.
     "aten::mean": _in_float,
-    "aten::mse_loss": _once,
-    "aten::smooth_l1_loss": _once,
-    "aten::huber_loss": _once,
-    "aten::binary_cross_entropy": _in_result,
-    "aten::binary_cross_entropy_with_logits": _with_log_sigmoid,
-    "aten::soft_margin_loss": _in_result,
-    "aten::soft_margin_loss_backward": _twice_more,
-    "aten::scatter": _scattered_in_float,
-    "aten::scatter_": _scattered_in_float,
-    "aten::scatter_add": _scattered_in_float,
-    "aten::scatter_add_": _scattered_in_float,
+    # `ScatterGatherKernel.cpp`: a scatter into bf16 and fp16 uses a copy in float, and so does a gather of them.
+    **{f"aten::scatter{name}": _in_float for name in ("", "_", "_add", "_add_")},
+    "aten::gather": lambda x, _dim, places, **_: places.numel() * FLOAT if x.dtype in NARROW else 0,
+    # `Loss.cpp`: the loss of every pair, and their mean; or losses that are written into the result, then their mean.
+    **dict.fromkeys(("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss"), _once),
+    **dict.fromkeys(("aten::binary_cross_entropy", "aten::soft_margin_loss"), _in_result),
+    # log_sigmoid and its buffer, whose memory the losses then use.
+    "aten::binary_cross_entropy_with_logits": lambda x, z, weight=None, pos_weight=None, reduction=MEAN: (
+        2 * _losses(x, z) * x.element_size() + _bytes_of_mean(x, z, reduction)
+    ),
+    # -z, and x times that, while the exponential of this is computed.
+    "aten::soft_margin_loss_backward": lambda _, x, z, *__, **___: 2 * _losses(x, z) * x.element_size(),
     "aten::native_batch_norm_backward": _made_twice,
     "aten::_trilinear": _outer,
-    "aten::im2col": _resized,
-    "aten::col2im": _laid_out,
-    "aten::_upsample_bilinear2d_aa": _one_side,
-    "aten::_upsample_bicubic2d_aa": _one_side,
-    "aten::median": _turned,
-    "aten::kthvalue": _sorted,
-    "aten::gather": _gathered_in_float,
+    # `Im2Col.cpp`: the result is first resized to the operand's size.
+    "aten::im2col": lambda x, *_, **__: x.nbytes,
+    # `Col2Im.cpp`: an operand that is not contiguous is copied.
+    "aten::col2im": lambda x, *_, **__: 0 if x.is_contiguous() else x.nbytes,
+    # `UpSampleKernel.cpp`: antialiasing goes dimension by dimension, with the rows in between as a buffer.
+    **{
+        f"aten::_upsample_{kind}2d_aa": lambda x, size, *_, **__: x.nbytes // x.shape[-1] * size[-1]
+        for kind in ("bilinear", "bicubic")
+    },
+    # `Sorting.cpp`: the median along another dimension than the last is that of a copy.
+    "aten::median": lambda x, dim=None, *_, **__: 0 if dim is None or dim % x.dim() == x.dim() - 1 else x.nbytes,
+    # `Sorting.cpp`: `kthvalue` sorts a copy of the values, and one of the indices.
+    "aten::kthvalue": lambda x, *_, **__: x.numel() * (x.element_size() + INTEGER),
 }
+"""The bytes of workspace of an operator, by its arguments."""
 
 
 def _workspace(func: Any, args: Any, result: Any) -> Any:

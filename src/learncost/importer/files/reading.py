@@ -28,6 +28,7 @@ from learncost.models.storage import written
 from learncost.program.program import CUDA, Program, StepRequest, Steps
 
 if TYPE_CHECKING:
+    from learncost.importer.files.build import BuiltModule
     from learncost.importer.pipeline import ImportOptions
 
 UNKNOWN = ("refuse", "zero")
@@ -230,18 +231,30 @@ def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
 
     saved  return only those of its state_dict
     """
-    from learncost.importer.files.build import built
+    module = _built(wanted, True).module
     from learncost.importer.live import saved_of, values_of
 
+    return saved_of(module) if saved else values_of(module)
+
+
+def _built(wanted: Target, real: bool, how: How | None = None) -> BuiltModule:
+    """Run the file again, as the user is told where it is for a question, and return its module. Raises `InputError`.
+
+    real  whether its parameters have values
+    how   the question's settings
+    """
     if find_spec("torch") is None:
-        raise InputError(f"the values of a module require torch: {to_install('torch')}")
+        raise InputError(f"running a module requires torch: {to_install('torch')}")
     import torch
 
+    from learncost.importer.files.build import built
+
+    if how and wanted.name:
+        say(f"runs {printable(str(wanted.file))}")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(SEED)
-        module = built(wanted, True, say).module
-    return saved_of(module) if saved else values_of(module)
+        return built(wanted, real, say, parse_inputs(how.inputs) if how else ())
 
 
 SEED = 0
@@ -251,16 +264,7 @@ SEED = 0
 def steps(wanted: Target, how: How) -> Steps:
     """Return a function that runs the file, and then records the training step of its module."""
 
-    @cache
-    def building() -> tuple[Any, Any]:
-        from learncost.importer.files.build import built
-
-        if wanted.name:
-            say(f"runs {printable(str(wanted.file))}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            answer = built(wanted, False, say, parse_inputs(how.inputs))
-        return answer.module, answer.inputs or ()
+    building = cache(partial(_built, wanted, False, how))
 
     @cache
     def process() -> RecordingProcess:
@@ -270,12 +274,11 @@ def steps(wanted: Target, how: How) -> Steps:
         from learncost.importer.inputs import MOST, sized
         from learncost.importer.recorder import ModuleStep
 
-        if find_spec("torch") is None:
-            raise InputError(f"running a module requires torch: {to_install('torch')}")
         if request.device == CUDA and not is_with_cuda():
             return _recorded_apart(wanted, how, process, sizes, request)
-        module, given = building()
-        return ModuleStep(lambda: module, lambda sizes: sized(given, sizes, {}, MOST))(sizes, request)
+        answer = building()
+        given = answer.inputs or ()
+        return ModuleStep(lambda: answer.module, lambda sizes: sized(given, sizes, {}, MOST))(sizes, request)
 
     return record
 
@@ -308,19 +311,9 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
     """Return a function that runs the file and returns its module with values in its parameters."""
 
     def build() -> Any:
-        from learncost.importer.files.build import built
+        answer = _built(wanted, True, how)
         from learncost.importer.live import LiveModule
 
-        if find_spec("torch") is None:
-            raise InputError(f"running a module requires torch: {to_install('torch')}")
-        if wanted.name:
-            say(f"runs {printable(str(wanted.file))}")
-        import torch
-
-        with warnings.catch_warnings(), torch.random.fork_rng([]):
-            warnings.simplefilter("ignore")
-            torch.manual_seed(0)
-            answer = built(wanted, True, say, parse_inputs(how.inputs))
         return LiveModule(lambda: answer.module, answer.inputs or (), str(wanted), _options(how))
 
     return build

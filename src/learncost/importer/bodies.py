@@ -1,7 +1,7 @@
 """Replace lines that spell out the body of an op by the op itself (idiom recognition).
 
 This is done for ops that PyTorch has no function for, which a program has to write out. The op has a gradient, which
-computes less than that of the lines, and it can act on masked scores. An op that PyTorch has a function for is read
+computes less than that of the lines. An op that PyTorch has a function for is read
 only as a call of that function: a module that writes it out runs the lines.
 """
 
@@ -14,7 +14,7 @@ from itertools import permutations
 from typing import TypeAlias
 
 from learncost.importer.equations import DimensionCondition, Equation, NamedView, NumberOperand, Operand
-from learncost.importer.operands import Masked
+from learncost.importer.text import through
 from learncost.importer.views import At, AxisIndex, Index, StoredValue, ViewAxis
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.term import Literal, Term
@@ -36,13 +36,10 @@ def ops() -> tuple[OpDef, ...]:
     )
 
 
-def with_ops(
-    equations: Sequence[Equation], outputs: Iterable[StoredValue], masked: Mapping[StoredValue, Masked]
-) -> list[Equation]:
+def with_ops(equations: Sequence[Equation], outputs: Iterable[StoredValue]) -> list[Equation]:
     """Return the lines with an op in place of the last line of its body; the other lines of the body are left there.
 
     outputs  values that must remain
-    masked   the mask of each value that a line masks
     """
     makers: dict[StoredValue, list[Equation]] = {}
     readers: dict[StoredValue, set[Equation]] = {}
@@ -61,7 +58,7 @@ def with_ops(
                 continue
             before = {line.stored for line in body.lines[1:]}
             if before.isdisjoint(kept) and all(readers[stored] <= {*body.lines} for stored in before):
-                return body.said(masked) or last
+                return body.said() or last
         return last
 
     return [as_word(equation) for equation in equations]
@@ -206,7 +203,7 @@ class _Body:
         self.along = self.along or {loop for loop in acts if loop is not None}
         return bool(acts) and acts == self.along
 
-    def said(self, masked: Mapping[StoredValue, Masked]) -> Equation | None:
+    def said(self) -> Equation | None:
         """Return the op that replaces the last line; None if the op cannot be written there."""
         last = self.lines[0]
         letters = tuple(dict.fromkeys(letter for letter, _ in sorted(self.along, key=str)))
@@ -217,29 +214,37 @@ class _Body:
         given = [operand for operand in operands if operand is not None]
         if len(given) < len(operands):
             return None
-        first = values[0]
-        assert isinstance(first, _ReadValue)
-        where: tuple[DimensionCondition, ...] = ()
-        scores = masked.get(first.read.view.stored)
-        if scores is not None and self.op.outside is not None and self.op.outside < 0:
-            given[0], where = self._before_mask(first, scores, letters) or (given[0], ())
-        return replace(last, kind="op", operands=tuple(given), signs=(), op=self.op.name, acts=letters, where=where)
+        return replace(last, kind="op", operands=tuple(given), signs=(), op=self.op.name, acts=letters)
 
-    def _before_mask(
-        self, here: _ReadValue, scores: Masked, letters: Sequence[Hashable]
-    ) -> tuple[NamedView, tuple[DimensionCondition]] | None:
-        """Return masked scores before the mask, and the condition under which they are visible."""
-        line = self.makers[here.read.view.stored]
-        left = _ReadValue(line.left[0], {})
-        reads = [
-            each for each in line.operands if isinstance(each, NamedView) and each.view.stored is scores.view.stored
-        ]
-        if len(reads) != 1 or not left.meets(here):
-            return None
-        read = _ReadValue(reads[0], left.loops).as_the_last()
-        if read is None or read.letters[-1:] != letters:
-            return None
-        return read, (DimensionCondition(read.letters[-1], "<=", read.letters[-2], scores.mask.window),)
+
+def before_masks(equations: Sequence[Equation]) -> list[Equation]:
+    """Return the lines with softmaxes of scores under a causal mask as those of all scores, under a condition."""
+    makers = {each.stored: each for each in equations if each.hides is not None}
+    return [_before_mask(each, makers) for each in equations]
+
+
+def _before_mask(equation: Equation, makers: Mapping[StoredValue, Equation]) -> Equation:
+    first = equation.operands[0] if equation.op in _softmaxes() else None
+    line = makers.get(first.view.stored) if isinstance(first, NamedView) else None
+    if line is None or line.hides is None or not isinstance(first, NamedView) or len(first.letters) < 2:
+        return equation
+    (place, mask), view, made = line.hides, first.view.fresh(), line.left[0].view.fresh()
+    source, (row, column) = line.operands[place], first.letters[-2:]
+    at = [[n for n, each in enumerate(of.index) if each in of.dims[dim]] for of in (view, made) for dim in (-2, -1)]
+    if not view.is_plain or at[:2] != at[2:] or any(len(each) != 1 for each in at) or equation.acts != (column,):
+        return equation
+    assert isinstance(source, NamedView)
+    scores = through(view, line, source)
+    if any(slot in scores.spread for slots in scores.dims[-2:] for slot in slots):
+        return equation
+    where = DimensionCondition(column, "<=", row, mask.window)
+    return replace(equation, operands=(NamedView(scores, first.letters), *equation.operands[1:]), where=(where,))
+
+
+@lru_cache(maxsize=1)
+def _softmaxes() -> frozenset[str]:
+    """Return the ops that may read scores before a mask."""
+    return frozenset(("softmax", *(op.name for op in ops() if op.outside is not None and op.outside < 0)))
 
 
 def _has_same_kind(rule: Line, equation: Equation) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from learncost.importer.equations import Equation
 from learncost.importer.export import Exported
 from learncost.importer.nodes import is_float, operator_name
-from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, Masked
+from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.views import StoredValue, View
 from learncost.layers.products import PRODUCT_OPERATORS
@@ -96,5 +96,5 @@ def _parts(reader: GraphReader, value: Any, of: str) -> Iterator[tuple[View, str
         for part, called in ((value.real, "real"), (value.imaginary, "imaginary")):
             if isinstance(part, View):
                 yield part, f"{of}.{called}"
-    elif isinstance(value, View | Masked | ChosenPlaces):
+    elif isinstance(value, View | ChosenPlaces):
         yield reader.view(value), of

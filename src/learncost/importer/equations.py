@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from learncost.importer.axes import ApartError, AxisClass, make_same, product
+from learncost.importer.constants import Mask
 from learncost.importer.views import At, AxisIndex, Dimension, Index, StoredValue, View, ViewAxis, in_one
 from learncost.ir.line import Opaque
 
@@ -87,6 +88,7 @@ class Equation:
     module, operator   where it comes from
     again              the checkpoints around it
     running            the running statistics that it keeps
+    hides              the place of scores among its operands, of which it hides some by a causal mask
     scan               the loop that begins or ends here; no line is written
     """
 
@@ -104,6 +106,7 @@ class Equation:
     cost: Opaque | None = None  # of a line that is not derived, in the graph's symbols
     call: Any = None  # the operator that it calls
     running: StatisticsUpdate | None = None
+    hides: tuple[int, Mask] | None = None
     scan: Scan | None = None
 
     @property

@@ -12,7 +12,7 @@ import torch
 from learncost.importer.axes import AxisClass, equal
 from learncost.importer.equations import Equation, NamedView
 from learncost.importer.nodes import is_empty, size_of
-from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue, Masked
+from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue
 from learncost.importer.registered import name_of, registered, run_bodies
 from learncost.importer.tried import has_fraction
 from learncost.importer.views import StoredValue, View, ViewAxis
@@ -130,7 +130,7 @@ def _tensors(values: Sequence[Any]) -> list[Any]:
             tensors += _tensors(value)
         elif isinstance(value, Complex):
             tensors += _tensors([value.real, value.imaginary])
-        elif isinstance(value, View | ChosenPlaces | IntegerValue | Masked | GivenTensor):
+        elif isinstance(value, View | ChosenPlaces | IntegerValue | GivenTensor):
             tensors.append(value)
     return tensors
 

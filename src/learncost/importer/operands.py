@@ -1,4 +1,4 @@
-"""Kinds of operands other than views: outside values, selected positions, integers, complex numbers, masked scores."""
+"""Kinds of operands other than views: outside values, selected positions, integers, complex numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.importer.axes import Size
-from learncost.importer.constants import Mask
 from learncost.importer.nodes import shape_of
 from learncost.importer.views import View
 
@@ -52,33 +51,18 @@ class Complex:
     imaginary: Any
 
 
-@dataclass(frozen=True)
-class Masked:
-    """Scores under a causal mask: a softmax reads them under a `where` condition.
-
-    value   the number that replaces hidden scores; None for an additive mask
-    hides   whether true in the mask means hidden
-    """
-
-    view: View
-    by: GivenTensor
-    value: float | None
-    mask: Mask
-    hides: bool
-
-
 def is_inside(value: Any) -> bool:
     """Return whether an argument contains values of the table."""
     if isinstance(value, list | tuple):
         return any(map(is_inside, value))
-    return isinstance(value, View | ChosenPlaces | IntegerValue | Masked | Complex)
+    return isinstance(value, View | ChosenPlaces | IntegerValue | Complex)
 
 
 def learns(value: Any) -> bool:
     """Return whether an argument contains values that may have a gradient."""
     if isinstance(value, list | tuple):
         return any(map(learns, value))
-    return isinstance(value, View | IntegerValue | Masked | Complex)
+    return isinstance(value, View | IntegerValue | Complex)
 
 
 def is_complex(value: Any) -> bool:

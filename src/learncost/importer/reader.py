@@ -25,7 +25,7 @@ from learncost.importer.equations import (
     StatisticsUpdate,
 )
 from learncost.importer.nodes import is_float, is_real, mark_of, module_of, name_of, operator_name, place_of, size_of
-from learncost.importer.operands import ChosenPlaces, GivenTensor, IntegerValue, Masked, is_inside
+from learncost.importer.operands import ChosenPlaces, GivenTensor, IntegerValue, is_inside
 from learncost.importer.rule import RULES, VIEW_RULES, rule_of
 from learncost.importer.sized import expression_of, lines_of, number_of
 from learncost.importer.views import ShapeError, StoredValue, View
@@ -73,7 +73,6 @@ class GraphReader:
     given: dict[Any, StoredValue] = field(default_factory=dict)  # outside inputs by node and use
     numbers: dict[StoredValue, Any] = field(default_factory=dict)  # those of numbers and positions from settings
     kept: dict[StoredValue, Sequence[int]] = field(default_factory=dict)  # the dimensions of a weight that are axes
-    of_masked: list[tuple[View, Masked]] = field(default_factory=list)  # lines of masked scores
     buffers: Mapping[str, str] = field(default_factory=dict)  # their paths, by placeholder
     counted: frozenset[str] = frozenset()  # those that a forward pass changes
     averages: frozenset[str] = frozenset()  # modules whose running statistics cover all batches equally
@@ -104,8 +103,6 @@ class GraphReader:
             value = GivenTensor(value.node)
         if isinstance(value, IntegerValue):
             return value.view.fresh()
-        if isinstance(value, Masked):
-            return self.unmasked(value)
         if isinstance(value, GivenTensor):
             return self.outside(value, "constant")
         if (expression := expression_of(value)) is not None and isinstance(view := lines_of(self, expression), View):
@@ -117,23 +114,6 @@ class GraphReader:
     def start(self, value: Any) -> int | None:
         """Return the first of consecutive positions from outside."""
         return self.constants.start(value.node) if isinstance(value, GivenTensor) else None
-
-    def unmasked(self, value: Masked) -> View:
-        """Record masked scores as a line, for readers other than a softmax."""
-        known = next((view for view, each in self.of_masked if each is value), None)
-        if known is None:
-            if value.value is None:
-                known = self.add(value.view, value.by)
-            else:
-                kept, hidden = (value.value, value.view) if value.hides else (value.view, value.value)
-                known = self.op("select", value.by, kept, hidden)
-            self.of_masked.append((known, value))
-        return known.fresh()
-
-    @property
-    def masked(self) -> Mapping[StoredValue, Masked]:
-        """Return the mask of each value that a line masks."""
-        return {view.stored: value for view, value in self.of_masked}
 
     def outside(self, value: GivenTensor, kind: str) -> View:
         """Return an outside tensor as an input: numbers, or an index."""
@@ -300,17 +280,10 @@ class GraphReader:
         """
         return self.constants.mask(value.node, hides) if isinstance(value, GivenTensor) else None
 
-    def hidden(self, scores: Any, mask: Any, value: float | None, hides: bool = False) -> Masked | None:
-        """Return scores under a causal mask that replaces hidden ones by a very negative number; None for other
-        masks.
-        """
-        seen = self.mask(mask, hides)
-        view = self.view(scores)
-        if seen is None or len(view.dims) < 2 or any(len(row) != 1 for row in view.dims[-2:]):
-            return None
-        if any(slot in view.spread for row in view.dims[-2:] for slot in row):
-            return None
-        return Masked(view, mask, value, seen, hides)
+    def hidden(self, place: int, mask: Any, hides: bool = False) -> None:
+        """Note that the last line hides some of the scores at this place among its operands, if its mask is causal."""
+        if (seen := self.mask(mask, hides)) is not None:
+            self.recorder.equations[-1].hides = place, seen
 
     # Lines
 

@@ -18,7 +18,6 @@ from learncost.importer.operands import (
     Complex,
     GivenTensor,
     IntegerValue,
-    Masked,
     is_complex,
     is_inside,
     learns,
@@ -27,9 +26,6 @@ from learncost.importer.reader import GraphReader
 from learncost.importer.rule import COMPLEX_RULES, INDEX_RULES, RULES, VIEW_RULES, Rule, rule_of
 from learncost.importer.views import View
 from learncost.ir.errors import InputError
-
-TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy")
-"""Operators that may read masked scores without materializing them."""
 
 
 def read(reader: GraphReader, node: Any) -> None:
@@ -81,8 +77,6 @@ def _by_rule(reader: GraphReader, known: Rule, node: Any, arguments: list[Any], 
         arguments = [GivenTensor(each.node) if isinstance(each, ChosenPlaces) else each for each in arguments]
     if not any(map(learns, (*arguments, *named.values()))):
         return GivenTensor(node)  # of selected positions and outside values: it has no gradient
-    if operator_name(node.target) not in TAKES_MASKED:
-        arguments = [reader.view(each) if isinstance(each, Masked) else each for each in arguments]
     if known in INDEX_RULES:
         arguments = [_placed(each) if isinstance(each, list) else each for each in arguments]
     if any(map(_has_whole, arguments)):

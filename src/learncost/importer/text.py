@@ -57,7 +57,9 @@ def read_in_products(equations: Sequence[Equation], outputs: Iterable[StoredValu
             is_summed = any(letter not in equation.left[0].letters for letter in operand.letters)
             alone = readers[gather.stored] == [equation] and view.is_plain and len(operands) > 1
             if alone and is_summed and not _are_columns(equation, operand, gather):
-                operands[place] = NamedView(_through(view, gather), operand.letters)
+                (source,) = gather.operands
+                assert isinstance(source, NamedView)
+                operands[place] = NamedView(through(view, gather, source), operand.letters)
         result.append(replace(equation, operands=tuple(operands)))
     return result
 
@@ -101,25 +103,23 @@ def _is_gather(equation: Equation) -> bool:
     return isinstance(operand, NamedView) and operand.view.stored.kind == "weight" and bool(indices_of(operand.view))
 
 
-def _through(view: View, gather: Equation) -> View:
-    """Return a view of a gathered value as a view of the gathered table."""
-    (source,) = gather.operands
-    assert isinstance(source, NamedView)
-    made, read = gather.left[0].view.fresh(), source.view.fresh()
+def through(view: View, line: Equation, source: NamedView) -> View:
+    """Return a view of the value that a line makes as a view of one of its operands."""
+    made, read = line.left[0].view.fresh(), source.view.fresh()
     rows = dict(zip(source.letters, read.dims, strict=True))
     slots: dict[ViewAxis, ViewAxis] = {}
-    for letter, row in zip(gather.left[0].letters, made.dims, strict=True):
-        for mine, theirs in zip(row, rows[letter], strict=True):
-            here = [place for place, each in enumerate(made.index) if each is mine]
-            if here:
-                slots[theirs] = _slot(view.index[here[0]])
+    spread = set[ViewAxis]()
+    for letter, row in zip(line.left[0].letters, made.dims, strict=True):
+        theirs = rows.get(letter, ())
+        for number, mine in enumerate(row):
+            here = [each for each, index in zip(view.index, made.index, strict=True) if index is mine]
+            for slot in (each for each in here if isinstance(each, ViewAxis)):
+                if theirs:
+                    slots[theirs[number]] = slot
+                else:
+                    spread.add(slot)
     moved = read.swapped(slots)
-    return View(moved.stored, moved.index, view.dims, moved.spread)
-
-
-def _slot(index: Index) -> ViewAxis:
-    assert isinstance(index, ViewAxis)
-    return index
+    return View(moved.stored, moved.index, view.dims, moved.spread | spread)
 
 
 def identifier(text: str) -> str:

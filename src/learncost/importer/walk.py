@@ -13,7 +13,7 @@ from torch.utils._sympy import functions
 
 from learncost.importer import rules  # they register themselves on import
 from learncost.importer.axes import AxisClass, Size
-from learncost.importer.bodies import with_ops
+from learncost.importer.bodies import before_masks, with_ops
 from learncost.importer.changes import changes, following, unsettled
 from learncost.importer.constants import NodeConstants
 from learncost.importer.equations import Equation
@@ -22,7 +22,7 @@ from learncost.importer.fold import folded, lines_of, with_scans
 from learncost.importer.layer_text import LayerText
 from learncost.importer.nodes import SAME_SIZES, is_leaf, operator_name, size_of
 from learncost.importer.opaque import CalledOperator
-from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue, Masked
+from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue
 from learncost.importer.reader import GraphReader
 from learncost.importer.reading import read
 from learncost.importer.registered import body_of
@@ -298,7 +298,7 @@ def _written(
     while before := [each for each in _behind(reader, exported, equations) if each not in kept]:
         kept += before
         equations = needed(recorder.equations, kept)
-    equations = needed(with_ops(equations, kept, reader.masked), kept)
+    equations = needed(before_masks(needed(with_ops(equations, kept), kept)), kept)
     equations = needed(read_in_products(equations, kept), kept)
     items = with_scans(equations)
     if fold:
@@ -376,7 +376,7 @@ def _behind(reader: GraphReader, exported: Exported, equations: Sequence[Equatio
         for node in left.pop().all_input_nodes:
             value = reader.values.get(node)
             for part in (value.real, value.imaginary) if isinstance(value, Complex) else (value,):
-                view = part.view if isinstance(part, ChosenPlaces | Masked | IntegerValue) else part
+                view = part.view if isinstance(part, ChosenPlaces | IntegerValue) else part
                 if isinstance(view, View):
                     values[view.stored] = None
             if isinstance(value, GivenTensor | ChosenPlaces | IntegerValue) and node not in seen:

@@ -14,13 +14,11 @@ from learncost.importer.views import View
 
 @rule("add")
 def add(reader: GraphReader, x: Any, z: Any, *, alpha: Any = 1) -> Any:
-    for scores, mask in ((x, z), (z, x)):
-        added = (
-            isinstance(scores, View) and isinstance(mask, GivenTensor) and alpha == 1 and reader.mask(mask) is not None
-        )
-        if added and (masked := reader.hidden(scores, mask, None)) is not None:
-            return masked
-    return _sum(reader, x, z, alpha, 1)
+    result = _sum(reader, x, z, alpha, 1)
+    for place, (scores, mask) in enumerate(((x, z), (z, x))):
+        if isinstance(scores, View) and alpha == 1:
+            reader.hidden(place, mask)
+    return result
 
 
 @rule("sub")
@@ -184,20 +182,23 @@ def clamp(reader: GraphReader, x: View, low: Any = None, high: Any = None, **nam
 
 @rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def where(reader: GraphReader, condition: Any, x: Any, z: Any) -> Any:
-    number = reader.number(z)
-    hides = number is not None and number.value < -1e4 and isinstance(condition, GivenTensor) and isinstance(x, View)
-    if hides and number is not None and (masked := reader.hidden(x, condition, number.value)) is not None:
-        return masked
-    return reader.op("select", condition, x, z)
+    result = reader.op("select", condition, x, z)
+    if isinstance(x, View) and _is_very_negative(reader, z):
+        reader.hidden(1, condition)
+    return result
 
 
 @rule("masked_fill")
 def masked_fill(reader: GraphReader, x: Any, mask: Any, value: Any) -> Any:
+    result = reader.op("select", mask, value, x)
+    if _is_very_negative(reader, value):
+        reader.hidden(2, mask, hides=True)
+    return result
+
+
+def _is_very_negative(reader: GraphReader, value: Any) -> bool:
     number = reader.number(value)
-    hides = number is not None and number.value < -1e4 and isinstance(mask, GivenTensor)
-    if hides and number is not None and (masked := reader.hidden(x, mask, number.value, hides=True)) is not None:
-        return masked
-    return reader.op("select", mask, value, x)
+    return number is not None and number.value < -1e4
 
 
 @rule("trunc")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from learncost.importer.axes import AxisClass, Size, equal, product
-from learncost.importer.equations import DimensionCondition, Equation, NamedView, NumberOperand
+from learncost.importer.equations import Equation, NamedView, NumberOperand
 from learncost.importer.nodes import operator_name, shape_of, size_of
-from learncost.importer.operands import ChosenPlaces, GivenTensor, Masked
+from learncost.importer.operands import ChosenPlaces, GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.indexing import embedding, read_at
@@ -186,14 +186,7 @@ def cumsum(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
 
 
 @rule("softmax", "_softmax", "_safe_softmax")
-def softmax(reader: GraphReader, x: Any, dim: int, *_: Any, **__: Any) -> View:
-    if isinstance(x, Masked):
-        count = len(x.view.dims)
-        if dim % count != count - 1:
-            return _normalized(reader, "softmax", reader.view(x), dim)
-        letters = range(count)
-        where = DimensionCondition(count - 1, "<=", count - 2, x.mask.window)
-        return reader.recorder.line([(x.view, letters)], letters, op="softmax", acts=[dim % count], where=[where])
+def softmax(reader: GraphReader, x: View, dim: int, *_: Any, **__: Any) -> View:
     return _normalized(reader, "softmax", x, dim)
 
 

@@ -11,7 +11,7 @@ import torch
 from learncost.importer.axes import ApartError, AxisClass, Size, equal, product, quotient, simple
 from learncost.importer.equations import NamedView, WrittenAxis
 from learncost.importer.nodes import shape_of, size_of
-from learncost.importer.operands import GivenTensor, IntegerValue, Masked
+from learncost.importer.operands import GivenTensor, IntegerValue
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import RULES, rule, view_rule
 from learncost.importer.rules.elementwise import trunc
@@ -69,8 +69,6 @@ def _reshape_to_result(reader: GraphReader, x: View, *_: Any) -> View:
 
 @view_rule("clone", "alias", "lift_fresh_copy", "lift_fresh", "_to_copy", "type_as", "_assert_tensor_metadata")
 def _same(reader: GraphReader, x: View, *_: Any, **__: Any) -> Any:
-    if isinstance(x, Masked):
-        return x
     val = reader.node.meta["val"]
     if val.dtype.is_floating_point or val.dtype.is_complex or x.stored.kind in ("truth", "chosen"):
         return x

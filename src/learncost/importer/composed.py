@@ -94,6 +94,17 @@ def products_so_far(x: Any, dim: int, **_: Any) -> Any:
     return torch.stack(list(itertools.accumulate(x.unbind(dim), torch.mul)), dim)
 
 
+def with_part(base: Any, part: Any, dim: int = 0, start: Any = None, _: Any = None, step: int = 1) -> Any:
+    """Return `slice_scatter`: the base before the part, the part, and the base behind it; with a step, at places."""
+    size, width = base.shape[dim], part.shape[dim]
+    start = 0 if start is None else start + size if start < 0 else start
+    if step != 1:
+        places = start + step * torch.arange(width, device=base.device)
+        return torch.ops.aten.index_put(base, [*[None] * (dim % base.dim()), places], part)
+    behind = base.narrow(dim, start + width, size - start - width)
+    return torch.cat([base.narrow(dim, 0, start), part, behind], dim)
+
+
 # Elementwise operators and losses that PyTorch writes in its primitives, or with nan
 
 
@@ -267,6 +278,8 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "_embedding_bag": (with_settings(BagSettings, bags_at_offsets), _lie_at_offsets),
     "embedding_bag.padding_idx": (with_settings(BagSettings, bags_at_offsets), _lie_at_offsets),
     "masked_scatter": (masked_scatter, _always),
+    "slice_scatter": (with_part, _always),
+    "select_scatter": (lambda base, part, dim, at: with_part(base, part.unsqueeze(dim), dim, at), _always),
     "as_strided": (by_strides, _is_contiguous),
     **{name: (_of_pytorch(name), is_uneven) for name in NEAREST},
     **{f"{name}.vec": (_of_pytorch(name, "vec"), is_uneven) for name in NEAREST},

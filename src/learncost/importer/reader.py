@@ -260,16 +260,10 @@ class GraphReader:
 
     def given_numbers(self, numbers: Any, *axes: AxisClass) -> View:
         """Return numbers that follow from settings and sizes alone, as an input without a gradient."""
-        return self._given(numbers, axes, "constant", "shares")
-
-    def given_places(self, places: Any, *axes: AxisClass) -> View:
-        """Return positions that follow from settings and sizes alone, as an index."""
-        return self._given(places, axes, "places", "places")
-
-    def _given(self, numbers: Any, axes: Sequence[AxisClass], kind: str, name: str) -> View:
-        key = (kind, repr(numbers))
+        key = ("constant", repr(numbers))
         if key not in self.given:
-            self.given[key] = StoredValue(name, tuple(axis for axis in axes if not equal(axis.size, 1)), kind, "")
+            several = tuple(axis for axis in axes if not equal(axis.size, 1))
+            self.given[key] = StoredValue("shares", several, "constant", "")
             self.numbers[self.given[key]] = numbers
         return View.of(self.given[key], [0 if equal(axis.size, 1) else 1 for axis in axes])
 

@@ -79,10 +79,8 @@ def read_at(reader: GraphReader, x: View, dim: int, places: View) -> View:
     others = [number for number in range(len(x.dims)) if number != dim]
     chosen = len(places.dims) == len(x.dims)  # as many elements as the index has along this dimension
     letters: list[Any] = [*others[:dim], "chosen", *others[dim:]] if chosen else list(others)
-    if len(places.dims) == 1:
-        (row,) = places.dims
-        if (not chosen and len(x.dims) != 2) or (row and places.stored.kind == "places"):
-            letters = ["chosen"]
+    if len(places.dims) == 1 and not chosen and len(x.dims) != 2:
+        letters = ["chosen"]
     out = [*others[:dim], *["chosen"][: "chosen" in letters], *others[dim:]]
     return taken(reader, at_indices(reader, x, {dim: (places, letters)}, out))
 
@@ -101,7 +99,7 @@ def embedding(
         row = taken(reader, at_indices(reader, weight, {}, [*names, 1], shape))
         return reader.op("stop_gradient", row) if padding == 0 else row
     if (start := reader.start(tokens)) is not None:  # consecutive positions: a part of the rows
-        shape = list(shape_of(reader.node))
+        shape = shape_of(reader.node)
         rows = weight.dims[0][0].axis.size
         if isinstance(rows, int):
             reader.limits[shape[-2]] = min(rows - start, reader.limits.get(shape[-2], rows))
@@ -303,8 +301,7 @@ def put(
 ) -> View:
     """Record a source added at indices of several dimensions, which are broadcast against each other."""
     axes = [AxisClass(shape[dim], whole=True) for dim in dims]
-    pairs = zip(places, axes, strict=True)
-    views = [each if isinstance(each, View) else reader.index(each, axis) for each, axis in pairs]
+    views = [reader.index(each, axis) for each, axis in zip(places, axes, strict=True)]
     most = max(len(view.dims) for view in views)
     sizes: list[Size] = [1] * most
     for view in views:

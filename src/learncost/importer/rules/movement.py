@@ -11,8 +11,7 @@ from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.rules.indexing import over, put
-from learncost.importer.rules.views import bound, merged, narrowed
+from learncost.importer.rules.views import merged, narrowed
 from learncost.importer.unit_dims import written
 from learncost.importer.views import View, ViewAxis
 
@@ -115,38 +114,6 @@ def triangle(reader: GraphReader, x: View, *_: Any) -> View:
     lower, upper = (column, row) if reader.recorder.operator == "tril" else (row, column)
     where = DimensionCondition(lower, "<=", upper)
     return reader.recorder.line([(x, letters)], letters, signs=[1], where=[where])
-
-
-@rule("slice_scatter", "select_scatter")
-def slice_scatter(
-    reader: GraphReader, base: Any, part: Any, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1
-) -> View:
-    """Record a slice that replaces a part of the base: the base before it, the slice, and the base behind it."""
-    base, part = reader.view(base), reader.view(part)
-    dim %= len(base.dims)
-    size = base.shape[dim]
-    if reader.recorder.operator == "select_scatter":
-        at = size_of(start)
-        start, step = (at + size if isinstance(at, int) and at < 0 else at), 1
-        part = part.with_dims([*part.dims[:dim], (), *part.dims[dim:]])
-        width: Size = 1
-    else:
-        start = bound(start, size, 0)
-        width = part.shape[dim]
-    if step != 1:
-        if not isinstance(start, int) or not isinstance(width, int):
-            raise reader.refusal("a strided slice write along a side of symbolic size")
-        places = [reader.given_places([start + step * place for place in range(width)], AxisClass(width))]
-        new = put(reader, None, base.shape, [dim], places, part)
-        return over(reader, base, put(reader, None, base.shape, [dim], places, reader.filled((), 1.0)), new)
-    pieces = []
-    if not equal(start, 0):
-        pieces.append(narrowed(reader, base, dim, 0, start))
-    pieces.append(part)
-    after = size - start - width
-    if not equal(after, 0):
-        pieces.append(narrowed(reader, base, dim, start + width, after))
-    return joined(reader, pieces, dim, list(base.shape))
 
 
 @rule("copy")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._meta_registrations import pooling_output_shape
 
 from learncost.importer.rule import with_settings
 from learncost.importer.rules.attention import AttentionSettings
 from learncost.importer.rules.reductions import BagSettings
 from learncost.importer.rules.views import NEAREST, is_uneven
+from learncost.importer.rules.windows import AveragePoolSettings, pool_windows
 
 
 def attention_with_dropout(query: Any, key: Any, value: Any, *, settings: AttentionSettings) -> Any:
@@ -103,6 +105,61 @@ def with_part(base: Any, part: Any, dim: int = 0, start: Any = None, _: Any = No
         return torch.ops.aten.index_put(base, [*[None] * (dim % base.dim()), places], part)
     behind = base.narrow(dim, start + width, size - start - width)
     return torch.cat([base.narrow(dim, 0, start), part, behind], dim)
+
+
+def mean_of_windows(count: int) -> Callable[..., Any]:
+    """Return `avg_pool` over this many sides where windows reach out of them: each sum times one over what is inside.
+
+    Other calls are not decomposed.
+    """
+
+    def parts(x: Any, kernel: Any, *, settings: AveragePoolSettings) -> Any:
+        if not _reach_out(x.shape[-count:], kernel, settings):
+            return NotImplemented
+        windows = pool_windows(count, kernel, settings.stride, settings.padding)
+        sides, several = x.shape[-count:], [windows.sizes, windows.strides, windows.paddings]
+        if count == 1:  # which has no divisor
+            several, x = [[1, *several[0]], [1, *several[1]], [0, *several[2]]], x.unsqueeze(-2)
+        pool: Any = torch.ops.aten.avg_pool3d if count == 3 else torch.ops.aten.avg_pool2d
+        result = pool(x, *several, settings.ceil_mode, True, 1)
+        result = result.squeeze(-2) if count == 1 else result
+        inside: Any = 1
+        for place, (side, out) in enumerate(zip(sides, result.shape[-count:], strict=True)):
+            size, stride, padding, _ = windows.along(place)
+            border = padding if settings.count_include_pad else 0
+            first = torch.arange(out, device=x.device) * stride - padding
+            many = (first + size).clamp(max=side + border) - first.clamp(min=-border)
+            inside = inside * many.reshape(-1, *[1] * (count - 1 - place))
+        return result * (1.0 / inside).to(x.dtype)
+
+    return with_settings(AveragePoolSettings, parts)
+
+
+def _reach_out(sides: Sequence[Any], kernel: Any, settings: AveragePoolSettings) -> bool:
+    """Return whether some window of a mean reaches out of the sides, with elements that it does not count."""
+    windows = pool_windows(len(sides), kernel, settings.stride, settings.padding)
+    if settings.divisor_override is not None or not (settings.ceil_mode or any(windows.paddings)):
+        return False
+    if any(windows.paddings) and not settings.count_include_pad:
+        return True
+    several = [(side, *windows.along(place)[:3]) for place, side in enumerate(sides)]
+    return settings.ceil_mode and not all(
+        isinstance(side, int)
+        and (pooling_output_shape(side, size, padding, stride, 1, True) - 1) * stride + size <= side + 2 * padding
+        for side, size, stride, padding in several
+    )
+
+
+def affine_grid(theta: Any, size: Any, align_corners: bool = False) -> Any:
+    """Return the places of an image from -1 to 1, with a 1 behind each, times the matrix of each image."""
+    sides = size[2:]
+
+    def along(side: Any) -> Any:
+        return (2 * torch.arange(side) - (side - 1)) / torch.sym_max(side - 1 if align_corners else side, 1)
+
+    places = torch.meshgrid(*map(along, sides), indexing="ij")
+    grid = torch.stack([*places[::-1], torch.ones_like(places[0])], -1).to(theta)
+    return grid @ theta.mT.reshape(theta.shape[0], *[1] * (len(sides) - 1), len(sides) + 1, len(sides))
 
 
 # Elementwise operators and losses that PyTorch writes in its primitives, or with nan
@@ -268,6 +325,13 @@ def _is_listed(node: Any) -> bool:
     return bool(shape) and all(isinstance(size, int) for size in sizes)
 
 
+def _leaves_windows(node: Any) -> bool:
+    """Return whether windows of a mean reach out of the sides."""
+    names = [each.name for each in node.target._schema.arguments[2:]]
+    settings = AveragePoolSettings(*(_argument(node, name) for name in names))
+    return _reach_out(node.args[0].meta["val"].shape[-int(str(node.target)[13]) :], node.args[1], settings)
+
+
 def _always(_: Any) -> bool:
     return True
 
@@ -279,6 +343,8 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "embedding_bag.padding_idx": (with_settings(BagSettings, bags_at_offsets), _lie_at_offsets),
     "masked_scatter": (masked_scatter, _always),
     "slice_scatter": (with_part, _always),
+    **{f"avg_pool{count}d": (mean_of_windows(count), _leaves_windows) for count in (1, 2, 3)},
+    "affine_grid_generator": (affine_grid, _always),
     "select_scatter": (lambda base, part, dim, at: with_part(base, part.unsqueeze(dim), dim, at), _always),
     "as_strided": (by_strides, _is_contiguous),
     **{name: (_of_pytorch(name), is_uneven) for name in NEAREST},

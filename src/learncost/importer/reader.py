@@ -71,7 +71,6 @@ class GraphReader:
     values: dict[Any, Any] = field(default_factory=dict)
     limits: dict[Size, int] = field(default_factory=dict)  # the number of rows of each indexed table
     given: dict[Any, StoredValue] = field(default_factory=dict)  # outside inputs by node and use
-    numbers: dict[StoredValue, Any] = field(default_factory=dict)  # those of numbers and positions from settings
     kept: dict[StoredValue, Sequence[int]] = field(default_factory=dict)  # the dimensions of a weight that are axes
     buffers: Mapping[str, str] = field(default_factory=dict)  # their paths, by placeholder
     counted: frozenset[str] = frozenset()  # those that a forward pass changes
@@ -257,15 +256,6 @@ class GraphReader:
         if any(hasattr(size, "node") and free_unbacked_symbols(size) for size in sizes):
             return AS_RUN
         return ""
-
-    def given_numbers(self, numbers: Any, *axes: AxisClass) -> View:
-        """Return numbers that follow from settings and sizes alone, as an input without a gradient."""
-        key = ("constant", repr(numbers))
-        if key not in self.given:
-            several = tuple(axis for axis in axes if not equal(axis.size, 1))
-            self.given[key] = StoredValue("shares", several, "constant", "")
-            self.numbers[self.given[key]] = numbers
-        return View.of(self.given[key], [0 if equal(axis.size, 1) else 1 for axis in axes])
 
     def mask(self, value: Any, hides: bool = False) -> Mask | None:
         """Return the causal mask that an outside mask is; None if it is not causal.

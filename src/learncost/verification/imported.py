@@ -15,7 +15,6 @@ from learncost.importer.examples import arguments, as_called, flattened
 from learncost.importer.nodes import operator_name
 from learncost.importer.recorder.module_step import backward, ends
 from learncost.importer.refusals import one_line
-from learncost.importer.sized import OfSizes
 from learncost.importer.tried import copied, restored
 from learncost.importer.values import run_graph
 from learncost.importer.walk import WITHOUT_GRADIENT, ImportedModule
@@ -210,11 +209,6 @@ def _gradient(tensor: Any) -> Any:
 
 
 def _input(stored: Any, imported: ImportedModule, of_node: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
-    if stored in imported.reader.numbers:
-        numbers = imported.reader.numbers[stored]
-        if isinstance(numbers, OfSizes):
-            numbers = numbers.at({each: sizes[letter] for each, letter in imported.exported.letters.symbols.items()})
-        return np.asarray(numbers)
     value = of_node[stored.target]
     if stored.kind == "constant" and value.requires_grad and not _stops(stored, imported):
         raise InputError(

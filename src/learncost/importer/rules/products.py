@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from learncost.importer.axes import AxisClass
-from learncost.importer.nodes import shape_of
 from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.reductions import summed
 from learncost.importer.rules.views import called
-from learncost.importer.sized import settled
 from learncost.importer.unit_dims import matrix_product
 from learncost.importer.views import At, StoredValue, View
 
@@ -61,31 +57,6 @@ def addbmm(reader: GraphReader, shift: Any, x: Any, z: Any, *, beta: Any = 1, al
     if alpha != 1:
         result = reader.multiply(result, alpha)
     return reader.add(shift if beta == 1 else reader.multiply(shift, beta), result)
-
-
-@rule("affine_grid_generator")
-def affine_grid(reader: GraphReader, theta: Any, _: Any, align_corners: bool = False) -> View:
-    """Return the places of an image from -1 to 1, with a 1 behind each, times the matrix of each image."""
-    sides = shape_of(reader.node)[1:-1]
-    places = settled(reader, "an affine grid", partial(_places, align_corners), *sides)
-    axes = [AxisClass(size) for size in (*sides, len(sides) + 1)]
-    letters = [f"i{place}" for place in range(len(sides))]
-    grid = (reader.given_numbers(places, *axes), [*letters, "d"])
-    return reader.recorder.line([grid, (reader.view(theta), ["n", "e", "d"])], ["n", *letters, "e"])
-
-
-def _places(align_corners: bool, *sides: int) -> Any:
-    """Return the places of every point along its sides, the last side first, and 1."""
-
-    def along(side: int, point: int) -> float:
-        return (2 * point - (side - 1)) / max(side - 1 if align_corners else side, 1)
-
-    def rows(point: tuple[int, ...]) -> Any:
-        if len(point) < len(sides):
-            return [rows((*point, each)) for each in range(sides[len(point)])]
-        return [*(along(side, each) for side, each in zip(sides[::-1], point[::-1], strict=True)), 1.0]
-
-    return rows(())
 
 
 @rule("bilinear")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from learncost.importer.axes import AxisClass, Size, equal, product
@@ -15,7 +14,6 @@ from learncost.importer.rule import rule
 from learncost.importer.rules.normalization import channels, scaled
 from learncost.importer.rules.reductions import summed
 from learncost.importer.rules.views import called, merged, reshaped
-from learncost.importer.sized import settled
 from learncost.importer.unit_dims import along, at_its_place, matrix_product, written
 from learncost.importer.views import AxisIndex, Dimension, View, ViewAxis
 
@@ -189,7 +187,7 @@ def _transposed(reader: GraphReader, x: View, weight: View, settings: Convolutio
     return result
 
 
-def _pool_windows(count: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> Windows:
+def pool_windows(count: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> Windows:
     sizes = several(kernel, count)
     strides = several(stride, count) if stride not in (None, []) else sizes
     return Windows(sizes, strides, several(padding, count), several(dilation, count))
@@ -208,7 +206,7 @@ def max_pool(
     """Record the maximum of each window; the padding is minus infinity."""
     count = int(reader.recorder.operator[8])
     shape = [size_of(size) for size in reader.node.meta["val"][0].shape]
-    windows = _pool_windows(count, kernel, stride, padding, dilation)
+    windows = pool_windows(count, kernel, stride, padding, dilation)
     first = len(x.dims) - count
     called(x, "c", *SIDES[count])
     view, rows = windowed(reader, x, first, shape[-count:], windows)
@@ -234,49 +232,12 @@ class AveragePoolSettings(NamedTuple):
 
 @rule("avg_pool1d", "avg_pool2d", "avg_pool3d", settings=AveragePoolSettings)
 def avg_pool(reader: GraphReader, x: View, kernel: Any, *, settings: AveragePoolSettings) -> View:
-    stride, padding, ceil, with_border, divisor = settings
+    """Record the mean of each window; of windows that reach out of the sides, PyTorch decomposes the mean before."""
     count = int(reader.recorder.operator[8])
-    windows = _pool_windows(count, kernel, stride, padding)
-    sizes, paddings = windows.sizes, windows.paddings
-    shape = list(shape_of(reader.node))
+    windows = pool_windows(count, kernel, settings.stride, settings.padding)
     first = len(x.dims) - count
     called(x, "c", *SIDES[count])
-    outs = shape[-count:]
-    inside = not ceil or all(
-        isinstance(s, int) and (o - 1) * t + z - p <= s + p
-        for s, o, t, z, p in zip(x.shape[first:], outs, windows.strides, sizes, paddings, strict=True)
-    )
-    view, rows = windowed(reader, x, first, outs, windows)
+    view, rows = windowed(reader, x, first, shape_of(reader.node)[-count:], windows)
     view = view.with_dims([*view.dims, *rows])
-    along = range(first + count, len(view.dims))
-    if divisor is None and ((any(paddings) and not with_border) or not inside):
-        # Each window is divided by its number of elements inside, which is counted outside of the table's step.
-        total = summed(reader, view, along)
-        return reader.multiply(total, _inside_shares(reader, x, first, outs, windows, with_border))
-    return summed(reader, view, along, NumberOperand(1.0 / (divisor or product(sizes))))
-
-
-def _inside_shares(
-    reader: GraphReader, x: View, first: int, outs: Sequence[Size], windows: Windows, with_border: bool
-) -> View:
-    """Return one over the number of elements of each window inside the input, as a product over the sides."""
-    shares: View | None = None
-    for place, out in enumerate(outs):
-        size, stride, padding, _ = windows.along(place)
-        function = partial(_inside_share, size, stride, padding, padding if with_border else 0)
-        numbers = settled(reader, "a pool over a border", function, x.shape[first + place], out)
-        given = reader.given_numbers(numbers, AxisClass(out))
-        rows: list[Any] = [()] * (first + len(outs))
-        rows[first + place] = given.dims[0] if given.dims else ()
-        given = given.with_dims(rows)
-        shares = given if shares is None else reader.multiply(shares, given)
-    assert shares is not None
-    return shares
-
-
-def _inside_share(size: int, stride: int, padding: int, border: int, side: int, out: int) -> list[float]:
-    """Return one over the number of elements inside for each of `out` windows of a side, counting the padding if it
-    counts.
-    """
-    starts = [i * stride - padding for i in range(out)]
-    return [1.0 / (min(start + size, side + border) - max(start, -border)) for start in starts]
+    share = NumberOperand(1.0 / (settings.divisor_override or product(windows.sizes)))
+    return summed(reader, view, range(first + count, len(view.dims)), share)

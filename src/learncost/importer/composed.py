@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._meta_registrations import pooling_output_shape
@@ -143,19 +143,20 @@ def _reach_out(sides: Sequence[Any], kernel: Any, settings: AveragePoolSettings)
     if any(windows.paddings) and not settings.count_include_pad:
         return True
     several = [(side, *windows.along(place)[:3]) for place, side in enumerate(sides)]
+    rounded_up: Any = pooling_output_shape
     return settings.ceil_mode and not all(
         isinstance(side, int)
-        and (pooling_output_shape(side, size, padding, stride, 1, True) - 1) * stride + size <= side + 2 * padding
+        and (rounded_up(side, size, padding, stride, 1, True) - 1) * stride + size <= side + 2 * padding
         for side, size, stride, padding in several
     )
 
 
 def affine_grid(theta: Any, size: Any, align_corners: bool = False) -> Any:
     """Return the places of an image from -1 to 1, with a 1 behind each, times the matrix of each image."""
-    sides = size[2:]
+    sides, larger = size[2:], cast("Any", torch.sym_max)
 
     def along(side: Any) -> Any:
-        return (2 * torch.arange(side) - (side - 1)) / torch.sym_max(side - 1 if align_corners else side, 1)
+        return (2 * torch.arange(side) - (side - 1)) / larger(side - 1 if align_corners else side, 1)
 
     places = torch.meshgrid(*map(along, sides), indexing="ij")
     grid = torch.stack([*places[::-1], torch.ones_like(places[0])], -1).to(theta)

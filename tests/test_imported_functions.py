@@ -11,7 +11,7 @@ import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.importer.replaced import least_squares
 from learncost.importer.rule import RULES, rule_of
-from learncost.importer.rules.attention import AttentionSettings
+from learncost.importer.rules.products import AttentionSettings
 from learncost.importer.walk import read_module
 from learncost.interpreter import run
 from learncost.verification.imported import parity, products

@@ -11,7 +11,7 @@ import pytest
 from learncost.cli.command import main
 from learncost.importer.files.user_file import Target
 from learncost.importer.recorder import device
-from learncost.importer.recorder.process import RecordingProcess
+from learncost.importer.recorder.device import RecordingProcess
 from learncost.ir.errors import InputError
 from learncost.program.program import StepRequest
 
@@ -279,7 +279,7 @@ def test_the_cache_holds_programs_alone():
     import pickle
     import zlib
 
-    from learncost.importer.recorder.process import packed, unpacked
+    from learncost.importer.recorder.device import packed, unpacked
     from learncost.program.program import Buffer, Operand, Program, ProgramOp
 
     operand = Operand(0, (2,), "float32", (1,), 0)

@@ -9,9 +9,8 @@ from typing import Any
 from learncost.importer.equations import Equation
 from learncost.importer.export import Exported
 from learncost.importer.nodes import is_float, operator_name
-from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor
 from learncost.importer.reader import GraphReader
-from learncost.importer.views import StoredValue, View
+from learncost.importer.views import ChosenPlaces, Complex, GivenTensor, StoredValue, View
 from learncost.layers.products import PRODUCT_OPERATORS
 
 

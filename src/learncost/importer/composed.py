@@ -10,9 +10,11 @@ from typing import Any, cast
 
 import torch
 from torch._meta_registrations import pooling_output_shape
+from torch.fx.traceback import annotate
 
+from learncost.importer.nodes import OPERATOR
 from learncost.importer.rule import with_settings
-from learncost.importer.rules.attention import AttentionSettings
+from learncost.importer.rules.products import AttentionSettings
 from learncost.importer.rules.reductions import BagSettings
 from learncost.importer.rules.views import NEAREST, is_uneven
 from learncost.importer.rules.windows import AveragePoolSettings, pool_windows
@@ -100,11 +102,12 @@ def with_part(base: Any, part: Any, dim: int = 0, start: Any = None, _: Any = No
     """Return `slice_scatter`: the base before the part, the part, and the base behind it; with a step, at places."""
     size, width = base.shape[dim], part.shape[dim]
     start = 0 if start is None else start + size if start < 0 else start
-    if step != 1:
-        places = start + step * torch.arange(width, device=base.device)
-        return torch.ops.aten.index_put(base, [*[None] * (dim % base.dim()), places], part)
-    behind = base.narrow(dim, start + width, size - start - width)
-    return torch.cat([base.narrow(dim, 0, start), part, behind], dim)
+    with annotate({OPERATOR: "slice_scatter"}):
+        if step != 1:
+            places = start + step * torch.arange(width, device=base.device)
+            return torch.ops.aten.index_put(base, [*[None] * (dim % base.dim()), places], part)
+        behind = base.narrow(dim, start + width, size - start - width)
+        return torch.cat([base.narrow(dim, 0, start), part, behind], dim)
 
 
 def mean_of_windows(count: int) -> Callable[..., Any]:
@@ -130,7 +133,9 @@ def mean_of_windows(count: int) -> Callable[..., Any]:
             first = torch.arange(out, device=x.device) * stride - padding
             many = (first + size).clamp(max=side + border) - first.clamp(min=-border)
             inside = inside * many.reshape(-1, *[1] * (count - 1 - place))
-        return result * (1.0 / inside).to(x.dtype)
+        shares = (1.0 / inside).to(x.dtype)
+        with annotate({OPERATOR: f"avg_pool{count}d"}):
+            return result * shares
 
     return with_settings(AveragePoolSettings, parts)
 
@@ -160,7 +165,8 @@ def affine_grid(theta: Any, size: Any, align_corners: bool = False) -> Any:
 
     places = torch.meshgrid(*map(along, sides), indexing="ij")
     grid = torch.stack([*places[::-1], torch.ones_like(places[0])], -1).to(theta)
-    return grid @ theta.mT.reshape(theta.shape[0], *[1] * (len(sides) - 1), len(sides) + 1, len(sides))
+    with annotate({OPERATOR: "affine_grid_generator"}):
+        return grid @ theta.mT.reshape(theta.shape[0], *[1] * (len(sides) - 1), len(sides) + 1, len(sides))
 
 
 # Elementwise operators and losses that PyTorch writes in its primitives, or with nan

@@ -83,6 +83,10 @@ LEAF = "leaf"
 """The metadata key of a computed value for which the forward pass sets requires_grad."""
 
 
+OPERATOR = "operator"
+"""The metadata key of the operator that a node of a decomposition is counted as."""
+
+
 def is_leaf(node: Any) -> bool:
     """Return whether the forward pass sets requires_grad for the result of a node: the last of a decomposition."""
     marked = [each for each in (node, *node.users) if _custom(each, LEAF) and each.meta.get("val") is not None]
@@ -98,9 +102,9 @@ def mark(node: Any, key: str, value: str) -> None:
     node.meta["custom"] = {**(node.meta.get("custom") or {}), key: value}
 
 
-def mark_of(node: Any) -> str:
-    """Return the checkpoints around a node."""
-    return _custom(node, AGAIN)
+def mark_of(node: Any, key: str = AGAIN) -> str:
+    """Return the checkpoints around a node, or other metadata that decompositions keep."""
+    return _custom(node, key)
 
 
 def place_of(node: Any) -> str:

@@ -12,10 +12,9 @@ import torch
 from learncost.importer.axes import AxisClass, equal
 from learncost.importer.equations import Equation, NamedView
 from learncost.importer.nodes import is_empty, size_of
-from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue
 from learncost.importer.registered import name_of, registered, run_bodies
 from learncost.importer.tried import has_fraction
-from learncost.importer.views import StoredValue, View, ViewAxis
+from learncost.importer.views import ChosenPlaces, Complex, GivenTensor, IntegerValue, StoredValue, View, ViewAxis
 from learncost.ir.line import Op
 
 if TYPE_CHECKING:

@@ -24,11 +24,20 @@ from learncost.importer.equations import (
     NumberOperand,
     StatisticsUpdate,
 )
-from learncost.importer.nodes import is_float, is_real, mark_of, module_of, name_of, operator_name, place_of, size_of
-from learncost.importer.operands import ChosenPlaces, GivenTensor, IntegerValue, is_inside
+from learncost.importer.nodes import (
+    OPERATOR,
+    is_float,
+    is_real,
+    mark_of,
+    module_of,
+    name_of,
+    operator_name,
+    place_of,
+    size_of,
+)
 from learncost.importer.rule import RULES, VIEW_RULES, rule_of
 from learncost.importer.sized import expression_of, lines_of, number_of
-from learncost.importer.views import ShapeError, StoredValue, View
+from learncost.importer.views import ChosenPlaces, GivenTensor, IntegerValue, ShapeError, StoredValue, View, is_inside
 from learncost.ir.errors import InputError, shown
 
 AS_RUN = "; its size depends on values: --as-run (in Python as_run=True) takes those of one run"
@@ -348,7 +357,7 @@ class GraphReader:
         """Set the node that the following lines are from."""
         if node.op != "call_function":
             return
-        name = operator_name(node.target).partition(".")[0]
+        name = mark_of(node, OPERATOR) or operator_name(node.target).partition(".")[0]
         self.recorder.module, self.recorder.operator = module_of(node), name
         self.recorder.name = _VARIANT.sub("", name) or name
         self.recorder.place, self.recorder.again = place_of(node), mark_of(node)

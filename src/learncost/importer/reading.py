@@ -13,18 +13,18 @@ import torch
 
 from learncost.importer.nodes import is_empty, operator_name
 from learncost.importer.opaque import opaque
-from learncost.importer.operands import (
+from learncost.importer.reader import GraphReader
+from learncost.importer.rule import COMPLEX_RULES, INDEX_RULES, RULES, VIEW_RULES, Rule, rule_of
+from learncost.importer.views import (
     ChosenPlaces,
     Complex,
     GivenTensor,
     IntegerValue,
+    View,
     is_complex,
     is_inside,
     learns,
 )
-from learncost.importer.reader import GraphReader
-from learncost.importer.rule import COMPLEX_RULES, INDEX_RULES, RULES, VIEW_RULES, Rule, rule_of
-from learncost.importer.views import View
 from learncost.ir.errors import InputError
 
 

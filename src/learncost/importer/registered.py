@@ -22,9 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from learncost.importer.constants import NodeConstants
 from learncost.importer.functions import FUNCTIONS
-from learncost.importer.known_flops import FORMULAS, OpenError
+from learncost.importer.known_flops import FORMULAS, OVER_SEQUENCES, OpenError, flops, has_offsets, sequences
 from learncost.importer.nodes import module_of, operator_name, size_of
-from learncost.importer.sequences import OVER_SEQUENCES, flops, has_offsets, sequences
 from learncost.ir.line import Opaque
 
 

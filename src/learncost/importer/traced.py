@@ -19,14 +19,13 @@ from learncost.importer.calls import answered, decided
 from learncost.importer.composed import WRITTEN_OUT
 from learncost.importer.examples import as_called, flattened
 from learncost.importer.functions import check_registered
-from learncost.importer.learning import ChangedError
 from learncost.importer.nodes import operator_name
 from learncost.importer.recurrences import unpacked
 from learncost.importer.refusals import GradientTakenError, transform_of
 from learncost.importer.registered import Unused, unused
 from learncost.importer.rule import RULES
 from learncost.importer.sized import plain_sizes
-from learncost.importer.unseen import check_changes
+from learncost.importer.unseen import ChangedError, check_changes
 from learncost.importer.wrappers import named_inputs, plain
 from learncost.ir.errors import InputError
 

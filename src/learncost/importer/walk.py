@@ -22,13 +22,12 @@ from learncost.importer.fold import folded, lines_of, with_scans
 from learncost.importer.layer_text import LayerText
 from learncost.importer.nodes import SAME_SIZES, is_leaf, operator_name, size_of
 from learncost.importer.opaque import CalledOperator
-from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue
 from learncost.importer.reader import GraphReader
 from learncost.importer.reading import read
 from learncost.importer.registered import body_of
 from learncost.importer.text import TextWriter, needed, read_in_products
 from learncost.importer.unit_dims import as_given, kept_axes
-from learncost.importer.views import StoredValue, View
+from learncost.importer.views import ChosenPlaces, Complex, GivenTensor, IntegerValue, StoredValue, View
 from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit
 

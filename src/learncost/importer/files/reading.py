@@ -19,8 +19,7 @@ from learncost import __version__
 from learncost.importer.configured import check_installed
 from learncost.importer.files.user_file import Target, target
 from learncost.importer.inputs import Input, checked, parse_inputs
-from learncost.importer.recorder.device import compiled, is_with_cuda
-from learncost.importer.recorder.process import RecordingProcess, packed, unpacked
+from learncost.importer.recorder.device import RecordingProcess, compiled, is_with_cuda, packed, unpacked
 from learncost.ir.errors import InputError, printable, to_install
 from learncost.layers.layer import Layer, Origin, layer
 from learncost.models.files import read_path, user_folder

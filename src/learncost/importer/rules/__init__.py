@@ -1,7 +1,6 @@
 """The rules of operators, one module for each kind."""
 
 from learncost.importer.rules import (  # noqa: F401 - they register themselves
-    attention,
     complex,
     elementwise,
     indexing,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from learncost.importer.operands import Complex, GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import RULES, complex_rule, rule
 from learncost.importer.rules import indexing, movement, reductions  # noqa: F401 - their rules are read
@@ -13,7 +12,7 @@ from learncost.importer.rules.movement import joined
 from learncost.importer.rules.products import multiplied
 from learncost.importer.rules.reductions import guarded_power, vector_norm
 from learncost.importer.rules.views import narrowed
-from learncost.importer.views import View
+from learncost.importer.views import Complex, GivenTensor, View
 
 
 @rule("view_as_complex", "view_as_complex_copy")

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from learncost.importer.equations import NumberOperand
-from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.views import View
+from learncost.importer.views import GivenTensor, View
 
 
 @rule("add")

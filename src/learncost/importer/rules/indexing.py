@@ -11,11 +11,10 @@ from learncost.importer.axes import AxisClass, Size, equal
 from learncost.importer.equations import NamedView, WrittenAxis
 from learncost.importer.nodes import shape_of
 from learncost.importer.opaque import opaque
-from learncost.importer.operands import ChosenPlaces, GivenTensor
 from learncost.importer.reader import AS_RUN, GraphReader
 from learncost.importer.rule import index_rule
 from learncost.importer.rules.views import called, merged, narrowed
-from learncost.importer.views import At, Dimension, View, ViewAxis
+from learncost.importer.views import At, ChosenPlaces, Dimension, GivenTensor, View, ViewAxis
 
 
 def at_indices(

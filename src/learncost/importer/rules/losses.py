@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.replaced import MOST_WITHOUT_A_PRODUCT
 from learncost.importer.rule import rule
 from learncost.importer.rules.indexing import at_indices, read_at
 from learncost.importer.rules.reductions import guarded_power, summed, vector_norm
-from learncost.importer.views import View
+from learncost.importer.views import GivenTensor, View
 
 REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 

@@ -8,12 +8,11 @@ from typing import Any
 from learncost.importer.axes import AxisClass, Size, equal
 from learncost.importer.equations import DimensionCondition, Equation, NamedView
 from learncost.importer.nodes import shape_of, size_of
-from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.views import merged, narrowed
 from learncost.importer.unit_dims import written
-from learncost.importer.views import View, ViewAxis
+from learncost.importer.views import GivenTensor, View, ViewAxis
 
 
 @rule("cat")

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from learncost.importer.equations import NumberOperand
-from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.views import reshaped
-from learncost.importer.views import View
+from learncost.importer.views import GivenTensor, View
 
 
 def normal(reader: GraphReader, x: View, dims: Sequence[int], epsilon: float) -> View:

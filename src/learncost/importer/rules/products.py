@@ -1,16 +1,22 @@
-"""Matrix products of every kind."""
+"""Matrix products of every kind, and scaled dot-product attention: two of them with a softmax between."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from learncost.importer.operands import GivenTensor
+import torch
+
+from learncost.importer.axes import AxisClass, equal
+from learncost.importer.constants import Mask
+from learncost.importer.equations import DimensionCondition, NumberOperand
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.reductions import summed
-from learncost.importer.rules.views import called
+from learncost.importer.rules.views import called, merged
 from learncost.importer.unit_dims import matrix_product
-from learncost.importer.views import At, StoredValue, View
+from learncost.importer.views import At, GivenTensor, StoredValue, View, ViewAxis
 
 
 def shifted(reader: GraphReader, value: View, bias: Any) -> View:
@@ -88,3 +94,75 @@ def grouped(reader: GraphReader, x: Any, weight: Any, offsets: Any = None, *_: A
         weight.spread,
     )
     return reader.recorder.line([(x, "sd"), (experts, "sdf")], "sf")
+
+
+class AttentionSettings(NamedTuple):
+    """The settings of `scaled_dot_product_attention`."""
+
+    attn_mask: Any = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+@rule("scaled_dot_product_attention", settings=AttentionSettings)
+def attention(reader: GraphReader, query: Any, key: Any, value: Any, *, settings: AttentionSettings) -> View:
+    mask, _, is_causal, scale, enable_gqa = settings
+    q, k, v = map(reader.view, (query, key, value))
+    if enable_gqa and k.shape[-3] != q.shape[-3]:
+        k, v = (_repeated(each, q.shape[-3] // k.shape[-3]) for each in (k, v))
+    called(q, "h", "M", "k")
+    called(k, "h", "N", "k")
+    called(v, "h", "N", "k")
+    most = max(len(q.dims), len(k.dims), len(v.dims))
+    front = [f"b{place}" for place in range(most - 2)]
+
+    def letters(view: View, *last: str) -> list[str]:
+        return [*front[most - len(view.dims) :], *last]
+
+    if is_causal := is_causal and not equal(k.shape[-2], 1):  # the only key is visible to all queries
+        q, k, v = (merged(reader, each, len(each.dims) - 2) for each in (q, k, v))
+    seen = Mask() if is_causal else None
+    if mask is not None and not is_causal and _single(q, k) and (seen := reader.mask(mask)) is not None:
+        is_causal, mask = True, None
+    where = [DimensionCondition("N", "<=", "M", seen.window)] if seen is not None and _single(q, k) else []
+    if is_causal and not where:
+        raise reader.refusal("a causal attention of one position to several")
+    recorder = reader.recorder
+    out = [*front, "M", "N"]
+    raw = recorder.matmul([(q, letters(q, "M", "k")), (k, letters(k, "N", "k"))], out, where=where, hint="R")
+    points = [slot.axis for slot in q.dims[-1]]
+    factor = NumberOperand(1.0, tuple(points), -0.5) if scale is None else NumberOperand(float(scale))
+    if factor.axes and factor.power == -0.5 and isinstance(q.shape[-1], int) and q.shape[-1] == 1:
+        factor = NumberOperand(1.0)
+    scores = recorder.line([(raw, out), factor], out, where=where, hint="S")
+    if mask is not None:
+        scores = masked(reader, scores, mask)
+    if scores.dims[-1]:
+        shares = recorder.line([(scores, out)], out, op="softmax", acts=["N"], where=where, hint="P")
+    else:
+        shares = reader.add(reader.multiply(0.0, scores), 1.0)
+    return recorder.matmul([(shares, out), (v, letters(v, "N", "j"))], [*front, "M", "j"], where=where, hint="A")
+
+
+def _repeated(view: View, times: Any) -> View:
+    """Return a view whose heads are each read by several heads of queries."""
+    slot = ViewAxis(AxisClass(times))
+    rows = [*view.dims[:-3], (*view.dims[-3], slot), *view.dims[-2:]]
+    return replace(view, dims=tuple(rows), spread=view.spread | {slot})
+
+
+def _single(q: View, k: View) -> bool:
+    return len(q.dims[-2]) == 1 and len(k.dims[-2]) == 1
+
+
+def masked(reader: GraphReader, scores: View, mask: Any) -> View:
+    """Return scores under a mask: a boolean one keeps where true, a float one is added. The graph tells which, also for
+    masks that lines compute.
+    """
+    node = reader.node
+    given = node.kwargs["attn_mask"] if "attn_mask" in node.kwargs else node.args[3]
+    if given.meta["val"].dtype == torch.bool:
+        return reader.op("select", mask, scores, -math.inf)
+    return reader.add(scores, mask)

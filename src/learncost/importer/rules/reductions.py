@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 from learncost.importer.axes import AxisClass, Size, equal, product
 from learncost.importer.equations import Equation, NamedView, NumberOperand
 from learncost.importer.nodes import operator_name, shape_of, size_of
-from learncost.importer.operands import ChosenPlaces, GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.indexing import embedding, read_at
 from learncost.importer.rules.views import merged, reshaped
-from learncost.importer.views import StoredValue, View, ViewAxis
+from learncost.importer.views import ChosenPlaces, GivenTensor, StoredValue, View, ViewAxis
 
 
 def axes_along(view: View, dims: Any) -> list[int]:

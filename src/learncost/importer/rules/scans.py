@@ -10,13 +10,12 @@ from learncost.importer.axes import ApartError, equal, make_same
 from learncost.importer.equations import Equation, NamedView, Scan
 from learncost.importer.nodes import module_of, size_of
 from learncost.importer.opaque import opaque
-from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader, UnreadError
 from learncost.importer.reading import read
 from learncost.importer.registered import body_of
 from learncost.importer.rule import rule
 from learncost.importer.tried import has_fraction
-from learncost.importer.views import StoredValue, View
+from learncost.importer.views import GivenTensor, StoredValue, View
 
 
 @rule("scan")

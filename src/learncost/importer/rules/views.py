@@ -11,11 +11,10 @@ import torch
 from learncost.importer.axes import ApartError, AxisClass, Size, equal, product, quotient, simple
 from learncost.importer.equations import NamedView, WrittenAxis
 from learncost.importer.nodes import shape_of, size_of
-from learncost.importer.operands import GivenTensor, IntegerValue
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import RULES, rule, view_rule
 from learncost.importer.rules.elementwise import trunc
-from learncost.importer.views import AxisIndex, View, ViewAxis, in_one
+from learncost.importer.views import AxisIndex, GivenTensor, IntegerValue, View, ViewAxis, in_one
 
 
 def sizes(values: Sequence[Any]) -> list[Size]:

@@ -154,6 +154,23 @@ def test_an_operator_that_runs_a_function_costs_the_function_at_every_position(f
     assert costs.total.flops == 2 * product + 3 * product  # the input of the layer has no gradient
 
 
+@pytest.mark.slow  # PyTorch compiles the loop, also where it only runs
+def test_a_loop_until_a_condition_has_the_iterations_of_one_run():
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def step(count, y):
+        return count + 1, (y @ y).tanh()
+
+    looped = Computes(lambda y: while_loop(lambda count, y: count < 3, step, (torch.tensor(0), y))[1])
+    with pytest.raises(lc.InputError, match=r"how often it runs depends on values: --as-run .* takes those of one"):
+        lc.from_module(looped, {"x": "float 6 6"})
+    written = Computes(lambda y: step(0, step(0, step(0, y)[1])[1])[1])
+    with FlopCounterMode(display=False) as counter:
+        written(torch.randn(6, 6)).sum().backward()
+    model = lc.from_module(looped, {"x": "float 6 6"}, as_run=True)
+    assert lc.cost(model, price_book="matmul").total.flops == counter.get_total_flops()
+
+
 def test_a_branch_within_a_scan_is_not_sent_to_a_traced_run():
     """A traced run refuses it, too."""
     from torch._higher_order_ops.scan import scan

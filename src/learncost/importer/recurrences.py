@@ -158,5 +158,11 @@ def unpacked(numbers: bool = False) -> dict[Any, Callable[..., Any]]:
 
         return run
 
+    def repeated(holds: Any, body: Any, carried: Sequence[Any], others: Sequence[Any] = ()) -> Any:
+        while holds(*carried, *others):
+            carried = body(*carried, *others)
+        return tuple(carried)
+
     recurrences = {getattr(several, name): recurrence(name) for name in KERNELS}
-    return {several._pack_padded_sequence: pack, several._pad_packed_sequence: pad, **recurrences}
+    loops = {torch.ops.higher_order.while_loop: repeated} if numbers else {}
+    return {several._pack_padded_sequence: pack, several._pad_packed_sequence: pad, **recurrences, **loops}

@@ -73,6 +73,8 @@ def registered(node: Any, values: NodeConstants, given: Collection[Any] = ()) ->
     unknown = name if texts[0] is None else "" if texts[1] is not None else unknown or f"the gradient of {name}"
     sizes = "at fixed sizes they may be, else " if open_before and texts[0] is not None else ""
     missing = f"the FLOPs of {unknown} are not known: {sizes}register_flop_formula says them" if unknown else ""
+    if name == "while_loop":
+        missing = "how often it runs depends on values: --as-run (in Python as_run=True) takes those of one run"
     return Opaque() if texts[0] is None else Opaque(texts[0], texts[1], source), missing
 
 

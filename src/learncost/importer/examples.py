@@ -121,7 +121,7 @@ def distinct_examples(given: Mapping[str, Any], symbols: Mapping[str, str]) -> l
         return [given]
     several = _all_different(sizes, every, lambda size: (size * times for times in (*range(1, 4), *APART)))
     few = _all_different(sizes, every, lambda size: (size, *APART))
-    return [_of_sizes(given, symbols, several), _of_sizes(given, symbols, few), given]
+    return [at_sizes(given, several, symbols), at_sizes(given, few, symbols), given]
 
 
 def _all_different(
@@ -140,15 +140,15 @@ def sizes_of(letter: str, value: int, every: Iterable[str]) -> set[int]:
     return {value, *(size_at(op, {letter: value}) for op in every if parts_of(op)[1] == letter)}
 
 
-def _of_sizes(given: Mapping[str, Any], symbols: Mapping[str, str], sizes: Mapping[str, int]) -> Mapping[str, Any]:
-    """Return examples whose letters have these sizes."""
-    import torch
-
-    examples = dict(given)
+def at_sizes(given: Mapping[str, Any], sizes: Mapping[str, int], symbols: Mapping[str, str]) -> dict[str, Any]:
+    """Return example values at sizes by letter, repeated cyclically."""
+    values = dict(given)
     for name, ops in symbols.items():
-        value = given[name]
-        shape = [size_at(op, sizes) for op in ops.split()]
-        if shape != list(value.shape):
-            made = torch.zeros(shape, dtype=value.dtype, device=value.device)
-            examples[name] = made.requires_grad_(value.requires_grad)
-    return examples
+        value = values[name]
+        for dim, op in enumerate(ops.split()):
+            if op.isdigit() or parts_of(op)[1] not in sizes or value.shape[dim] == size_at(op, sizes):
+                continue
+            size = size_at(op, sizes)
+            value = value.detach().repeat_interleave(-(-size // value.shape[dim]), dim).narrow(dim, 0, size)
+        values[name] = value if value is given[name] else value.contiguous().requires_grad_(given[name].requires_grad)
+    return values

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.importer.examples import parts_of, size_at, sizes_of
+from learncost.importer.examples import at_sizes, parts_of, size_at, sizes_of
 from learncost.ir.errors import InputError, nearest, shown
 
 KINDS: Mapping[str, str] = {
@@ -340,15 +340,6 @@ def sized(
     most: float = math.inf,
 ) -> Any:
     """Return example values by name at sizes by letter, as `tensors` does; given tensors are repeated cyclically."""
-    if not isinstance(given, Mapping):
-        return tensors(given, {**examples_of(given), **sizes}, most=most)
-    values = dict(given)
-    for name, ops in symbols.items():
-        value = values[name]
-        for dim, op in enumerate(ops.split()):
-            if op.isdigit() or parts_of(op)[1] not in sizes or value.shape[dim] == size_at(op, sizes):
-                continue
-            size = size_at(op, sizes)
-            value = value.detach().repeat_interleave(-(-size // value.shape[dim]), dim).narrow(dim, 0, size)
-        values[name] = value if value is given[name] else value.contiguous().requires_grad_(given[name].requires_grad)
-    return values
+    if isinstance(given, Mapping):
+        return at_sizes(given, sizes, symbols)
+    return tensors(given, {**examples_of(given), **sizes}, most=most)

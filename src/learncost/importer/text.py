@@ -170,6 +170,7 @@ class TextWriter:
     letters: dict[AxisClass, str] = field(default_factory=dict)
     sizes: dict[str, Size] = field(default_factory=dict)
     of_values: set[AxisClass] = field(default_factory=set)
+    place: str = ""  # of the line that is written, for a message
 
     def name(self, stored: StoredValue) -> str:
         if stored not in self.names:
@@ -224,18 +225,15 @@ class TextWriter:
             return f"{self.size_letter(size.args[0])}/{size.args[1]}"
         called = [letter for letter, known in self.sizes.items() if equal(known, size)]
         if not called:
-            raise _NamelessError(size)
+            raise InputError(
+                f"positions that begin at {self.size(size).replace(' ', '')}, which is not the size of an axis, "
+                f"cannot be read{self.place}; use numbers for the sizes that it follows from in the inputs"
+            )
         return called[0]
 
     def line(self, equation: Equation) -> str:
-        try:
-            return _WrittenLine(self, equation).text()
-        except _NamelessError as error:
-            raise InputError(
-                f"positions that begin at {self.size(error.size).replace(' ', '')}, which is not "
-                f"the size of an axis, cannot be read"
-                f"{equation.place}; use numbers for the sizes that it follows from in the inputs"
-            ) from None
+        self.place = equation.place
+        return _WrittenLine(self, equation).text()
 
     def undecided(self) -> list[str]:
         """Return the sizes that depend on the values of a run, without those that follow from others."""
@@ -282,14 +280,6 @@ class TextWriter:
 def _factors(power: re.Match[str]) -> str:
     """Write `M**2` in the notation: M*M."""
     return "*".join([power[1]] * int(power[2]))
-
-
-class _NamelessError(Exception):
-    """A size in an index that the notation has no name for."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__(str(size))
-        self.size = size
 
 
 def _is_number(size: Size) -> bool:

@@ -46,11 +46,6 @@ def mul(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.multiply(x, z)
 
 
-@rule("neg", "_neg_view")
-def neg(reader: GraphReader, x: View) -> View:
-    return reader.multiply(-1.0, x)
-
-
 @rule("div")
 def div(reader: GraphReader, x: Any, z: Any) -> View:
     if isinstance(z, int | float) and not isinstance(z, bool):
@@ -58,11 +53,6 @@ def div(reader: GraphReader, x: Any, z: Any) -> View:
     if not isinstance(z, GivenTensor) and (number := reader.number(z)) is not None:
         return reader.multiply(x, NumberOperand(1.0 / number.value, number.axes, -number.power))
     return reader.op("divide", x, z)
-
-
-@rule("reciprocal")
-def reciprocal(reader: GraphReader, x: View) -> View:
-    return reader.op("divide", 1.0, x)
 
 
 @rule("pow")
@@ -79,13 +69,8 @@ def power(reader: GraphReader, x: Any, z: Any) -> View:
         if z == -0.5:
             return reader.op("divide", 1.0, reader.op("sqrt", x))
         if z == -1:
-            return reciprocal(reader, reader.view(x))
+            return reader.op("divide", 1.0, reader.view(x))
     return reader.op("power", x, z)
-
-
-@rule("rsqrt")
-def rsqrt(reader: GraphReader, x: View) -> View:
-    return reader.op("divide", 1.0, reader.op("sqrt", x))
 
 
 WORDS = {
@@ -128,6 +113,21 @@ def _opposite(reader: GraphReader, truth: Any) -> View:
     return reader.add(1.0, truth, signs=[1, -1])
 
 
+def trunc(reader: GraphReader, x: View) -> View:
+    return reader.multiply(reader.op("sign", x), reader.op("floor", reader.op("abs", x)))
+
+
+LINES: Mapping[str, Callable[..., View]] = {
+    **dict.fromkeys(("neg", "_neg_view"), lambda reader, x: reader.multiply(-1.0, x)),
+    "reciprocal": lambda reader, x: reader.op("divide", 1.0, x),
+    "rsqrt": lambda reader, x: reader.op("divide", 1.0, reader.op("sqrt", x)),
+    "elu": lambda reader, x, alpha=1.0, *_: reader.op("elu", x, alpha),
+    "gelu": lambda reader, x, *, approximate="none": reader.op("gelu" if approximate == "none" else "gelu_tanh", x),
+    "trunc": trunc,
+}
+"""Operators that are a few lines."""
+
+
 def _is_op(name: str, op: str) -> None:
     @rule(name)
     def apply(reader: GraphReader, *operands: Any, **_: Any) -> View:
@@ -147,16 +147,8 @@ for _name, _word in WORDS.items():
     _is_op(_name, _word)
 for _name in CONDITIONS:
     _is_condition(_name)
-
-
-@rule("elu")
-def elu(reader: GraphReader, x: View, alpha: float = 1.0, *_: Any) -> View:
-    return reader.op("elu", x, alpha)
-
-
-@rule("gelu")
-def gelu(reader: GraphReader, x: View, *, approximate: str = "none") -> View:
-    return reader.op("gelu" if approximate == "none" else "gelu_tanh", x)
+for _name, _lines in LINES.items():
+    rule(_name)(_lines)
 
 
 def clamped(reader: GraphReader, x: Any, low: Any, high: Any) -> View:
@@ -198,11 +190,6 @@ def masked_fill(reader: GraphReader, x: Any, mask: Any, value: Any) -> Any:
 def _is_very_negative(reader: GraphReader, value: Any) -> bool:
     number = reader.number(value)
     return number is not None and number.value < -1e4
-
-
-@rule("trunc")
-def trunc(reader: GraphReader, x: View) -> View:
-    return reader.multiply(reader.op("sign", x), reader.op("floor", reader.op("abs", x)))
 
 
 @rule("div.Tensor_mode")

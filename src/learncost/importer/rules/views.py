@@ -56,12 +56,7 @@ def regrouped_to(reader: GraphReader, view: View, shape: Sequence[Size]) -> View
     return flat.at(flat.dims[0][0], in_one([slot for row in rows for slot in row])).with_dims(rows)
 
 
-@view_rule("view", "_unsafe_view", "_reshape_alias")
-def _view(reader: GraphReader, x: View, shape: Sequence[Any], *_: Any) -> View:
-    return reshaped(reader, x, list(shape_of(reader.node)))
-
-
-@view_rule("squeeze", "unsqueeze")
+@view_rule("view", "_unsafe_view", "_reshape_alias", "squeeze", "unsqueeze")
 def _reshape_to_result(reader: GraphReader, x: View, *_: Any) -> View:
     return reshaped(reader, x, list(shape_of(reader.node)))
 

@@ -198,6 +198,10 @@ class GraphReader:
         view.stored.reads = reads
         return view
 
+    def part(self, number: int) -> GivenTensor | None:
+        """Return one of several results of the node that is read as an outside value; None if nothing reads it."""
+        return next((GivenTensor(user) for user in self.node.users if user.args[1:] == (number,)), None)
+
     def leaf(self, node: Any) -> View:
         """Record a value for which the forward pass sets requires_grad: zeros with a gradient are added to it."""
         view = self.view(self.values[node])

@@ -9,7 +9,7 @@ from learncost.importer.equations import NumberOperand
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.views import reshaped
-from learncost.importer.views import GivenTensor, View
+from learncost.importer.views import View
 
 
 def normal(reader: GraphReader, x: View, dims: Sequence[int], epsilon: float) -> View:
@@ -113,12 +113,8 @@ def batch_norm(reader: GraphReader, x: View, gain: Any, shift: Any, mean: Any, v
         value = normal(reader, x, [0, *range(2, count)], epsilon)
         reader.keep(value, mean, variance, momentum)
         result = scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
-    several = isinstance(reader.node.meta["val"], tuple | list)
-    if not several:
+    several = reader.node.meta["val"]
+    if not isinstance(several, tuple | list):
         return result
     # Batch statistics update buffers, which are not trainable: they are outside.
-    rest = [None] * (len(reader.node.meta["val"]) - 1)
-    for user in reader.node.users:
-        if user.args[1] > 0:
-            rest[user.args[1] - 1] = GivenTensor(user)  # type: ignore[call-overload]
-    return [result, *rest]
+    return [result, *(reader.part(number) for number in range(1, len(several)))]

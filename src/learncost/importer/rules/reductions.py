@@ -87,18 +87,10 @@ def max_along(reader: GraphReader, x: View, dim: int, keepdim: bool = False) -> 
     op = "argmax" if reader.node.target.__name__.startswith("max") else "argmin"
     dim %= len(x.dims)
     if not x.dims[dim]:
-        return [summed(reader, x, [dim], None, keepdim), _outside_part(reader, 1)]
-    places = chosen(reader, op, x, dim, None)
-    indices = _outside_part(reader, 1)
-    where = None if indices is None else ChosenPlaces(kept(places, len(x.dims), [dim], keepdim), indices.node)
+        return [summed(reader, x, [dim], None, keepdim), reader.part(1)]
+    places, indices = chosen(reader, op, x, dim, None), reader.part(1)
+    where = indices and ChosenPlaces(kept(places, len(x.dims), [dim], keepdim), indices.node)
     return [kept(read_at(reader, x, dim, places), len(x.dims), [dim], keepdim), where]
-
-
-def _outside_part(reader: GraphReader, number: int) -> Any:
-    for user in reader.node.users:
-        if user.args[1] == number:
-            return GivenTensor(user)
-    return None
 
 
 def chosen(reader: GraphReader, op: str, x: View, dim: int, count: Any) -> View:
@@ -135,21 +127,18 @@ def topk(
     if reader.recorder.operator == "sort":
         descending = named.get("descending", dim is True)  # sort(x, dim, descending)
         dim = named.get("dim", count if isinstance(count, int) and not isinstance(count, bool) else -1)
-        op, count = "argsort", None
-        count = x.shape[dim]
-        if descending:
-            op = "topk"
+        op, count = "topk" if descending else "argsort", x.shape[dim]
     else:
         dim = named.get("dim", dim)
         op = "topk"
         if not named.get("largest", largest):  # the largest of the negated values
             ordered = reader.multiply(-1.0, x)
-    indices = next((user for user in reader.node.users if user.args[1] == 1), None)
+    indices = reader.part(1)
     dim %= max(1, len(x.dims))
     if not x.dims or not x.dims[dim]:  # of size one
-        return [x, GivenTensor(indices) if indices is not None else None]
+        return [x, indices]
     places = chosen(reader, op, ordered, dim, count)
-    return [read_at(reader, x, dim, places), ChosenPlaces(places, indices) if indices is not None else None]
+    return [read_at(reader, x, dim, places), indices and ChosenPlaces(places, indices.node)]
 
 
 @rule("argmax", "argmin")

@@ -166,8 +166,6 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
     selects: list[Any] = []
     masked: list[Any] = []
     for node in traced.graph.nodes:
-        if node.target is aten.masked_select.default:
-            _as_index(node)
         if node.target in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
             several = len(node.args) < 3 or node.args[2].meta["val"].dim() > 0  # one number is written without places
             masked += [node] if several and any(map(_is_mask, node.args[1])) else []
@@ -215,19 +213,6 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
     output.args = ((output.args[0], sorted(selecting, key=[*traced.graph.nodes].index)),)
     traced.graph.eliminate_dead_code()
     return traced, len(selecting)
-
-
-def _as_index(node: Any) -> None:
-    """Rewrite `masked_select(x, mask)` as `x[mask]`, after broadcasting both to one shape."""
-    shape = torch.broadcast_shapes(*(each.meta["val"].shape for each in node.args))  # type: ignore[no-untyped-call]
-    spread = []
-    for each in node.args:
-        with node.graph.inserting_before(node):
-            made = node.graph.call_function(torch.ops.aten.expand.default, (each, list(shape)))
-        made.meta = {key: value for key, value in node.meta.items() if key != "val"}
-        made.meta["val"] = each.meta["val"].expand(shape)
-        spread.append(made)
-    node.target, node.args = torch.ops.aten.index.Tensor, (spread[0], [spread[1]])
 
 
 def _is_mask(index: Any) -> bool:

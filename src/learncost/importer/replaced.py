@@ -100,6 +100,12 @@ def combinations(x: Any, r: int = 2, with_replacement: bool = False) -> Any:
     return x[torch.tensor(list(several(range(len(x)), r)), device=x.device)]
 
 
+def selected(input: Any, mask: Any, **_: Any) -> Any:
+    """Return `masked_select` as a read at a mask, after broadcasting both to one shape."""
+    x, chosen = torch.broadcast_tensors(input, mask)
+    return x[chosen]
+
+
 class Solved(NamedTuple):
     """The result of `linalg.lstsq`; for a system of full rank, its other fields are empty or known."""
 
@@ -253,6 +259,7 @@ WRITTEN_OUT: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.corrcoef, torch.Tensor.corrcoef), correlation),
     torch.cdist: distances,
     torch.combinations: combinations,
+    **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), selected),
     torch.linalg.lstsq: least_squares,
     torch.max_pool1d: largest_of_windows,
     torch.nn.functional.max_pool1d: largest_of_windows,

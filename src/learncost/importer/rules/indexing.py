@@ -141,11 +141,6 @@ def _dims(value: Any) -> Any:
     return value.view.dims if isinstance(value, ChosenPlaces) else value.shape
 
 
-@index_rule("masked_select")
-def masked_select(reader: GraphReader, *_: Any) -> View:
-    raise reader.refusal("a selection by a mask", AS_RUN)
-
-
 @index_rule("gather")
 def gather(reader: GraphReader, x: Any, dim: int, places: Any, **_: Any) -> View:
     x = reader.view(x)

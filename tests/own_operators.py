@@ -139,7 +139,7 @@ def written_at_places(a, b, c, d):
         a.index_put((places, torch.tensor([2, 0])), c, accumulate=True),
         a.index_copy(0, places, b),
         a.index_add(0, torch.tensor([1, 1]), b, alpha=2),
-        a.index_fill(0, places, 2.0),
+        a.index_fill(0, torch.tensor([1, 3, 1]), 2.0),
         a.scatter(1, torch.tensor([[0, 3], [1, 2], [2, 0], [3, 2], [0, 1]]), d),
         a.scatter_add(1, at, d),
         a.scatter_reduce(1, at, d, "mean"),

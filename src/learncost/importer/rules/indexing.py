@@ -277,7 +277,7 @@ def index_put(reader: GraphReader, base: Any, indices: Sequence[Any], source: An
         return put(reader, base, shape, dims, places, source)
     count = put(reader, None, shape, dims, places, reader.filled((), 1.0))
     values = reader.view(source)
-    if not any(values.dims):  # the same number, however often a position is written
+    if all(slot in values.spread for row in values.dims for slot in row):  # one number, however often it is written
         new = reader.multiply(reader.op("at_most", count, 1.0), values.with_dims([]))
     else:
         new = put(reader, None, shape, dims, places, source)

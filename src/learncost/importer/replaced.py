@@ -102,7 +102,7 @@ def combinations(x: Any, r: int = 2, with_replacement: bool = False) -> Any:
 
 def selected(input: Any, mask: Any, **_: Any) -> Any:
     """Return `masked_select` as a read at a mask, after broadcasting both to one shape."""
-    x, chosen = torch.broadcast_tensors(input, mask)
+    x, chosen = cast("Any", torch.broadcast_tensors)(input, mask)
     return x[chosen]
 
 

@@ -128,6 +128,7 @@ class MeshAccount:
         self.sizes = CutSizes(self.step)
         self.weights = StepWeights(self.step, self.sizes)
         self.passes = MicrobatchPasses(self.step, self.sizes)
+        self._works: dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]] = {}
 
     @cached_property
     def sendings(self) -> tuple[Sending, ...]:
@@ -137,10 +138,6 @@ class MeshAccount:
     @cached_property
     def _rows(self) -> tuple[PricedLine, ...]:
         return price(self.step.placed.table, {}, book("run")).rows
-
-    def seconds(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[SegmentPass, Any]:
-        """Return the compute seconds of one iteration of each segment in each pass; arrays if sizes are arrays."""
-        return self.computed(sizes, rates, dtype)[0]
 
     def computed(
         self, sizes: Mapping[str, Any], rates: Rates, dtype: str
@@ -192,7 +189,3 @@ class MeshAccount:
                 segments = owners.get(owner, segments)
             result.append(segments)
         return result
-
-    @cached_property
-    def _works(self) -> dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]]:
-        return {}

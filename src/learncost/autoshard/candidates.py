@@ -399,9 +399,8 @@ class StructureCost:
         for cp in sorted({point[0] for point in points}):  # a ring of one iteration is no loop
             of_cp = {point: place for place, point in enumerate(each for each in points if each[0] == cp)}
             alone = [_one_pass(point) for point in of_cp]
-            times = self.account.seconds(
-                self.account.sizes.filled(self._arrays(alone)), rates, self.account.step.kind.values
-            )
+            arrays = self.account.sizes.filled(self._arrays(alone))
+            times, _products = self.account.computed(arrays, rates, self.account.step.kind.values)
             places = np.array([of_cp.get(point, -1) for point in inner])
             for where, each in times.items():
                 values = np.broadcast_to(np.asarray(each), len(of_cp))

@@ -20,7 +20,7 @@ from learncost.cli.emit_c99 import FirmwareSource
 from learncost.devices.device import STACK, devices
 from learncost.engines.boards import BOARDS, build, run
 from learncost.ir.errors import InputError
-from learncost.program.regions import Region, assigned, largest_assigned
+from learncost.program.arena import Region, assigned, largest_assigned
 
 BOARD = BOARDS["cortex-m4f"]
 KIB = 1024

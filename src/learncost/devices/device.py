@@ -15,7 +15,7 @@ from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.precision import BYTES, PRODUCTS_ALONE
 from learncost.models.files import looks_like_path, read_path
-from learncost.program.regions import Region
+from learncost.program.arena import Region
 
 
 def regions_of(value: object, where: str) -> tuple[Region, ...]:

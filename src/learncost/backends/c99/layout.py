@@ -15,7 +15,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, Value
-from learncost.program.regions import ARENA, Region, assigned, too_large
+from learncost.program.arena import ARENA, Region, assigned, too_large
 
 WIDTHS = {"fp32": 4, "fp64": 8, "int64": 4, "uint8": 1, "bool": 1, "int8": 1, "int32": 4}
 """Bytes of an element: places and indices are of 32 bits."""

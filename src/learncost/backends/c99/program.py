@@ -29,8 +29,8 @@ from learncost.backends.expression import Identifiers
 from learncost.backends.placed.kernels import KernelTable
 from learncost.backends.placed.layout import InPlaceLayout
 from learncost.ir.table import Table
+from learncost.program.arena import ARENA, Region, label
 from learncost.program.calls import Call
-from learncost.program.regions import ARENA, Region, label
 
 REAL = {"fp32": "float", "fp64": "double", "int32": "int32_t"}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from learncost.devices.device import STACK, Device
 from learncost.ir.errors import InputError
-from learncost.program.regions import Region
+from learncost.program.arena import Region
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=c99", "-O2", "-ffunction-sections", "-fdata-sections", "-fno-tree-loop-distribute-patterns")

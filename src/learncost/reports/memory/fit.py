@@ -14,8 +14,8 @@ from learncost.models.sizes import CANONICAL, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.program.arena import Region
 from learncost.program.autograd.module import module_named
-from learncost.program.regions import Region
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.fit_question import ONE_PASS, FitQuestion, Fitting, advice_for, refusal
 from learncost.reports.memory.inference import NAME, has_sequences

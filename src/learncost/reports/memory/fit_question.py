@@ -13,7 +13,7 @@ from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import check_plan
 from learncost.procedures.procedure import FORWARD, INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.program.regions import Region, largest_assigned
+from learncost.program.arena import Region, largest_assigned
 from learncost.reports.memory.engine import TYPES
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.inference import NAME, Serving, has_sequences, serving_of

@@ -16,7 +16,7 @@ from learncost.passes.plan import FUSED_ATTENTION, plan_of, usual_plan
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import INFERENCE, MODES
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.program.regions import Region
+from learncost.program.arena import Region
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
 from learncost.reports.memory.step import EagerOptions, MemoryStep, available, device_asked

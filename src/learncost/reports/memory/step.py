@@ -26,11 +26,11 @@ from learncost.procedures.optimizer import PAGED, StoredStates, paged, state_of,
 from learncost.procedures.procedure import PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step, trained_by
+from learncost.program.arena import Region
 from learncost.program.autograd.module import module_named
 from learncost.program.calls import IN_KERNELS
 from learncost.program.lifetimes import FEW, Walked, every_iteration
 from learncost.program.program import ACTIVATIONS, GRADIENTS, STATES, WEIGHTS, Program
-from learncost.program.regions import Region
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX, bytes_of, communication_buffers_of
 from learncost.reports.request import CPU, GPU, Request

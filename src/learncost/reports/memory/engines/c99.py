@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from learncost.ir.table import Table
 from learncost.passes.plan import CHOSEN
-from learncost.program.regions import Region, assigned, label, largest_assigned, too_large
+from learncost.program.arena import Region, assigned, label, largest_assigned, too_large
 from learncost.reports.memory.engine import TYPES, Engine, MemoryUse, at_line, grouped, refusal
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.planner import frugal

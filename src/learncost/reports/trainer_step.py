@@ -17,6 +17,7 @@ from learncost.ir.precision import PRECISIONS, training_precision
 from learncost.passes.plan import NONE
 from learncost.program.autograd.losses import TASKS
 from learncost.program.optimizer_step import CLASSES
+from learncost.reports.memory.step import OPERATORS
 from learncost.reports.question import flags_typed
 from learncost.reports.request import Request
 from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
@@ -168,6 +169,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
 def for_question(keywords: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return the keywords of a question with fields of these names, of which some have no engine eager over a mesh."""
     kept = {name: value for name, value in keywords.items() if name != "engine" or "loss" in names}
+    if kept.get("checkpoint_every") == OPERATORS and "checkpoint_every" not in names:
+        kept.pop("procedure")  # which runs whole blocks again, and few products with this selection
     if "loss" not in names and ("mesh" in kept or "engine" not in names):
         kept |= {"precision": WITHOUT_AUTOCAST[kept["precision"]]} if kept.get("precision") in WITHOUT_AUTOCAST else {}
     return kept

@@ -42,7 +42,7 @@ from learncost.reports.request import CPU, GPU
 from learncost.sharding.presets import chosen
 
 if TYPE_CHECKING:
-    from learncost.program.autograd.losses import LossRow
+    from learncost.program.autograd.losses import LossRow, PairedTask
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
@@ -117,21 +117,27 @@ def _plans(step: MemoryStep) -> set[str]:
 
 def _loss(step: MemoryStep) -> LossRow | None:
     """Return the loss that is computed together with the head; None if the module has its own."""
-    task, name = step.eager.task, step.eager.loss or ("liger" if CHUNKED in _plans(step) else "")
-    if not (task or name):
+    if task := _task(step):
+        return task.loss
+    if not (name := step.eager.loss or ("liger" if CHUNKED in _plans(step) else "")):
         return None
-    from learncost.program.autograd.losses import LOSSES, TASKS  # imported when used, for a fast start
+    from learncost.program.autograd.losses import LOSSES  # imported when used, for a fast start
 
-    return TASKS[task].loss if task else LOSSES[name]
+    return LOSSES[name]
+
+
+def _task(step: MemoryStep) -> PairedTask | None:
+    """Return what is trained for on pairs; None for a training on next tokens."""
+    if not step.eager.task:
+        return None
+    from learncost.program.autograd.losses import TASKS  # imported when used, for a fast start
+
+    return TASKS[step.eager.task]
 
 
 def _refers(step: MemoryStep) -> bool:
     """Return whether a reference model runs, too."""
-    if not step.eager.task:
-        return False
-    from learncost.program.autograd.losses import TASKS  # imported when used, for a fast start
-
-    return TASKS[step.eager.task].refers
+    return bool((task := _task(step)) and task.refers)
 
 
 def _unfused(step: MemoryStep) -> bool:

@@ -29,9 +29,9 @@ from learncost.models.storage import read_arrays, write_arrays
 from learncost.training.data import corpus
 from learncost.training.data.corpus import Skipped, documents
 from learncost.training.data.text import Text, next_tokens
-from learncost.training.ending import summary
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
+from learncost.training.train import summary
 from learncost.viz.terminal import plot
 from trainings_on_disk import (
     COMMAND,

@@ -64,7 +64,7 @@ class PlacedStep(AtLength):
     Examples
     --------
     >>> found = lc.place("gpt2", "tp=2", placement="megatron", vocab_size=50304)
-    >>> [(one.word, one.times) for one in found.collectives][1:3]
+    >>> [(one.op, one.times) for one in found.collectives][1:3]
     [('all_reduce', 12), ('all_reduce', 12)]
     """
 

@@ -127,7 +127,7 @@ class TrainingResult:
 
     def __str__(self) -> str:
         """Return the summary; "" if the run was stopped or another process reports."""
-        from learncost.training.ending import summary
+        from learncost.training.train import summary
 
         return "" if self.stopped or not self.reports else summary(self)
 

@@ -85,7 +85,7 @@ class Trace(Shown):
     --------
     >>> predicted = lc.trace("gpt2", on="A100-SXM-80GB")
     >>> [part.name for part in predicted.timeline.processes[0].slices]
-    ['forward', 'backward, weight update', 'optimizer step']
+    ['forward', 'recomputation, backward, weight update', 'optimizer step']
     >>> predicted.to_dict()["otherData"]["length"]
     'seconds, modelled'
     """

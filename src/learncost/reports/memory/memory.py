@@ -134,7 +134,7 @@ class Memory(AtLength, Drawn):
     >>> found.peak == sum(found.split.values())
     True
     >>> found.live_at_peak[0].name, found.live_at_peak[0].shape
-    ('wte', (50257, 768))
+    ('optimizer state', (1, 995518464))
     """
 
     sheets_module = "learncost.reports.memory.show"

@@ -256,7 +256,7 @@ def test_why_autograd_was_not_taken_is_said_once():
     (refused,) = (line for line in answer.advice if "updates every weight" in line)
     assert refused.startswith("pepita, mempepita: each updates every weight")
     text = lc.memory("gpt2", **settings).convention.partition("does not support this step (it ")[2]
-    reason = text.removesuffix("); using graph.")
+    reason = text.partition("); using graph.")[0]
     assert {row.why for row in answer.rows if row.procedure == "bp" and row.plan == "flash"} == {reason}
     assert f"Rows of bp and recompute use graph, since engine eager {reason}." in " ".join(str(answer).split())
     assert "does not support" not in str(fit("gpt2", "8GB", seq_len=64, procedures="bp", engine="eager", **MODEL))

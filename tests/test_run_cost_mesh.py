@@ -49,7 +49,7 @@ def test_microbatches_chunks_and_plans_are_those_that_are_asked_for():
         ({"microbatch": 5}, "not divisible by microbatches of 5"),
         ({"chunks": 2}, "1f1b has one stage per device: use schedule interleaved"),
         ({"microbatch": "x"}, "microbatch must be a whole number"),
-        ({"mesh": None, "plan": "flash"}, "plan requires mesh"),
+        ({"mesh": None, "plan": "flash"}, "requires mesh; without mesh the fastest"),
     ):
         with pytest.raises(lc.InputError, match=why):
             lc.run_cost("llama-2-7b", 10**9, "DGX H100", 8, **{"mesh": "dp=8", **sizes, **wrong})
@@ -119,6 +119,9 @@ def test_a_device_is_no_cluster():
         ("--mesh pp=5 --batch-size 5", "4 blocks are too few for --mesh pp=5: at most 4 stages"),
         ("--mesh dp=2 --mfu 0.4 --batch-size 2", "mfu and the mesh both set the speed"),
         ("--mesh pp=2 --procedure pepita --batch-size 2", "pipeline stages require --procedure bp or recompute, not"),
+        ("--devices 8 --optimizer sgd", "--optimizer sgd requires --mesh"),
+        ("--mesh dp=4 --batch-size 4 --accumulate 2", "a batch shard of 1 is not accumulate = 2 microbatches of 1"),
+        ("--mesh dp=4 --batch-size 16 --accumulate 2 --microbatch 1", "the next divisible --batch-size is 8"),
         ("--devices 8 --procedure recompute", "--procedure recompute requires --mesh; without --mesh the fastest mesh"),
         ("--mesh pp=2 --schedule 2f2b --batch-size 2", "schedule must be one of"),
         ("--placement fsdp", "--placement fsdp requires --mesh, for example"),
@@ -245,3 +248,28 @@ def test_tokens_of_a_module_are_those_it_looks_up_whatever_its_axis_is_called(ax
     if mesh is None:
         rule = next(iter(lc.rules(module, tokens=10**6, **sizes).rules)).cases[0]
         assert rule.exact == run.figures["flops"].value
+
+
+def test_stages_of_adapters_have_the_weights_and_passes_of_their_blocks():
+    """Adapters cut the loop over blocks at the first one: each of two stages has half of the paths, and no tied sum."""
+    asked = {"n_layer": 4, "vocab_size": 513, "seq_len": 64, "batch_size": 4, "mesh": "pp=2"}
+    plain, adapted = (lc.memory("gpt2", **asked, **more) for more in ({}, {"lora": "all-linear"}))
+    learned = lc.cost("gpt2", n_layer=4, seq_len=64, lora="all-linear").trained_parameters
+    assert adapted.split["weights"] - plain.split["weights"] == 4 * learned // 2
+    on = {**asked, "on": "DGX-H100", "precision": "fp32"}
+    plain, adapted = (lc.cost("gpt2", **on, **more) for more in ({}, {"lora": "all-linear"}))
+    assert adapted.macro_operations["forward"][1].maccs > plain.macro_operations["forward"][1].maccs
+    assert min(*adapted.over_time.passes["F"], *adapted.over_time.passes["B"]) > 0
+    sums = [[row.payload for row in each.over.sent if row.op == "all_reduce"] for each in (plain, adapted)]
+    assert sums == [[513 * 768 * 4], []]  # of the tied embedding, in fp32
+    assert [(row.mesh_axis, row.payload) for row in plain.over_time.sent if row.op == "all_reduce"] == [
+        ("pp", 513 * 768 * 4)
+    ]
+
+
+@pytest.mark.parametrize("mesh", ["dp=2,tp=2", "pp=2,tp=2"])
+def test_rows_over_a_mesh_sum_to_its_compute(mesh):
+    """Also where a vocabulary is padded, whose mask is not timed."""
+    asked = {"n_layer": 4, "vocab_size": 513, "seq_len": 64, "batch_size": 4, "mesh": mesh, "plan": "flash,fused"}
+    found = lc.cost("gpt2", on="DGX-H100", precision="bf16-masters", **asked)
+    assert sum(row.seconds or 0 for row in found.rows) == pytest.approx(found.over_time.lines, rel=1e-9)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import learncost as lc
-from learncost.cli.command import main
+from learncost.cli.command import COMMANDS, main
 from learncost.ir.errors import InputError
 from learncost.ir.precision import PRECISIONS
 from learncost.models.argument import preset
@@ -17,7 +17,8 @@ from learncost.procedures.optimizer import STATES
 from learncost.program.autograd.losses import LOSSES
 from learncost.program.autograd.module import MODULES
 from learncost.reports.memory.step import OFFLOADED
-from learncost.reports.trainer_step import keywords_of, not_counted, trainer_step
+from learncost.reports.question import flags_of
+from learncost.reports.trainer_step import keywords_of, not_counted, read_step, trainer_step
 from learncost.trainer_files.documents import Document, read_document
 from learncost.trainer_files.framework import ANY, STEP, Framework, KeyRule, framework_of, frameworks
 from learncost.trainer_files.reading import read_documents, read_files
@@ -313,7 +314,7 @@ def test_sizes_of_a_file_are_its_model(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["memory", str(path), "--mesh", "dp=4", "--vocab-size", "512", "--num-layers", "2"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "--vocab-size 512" in printed
-    assert "No part of this command" not in printed
+    assert "No flags of this command" not in printed
     path.write_text(yaml.safe_dump({**NEOX, "activation": "swiglu"}))
     with pytest.raises(lc.InputError, match="describes a kind of model that is not known here"):
         lc.request_of(str(path), mesh="dp=4")
@@ -368,10 +369,29 @@ def test_a_file_is_the_model_of_a_question_and_flags_replace_it(capsys: pytest.C
     assert {key: value for key, value in answer.items() if key != "trainer_files"} == alone
 
 
-def test_a_command_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cost", str(EXAMPLES / "qlora.yaml")]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "No part of this command: --accumulate 4 --module transformers-reentrant" in printed
+@pytest.mark.parametrize(("names", "given"), [(["qlora.yaml"], {}), (["sft.yaml", "zero3.json"], {"mesh": "dp=8"})])
+def test_every_field_of_files_is_a_flag_of_a_command_or_said_to_be_none(names: list[str], given: dict) -> None:
+    paths = [str(EXAMPLES / name) for name in names]
+    settings = keywords_of(*read_step(paths), **given)
+    for name, command in COMMANDS.items():
+        flags = {flag.name for flag in flags_of(command.question)}
+        if "model" in flags:
+            step = trainer_step(paths, name, flags, **given)
+            said = " ".join((step.command, *step.left_out, *(each.effect for each in step.unsupported)))
+            assert all(field.replace("_", "-") in said for field in settings if field != "model"), (name, said)
+
+
+@pytest.mark.parametrize(
+    ("names", "given"),
+    [(["qlora.yaml"], {"on": "RTX-4090"}), (["sft.yaml", "zero3.json"], {"on": "DGX-H100", "mesh": "dp=8"})],
+)
+def test_the_memory_of_a_device_is_one_in_every_answer_about_files(names: list[str], given: dict) -> None:
+    """Also of fields that the command has no flags for: loss, buffers, module."""
+    paths, given = [str(EXAMPLES / name) for name in names], {**given, "num_hidden_layers": 2}
+    found = lc.cost(paths, **given)
+    assert found.memory.peak == lc.memory(paths, **given).peak == lc.run_cost(paths, tokens=1e9, **given).memory.peak
+    if "mesh" not in given:
+        assert found.counted.endswith("counts and time are of the undivided batch, memory of 4 microbatches")
 
 
 def test_a_value_that_no_rule_names_is_unknown(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from learncost.autoshard.passes import MicrobatchPasses, StepWeights, StoredWeight
-from learncost.autoshard.placed_step import CutSizes, ShardedStep, StepConfig, Walker, placed_step
+from learncost.autoshard.placed_step import CutSizes, ShardedStep, StagePart, StepConfig, Walker, placed_step
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
 from learncost.ir.line import Line, Op
@@ -136,7 +136,8 @@ class MeshAccount:
         return sendings(self.step, self.sizes, self.weights.held)
 
     @cached_property
-    def _rows(self) -> tuple[PricedLine, ...]:
+    def rows(self) -> tuple[PricedLine, ...]:
+        """Return the priced lines of the placed step."""
         return price(self.step.placed.table, {}, book("run")).rows
 
     def computed(
@@ -155,17 +156,17 @@ class MeshAccount:
         places = self._segments
         key = dtype, rates.operators, tuple(rates.ops)
         if key not in self._works:
-            self._works[key] = tuple(works_axes(self._rows, dtype, rates.operators, rates.ops))
+            self._works[key] = tuple(works_axes(self.rows, dtype, rates.operators, rates.ops))
         works = [work.at(sizes) for work in self._works[key]]
         for work, seconds in zip(works, seconds_of(works, rates), strict=True):
-            segment, line = places[work.main], self._rows[work.main].source
+            segment, line = places[work.main], self.rows[work.main].source
             if is_collective(line):
                 continue  # its time is that of the links
             iterations = sizes[self.step.blocks[segment // 2]] if segment % 2 else 1
             where = SegmentPass(
                 segment,
                 PASSES.get(work.phase, "F"),
-                bool(self.sizes.ring_steps & self._rows[work.main].repeat.sizes),
+                bool(self.sizes.ring_steps & self.rows[work.main].repeat.sizes),
             )
             flops = work.iterations * work.share * sum(product.flops for product in work.products)
             yield where, flops / max(1, iterations), seconds.total / max(1, iterations)
@@ -173,7 +174,7 @@ class MeshAccount:
     @cached_property
     def _segments(self) -> list[int]:
         """Return the segment of every priced line."""
-        return [segments[0] for segments in self.segments_of(self._rows)]
+        return [segments[0] for segments in self.segments_of(self.rows)]
 
     def segments_of(self, rows: Sequence[PricedLine], placed: Placed | None = None) -> list[tuple[int, ...]]:
         """Return the segment of every priced line; of the optimizer those of its weight, where the table is placed."""
@@ -189,3 +190,17 @@ class MeshAccount:
                 segments = owners.get(owner, segments)
             result.append(segments)
         return result
+
+    def places_of(
+        self, rows: Sequence[PricedLine], parts: Sequence[StagePart], placed: Placed | None = None
+    ) -> frozenset[int]:
+        """Return the places of the priced lines of a placed table, by default the step's, that a device runs.
+
+        parts  the stages of the device
+        """
+        segments = self.segments_of(rows, placed or self.step.placed)
+        return frozenset(
+            row.place
+            for row, of_row in zip(rows, segments, strict=True)
+            if any(self.step.within(of_row, part) for part in parts)
+        )

@@ -19,15 +19,17 @@ from learncost.autoshard.account import MeshAccount, SegmentPass, Sending
 from learncost.autoshard.passes import ONCE, SUMMED
 from learncost.autoshard.placed_step import StagePart, StepConfig
 from learncost.autoshard.step import (
+    ALONE,
     PIPELINE,
     DeviceTimes,
     ParallelConfig,
     between_stages,
+    once_per_step,
     order_in_flight,
     sizes_of,
     stage_seconds,
     stages_of,
-    tied_seconds,
+    tied_sums,
 )
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, groups, transfer
@@ -385,8 +387,9 @@ class StructureCost:
             forward, backward, update, once = map(list, zip(*each, strict=True))
             way_sizes = self.account.sizes.filled(sizes_of(self.account, way, self.sizes))
             send = between_stages(self.account, way_sizes, of_axes, self.cluster)
-            tied = tied_seconds(self.account, way_sizes, parts, self.cluster, of_axes)
-            result.append(ConfigTime(way, StageTimes(forward, backward, update, send), max(once) + tied + rates.step))
+            tied = tied_sums(self.account, way_sizes, parts, self.cluster, of_axes.get(PIPELINE, ALONE))
+            times = StageTimes(forward, backward, update, send)
+            result.append(ConfigTime(way, times, once_per_step(once, way, tied) + rates.step))
         return result
 
     def _computed(self, several: Sequence[ParallelConfig], rates: Rates) -> dict[SegmentPass, Any]:
@@ -406,10 +409,6 @@ class StructureCost:
                 values = np.broadcast_to(np.asarray(each), len(of_cp))
                 result[where] = np.where(places >= 0, values[places], result.get(where, 0.0))
         return result
-
-
-ALONE = MeshGroup(1, 1)
-"""The devices of a mesh axis that is not there."""
 
 
 def _one_pass(point: tuple[int, int, int, int]) -> ParallelConfig:

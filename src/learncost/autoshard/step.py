@@ -6,7 +6,7 @@ simulating their schedules. Overlap is a named assumption.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -27,6 +27,9 @@ from learncost.sharding.clauses import check_timed
 from learncost.sharding.collective import Collective
 from learncost.sharding.padding import Padded
 from learncost.timing.rates import Rates
+
+ALONE = MeshGroup(1, 1)
+"""The devices of a mesh axis that is not there."""
 
 OVERLAPPED_ROLES = ("weights", "gradients")
 """The roles whose collectives overlap with compute."""
@@ -185,8 +188,8 @@ class StepTraffic(Displayed):
 
     @property
     def overlaps(self) -> bool:
-        """Return whether it overlaps with compute."""
-        return self.role in OVERLAPPED_ROLES or self.op == "pass_on"
+        """Return whether it overlaps with compute; the gradients of tied weights are complete at the end alone."""
+        return (self.role in OVERLAPPED_ROLES and self.mesh_axis != PIPELINE) or self.op == "pass_on"
 
 
 @dataclass(frozen=True)
@@ -273,8 +276,6 @@ def stages_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int
     layers = way.layers or tuple(total // number + (place < total % number) for place in range(number))
     if len(layers) != number:
         raise InputError(f"give one number of blocks for each of the {number} stages, not {len(layers)}")
-    if number > 1 and len({*account.step.blocks}) < len(account.step.blocks):
-        raise InputError("pipeline stages require blocks that are trained in the same way")
     if total < number and number > 1:
         chunks = f" x {way.chunks} --chunks" if way.chunks > 1 else ""
         raise InputError(f"{total} blocks are too few for --mesh pp={way.stages}{chunks}: at most {total} stages")
@@ -364,7 +365,6 @@ def step_of(
         raise InputError(why)
     padded, way_sizes = account.sizes.padded(way_sizes), account.sizes.filled(way_sizes)
     parts = stages_of(account, way, sizes)
-    kind = KINDS[way.schedule]
     mesh_groups = groups(way.mesh, cluster.devices)
     computed, products = account.computed(way_sizes, rates, account.step.kind.values)
 
@@ -382,14 +382,15 @@ def step_of(
         [sum(columns[name][chunk * way.stages + device] for chunk in range(way.chunks)) for name in "FBW"]
         for device in range(way.stages)
     ]
-    once = max(columns["O"]) + tied_seconds(account, way_sizes, parts, cluster, mesh_groups) + rates.step
+    tied = tied_sums(account, way_sizes, parts, cluster, mesh_groups.get(PIPELINE, ALONE))
+    once = once_per_step(columns["O"], way, tied) + rates.step
     busiest = max(range(way.stages), key=lambda device: sum(per_device[device]))
     busy = way.microbatches * sum(per_device[busiest])
     mine = passes[busiest :: way.stages]
     waited = way.microbatches * sum(sum(entry[name][1:]) for entry in mine for name in "FBW")
     late = way.microbatches * sum(entry[name][2] for entry in mine for name in "FBW")
     times = {device: (*per_device[device], send) for device in range(way.stages)}
-    sent = _sent(account, way_sizes, parts, way, mesh_groups, cluster, kind.several)
+    sent = _sent(account, way_sizes, parts, way, mesh_groups, cluster, tied)
     batch = way_sizes["B"] * way.microbatches
     total = pipeline + once
     low = rates.low
@@ -434,6 +435,17 @@ def _most_products(
         sum(of_part[parts[chunk * way.stages + device]] for chunk in range(way.chunks)) for device in range(way.stages)
     )
     return float(max(of_devices)) / rates.most
+
+
+def once_per_step(
+    seconds_of_parts: Sequence[float], way: ParallelConfig, tied: Iterable[tuple[Transfer, frozenset[int]]]
+) -> float:
+    """Return the seconds of what runs once per step: on the device that takes longest, and the sums of tied gradients.
+
+    seconds_of_parts  of each stage, of which a device has several
+    """
+    longest = max(sum(seconds_of_parts[device :: way.stages]) for device in range(way.stages))
+    return longest + sum(moved.seconds for moved, _ in tied)
 
 
 @dataclass(frozen=True)
@@ -500,7 +512,7 @@ def _moved(
     cluster: Cluster,
     way: ParallelConfig,
 ) -> Transfer:
-    group = mesh_groups.get(sending.mesh_axis, MeshGroup(1, 1))
+    group = mesh_groups.get(sending.mesh_axis, ALONE)
     copies = int(sending.copies.at(way_sizes)) if sending.copies and way.once_a_node else 0
     return transfer(sending.op, float(sending.payload.at(way_sizes)), group, cluster, copies=copies)
 
@@ -518,27 +530,39 @@ def between_stages(
     account: MeshAccount, way_sizes: Mapping[str, int], mesh_groups: Mapping[str, MeshGroup], cluster: Cluster
 ) -> float:
     """Return the seconds of a send from a stage to the next one; nothing without a pipeline."""
-    if mesh_groups.get(PIPELINE, MeshGroup(1, 1)).devices == 1:
+    if mesh_groups.get(PIPELINE, ALONE).devices == 1:
         return 0.0
     size = float(carried(account).at(way_sizes)) * account.step.kind.value
     return transfer("send", size, mesh_groups[PIPELINE], cluster).seconds
 
 
-def tied_seconds(
+def tied_gradients(
+    account: MeshAccount, way_sizes: Mapping[str, int], parts: Sequence[StagePart], stages: int
+) -> Iterator[tuple[str, int, frozenset[int]]]:
+    """Yield the trained weights that several devices of a pipeline have: name, bytes of the gradient, and devices.
+
+    Their gradients are summed once per step, before the update, as in Megatron-LM
+    (megatron/core/distributed/finalize_model_grads.py, _allreduce_word_embedding_grads).
+    """
+    for held in account.weights.held if stages > 1 else ():
+        outside = held.learns and all(segment % 2 == 0 for segment in held.segments)
+        having = (number % stages for number, part in enumerate(parts) if account.step.within(held.segments, part))
+        if outside and len(devices := frozenset(having)) > 1:
+            yield held.name, int(held.gradient.at(way_sizes)) * account.step.kind.gradient, devices
+
+
+def tied_sums(
     account: MeshAccount,
     way_sizes: Mapping[str, int],
     parts: Sequence[StagePart],
     cluster: Cluster,
-    mesh_groups: Mapping[str, MeshGroup],
-) -> float:
-    """Return the seconds for gradients of weights shared by first and last stage: an all_reduce of two devices."""
-    total = 0.0
-    for held in account.weights.held if len(parts) > 1 and mesh_groups.get(PIPELINE) else ():
-        outside = all(segment % 2 == 0 for segment in held.segments)
-        if outside and sum(account.step.within(held.segments, part) for part in parts) > 1:
-            size = float(held.gradient.at(way_sizes)) * account.step.kind.gradient
-            total += transfer("all_reduce", size, MeshGroup(2, min(2, mesh_groups[PIPELINE].inside)), cluster).seconds
-    return total
+    pipeline: MeshGroup,
+) -> list[tuple[Transfer, frozenset[int]]]:
+    """Return the all_reduces of `tied_gradients` over the links of a cluster, and the devices that take part."""
+    return [
+        (transfer("all_reduce", float(size), MeshGroup(len(those), min(len(those), pipeline.inside)), cluster), those)
+        for _, size, those in tied_gradients(account, way_sizes, parts, pipeline.devices)
+    ]
 
 
 def _sent(
@@ -548,7 +572,7 @@ def _sent(
     way: ParallelConfig,
     mesh_groups: Mapping[str, MeshGroup],
     cluster: Cluster,
-    several: bool,
+    tied: Sequence[tuple[Transfer, frozenset[int]]],
 ) -> tuple[StepTraffic, ...]:
     """Return the traffic in a step of the device that sends the most, by collective, axis and purpose."""
     best: tuple[StepTraffic, ...] = ()
@@ -575,11 +599,10 @@ def _sent(
         if way.stages > 1:
             size = float(carried(account).at(way_sizes)) * account.step.kind.value
             moved = transfer("send", size, mesh_groups[PIPELINE], cluster)
-            calls = way.microbatches * ends
-            key = "send", PIPELINE, "values"
-            table[key] = StepTraffic(
-                *key, calls, calls * size, calls * moved.sent, moved.link, moved.algorithm, calls * moved.seconds
-            )
+            _add(table, ("send", PIPELINE, "values"), moved, way.microbatches * ends)
+        for moved, those in tied:
+            if device in those:
+                _add(table, ("all_reduce", PIPELINE, "gradients"), moved, 1)
         rows = tuple(table.values())
         if sum(row.sent for row in rows) >= sum(row.sent for row in best):
             best = rows
@@ -590,7 +613,12 @@ def add_traffic(
     table: dict[tuple[str, str, str], StepTraffic], sending: Sending | Collective, moved: Transfer, calls: int
 ) -> None:
     """Add the calls of a collective to those of its kind."""
-    key = sending.op, sending.mesh_axis, sending.role
+    _add(table, (sending.op, sending.mesh_axis, sending.role), moved, calls)
+
+
+def _add(
+    table: dict[tuple[str, str, str], StepTraffic], key: tuple[str, str, str], moved: Transfer, calls: int
+) -> None:
     old = table.get(key, StepTraffic(*key, 0, 0.0, 0.0, moved.link, moved.algorithm, 0.0))
     table[key] = StepTraffic(
         *key,

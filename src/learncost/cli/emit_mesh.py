@@ -24,6 +24,8 @@ from learncost.sharding.place import Placed
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import Pipeline, pipeline_of
 
+WITHOUT_STAGES = "--schedule and --microbatches require pipeline stages, for example --mesh pp=2 --placement pp"
+
 
 @dataclass(frozen=True)
 class MeshRequest:
@@ -47,21 +49,12 @@ class MeshRequest:
         """The number of devices over which the batch is sharded."""
         return whole_batch(self.request)
 
-    def has_stages(self, model: Model) -> bool:
-        """Return whether the model has pipeline stages. Raises `InputError` for a schedule without stages."""
-        if pipeline_of(model.table, self.grid, self.clauses) is not None:
-            return True
-        if self.request.schedule is not None or self.microbatches is not None:
-            raise InputError(
-                "--schedule and --microbatches require pipeline stages, for example --mesh pp=2 --placement pp"
-            )
-        return False
-
-    def pipeline(self, model: Model) -> Pipeline:
-        """Return the pipeline of the sharding rules."""
-        pipeline = pipeline_of(model.table, self.grid, self.clauses)
-        assert pipeline is not None
-        return pipeline
+    def pipeline(self, model: Model) -> Pipeline | None:
+        """Return the pipeline of the sharding rules; None without one. Raises `InputError` for a schedule without."""
+        found = pipeline_of(model.table, self.grid, self.clauses)
+        if found is None and (self.request.schedule is not None or self.microbatches is not None):
+            raise InputError(WITHOUT_STAGES)
+        return found
 
     def sizes(self, model: Model, batch: int | None = None) -> dict[str, int]:
         """Return the sizes of a global batch, by default the requested one."""
@@ -105,19 +98,25 @@ def refuse_zigzag(placed: Placed) -> None:
 
 
 def pipelined(
-    model: Model, procedure: str, optimizer: str, plan: str, whole: Table, asked: MeshRequest, dtype: str | None
+    model: Model,
+    pipeline: Pipeline,
+    flags_of_step: tuple[str, str, str],
+    whole: Table,
+    asked: MeshRequest,
+    dtype: str | None,
 ) -> tuple[Callable[[str], str], str]:
     """Return the function that emits the program of a model's stages under a title, and its comment.
 
+    flags_of_step  the procedure, the optimizer and the plan
     whole  the step of all stages
     dtype  a precision, as `program` takes it
     Raises `InputError` for another procedure than bp, and for sizes that do not divide.
     """
+    procedure, optimizer, plan = flags_of_step
     if procedure != "bp":
         raise InputError(f"pipeline stages require --procedure bp, not {procedure}")
     if optimizer == "none":
         raise InputError("pipeline stages require an optimizer, such as --optimizer sgd")
-    pipeline = asked.pipeline(model)
     order, batch = asked.schedule(pipeline.stages)
     sizes = asked.sizes(model, batch)
     refuse_filled(model, filled_up(model, whole, pipeline.mesh, pipeline.clauses, sizes)[2])

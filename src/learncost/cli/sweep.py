@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from learncost.reports.columns import check_path, write, write_csv
 from learncost.reports.question import question
 from learncost.reports.sweep import Sweep
 from learncost.reports.sweep import sweep as compute
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-PATIENCE = 1.0  # seconds before a bar of progress appears
 
 
 @question(compute, "procedure price_book by skip_invalid optimizer dropout precision on")
@@ -47,8 +42,8 @@ def sweep(model: str, /, *, output: str | None = None, **sizes: Any) -> None:
     path = None if output is None else Path(output)
     if path is not None:
         check_path(path)
-    with _SweepBar() as bar:
-        combinations = compute(model, progress=bar.at, **sizes)
+    with _bar() as progress:
+        combinations = compute(model, progress=progress, **sizes)
     if path is None:
         write_csv(combinations, sys.stdout)
     else:
@@ -73,33 +68,15 @@ def notes(combinations: Sweep, output: Path | None) -> list[str]:
     return result
 
 
-class _SweepBar:
-    """Progress on standard error, shown on a terminal."""
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a function that shows on a terminal how many configurations are done, of all."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-        self.shown: Progress | None = None
-        self.task: Any = None
-
-    def __enter__(self) -> _SweepBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.shown is not None:
-            self.shown.stop()
-
-    @property
-    def at(self) -> Callable[[int, int], None] | None:
-        return self._at if sys.stderr.isatty() else None
-
-    def _at(self, done: int, count: int) -> None:
-        if self.shown is None:
-            if time.monotonic() - self.start < PATIENCE:
-                return
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self.shown = Progress(console=Console(stderr=True), transient=True)
-            self.shown.start()
-            self.task = self.shown.add_task("configurations", total=count)
-        self.shown.update(self.task, completed=done)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("configurations", total=None)
+        yield lambda done, count: progress.update(task, completed=done, total=count)

@@ -81,6 +81,14 @@ class Model:
         return any(self.table.values[name].role == "padding" for name in self.masks)
 
     @property
+    def without_dropout(self) -> str:
+        """Return the note that the configuration has dropout and the step none; empty where it has none, or masks."""
+        most = max(self.configuration.dropout.values(), default=0.0)
+        if not most or any(self.table.values[name].role == "mask" for name in self.masks):
+            return ""
+        return f"no dropout (the configuration has {most:g}: --dropout {most:g} counts it)"
+
+    @property
     def learns(self) -> bool:
         """Return whether its output is a loss."""
         return self.table.outputs == ("loss",)

@@ -92,7 +92,7 @@ def cut(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> Stages
     layers  the number of blocks of each stage, from the first to the last
     Raises `InputError` if they do not sum to the number of blocks.
     """
-    return _Cut(_counted_apart(table), len(layers)).stages(shares_of(table, sizes, layers))
+    return _Cut(counted_apart(table), len(layers)).stages(shares_of(table, sizes, layers))
 
 
 def shares_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> list[list[tuple[int, int, int]]]:
@@ -117,7 +117,7 @@ def shares_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> 
     return result
 
 
-def _counted_apart(table: Table) -> Table:
+def counted_apart(table: Table) -> Table:
     """Return the table with a separate name for the trip count of each loop, as stages set each one."""
     counts, values, lines = Counter(repeat.count for repeat in table.repeats), dict(table.values), list[Statement]()
     for line in table.lines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, counted, shown
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.record import Cost
@@ -16,7 +16,7 @@ from learncost.reports.run import check_choice, prepare
 @takes_request(
     "model procedure price_book batch_size seq_len target_len tokens optimizer dropout dtype context train "
     "train_layers lora lora_rank lora_alpha plan on precision mesh place placement schedule microbatch chunks "
-    "page_size engine offload task"
+    "page_size engine accumulate offload task"
 )
 def cost(request: Request, by: str = "layer", depth: int | str | None = None) -> Cost:
     """The exact MACCs, FLOPs, bytes and parameters of a training step or of inference, by layer and macro-operation.
@@ -110,10 +110,9 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         from learncost.reports.mesh_cost import over_mesh  # imported where it is needed: start-up counts
 
         run, several = over_mesh(request)
-        where, executed = (cluster, rates) if cluster and rates else None, None
-        if rates and where and (plan := run.executed(procedure, run.book, rates).plan) != run.plan:
-            executed = over_mesh(replace(request, plan=plan), several.device)[1], plan
-        answer = run.cost_over(procedure, run.book, by, several, where, executed)
+        where = (cluster, rates) if cluster and rates else None
+        plan = run.executed(procedure, run.book, rates).plan if rates else ""
+        answer = run.cost_over(procedure, run.book, by, several, where, plan if plan != run.plan else "")
     else:
         run = prepare(request)
         answer = run.cost(procedure, run.book, by, rates)
@@ -122,5 +121,12 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
 
             found = recorded_time(request, answer.built, answer.optimizer)
             answer = replace(answer, recorded=found) if not isinstance(found, str) else replace(answer, instead=found)
+    parts = counted(request.accumulate) or 0
+    if request.is_training and parts != 1 and not request.is_sharded:
+        if not parts or answer.batch_size % parts:
+            wrong = shown(request.accumulate)
+            raise InputError(f"accumulate must be a divisor of the batch size {answer.batch_size}, not {wrong}")
+        whole = f"{answer.counted}; counts and time are of the undivided batch, memory of {parts:,} microbatches"
+        answer = replace(answer, counted=whole)
     answer = replace(answer, dtype=kind.name, request=asked)
     return by_module(answer, depth) if by == "module" else answer

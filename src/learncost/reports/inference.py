@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import Price, PricedLine, price
@@ -19,10 +18,10 @@ from learncost.models.tables import RUN
 from learncost.passes.plan import NONE, check_plan, planned
 from learncost.procedures.decoding import CACHED, CachedValue, axis_of
 from learncost.procedures.inference import Inference, inference, to_logits
-from learncost.procedures.procedure import FORWARD, INFERENCE, PAPER, Procedure
+from learncost.procedures.procedure import FORWARD, INFERENCE, Procedure
 from learncost.reports.mesh_cost import OverMesh, padded_step, with_global_batch
 from learncost.reports.record import Cache, Cost
-from learncost.reports.request import Request
+from learncost.reports.request import OF_MEMORY, Request
 from learncost.reports.rows import ledger
 from learncost.reports.run import PreparedRun, check_probability, executed_plan, lengths_of, prepare
 from learncost.reports.timing import Timing, timing
@@ -108,13 +107,12 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
         raise InputError(f"--train and --lora do not apply to inference ({procedure.name})")
     training: dict[str, object] = {"tokens": request.tokens, "optimizer": request.optimizer}
     training |= {"dropout": request.dropout if check_probability("dropout", request.dropout) else None}
-    training |= {"accumulate": None if str(request.accumulate) == "1" else request.accumulate, "clip": request.clip}
-    training |= {"microbatch": request.microbatch, "chunks": request.chunks}
-    training |= {"mode": None if request.mode == PAPER else request.mode, "module": request.module or None}
-    training |= {"optimizer-implementation": request.optimizer_implementation or None, "loss": request.loss or None}
+    memory = {name: request.given.get(name) for name in OF_MEMORY}
+    training |= {name: value for name, value in memory.items() if value != "1"}  # as typed, the usual number
+    training |= {name: request.given.get(name) for name in ("microbatch", "chunks", "mode")}
     for name, value in training.items():
         if value is not None:
-            raise InputError(f"--{name} applies to training only, not to {procedure.name}")
+            raise InputError(f"--{name.replace('_', '-')} applies to training only, not to {procedure.name}")
     if request.is_sharded:
         request = with_global_batch(request)
     run_lengths, model_sizes = lengths_of(request)
@@ -172,8 +170,7 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
     if cluster is not None and over is not None and on is not None:
         from learncost.reports.mesh_time import over_time  # imported when used, for a fast start
 
-        executed = (over_devices(request, run.model, partial(pass_of, plan=plan), axes), plan) if plan else None
-        timed, takes = over_time(run, procedure.name, rows, over, (cluster, on), executed, pass_of(run.model, plan))
+        timed, takes = over_time(run, procedure.name, rows, over, (cluster, on), plan, pass_of(run.model, plan))
     elif on is not None:
         as_run = price(pass_of(run.model, plan), {}, run.book).rows if plan else rows
         timed = timing(as_run, axes, on, run.dtype, run.book, counted=(rows, plan) if plan else None)

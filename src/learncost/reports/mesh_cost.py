@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.passes import ONCE
 from learncost.autoshard.placed_step import StepConfig
-from learncost.autoshard.step import ParallelConfig, carried, sizes_of, stages_of
+from learncost.autoshard.step import ParallelConfig, carried, sizes_of, stages_of, tied_gradients
 from learncost.cost_models import price
 from learncost.devices.collective import kind_of
 from learncost.ir.errors import InputError, counted
@@ -98,8 +98,10 @@ class OverMesh(Serializable):
 
     def runs(self, place: int, phase: str) -> int:
         """Return how often a line of a phase runs for all microbatches: once after them, or not on this device."""
-        if self.places is not None and place not in self.places:
-            return 0
+        return 0 if self.places is not None and place not in self.places else self.times(phase)
+
+    def times(self, phase: str) -> int:
+        """Return how often a phase runs for all microbatches: the optimizer step once after them."""
         return 1 if phase == "optimizer_step" or self.way is None else self.way.microbatches
 
     def of_microbatch(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -193,9 +195,9 @@ class OverMesh(Serializable):
 
     @property
     def repeated(self) -> tuple[str, ...]:
-        """The axes of the mesh over which nothing is sharded: all of their devices compute the same."""
+        """The axes of the mesh over which nothing is sharded or sent: all of their devices compute the same."""
         axes = {axis for value in self.placed.table.known.values() for axis in value.axes}
-        used = {name for axis in axes for name in sharded_over(axis)}
+        used = {name for axis in axes for name in sharded_over(axis)} | {each.mesh_axis for each in self.collectives}
         return tuple(name for name, size in self.placed.mesh.axes if size > 1 and name not in used)
 
     @property
@@ -302,30 +304,29 @@ def _on_device(over: OverMesh, account: MeshAccount, run: PreparedRun, device: i
     assert over.way is not None
     way, parts = over.way, stages_of(account, over.way, over.sizes)
     rows = price(over.placed.table, {}, run.book).rows
-    segments = account.segments_of(rows, over.placed)
     devices = [parts[number :: way.stages] for number in range(way.stages)]
     several = []
     for mine in dict.fromkeys(map(tuple, devices)) if device is None else (tuple(devices[device]),):
         counts = {name: sum(part.iterations.get(name, 0) for part in mine) for name in account.step.blocks}
         sizes = {**over.sizes, **over.placed.sizes, **counts}
-        places = frozenset(
-            row.place
-            for row, of_row in zip(rows, segments, strict=True)
-            if any(account.step.within(of_row, part) for part in mine)
-        )
+        places = account.places_of(rows, mine, over.placed)
         several.append((sum(row.flops.at(sizes) for row in rows if row.place in places), mine, counts, places))
     _, mine, counts, places = max(several, key=lambda each: each[0])
     number = devices.index(mine)
     ends = sum((stage < len(parts) - 1) + (stage > 0) for stage in range(number, len(parts), way.stages))
-    size = (
-        int(carried(account).at(account.sizes.filled(sizes_of(account, way, over.of_model)))) * account.step.kind.value
-    )
+    sizes = account.sizes.filled(sizes_of(account, way, over.of_model))
+    size = int(carried(account).at(sizes)) * account.step.kind.value
     why, of_step = "values and gradients between stages", ("forward", "", None, "values", way.stages, -1)
-    sends = Collective("send", over.pipeline.axis, size, 0, "", "", ends * way.microbatches, *of_step, why)
+    sends = [Collective("send", over.pipeline.axis, size, 0, "", "", ends * way.microbatches, *of_step, why)]
+    for name, summed, those in tied_gradients(account, sizes, parts, way.stages):
+        if number in those:
+            why = f"stages {' and '.join(map(str, sorted(those)))} have the same weight: its gradients are summed"
+            of_update = "optimizer_step", "", None, "gradients", len(those), -1, why
+            sends.append(Collective("all_reduce", over.pipeline.axis, summed, 0, f"d{name}.tied", "", 1, *of_update))
     return replace(
         over,
         placed=replace(over.placed, iterations=counts),
-        collectives=(sends,),
+        collectives=tuple(sends),
         places=places,
         device=number,
         stage=f"Stage {number + 1} of {way.stages} computes most ({way.order}).",

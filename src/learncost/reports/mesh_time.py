@@ -14,9 +14,11 @@ from learncost.autoshard.step import (
     StepTraffic,
     StepUsage,
     add_traffic,
+    sizes_of,
+    stages_of,
     step_of,
 )
-from learncost.cost_models import PricedLine, price
+from learncost.cost_models import PricedLine
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import groups, transfer
 from learncost.ir.serializable import attributes
@@ -82,29 +84,31 @@ def over_time(
     rows: Sequence[PricedLine],
     over: OverMesh,
     on: tuple[Cluster, Rates],
-    executed: tuple[OverMesh, str] | None = None,
+    plan: str = "",
     table: Table | None = None,
 ) -> tuple[Timing, StepUsage]:
     """Return the kernels of the priced rows of a placed table, and their step on a cluster.
 
-    on        with the rates of its devices
-    executed  the step as it executes, with its plan, where no plan of it is counted
-    table     of one device, for a pass of inference
+    The kernels are those of the account of the step, which masks no padded positions.
+    on     with the rates of its devices
+    plan   of the step as it executes, where none was given
+    table  of one device, for a pass of inference
     """
-    (cluster, rates), kind, plan, as_run = on, run.precision, run.plan, rows
-    if executed:
-        over, plan = executed
-        as_run = price(over.placed.table, {}, run.book).rows
-    placed, sizes = over.placed, over.of_microbatch(over.of_model)
-    as_run = [row.times(over.runs(row.place, row.macro_operation)) for row in as_run]
-    here = {**over.of_microbatch(over.sizes), **placed.sizes}
-    widths = optimizer_widths(placed.table, kind, placed.whole, placed.holds)
-    lines = timing(as_run, here, rates, kind.values, run.book, widths, (rows, plan if executed else ""))
+    (cluster, rates), kind, sizes = on, run.precision, over.of_microbatch(over.of_model)
     optimizer = run.optimizer or default_optimizer(run.book)
-    config = StepConfig(placed.clauses, kind, plan, procedure, optimizer)
-    account = MeshAccount(run.model, sizes, placed.mesh, config, table)
-    shares = prod(placed.mesh.sizes[axis] for axis in account.sizes.batch_axes)
-    way = over.way or ParallelConfig(placed.mesh.sizes, sizes.get("B", shares) // shares)
+    config = StepConfig(over.placed.clauses, kind, plan or run.plan, procedure, optimizer)
+    account = MeshAccount(run.model, sizes, over.placed.mesh, config, table)
+    shares = prod(over.placed.mesh.sizes[axis] for axis in account.sizes.batch_axes)
+    way = over.way or ParallelConfig(over.placed.mesh.sizes, sizes.get("B", shares) // shares)
+    several = stages_of(account, way, sizes)
+    mine = several if over.device is None else several[over.device :: way.stages]
+    here = account.places_of(account.rows, mine)
+    as_run = [row.times(over.times(row.macro_operation)) if row.place in here else row.times(0) for row in account.rows]
+    placed = account.step.placed
+    widths = optimizer_widths(placed.table, kind, placed.whole, placed.holds)
+    widths |= {name: 0 for name, value in placed.whole.known.items() if value.role == "number"}  # are no memory traffic
+    filled = {**account.sizes.filled(sizes_of(account, way, sizes)), **over.placed.iterations}
+    lines = timing(as_run, filled, rates, kind.values, run.book, widths, (rows, plan))
     return lines, step_of(account, way, sizes, cluster, rates, run.model.tokens({**sizes, "B": 1}), memory=False)
 
 

@@ -36,6 +36,12 @@ ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
 """The fields that say which parameters are trained."""
 
 
+OF_MEMORY = (
+    *("accumulate", "module", "optimizer_implementation", "clip", "loss", "checkpoint_every", "offload", "no_sync"),
+    *("communication_buffers", "lora_dropout"),
+)
+"""The fields of a step on which its memory depends: every answer about a device has those of a trainer's file."""
+
 TIMED = {"eager": "operators", "graph": "kernels", "c99": "kernels", "cuda": "kernels"}
 """The engines whose time is modelled, and what each runs."""
 
@@ -250,8 +256,8 @@ class Request:
     def is_sharded(self) -> bool:
         """Return whether the step is over a mesh. Raises `InputError` for settings of a mesh without one."""
         if self.mesh is None:
-            for name in ("placement", "place", "microbatch", "chunks"):
-                if given := getattr(self, name):
+            for name in ("placement", "place", "microbatch", "chunks", "schedule"):
+                if given := self.given.get(name):
                     raise InputError(f"--{name} {given} requires --mesh, for example --mesh dp=2,tp=4")
         return self.mesh is not None
 
@@ -353,7 +359,7 @@ def _check_task(task: str | None, names: Collection[str]) -> None:
 def _of_files(given: dict[str, Any], names: Collection[str], devices: object) -> dict[str, Any]:
     """Return the fields of a question about trainers' files: what the files say, replaced by what is given.
 
-    names    the fields that the question has; what files say for others is left out
+    names    the fields that the question has; what files say for others is left out, if memory does not depend on it
     devices  their number, if the question has it itself
     """
     model = given.get("model")
@@ -368,7 +374,7 @@ def _of_files(given: dict[str, Any], names: Collection[str], devices: object) ->
     _check_task(of_files.get("task"), names)
     if "engine" not in typed:
         of_files = for_question(of_files, names)
-    kept = {*names, "model", "accumulate"}  # microbatches decide the memory of every answer about a device
+    kept = {*names, "model"} if typed.get("procedure") in INFERENCE else {*names, "model", *OF_MEMORY}
     return {name: value for name, value in of_files.items() if name in kept} | typed
 
 

@@ -18,7 +18,7 @@ from learncost.layers.active import active_parameters, parameters, shown_layer
 from learncost.models.model import Model
 from learncost.models.sizes import check_size
 from learncost.models.tables import letters_of
-from learncost.procedures.procedure import MACRO_OPERATIONS, Procedure
+from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS, Procedure
 from learncost.reports.record import Amount, Cost, LedgerRow
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def ledger(
     for (name,), part in price.by("macro_operation").items():
         phases[name] = (passes[name] + bool(again and name == "forward"), Amount(part.maccs, part.flops))
     batch_size, seq_len, target_len = model.lengths(axes)
+    infers = chosen.name in INFERENCE
     sizes = over.of_model if over else axes
     return Cost(
         model=model.configuration.name,
@@ -68,7 +69,7 @@ def ledger(
         optimizer="",
         tokens=None,
         tokens_per_step=model.tokens(axes),
-        counted=model.configuration.counted,
+        counted="; ".join(filter(None, (model.configuration.counted, "" if infers else model.without_dropout))),
         source=model.configuration.source,
         timing=timed,
         over=over,

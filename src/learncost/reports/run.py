@@ -11,6 +11,7 @@ from learncost.cost_models import Book, Price, PricedLine, price
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
 from learncost.ir.errors import InputError, counted, named_one, shown
+from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, Structure, build, context_beyond, run_sizes
@@ -144,6 +145,19 @@ class PreparedRun:
         """Return the fields of the request that a ledger repeats."""
         return {"plan": self.plan, "tokens": self.tokens, "length_note": self.length_note}
 
+    def counted_apart(self) -> PreparedRun:
+        """Return the run with a name for the trip count of every loop over blocks, of which pipeline stages have parts.
+
+        Numbers are trip counts where adapters or a module cut a loop.
+        """
+        from learncost.passes.stages import counted_apart  # imported where it is needed: start-up counts
+
+        table = counted_apart(self.model.table)
+        counts = zip(self.model.table.repeats, table.repeats, strict=True)
+        named = {new.count: int(size_of(old.count, self.axes)) for old, new in counts if new.count != old.count}
+        model = replace(self.model, table=table, sizes={**self.model.sizes, **named})
+        return replace(self, model=model, axes={**self.axes, **named})
+
     def rows(self, procedure: str, book: Book) -> tuple[PricedLine, ...]:
         """Return the priced lines of one step of a procedure, as polynomials in the axes' sizes; last a reference's."""
         rows = rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
@@ -197,11 +211,11 @@ class PreparedRun:
         by: str,
         over: OverMesh,
         on: tuple[Cluster, Rates] | None = None,
-        executed: tuple[OverMesh, str] | None = None,
+        plan: str = "",
     ) -> Cost:
         """Return the ledger of one device's step of a procedure, with its traffic and time on a cluster.
 
-        executed  the step as it executes, with its plan, if none was given
+        plan  of the step as it executes, if none was given
         """
         if book.rule not in ("executed", "matrix"):
             raise InputError(f"price book {book.name} does not support --mesh: use --price-book run or matmul")
@@ -213,7 +227,7 @@ class PreparedRun:
         if on is not None:
             from learncost.reports.mesh_time import over_time  # imported where it is needed: start-up counts
 
-            timed, takes = over_time(self, procedure, rows, over, on, executed)
+            timed, takes = over_time(self, procedure, rows, over, on, plan)
         rows = tuple(row for row in rows if over.runs(row.place, row.macro_operation))
         answer = ledger(model, chosen, Price(book.name, rows, sizes, self.dtype), by, timed, over)
         answer = replace(answer, trained=self.trained, optimizer=optimizer, **self._asked)
@@ -283,7 +297,8 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
         _check_plan(request, built, names)
     context = None if "seq_len" in lengths else context_beyond(configuration)
     sizes_of_all = built, axes, book, request.optimizer, kind, tokens, learning
-    return PreparedRun(*sizes_of_all, request.plan, context, request.timed_by, _refers(request, axes["B"]))
+    run = PreparedRun(*sizes_of_all, request.plan, context, request.timed_by, _refers(request, axes["B"]))
+    return run.counted_apart() if request.mesh is not None else run
 
 
 def _refers(request: Request, batch: int) -> bool:

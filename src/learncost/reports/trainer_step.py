@@ -168,7 +168,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
 
 def for_question(keywords: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return the keywords of a question with fields of these names, of which some have no engine eager over a mesh."""
-    kept = {name: value for name, value in keywords.items() if name != "engine" or "loss" in names}
+    alone = () if "loss" in names else ("engine", *OF_EAGER) if "engine" in keywords else ("engine",)
+    kept = {name: value for name, value in keywords.items() if name not in alone}
     if kept.get("checkpoint_every") == OPERATORS and "checkpoint_every" not in names:
         kept.pop("procedure")  # which runs whole blocks again, and few products with this selection
     if "loss" not in names and ("mesh" in kept or "engine" not in names):
@@ -469,7 +470,7 @@ class TrainerStep(Shown):
         if self.command:
             yield f"The same with flags: {self.command}"
         if self.left_out:
-            yield f"No part of this command: {' '.join(self.left_out)}"
+            yield f"No flags of this command, which counts them in a device's memory alone: {' '.join(self.left_out)}"
 
     def heading(self) -> Sheet:
         """Return what was read in a few lines, to stand above an answer."""

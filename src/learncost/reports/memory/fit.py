@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError, counted, named_one, shown
-from learncost.ir.serializable import HIDDEN, Key
+from learncost.ir.serializable import HIDDEN, OPTIONAL, Key
 from learncost.models.module import usual_module
 from learncost.models.sizes import CANONICAL, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
@@ -99,6 +99,8 @@ class Fit(AtLength, Drawn):
         Of inference, tokens in a page of the KV cache.
     context
         Of decode, the tokens of each sequence in the KV cache before the step; else None.
+    without_dropout
+        The note that the model's configuration has dropout and the steps none; else "".
 
     Examples
     --------
@@ -127,6 +129,7 @@ class Fit(AtLength, Drawn):
     caches: bool = field(default=True, metadata=HIDDEN)
     page_size: int = field(default=1, metadata=HIDDEN)
     context: int | None = field(default=None, metadata=Key(optional=True, after="seq_len").field)
+    without_dropout: str = field(default="", metadata=OPTIONAL)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return a table with a row for each procedure and plan."""
@@ -205,6 +208,8 @@ class Fit(AtLength, Drawn):
             rule += f", for the module {self.module}." if self.module else "."
             if "c99" in others:
                 rule += " Stack and code are not included."
+        if self.without_dropout:
+            rule += f" Steps have {self.without_dropout}."
         if self.regions:
             regions = " and ".join(f"{region.bytes:,} in {region.name}" for region in self.regions)
             left = self.budget - sum(region.bytes for region in self.regions)
@@ -227,7 +232,7 @@ class Fit(AtLength, Drawn):
 
 
 @takes_request(
-    "model budget flash_size procedures seq_len optimizer dtype * precision plan engine module "
+    "model budget flash_size procedures seq_len optimizer dtype * dropout precision plan engine module "
     "optimizer_implementation loss offload no_sync communication_buffers train train_layers lora lora_rank lora_alpha "
     "lora_dropout target_len on mesh place placement schedule chunks accumulate context "
     "page_size"
@@ -412,6 +417,7 @@ def fit(
         context=one_pass.context if one_pass and alone == "decode" else None,
         caches=all(row.procedure != NAME for row in rows) or bool(question.serving(run).cache),
         page_size=request.tokens_in_page,
+        without_dropout="" if INFERENCE.keys() >= {*names} else run.model.without_dropout,
     )
 
 

@@ -132,7 +132,7 @@ class FitQuestion:
             return self.one_pass(procedure, self.request.plan)[0].run
         asked = self.request if seq_len is None else replace(self.request, seq_len=seq_len)
         asked = replace(asked, batch_size=self.least * self.accumulate, optimizer=None).in_precision(self.dtype)
-        return prepare(asked, () if procedure == NAME else (procedure,))
+        return prepare(replace(asked, dropout=0.0), ()) if procedure == NAME else prepare(asked, (procedure,))
 
     def one_pass(self, procedure: str, plan: str | None) -> tuple[Served, Serving]:
         """Return a prompt or a step of decode alone, as `memory` has it. Raises `InputError`."""

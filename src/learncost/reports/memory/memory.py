@@ -14,7 +14,7 @@ from learncost.liveness import LiveArray, LiveInterval, Moment
 from learncost.models.tables import letters_of
 from learncost.passes.plan import FUSED_ATTENTION, plan_of, usual_plan
 from learncost.procedures.optimizer import DEFAULT
-from learncost.procedures.procedure import INFERENCE, MODES
+from learncost.procedures.procedure import INFERENCE, MODES, PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.arena import Region
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
@@ -27,7 +27,7 @@ from learncost.reports.sheet import AtLength, Drawn, sizes_of
 if TYPE_CHECKING:
     from learncost.passes.fused_update import EpilogueUpdates
     from learncost.program.arena import Arena
-    from learncost.reports.memory.changes import MemoryChange
+    from learncost.reports.memory.on_device import MemoryChange
     from learncost.reports.memory.show import MemoryComparison
     from learncost.reports.mesh_cost import OverMesh
 
@@ -246,6 +246,9 @@ def memory_question(request: Request) -> MemoryQuestion:
     eager = replace(eager, clip=_clips(request.clip))
     budget, regions = available(request.budget, device)
     named_one("mode", request.mode, MODES)
+    procedures = _names("procedures", request.procedure)
+    if request.mode != PAPER and not any(find_procedure(name, INFERENCE).modes for name in procedures):
+        raise InputError(f"--mode applies to pepita and mempepita, not to {request.procedure}")
     if request.is_sharded:
         check_over(engine)
         from learncost.reports.mesh_cost import with_global_batch  # only where there is a mesh
@@ -350,7 +353,7 @@ def memory(request: Request) -> Memory | MemoryComparison:
     def with_changes(answer: Memory) -> Memory:
         if limit is None or len(names) > 1 or len(engines) > 1:
             return answer
-        from learncost.reports.memory.changes import changes_of  # only where it is asked for: start-up
+        from learncost.reports.memory.on_device import changes_of  # only where it is asked for: start-up
 
         return replace(answer, changes=changes_of(question, answer))
 
@@ -450,6 +453,7 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         why += " Clipping adds one norm for each gradient, which is not counted."
     if step.run.plan and not chosen_engine.module and usual_plan(step.unplanned) not in step.plan:
         why += f" Attention scores are stored: --plan {FUSED_ATTENTION},{step.run.plan} stores none."
+    why += f" It has {note}." if (note := step.model.without_dropout) else ""
     if step.model.configuration.not_read:
         why += f" The configuration has {step.model.configuration.not_read}."
     axes = step.run.axes

@@ -81,8 +81,8 @@ class RunAssumptions:
 
 @takes_request(
     "model tokens on devices * mesh place placement schedule microbatch chunks plan procedure price_book dtype "
-    "precision batch_size seq_len target_len optimizer train train_layers lora lora_rank lora_alpha engine "
-    "communication_buffers offload task",
+    "precision batch_size seq_len target_len optimizer dropout train train_layers lora lora_rank lora_alpha engine "
+    "accumulate communication_buffers offload task",
     RunAssumptions,
     price_book=CONVENTION,
     devices=1,
@@ -212,7 +212,8 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
         on = group.device
     machine, attained = _machine(on, dtype)
     one = replace(request, tokens=None, on=None, mesh=None, place=None, placement=None, dtype=None, precision=precision)
-    one = replace(one, plan=None, microbatch=None, chunks=None) if over_devices else one
+    if over_devices:  # operations are counted on one device, without microbatches and stages
+        one = replace(one, plan=None, microbatch=None, chunks=None, schedule="1f1b", accumulate=1)
     step = cost(one, by="macro-operation")
     if step.built is not None:
         check_batch(step.built.table, step.model, step.built.configuration.layer)

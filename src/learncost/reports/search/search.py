@@ -373,7 +373,7 @@ def search(
     if cast := next((kind for kind in kinds if kind.autocast), None):
         masters = training_precision(cast.values)
         raise InputError(f"search has no autocast: give --precision {masters} in place of {cast.name}")
-    run = prepare(of_one(request.in_precision(kinds[0].name)))
+    run = prepare(of_one(request.in_precision(kinds[0].name))).counted_apart()
     name = run.model.configuration.name
     if not run.model.learns:
         raise InputError(
@@ -438,7 +438,7 @@ def search(
 
 def of_one(request: Request) -> Request:
     """Return the request with one sequence and no mesh, for the model, what is trained of it, and its length."""
-    kept = {name: getattr(request, name) for name in ("seq_len", "target_len", *ADAPTING)}
+    kept = {name: getattr(request, name) for name in ("seq_len", "target_len", "dropout", *ADAPTING)}
     return Request(request.model, batch_size=1, **kept, precision=request.kind().name, sizes=request.sizes)
 
 

@@ -15,7 +15,7 @@ from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.table import Table
 from learncost.passes.plan import usual_plan
-from learncost.procedures.optimizer import default_optimizer
+from learncost.procedures.optimizer import DEFAULT, default_optimizer
 from learncost.program.pipeline import CHUNKS, KINDS
 from learncost.reports.memory.types import communication_buffers_of
 from learncost.reports.request import Request
@@ -77,6 +77,11 @@ class MeshCut:
         each, number = batch // shares, counted(request.accumulate) or 1
         microbatch = self.microbatch if request.microbatch is not None else -(-each // number) if number > 1 else usual
         microbatch = microbatch or each
+        if number > 1 and each != number * microbatch:
+            raise InputError(
+                f"a batch shard of {each:,} is not accumulate = {number:,} microbatches of {microbatch:,}: the "
+                f"next divisible batch_size is {number * microbatch * shares:,}"
+            )
         if each % microbatch:
             raise InputError(
                 f"a batch shard has {each:,} sequences, which is not divisible by microbatches of {microbatch:,}: "
@@ -101,6 +106,8 @@ def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> 
     if pipeline is None and grid.sizes.get(PIPELINE, 1) > 1:
         which, names = next(clause for clause in several if clause.mesh == PIPELINE), " ".join(blocks_of(table))
         raise InputError(f"{PIPELINE} shards the stack of blocks: write {names} over {PIPELINE}, not {str(which)!r}")
+    if pipeline is None and request.given.get("schedule"):
+        raise InputError(f"--schedule {schedule} requires pipeline stages, for example --mesh pp=2,dp=2")
     if pipeline is None:
         return MeshCut(None, grid, several, grid.sizes, schedule, 1, (), microbatch, buffers)
     if pipeline.stages > 1 and request.procedure not in ("bp", "recompute"):  # whose microbatches pass once
@@ -128,6 +135,9 @@ def pipeline_options(request: Request) -> tuple[int, int]:
     return whole["microbatch"], 0 if request.chunks is None else whole["chunks"]
 
 
+OF_MESH = ("plan", "procedure", "optimizer", "accumulate", "schedule", "chunks", "communication_buffers")
+"""The settings of a step that a search for its mesh has no choice of: it takes the usual ones."""
+
 LARGEST = 10**6
 """Sequences of a microbatch, and stages on a device."""
 
@@ -153,18 +163,17 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     devices = int(request.devices or 1)
     memory = float(cluster.device.ram)
     if not request.is_sharded or request.mesh is None:
-        given = ["plan"] if request.plan is not None else []
-        given += [] if request.procedure == "bp" else [f"procedure {request.procedure}"]
-        if request.mesh is None and given:
-            raise InputError(f"--{given[0]} requires --mesh; without --mesh the fastest mesh is used")
-        pipeline_options(request)
+        of_mesh = [name for name in OF_MESH if name in request.given and request.given[name] != DEFAULT]
+        if request.mesh is None and of_mesh:
+            flag, value = of_mesh[0].replace("_", "-"), request.given[of_mesh[0]]
+            raise InputError(f"--{flag} {value} requires --mesh; without --mesh the fastest mesh is used")
         best = search(replace(request, on=cluster), devices, top=1).best
         text = f"{best.zero}, the fastest mesh that learncost search finds"
         return Spread(best.step, text, memory, False, best.split, best.plan)
     grid = parse_mesh(request.mesh)
     if devices not in (1, grid.devices):
         raise InputError(f"the mesh {grid} has {grid.devices:,} devices, not {devices:,}")
-    run, kind = prepare(of_one(request)), request.kind()
+    run, kind = prepare(of_one(request)).counted_apart(), request.kind()
     length = run.model.tokens(run.axes) // run.axes["B"]
     batch = batch_of(request.batch_size, length, grid.devices)
     cut = mesh_cut(request, run.model.table)

@@ -775,6 +775,7 @@ def cost(
     chunks: int | str | None = None,
     page_size: int | str | None = None,
     engine: _Engine | str = "",
+    accumulate: int | str = 1,
     offload: _Offload | str = "",
     task: _Task | str = "",
     *,
@@ -829,6 +830,7 @@ def cost(
     chunks: Stages on a device in the interleaved schedule.
     page_size: Tokens in a page of the KV cache, such as 16 in vLLM: each sequence has full pages.
     engine: The engine of the step's time and memory: eager, graph or cuda.
+    accumulate: Number of microbatches for gradient accumulation, on which the memory of a step depends.
     offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
         bitsandbytes' PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host:
         states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
@@ -921,6 +923,7 @@ def fit(
     optimizer: _Optimizer | str | None = None,
     dtype: _Dtype | str | None = None,
     *,
+    dropout: float | str = 0.0,
     precision: _Precision | str | None = None,
     plan: _Plan | str | None = None,
     engine: _Engine | str = "",
@@ -963,6 +966,7 @@ def fit(
     optimizer: adamw (the default), adamw8bit, sgd or momentum; or adam8bit, adafactor, lion, muon (state size
         only).
     dtype: Short form of `precision`.
+    dropout: The dropout probability.
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
         int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
@@ -1231,12 +1235,14 @@ def run_cost(
     seq_len: int | str | Sequence[int] | None = None,
     target_len: int | str | None = None,
     optimizer: _Optimizer | str | None = None,
+    dropout: float | str = 0.0,
     train: _Train | object = None,
     train_layers: object = None,
     lora: _Lora | object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
     engine: _Engine | str = "",
+    accumulate: int | str = 1,
     communication_buffers: int | str | None = None,
     offload: _Offload | str = "",
     task: _Task | str = "",
@@ -1285,6 +1291,7 @@ def run_cost(
     seq_len: Tokens in a sequence; in the encoder's sequence for an encoder-decoder.
     target_len: Tokens in a decoder sequence of an encoder-decoder.
     optimizer: adamw, sgd or momentum, for price books that count the optimizer.
+    dropout: The dropout probability.
     train: The trainable parameters: all, none, head, embeddings, biases, the encoder or decoder of a model with
         both, or a comma-separated list of weights and modules.
     train_layers: The blocks that are trained, or have LoRA, counted from 0: 10-11, or 0,2,5-7, or "first 2", or
@@ -1294,6 +1301,7 @@ def run_cost(
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
     engine: The engine of the step's time and memory: eager, graph or cuda.
+    accumulate: Number of microbatches for gradient accumulation, on which the memory of a step depends.
     communication_buffers: Communication buffers on each device, in bytes, which no engine knows of: DeepSpeed's
         ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.
     offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +13,7 @@ from against_torch_and_jax.torch_side import Eager, facts
 
 from learncost.backends.triton import emitted
 from learncost.engines.core import Prepared
+from learncost.engines.in_triton import names_of
 from learncost.engines.numpy_engine import Training
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
@@ -28,7 +26,7 @@ class EmittedStep:
     def __init__(self, prepared: Prepared, dtype: str, device: str | torch.device) -> None:
         table = without_gradients(prepared.table)
         table = planned(table, chosen(table, prepared.sizes, dtype), prepared.sizes)
-        file = _module(emitted(table, prepared.sizes, dtype, "A step that is measured."))
+        file = SimpleNamespace(**names_of(emitted(table, prepared.sizes, dtype, "A step that is measured.")))
         values: Mapping[str, Any] = prepared.values
         self.given = {
             name: torch.as_tensor(np.array(values[name])).to(device, kind).reshape(shape)
@@ -37,17 +35,6 @@ class EmittedStep:
         self.memory = file.lay_out(self.given, torch.empty(file.BYTES, dtype=torch.uint8, device=device))
         self.run: Callable[[], object] = lambda: file.step(self.memory, file.KERNELS)
         self.graph: Callable[[], Callable[[], object]] = lambda: file.captured(self.memory)
-
-
-def _module(text: str) -> ModuleType:
-    path = Path(tempfile.mkdtemp(), "step.py")
-    path.write_text(text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(f"emitted_{path.parent.name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class InTriton(Eager):

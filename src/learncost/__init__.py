@@ -55,6 +55,7 @@ _MODULES = {
     "reports.search.search": "search Search",
     "reports.sweep": "Sweep sweep",
     "reports.trainer_step": "TrainerStep request_of",
+    "training.compiled": "compile CompiledStep",
     "training.train": "train",
     "verification.check": "check_layer",
     "verification.verify": "verify",

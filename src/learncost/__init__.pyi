@@ -60,6 +60,8 @@ from learncost.reports.several_models import ModelComparison
 from learncost.reports.sweep import Sweep as Sweep
 from learncost.reports.trainer_step import TrainerStep as TrainerStep
 from learncost.reports.trainer_step import request_of as request_of
+from learncost.training.compiled import CompiledStep as CompiledStep
+from learncost.training.compiled import compile as compile
 from learncost.training.loop import TrainingResult
 from learncost.verification.check import check_layer as check_layer
 from learncost.verification.verify import verify as verify
@@ -1489,7 +1491,8 @@ def train(
     weight_decay: The weight decay.
     clip: The largest global gradient norm.
     plan: The plan of the step, such as recompute=gelu+norm.
-    device: With `engine` torch: cpu (the default), or cuda, which uses PyTorch's operators with torch.compile.
+    device: With `engine` torch: cpu (the default), or cuda, which runs the step of emit --backend triton as a
+        CUDA graph.
     budget: With `engine` torch: available memory for a step, such as 2GB.
     seed: The seed of weights, batches, dropout and samples.
     steps: The number of steps.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from learncost.backends.placed import TYPES, placed
+from learncost.backends.placed import TYPES, InPlaceProgram, placed
 from learncost.engines import processor
 from learncost.engines.compiler import Call, CompiledKernels
 from learncost.engines.emitted import executed_text
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class InPlace:
     """A compiled step that can run repeatedly: its program, kernels, arena and the tensors that it changes in place.
 
+    On a CPU the kernels are in C. `StepInTriton` is the same step on a GPU.
+
     table    a step's table whose outputs are results and new weights, no gradients
     sizes    the sizes of all axes and trip counts
     dtype    fp32, fp64, or bf16-masters for products in bf16 with weights in fp32
@@ -34,6 +36,8 @@ class InPlace:
     devices  the DeviceMesh of its collectives, on a mesh of devices
     Raises `InputError` where a line cannot be computed in place, or without a compiler.
     """
+
+    device = "cpu"
 
     def __init__(
         self,
@@ -44,25 +48,37 @@ class InPlace:
         arena: torch.Tensor | None = None,
         devices: DeviceMesh | None = None,
     ) -> None:
-        self.program = placed(table, sizes, dtype)
+        self.program, namespace = self._loaded(table, sizes, dtype)
         # A weight that no line updates in place is copied, for example if two lines compute it.
         self._moved = {new: tensors[old] for old, new in table.renewed.items() if new in self.program.results}
-        namespace = executed_text(self.program.text)
         self._given = {name: tensors[name] for name in self.program.given if name in tensors}
         self._inputs = {}
         for name, (axes, kind) in self.program.given.items():
             if name not in tensors:
                 shape = shape_of(axes, sizes)
-                self._inputs[name] = torch.empty(shape, dtype=getattr(torch, TYPES[kind]))
+                self._inputs[name] = torch.empty(shape, dtype=getattr(torch, TYPES[kind]), device=self.device)
         if arena is None or len(arena) < self.program.bytes:
-            arena = _large(self.program.bytes)
+            arena = self._allocated(self.program.bytes)
         self.arena = arena
         self._memory: SimpleNamespace = namespace["lay_out"]({**self._given, **self._inputs}, arena)
-        kernels = CompiledKernels(self.program.functions)
-        names = [function.name for function in self.program.functions]
-        self._kernels = SimpleNamespace(**{name: _on_tensors(kernels[name]) for name in names})
-        self._step = namespace["step"]
+        self._kernels: SimpleNamespace = namespace["KERNELS"]
+        self._step: Callable[..., None] = namespace["step"]
         self._devices = (devices,) if self.program.meets else ()
+
+    def _loaded(self, table: Table, sizes: Mapping[str, int], dtype: str) -> tuple[InPlaceProgram, dict[str, Any]]:
+        """Return the program of a step, and what its text defines, with compiled kernels."""
+        program = placed(table, sizes, dtype)
+        namespace = executed_text(program.text)
+        kernels = CompiledKernels(program.functions)
+        named = {function.name: _on_tensors(kernels[function.name]) for function in program.functions}
+        return program, namespace | {"KERNELS": SimpleNamespace(**named)}
+
+    def _allocated(self, size: int) -> torch.Tensor:
+        return _large(size)
+
+    def _run(self) -> None:
+        with library_products():
+            self._step(self._memory, self._kernels, *self._devices)
 
     @property
     def batch(self) -> int:
@@ -73,8 +89,8 @@ class InPlace:
         """Run one step on named arrays and return its results, in memory that the next step overwrites."""
         for name, tensor in self._inputs.items():
             tensor.copy_(torch.as_tensor(np.require(arrays[name], requirements="W")))
-        with torch.inference_mode(), library_products():
-            self._step(self._memory, self._kernels, *self._devices)
+        with torch.inference_mode():
+            self._run()
             results = {
                 name: getattr(self._memory, output).view(shape)
                 for name, (output, shape) in self.program.results.items()

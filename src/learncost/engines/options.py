@@ -77,7 +77,7 @@ class Options(Serializable):
     plan
         The plan of the step, such as recompute=gelu+norm. The default is the engine's choice.
     device
-        With `engine` torch: cpu (the default), or cuda, which uses PyTorch's operators with torch.compile.
+        With `engine` torch: cpu (the default), or cuda, which runs the step of emit --backend triton as a CUDA graph.
     budget
         With `engine` torch: available memory for a step, such as 2GB. It decides which activations are saved and which
         are recomputed.

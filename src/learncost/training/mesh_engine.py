@@ -28,7 +28,7 @@ from learncost.sharding.presets import chosen_for
 from learncost.training.engine import Arrays, Batch, NumPyEngine
 from learncost.training.mesh_runner import MeshRunner, mine, parts_of_batch
 from learncost.training.parts import KINDS, ArrayPart, Parts
-from learncost.training.torch_engine import check_codes, check_device
+from learncost.training.torch_engine import check_codes
 
 
 class MeshEngine(NumPyEngine):
@@ -46,7 +46,9 @@ class MeshEngine(NumPyEngine):
             raise InputError("--budget cannot be combined with --mesh: remove one of them")
         if find_procedure(options.procedure).by_iterations:
             raise InputError(f"--mesh lays weights out once, so {options.procedure} is for one process")
-        check_device(options)
+        from learncost.engines.in_triton import check_device  # with PyTorch
+
+        check_device(options.device)
         check_codes(options)
         self._mesh = mesh(options.mesh or "")
         super().__init__(configuration, replace(options, engine="torch"))

@@ -22,7 +22,7 @@ from learncost.models.configuration import Configuration
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.optimizer import without_gradients
-from learncost.reports.memory.planner import smallest
+from learncost.reports.memory.planner import chosen, smallest
 from learncost.training.engine import Arrays, NumPyEngine
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ class TorchRunner:
 
     def __init__(self, training: Training, plan: str | None, device: str) -> None:
         self.training, self.plan, self.device = training, plan, device
+        self.gpu = device if device.startswith("cuda") else ""
+        if self.gpu:
+            from learncost.engines.in_triton import is_interpreted
+
+            self.device = "cpu" if is_interpreted() else device
         training.weights = {name: widened(array) for name, array in training.weights.items()}
         training.state = {name: widened(array) for name, array in training.state.items()}
         self.forget()
@@ -69,7 +74,7 @@ class TorchRunner:
 
     def made(self, prepared: Prepared) -> Any:
         """Return the step of a table for arrays of one size."""
-        return _TorchStep(prepared, self.plan, self.training.precision.name, self.pool)
+        return _TorchStep(prepared, self.plan, self.training.precision.name, self.pool, self.gpu)
 
     @property
     def says(self) -> str:
@@ -80,7 +85,7 @@ class TorchRunner:
     def memory(self) -> int | None:
         """The bytes of persistent arrays, a batch and all arenas; None if operators allocate.
 
-        It is what `learncost memory --engine torch` says.
+        It is what `learncost memory --engine torch` says; on a GPU --engine cuda, which adds libraries' workspaces.
         """
         steps = self._steps.values()
         if not steps or any(step.arena is None for step in steps):
@@ -108,7 +113,9 @@ class TorchEngine(NumPyEngine):
             import torch  # noqa: F401  # said here, before anything else is made
         except ImportError:
             raise InputError(f"--engine torch needs PyTorch: {to_install('torch')}") from None
-        check_device(options)
+        from learncost.engines.in_triton import check_device, check_gpu
+
+        (check_gpu if options.device.startswith("cuda") else check_device)(options.device)
         check_codes(options)
         if options.device != "cpu" and find_optimizer(options.optimizer).states:
             raise InputError(f"--device {options.device} keeps states as they are, and {options.optimizer} rounds them")
@@ -154,17 +161,6 @@ def check_codes(options: Options) -> None:
     if precision_of(options.dtype).learned:
         example = f"as in {options.dtype}: use --engine numpy"
         raise InputError(f"--engine torch has no step for weights that learn as codes, {example}")
-
-
-def check_device(options: Options) -> None:
-    """Refuse a device that PyTorch does not know or see."""
-    import torch
-
-    try:
-        torch.empty(1, device=options.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise InputError(f"--device {options.device} cannot be used here: {reason}") from None
 
 
 @dataclass
@@ -219,6 +215,10 @@ def _as_array(tensor: torch.Tensor) -> torch.dtype:
     return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
 
 
+class MemoryNeededError(InputError):
+    """A step does not fit the memory of its device."""
+
+
 class TensorStep:
     """A table for arrays of one size, in place if every line supports it, else as PyTorch's operators.
 
@@ -232,14 +232,26 @@ class TensorStep:
         self.owned = tuple(dict.fromkeys((*self.table.weights, *self.table.renewed)))
 
     def in_place(
-        self, table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, int], precision: str, *devices: DeviceMesh
+        self,
+        table: Table,
+        arrays: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        precision: str,
+        *devices: DeviceMesh,
+        gpu: str = "",
     ) -> InPlace:
-        """Return the compiled step on the pool's tensors and arena. Raises `InputError`."""
+        """Return the compiled step on the pool's tensors and arena, on a GPU in Triton. Raises `InputError`."""
         from learncost.engines.in_place import InPlace
 
         pool, is_double = self.pool, np.float64 in {arrays[name].dtype for name in self.table.weights}
         tensors = {name: pool.tensor(name, arrays[name]) for name in self.owned}
-        step = InPlace(table, sizes, "fp64" if is_double else precision, tensors, pool.arena, *devices)
+        dtype = "fp64" if is_double else precision
+        if gpu:
+            from learncost.engines.in_triton import StepInTriton
+
+            step: InPlace = StepInTriton(table, sizes, dtype, tensors, pool.arena, gpu)
+        else:
+            step = InPlace(table, sizes, dtype, tensors, pool.arena, *devices)
         pool.arena = step.arena
         return step
 
@@ -257,22 +269,49 @@ class TensorStep:
 class _TorchStep(TensorStep):
     """A step of one process, with the arena and the bytes of its inputs if it is in place."""
 
-    def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: TensorPool) -> None:
+    def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: TensorPool, gpu: str = "") -> None:
         super().__init__(prepared, pool)
-        self.plan = smallest(self.table, self.sizes, precision) if plan is None else plan
+        self.plan = (chosen if gpu else smallest)(self.table, self.sizes, precision) if plan is None else plan
         table, how = planned(self.table, self.plan), f"on PyTorch's operators on {pool.device}"
         self.arena: torch.Tensor | None = None
         self.batch = 0
-        if pool.device == "cpu":
+        if pool.device == "cpu" or gpu:
             try:
-                self.run = step = self.in_place(table, prepared.values, self.sizes, precision)
+                if gpu:
+                    self._check_memory(prepared, precision, gpu)
+                self.run = step = self.in_place(table, prepared.values, self.sizes, precision, gpu=gpu)
                 self.arena, self.batch = step.arena, step.batch
-                how = f"kernels compiled by {' '.join(compiler() or ())}"
+                how = (
+                    f"kernels in Triton on {pool.device}"
+                    if gpu
+                    else f"kernels compiled by {' '.join(compiler() or ())}"
+                )
+            except MemoryNeededError:
+                raise
             except InputError as error:
                 how = f"on PyTorch's operators, as {error}"
         if self.arena is None:
             self.run = TorchProgram(table, self.sizes, precision, pool.device)
         self.says = f"plan {self.plan or 'none'}, {how}"
+
+    def _check_memory(self, prepared: Prepared, precision: str, gpu: str) -> None:
+        """Raise `MemoryNeededError` for an arena that a GPU has no memory for, with the plan whose arena fits."""
+        from learncost.backends import triton
+        from learncost.engines.in_triton import free_bytes
+
+        def arena(plan: str) -> int:
+            return triton.laid_out(planned(self.table, plan), self.sizes, precision).bytes
+
+        held = sum(self.pool.tensor(name, prepared.values[name]).nbytes for name in self.owned)
+        free, needed = free_bytes(gpu), arena(self.plan)
+        if free is None or needed <= free + (self.pool.arena.nbytes if self.pool.arena is not None else 0):
+            return
+        other = chosen(self.table, self.sizes, precision, free + held)
+        smaller = arena(other)
+        advice = f"--plan {other}, which takes {smaller:,}" if smaller <= free else "a smaller --batch-size"
+        raise MemoryNeededError(
+            f"a step takes {needed:,} bytes beside weights and states, and {gpu} has {free:,} free: give {advice}"
+        )
 
     def __call__(self, prepared: Prepared) -> Values:
         tensors = self.ran(prepared.values)

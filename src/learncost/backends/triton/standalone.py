@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 
 from learncost.backends.placed import layout as in_place
 from learncost.backends.placed.kernels import KernelTable
 from learncost.backends.placed.layout import InPlaceLayout
-from learncost.backends.placed.program import TYPES, in_place_program
+from learncost.backends.placed.program import TYPES, InPlaceProgram, in_place_program
 from learncost.backends.triton.kernel import kernel
 from learncost.backends.triton.preamble import HELPERS, MAIN, PREAMBLE, USE
 from learncost.ir.errors import InputError
@@ -38,7 +39,12 @@ def longest(layout: InPlaceLayout) -> tuple[str, int]:
 
 
 def emitted(table: Table, sizes: Mapping[str, int], dtype: str, title: str) -> str:
-    """Return the file of a step: documentation, the kernels, the step, its layout, and a command line.
+    """Return the file of a step, with the arguments of `in_triton`."""
+    return in_triton(table, sizes, dtype, title).text
+
+
+def in_triton(table: Table, sizes: Mapping[str, int], dtype: str, title: str) -> InPlaceProgram:
+    """Return the program of a step, whose text is a file: documentation, kernels, the step, its layout, a command line.
 
     Raises `InputError` for a line that no kernel computes, or an array of too many elements.
     """
@@ -53,7 +59,8 @@ def emitted(table: Table, sizes: Mapping[str, int], dtype: str, title: str) -> s
     warps = "".join(f"    {launch.name}: {launch.warps},\n" for launch in launches if launch.name not in HELPERS)
     ending = f"KERNELS = SimpleNamespace(\n{names})\nWARPS = {{\n{warps}}}"
     parts = (PREAMBLE, *helpers, kernels, step.strip("\n"), f"{_given(layout)}\n{ending}", MAIN)
-    return f'"""{title}\n{USE}"""\n\n' + "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
+    text = f'"""{title}\n{USE}"""\n\n' + "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
+    return replace(placed, text=text)
 
 
 def _given(layout: InPlaceLayout) -> str:

@@ -50,6 +50,7 @@ class KernelFunction:
     shares   pairs of an array that is read and one that is written that may be one and the same memory
     scratch  workspace for a dialect without allocation: parameters after the written ones
     launches the kernels of a GPU that it launches, in order
+    allocates bytes that a library allocates in it, and frees
     """
 
     name: str
@@ -60,6 +61,7 @@ class KernelFunction:
     shares: tuple[tuple[str, str], ...]
     scratch: tuple[Scratch, ...] = ()
     launches: tuple[Launch, ...] = ()
+    allocates: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Launch:
     """A kernel of a GPU, with the places of its arrays among those that the function reads, writes and needs.
 
     product  of tiles: the number of matrices, their rows and columns, and the length of a sum
+    shapes   of what library attention reads: sequences, heads, positions, width; `causal` as there
     """
 
     name: str
@@ -74,6 +77,8 @@ class Launch:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     product: tuple[int, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    causal: bool = False
 
 
 @dataclass(frozen=True)

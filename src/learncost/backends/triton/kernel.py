@@ -12,6 +12,7 @@ from textwrap import fill
 from learncost.backends.c import KernelFunction, Launch, Scratch
 from learncost.backends.c.unify import lowered
 from learncost.backends.expression import Identifiers
+from learncost.backends.triton.attention import attention, library
 from learncost.backends.triton.blocks import PrintedKernel, rows, tiles
 from learncost.backends.triton.counted import MARK, counted
 from learncost.backends.triton.values import COMPUTED, FUNCTIONS, RESERVED, TYPES, KernelValues, summed
@@ -35,6 +36,9 @@ def kernel(
     A kernel of products and other sums is several, with the products' results as its workspace.
     Raises `InputError` with a line that cannot be printed; SizeNeededError where a size must be a constant.
     """
+    found = attention(lines, outputs, sizes)
+    if found and (function := library(lines, found, axes, dtypes, sizes, name)):
+        return function
     plan = lines[0].meta.kernel or FusedKernel(name, ())
     normal = [_renamed(each) for line in lowered(lines, axes, outputs, plan.axes) for each in counted(line)]
     arrays = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs

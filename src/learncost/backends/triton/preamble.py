@@ -10,7 +10,12 @@ To run it, with `given` a dictionary of tensors by the names in GIVEN, on the de
 On the command line, with made up tensors, and with the registers of the kernels, for which no GPU is needed:
 
     python step.py
+    python step.py --deterministic
     python step.py --compile sm_80 sm_90
+
+Two runs of the kernels in this file are bit-equal: none adds by atomics, and index_put_ sorts. PyTorch's attention,
+where it is called, may add its gradients by atomics; --deterministic chooses kernels of PyTorch that do not, and the
+difference of both times is what that costs.
 """
 
 PREAMBLE = """\
@@ -100,7 +105,37 @@ def add_parts(parts, total, number, size):
     tl.store(total + i, sums, mask=i < size)
 '''
 
-HELPERS = {"tanh": TANH, "log1p": LOG1P, "expm1": EXPM1, "power": POWER, "dot_bf16": DOT_BF16, "add_parts": ADD_PARTS}
+ATTENTION = '''\
+def library_attention(q, k, v, a, causal, scale):
+    """a = softmax(scale q k^T) v by PyTorch's library in v's type, each [sequences, heads, positions, width]."""
+    several = q.shape[1] != k.shape[1]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    a.copy_(attend(q.to(v.dtype), k.to(v.dtype), v, is_causal=causal, scale=scale, enable_gqa=several))
+'''
+
+ATTENTION_BACKWARD = '''\
+def library_attention_backward(q, k, v, da, dq, dk, dv, causal, scale):
+    """The gradients of attention by PyTorch's library, which makes its output and sums of rows again."""
+    with torch.inference_mode(False), torch.enable_grad():
+        factors = [each.detach().to(v.dtype).requires_grad_() for each in (q, k, v)]
+        several = q.shape[1] != k.shape[1]
+        attend = torch.nn.functional.scaled_dot_product_attention
+        a = attend(*factors, is_causal=causal, scale=scale, enable_gqa=several)
+        made = torch.autograd.grad(a, factors, da.to(a.dtype))
+    for gradient, each in zip((dq, dk, dv), made):
+        gradient.copy_(each)
+'''
+
+HELPERS = {
+    "library_attention": ATTENTION,
+    "library_attention_backward": ATTENTION_BACKWARD,
+    "tanh": TANH,
+    "log1p": LOG1P,
+    "expm1": EXPM1,
+    "power": POWER,
+    "dot_bf16": DOT_BF16,
+    "add_parts": ADD_PARTS,
+}
 """The functions of kernels by name."""
 
 MAIN = '''\
@@ -154,8 +189,11 @@ def main(arguments):
         for target in arguments[1:] or ("sm_80", "sm_90"):
             registers(target)
         return
-    if arguments:
-        refuse(f"{arguments[0]} is no option: --compile [sm_80] [sm_90], or none")
+    if arguments == ["--deterministic"]:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without which cuBLAS refuses
+        torch.use_deterministic_algorithms(True)
+    elif arguments:
+        refuse(f"{arguments[0]} is no option: --deterministic, --compile [sm_80] [sm_90], or none")
     where = device()
     given = {}
     for name, (shape, kind) in GIVEN.items():

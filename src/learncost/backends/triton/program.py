@@ -8,6 +8,7 @@ from math import prod
 from learncost.backends.c import KernelFunction
 from learncost.backends.placed.layout import InPlaceLayout
 from learncost.backends.placed.program import TYPES
+from learncost.backends.triton.attention import BACKWARD
 from learncost.program.calls import Axes, Call, CallLoop, Item, MatrixView, axes_within
 from learncost.program.lifetimes import Path, ScheduledArray
 from learncost.program.program import CUDA, Buffer, Operand, Program, ProgramOp
@@ -68,6 +69,15 @@ class _LaunchedCall:
             arrays = (*call.function.reads, *call.function.writes)
             for launch in call.function.launches:
                 reads, writes = ([arrays[at] for at in places] for places in (launch.reads, launch.writes))
+                if launch.shapes:
+                    name = f"aten::scaled_dot_product_flash_attention{'_backward' if launch.name == BACKWARD else ''}"
+                    kind = self._operand(reads[-1]).dtype
+                    operands = [
+                        self._operand(read)._replace(shape=shape, dtype=kind)
+                        for read, shape in zip(reads, launch.shapes, strict=True)
+                    ]
+                    yield self._op(name, operands, writes, {"is_causal": launch.causal}, launch.name)
+                    continue
                 known = {"product": launch.product, "dtype": self._operand(reads[0]).dtype} if launch.product else {}
                 yield self._op("triton::tiles" if known else "triton::rows", reads, writes, known, launch.name)
         else:

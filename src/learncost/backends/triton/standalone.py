@@ -56,7 +56,9 @@ def in_triton(table: Table, sizes: Mapping[str, int], dtype: str, title: str) ->
     _, _, step = placed.text.partition("import torch\n")
     names = "".join(f"    {function.name}={function.name},\n" for function in placed.functions)
     launches = [launch for function in placed.functions for launch in function.launches]
-    warps = "".join(f"    {launch.name}: {launch.warps},\n" for launch in launches if launch.name not in HELPERS)
+    warps = "".join(
+        f"    {launch.name}: {launch.warps},\n" for launch in launches if launch.warps and launch.name not in HELPERS
+    )
     ending = f"KERNELS = SimpleNamespace(\n{names})\nWARPS = {{\n{warps}}}"
     parts = (PREAMBLE, *helpers, kernels, step.strip("\n"), f"{_given(layout)}\n{ending}", MAIN)
     text = f'"""{title}\n{USE}"""\n\n' + "\n\n\n".join(part.strip("\n") for part in parts) + "\n"

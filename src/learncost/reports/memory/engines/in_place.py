@@ -78,7 +78,9 @@ def _no_gpu(step: MemoryStep) -> str:
 
 
 def _on_gpu(step: MemoryStep, sizes: Mapping[str, int], check: bool = False) -> dict[str, int]:
-    return _parts(step, laid_out_on_gpu(step, sizes, check), sizes) | {"workspaces": WORKSPACES}
+    layout = laid_out_on_gpu(step, sizes, check)
+    library = max((function.allocates for function in layout.functions), default=0)
+    return _parts(step, layout, sizes) | {"workspaces": WORKSPACES + library}
 
 
 def laid_out_on_gpu(step: MemoryStep, sizes: Mapping[str, int], check: bool = True) -> InPlaceLayout:

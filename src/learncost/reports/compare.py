@@ -19,7 +19,7 @@ from learncost.models.model import axes_of
 from learncost.procedures.procedure import several
 from learncost.reports.crossing import coefficients, stretches
 from learncost.reports.record import Cost
-from learncost.reports.request import Request, takes_request
+from learncost.reports.request import GPU, Request, takes_request
 from learncost.reports.run import PreparedRun, left_out_text, possible, prepare
 from learncost.reports.sheet import Drawn
 
@@ -225,6 +225,13 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
         costs[run.book.name] = {
             name: replace(run.cost(name, run.book, on=rates), dtype=kind.name, request=replace(request, procedure=name))
             for name in names
+        }
+    if request.on is not None and request.timed_by == GPU:
+        from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
+
+        timed = costs[run.book.name]
+        costs[run.book.name] = {
+            name: with_kernels(each, replace(request, procedure=name)) for name, each in timed.items()
         }
     configuration = run.model.configuration
     one_target = request.target_len is not None or any(name in request.sizes for name in ("M", "target_length"))

@@ -117,10 +117,9 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         run = prepare(request)
         answer = run.cost(procedure, run.book, by, rates)
         if rates is not None and answer.built and (answer.built.configuration.layer or request.timed_by == GPU):
-            from learncost.reports.recorded import recorded_time  # imported where it is needed: start-up counts
+            from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
 
-            found = recorded_time(request, answer.built, answer.optimizer)
-            answer = replace(answer, recorded=found) if not isinstance(found, str) else replace(answer, instead=found)
+            answer = with_kernels(answer, request)
     parts = counted(request.accumulate) or 0
     if request.is_training and parts != 1 and not request.is_sharded:
         if not parts or answer.batch_size % parts:

@@ -16,6 +16,7 @@ from learncost.reports.sheet import Sheet, SheetRow, joules_of, seconds_of
 
 if TYPE_CHECKING:
     from learncost.models.model import Model
+    from learncost.reports.record import Cost
     from learncost.reports.request import Request
     from learncost.timing.clocks import ProgramTime
 
@@ -124,6 +125,14 @@ class RecordedTime(Serializable):
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else ""
+
+
+def with_kernels(answer: Cost, request: Request) -> Cost:
+    """Return an answer with the time of its kernels, where these are known, or why it has none."""
+    if answer.built is None:
+        return answer
+    found = recorded_time(request, answer.built, answer.optimizer)
+    return replace(answer, instead=found) if isinstance(found, str) else replace(answer, recorded=found)
 
 
 def recorded_time(request: Request, model: Model, optimizer: str) -> RecordedTime | str:

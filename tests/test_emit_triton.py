@@ -284,6 +284,35 @@ def test_a_module_compiles_to_a_step_in_triton() -> None:
     subprocess.run([sys.executable, "-c", COMPILE], env=environment, check=True)
 
 
+def test_what_a_gpu_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No CUDA, another card, a kernel that does not compile, no Triton; a step that does not fit is in `TRAIN`."""
+    import torch
+    from triton.errors import TritonError
+
+    from learncost.engines import in_triton
+
+    with pytest.raises(lc.InputError, match="--device abacus cannot be used here: "):
+        in_triton.check_gpu("abacus")
+    monkeypatch.setattr(in_triton, "check_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    with pytest.raises(lc.InputError, match=r"needs compute capability 8.0, that of an A100, and Tesla T4 has 7.5"):
+        in_triton.check_gpu("cuda")
+
+    def refused(*_: Any) -> None:
+        raise TritonError("at 3:4:\n    tl.dot(a)\nout of resource: shared memory\n")
+
+    step = object.__new__(in_triton.StepInTriton)
+    step.device, step._replay, step._captured, step._memory = "cuda", None, refused, None  # type: ignore[assignment]
+    with pytest.raises(
+        lc.InputError, match="does not compile in Triton: out of resource: shared memory: give --device cpu"
+    ):
+        step._run()
+    monkeypatch.setattr(in_triton, "find_spec", lambda name: None)
+    with pytest.raises(lc.InputError, match="--device cuda needs Triton: pip install triton"):
+        in_triton.check_gpu("cuda")
+
+
 def test_what_is_missing_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

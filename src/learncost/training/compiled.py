@@ -83,9 +83,7 @@ def compile(
     symbols: Mapping[str, str] | None = None,
     *,
     optimizer: str = DEFAULT,
-    learning_rate: float = 0.001,
     device: str = "cpu",
-    precision: str = "fp32",
     plan: str | None = None,
     **settings: Any,
 ) -> CompiledStep:
@@ -100,17 +98,14 @@ def compile(
         As for `lc.from_module`.
     optimizer
         adamw (the default), sgd or momentum.
-    learning_rate
-        The learning rate; the step's attribute may be changed between steps.
     device
         cpu (the default): PyTorch's products and kernels in C; or cuda: the step of emit --backend triton as one CUDA
         graph, which has not run on a GPU yet.
-    precision
-        fp32 (the default), fp64 or bf16-masters.
     plan
         The plan of the step. The default is the planner's choice.
     settings
-        The other arguments of `lc.Training`, such as betas, weight_decay and clip.
+        The other arguments of `lc.Training`: `learning_rate` (0.001 by default; the step's attribute may be changed
+        between steps), `precision` (fp32, fp64 or bf16-masters), betas, weight_decay, clip and others.
 
     Returns
     -------
@@ -147,7 +142,7 @@ def compile(
     if not model.learns:
         raise InputError(f"{called} {model.without_loss}")
     weights = from_state(stored(layer, model.sizes), layer.origin.values(), called)
-    settings |= {"learning_rate": learning_rate, "precision": precision, "weights": weights}
+    settings = {"learning_rate": 0.001, "precision": "fp32", **settings, "weights": weights}
     training = Training(layer, "bp", optimizer, **settings)
     training.runner = runner = TorchRunner(training, plan, device)
     return CompiledStep(layer, training, runner, _named(layer, training, inputs))

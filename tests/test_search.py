@@ -261,12 +261,12 @@ def test_weights_and_activations_are_those_of_one_device():
     """
     found, sizes = account("B over dp", "dp=1")
     several, one = (memory_of(found, ParallelConfig({"dp": 1}, 1, number), sizes)[0] for number in (2, 1))
-    parameters = int(found.model.parameters.at(found.model.sizes))
+    parameters = int(found.step.model.parameters.at(found.step.model.sizes))
     assert several.static.total == parameters * (2 + 2 + 8 + 4)
     assert one.static.total == parameters * (2 + 8 + 4)
-    widths = {"weight": 0, "gradient": 0, "index": 4} | dict.fromkeys(found.placed.scores, 4)
-    whole = live(found.placed.whole, {**sizes, "dp": 1}, "bf16", widths)
-    part = parts_of(found.model.table, sizes, [8])[0]
+    widths = {"weight": 0, "gradient": 0, "index": 4} | dict.fromkeys(found.step.placed.scores, 4)
+    whole = live(found.step.placed.whole, {**sizes, "dp": 1}, "bf16", widths)
+    part = parts_of(found.step.model.table, sizes, [8])[0]
     kept = sum(held.bytes for held in whole.kept if held.role == "kept")
     assert found.passes.activations(sizes, part).kept == pytest.approx(kept, rel=0.01)
 
@@ -275,13 +275,13 @@ def test_segments_are_the_stages_that_tables_are_cut_into():
     """What a stage holds of weights, by segments, is what its own table has (passes/stages.py)."""
     found, sizes = account("B over dp", "dp=1")
     layers = (3, 3, 2)
-    stages = cut(found.model.table, found.model.sizes, layers).stages
-    for part, stage in zip(parts_of(found.model.table, sizes, layers), stages, strict=True):
-        own = {**found.model.sizes, **stage.iterations}
+    stages = cut(found.step.model.table, found.step.model.sizes, layers).stages
+    for part, stage in zip(parts_of(found.step.model.table, sizes, layers), stages, strict=True):
+        own = {**found.step.model.sizes, **stage.iterations}
         elements = 0
         for name in stage.table.weights:
             size = 1
-            for axis in found.model.table.axes[name]:
+            for axis in found.step.model.table.axes[name]:
                 size *= own[axis]
             elements += size
         assert found.weights.static(sizes, part).weights == 2 * elements

@@ -168,7 +168,7 @@ def _grouped(rows: Iterable[LedgerRow]) -> Iterable[list[LedgerRow]]:
 
 def title(cost: Cost) -> str:
     """Return the title of a step, with a remark if it does not fit the device."""
-    how = "" if cost.recorded is None else f"; recorded, {seconds_of(cost.recorded.seconds)} a step"
+    how = "" if cost.recorded is None else f"; {cost.recorded.program}, {seconds_of(cost.recorded.seconds)} a step"
     return f"{step_title(cost)}{how}{cost.memory.note if cost.memory else ''}"
 
 

@@ -344,7 +344,7 @@ def test_losses_are_cut_above_where_they_began(tmp_path: Path) -> None:
     losses = [4.0, 3.0, 50.0, 2.0, 1.0]
     log = "".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in enumerate(losses, 1))
     Path(tmp_path, "metrics.jsonl").write_text(log)
-    Result = type("Result", (), {"folder": tmp_path})
+    Result = type("TrainingResult", (), {"folder": tmp_path})
     plot = terminal.plot(Result(), 60)
     assert "to 50 above" in plot
     assert plot.split("\n")[1].split()[0] == "4.4"

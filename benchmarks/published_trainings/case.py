@@ -45,7 +45,7 @@ class Case:
         return account(self.key)
 
     def sizes(self) -> dict[str, int]:
-        model = self.account().model
+        model = self.account().step.model
         return {**model.sizes, **run_sizes(model, 1, self.seq, None)}
 
 

@@ -63,7 +63,7 @@ def flops_of(case: Case, again: bool) -> float:
 
     So Narayanan et al. 2021 (their formula 3, with the blocks' forward pass twice) and Chowdhery et al. 2022 count.
     """
-    model = case.account().model
+    model = case.account().step.model
     table = step(model, "bp", "adamw")
     if again:
         table = planned(table, "recompute=block", model.sizes)

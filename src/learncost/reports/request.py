@@ -117,6 +117,8 @@ class Request:
             from learncost.passes.plan import NONE  # imported where it is needed: start-up counts
 
             object.__setattr__(self, "plan", "" if self.plan.strip() == NONE else self.plan.strip())
+        if self.task and self.batch_size is None:
+            object.__setattr__(self, "batch_size", 2)  # the least: a pair
 
     @property
     def given(self) -> dict[str, Any]:

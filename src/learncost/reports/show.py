@@ -178,7 +178,12 @@ def step_title(cost: Cost, procedure: str = "") -> str:
     step = "one step of " if cost.is_training or cost.context is not None else ""
     plan = plan_text(cost.plan, cost.timing.plan if cost.timing else "")
     over = f", on {cost.over.devices:,} devices together; counts of one device" if cost.over else ""
-    return f"{name}, {procedure or f'{step}{cost.procedure}'} in {cost.dtype}{plan}: {batch_of(cost)}{over}"
+    return f"{name}, {procedure or f'{step}{procedure_of(cost)}'} in {cost.dtype}{plan}: {batch_of(cost)}{over}"
+
+
+def procedure_of(cost: Cost) -> str:
+    """Return the procedure with what is trained for: bp for dpo."""
+    return f"{cost.procedure} for {cost.request.task}" if cost.request and cost.request.task else cost.procedure
 
 
 def batch_of(answer: Cost | Memory) -> str:

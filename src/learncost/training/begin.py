@@ -17,7 +17,7 @@ from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.models.sizes import spelled
 from learncost.models.storage import read_json, safetensors
-from learncost.procedures.procedure import procedure
+from learncost.procedures.procedure import PAPER, procedure
 from learncost.reports.memory.memory import Memory, memory
 from learncost.training.data.task import Task
 from learncost.training.data.tasks import next_token, task, tokenizer_of
@@ -91,7 +91,7 @@ def _within(configuration: Configuration, options: Options) -> str:
         dtype=options.dtype,
         plan="auto",
         engine="torch",
-        mode=options.mode,
+        mode=options.mode if procedure(options.procedure).modes else PAPER,
         budget=options.budget,
         **options.learns,
     )

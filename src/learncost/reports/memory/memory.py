@@ -69,6 +69,8 @@ class Memory(AtLength, Drawn):
         The trained parameters, as a phrase.
     mode
         The update rule of pepita and mempepita, paper or stable; "" for every other procedure.
+    task
+        What is trained for, dpo or orpo; "" for the next token.
     peak
         The peak in bytes.
     moment
@@ -163,6 +165,7 @@ class Memory(AtLength, Drawn):
     buffers: int | None = field(default=None, metadata=Key("kernel_buffers", form=_buffers, optional=True).field)
     context: int | None = field(default=None, metadata=OPTIONAL)  # tokens in the cache before a step of decode
     mode: str = field(default="", metadata=OPTIONAL)
+    task: str = field(default="", metadata=OPTIONAL)
     flash: int = field(default=0, metadata=OPTIONAL)  # frozen weights that do not lie in RAM
     budget: int | None = field(default=None, metadata=OPTIONAL)
     fits: Mapping[str, int | None] | None = field(default=None, metadata=OPTIONAL)
@@ -469,6 +472,7 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         accumulate=step.accumulate,
         trained=step.run.trained,
         mode=step.mode,
+        task=step.eager.task,
         updates=_updates(step),
         letters=letters_of(step.model.configuration.layer, axes),
         over=step.over,

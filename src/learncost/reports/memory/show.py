@@ -159,8 +159,9 @@ def run_by(memory: Memory) -> str:
 
 
 def procedure_title(memory: Memory) -> str:
-    """Return the procedure with its mode: pepita (paper)."""
-    return f"{memory.procedure} ({memory.mode})" if memory.mode else memory.procedure
+    """Return the procedure with its mode or its task: pepita (paper), bp for dpo."""
+    mode, task = f" ({memory.mode})" if memory.mode else "", f" for {memory.task}" if memory.task else ""
+    return f"{memory.procedure}{mode}{task}"
 
 
 GRADIENTS = (

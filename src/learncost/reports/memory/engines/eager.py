@@ -376,7 +376,8 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
             " Checkpoints keep the results of attention and of every second product without a bias (torchtitan's op)."
         )
     if _refers(step):
-        said += " The reference model is the same without adapters." if step.eager.adapts else " It has own weights."
+        weights = "is the same without adapters" if step.eager.adapts else "has its own weights"
+        said += f" The reference model {weights}."
     return said + (f" The module itself was not run: {step.instead}." if step.instead else "")
 
 

@@ -43,7 +43,7 @@ def of_memory(kind, given, **more):
 
 def of_fit(kind, given, room):
     model, sizes = KINDS[kind]
-    answer = of_memory(kind, given)
+    answer = of_memory(kind, given, budget=room)  # a planner chooses for what there is
     settings = {"plan": answer.plan or "none", **given}
     if settings.get("engine") == "torch" and "plan" not in given:
         settings.pop("plan")

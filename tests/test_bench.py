@@ -74,7 +74,8 @@ class Starting:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("others", [False, True])
 def test_engine_and_eager_end_to_end(
     others: bool, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ def test_the_longest_sequence_of_a_planner_is_under_the_plan_that_it_takes_for_i
     sizes |= {"intermediate_size": 128, "vocab_size": 300}
 
     def asked(plan):
-        return lc.memory("llama-2-7b", seq_len=64, plan=plan, dtype=dtype, budget="4MB", engine="graph", **sizes)
+        return lc.memory("llama-2-7b", seq_len=64, plan=plan, dtype=dtype, budget="2MB", engine="graph", **sizes)
 
     planned_needs = asked("auto")
     length = planned_needs.fits["seq_len"]

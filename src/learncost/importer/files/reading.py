@@ -237,7 +237,7 @@ def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
 
 
 def _built(wanted: Target, real: bool, how: How | None = None) -> BuiltModule:
-    """Run the file again, as the user is told where it is for a question, and return its module. Raises `InputError`.
+    """Run the file again and return its module; a note says so where a question needs it. Raises `InputError`.
 
     real  whether its parameters have values
     how   the question's settings

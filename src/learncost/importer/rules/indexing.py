@@ -26,8 +26,8 @@ def at_indices(
 ) -> View:
     """Return the view indexed along dimensions of one axis each.
 
-    places  the index of a dimension, with a letter for each of its own: the number of another dimension of x that it
-            goes along, or another one
+    places  the index of a dimension, with a letter for each dimension of the index: the number of the dimension of x
+            that it goes along, or a new letter
     out     the letters of the result
     shape   the sizes of the result, where it has dimensions along which many read the only position
     """

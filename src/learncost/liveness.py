@@ -10,7 +10,6 @@ The arrays of a table under an engine's rules are walked once for all sizes and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import prod
@@ -19,13 +18,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from learncost.autodiff.derive import Derived, derive
+from learncost.dataclass import HIDDEN, Serializable, dataclass, field, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, base, checked_sizes, shape_of, size_of
 from learncost.ir.precision import BYTES
-from learncost.ir.serializable import HIDDEN, Serializable
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, IdentityKey
 from learncost.layers.layer import Layer

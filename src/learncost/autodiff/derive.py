@@ -9,10 +9,10 @@ table, or its explicit Jacobian and a product. Loop: the loop in reverse.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from learncost.autodiff.reverse import Reverse
+from learncost.dataclass import dataclass, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Meta

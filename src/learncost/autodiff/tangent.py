@@ -8,9 +8,9 @@ table. A loop carries, slices and stacks tangents as it does values. Nothing is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 
 from learncost.autodiff.reverse import Exposed, bound
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement

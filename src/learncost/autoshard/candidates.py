@@ -7,7 +7,6 @@ axes substitutes its sizes. All configurations of a structure are evaluated toge
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import isqrt
@@ -31,6 +30,7 @@ from learncost.autoshard.step import (
     stages_of,
     tied_sums,
 )
+from learncost.dataclass import dataclass
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, groups, transfer
 from learncost.ir.errors import InputError

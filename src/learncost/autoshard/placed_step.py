@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop, map_loops, repeats, walk

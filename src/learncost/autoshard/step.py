@@ -7,13 +7,13 @@ simulating their schedules. Overlap is a named assumption.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
 from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass, Sending
 from learncost.autoshard.passes import ONCE, PARTED, SUMMED, Static
 from learncost.autoshard.placed_step import StagePart, parts_of
+from learncost.dataclass import dataclass, field
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, Transfer, groups, transfer
 from learncost.ir.displayed import Displayed

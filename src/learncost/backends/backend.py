@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from learncost.backends import between
 from learncost.backends.expression import ATOM, Code, shape
 from learncost.backends.shard_map import sharded
+from learncost.dataclass import dataclass, field
 from learncost.ir.errors import named_one
 
 # Helpers at the top of programs that use them.

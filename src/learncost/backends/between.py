@@ -6,9 +6,9 @@ Those on NumPy are in `threads`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from learncost.backends import threads
+from learncost.dataclass import dataclass
 
 MESH = "mesh"
 """The name of the device mesh in programs."""

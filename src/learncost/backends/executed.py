@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from learncost.backends import ProgramText, fill, leaves, program
 from learncost.backends.placed import TYPES as IN_PLACE
 from learncost.backends.placed import InPlaceProgram as InPlace
+from learncost.dataclass import dataclass
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.program.fake_arrays.array import OBJECTS, FakeArray

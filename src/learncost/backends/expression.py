@@ -9,7 +9,8 @@ import builtins
 import keyword
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from learncost.dataclass import dataclass
 
 COMPARISON, SUM, PRODUCT, POWER, ATOM = range(5)
 WIDTH = 110

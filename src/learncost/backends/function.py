@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 
 from learncost.backends.scope import EmittedStatement, FunctionScope, Mask
+from learncost.dataclass import dataclass
 from learncost.ir.polynomial import base, sharded_over, whole
 
 COLUMN = 64

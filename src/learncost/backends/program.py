@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 
 from learncost.backends import function
 from learncost.backends.backend import Backend, backend
@@ -21,6 +20,7 @@ from learncost.backends.records import RecordNode, Tree, WeightRecords, leaves, 
 from learncost.backends.scope import FIRST, FunctionScope
 from learncost.backends.scope import EmittedStatement as Made
 from learncost.backends.shard_map import NAME as OVER
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, check_derived, walk, windows

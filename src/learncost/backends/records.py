@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from learncost.backends.expression import Identifiers
+from learncost.dataclass import dataclass, field
 from learncost.ir.table import Table
 
 FEW = 6

@@ -8,13 +8,13 @@ backward pass, too. Another function updates the weights, once in a step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from learncost.backends.backend import backend
 from learncost.backends.between import ALONG
 from learncost.backends.expression import shape
 from learncost.backends.program import FunctionWriter, Stops, closed, in_types
 from learncost.backends.records import RecordNode, Tree, leaves
+from learncost.dataclass import dataclass
 from learncost.ir.polynomial import base, whole
 from learncost.ir.table import Table
 from learncost.ops.collectives import is_collective

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
 from math import prod
@@ -17,6 +16,7 @@ from time import perf_counter
 from typing import TypeAlias
 
 from learncost.calibration.operations import Bench, TimedCall
+from learncost.dataclass import dataclass, replace
 from learncost.devices.calibration import Calibration
 from learncost.engines import processor
 from learncost.timing.rates import FRESH, ORIENTATIONS, MatmulGrid, RateCurve, Rates

@@ -14,13 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.devices.calibration import save_text
 from learncost.devices.collective import algorithm
 from learncost.ir.errors import InputError, to_install

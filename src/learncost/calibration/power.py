@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import dataclass, field
 from learncost.devices.figure import Figure
 from learncost.ir.errors import InputError
 

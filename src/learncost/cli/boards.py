@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
 from tempfile import TemporaryDirectory
@@ -14,6 +13,7 @@ import numpy as np
 
 from learncost.backends.c99.layout import given
 from learncost.cost_models import Book, price
+from learncost.dataclass import dataclass
 from learncost.devices.device import STACK
 from learncost.engines.boards import BOARDS, Board, LinkedProgram, build, run
 from learncost.engines.inputs import random_batch

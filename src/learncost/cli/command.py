@@ -12,13 +12,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from learncost import __version__
 from learncost.cli.typed import read
+from learncost.dataclass import dataclass
 from learncost.interrupt import like_ctrl_c
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.reports.question import FLAGS, Flag, flags_of, in_flags, schema_of

@@ -6,10 +6,10 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.interrupt import asked_to_stop
 from learncost.ir.errors import InputError, named_one, shown
 from learncost.models.sizes import check_size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +14,7 @@ import numpy as np
 from learncost import __version__
 from learncost.backends.c99 import Firmware, FirmwareInputs, firmware
 from learncost.backends.c99.layout import varies
+from learncost.dataclass import dataclass, field, replace
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.engines.boards.board import linker_script

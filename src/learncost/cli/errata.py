@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any
 
 from learncost.cost_models.errata import Erratum
 from learncost.cost_models.errata import errata as every
+from learncost.dataclass import asdict, dataclass
 from learncost.ir.errors import InputError, mentions, nearest, shown
 from learncost.reports.question import question
 from learncost.reports.sheet import FACTS, WIDTH, Sheet, Shown, TableColumn, table, words_of

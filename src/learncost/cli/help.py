@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import Parameter
 from typing import TYPE_CHECKING
 
+from learncost.dataclass import dataclass
 from learncost.reports.question import GROUPS, Flag, docstring_parts, typed
 from learncost.reports.sheet import styled
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from learncost.cli.typed import reading
+from learncost.dataclass import dataclass
 from learncost.importer.files.reading import evaluation, imported, say
 from learncost.importer.files.user_file import target
 from learncost.ir.errors import InputError, shown

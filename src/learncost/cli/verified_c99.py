@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -15,6 +14,7 @@ from learncost.cli import boards
 from learncost.cli.emit_c99 import FirmwareOptions, FirmwareProgram, program_of
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
+from learncost.dataclass import dataclass, replace
 from learncost.engines import freestanding as alone
 from learncost.engines.compiler import compiler
 from learncost.engines.inputs import random_batch

@@ -2,10 +2,10 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.displayed import Displayed
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
 from learncost.cost_models import Book, PricedLine, kind
+from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
 from learncost.ir.loop import walk

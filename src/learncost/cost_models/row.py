@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line, Op, Opaque, Product, alias
 from learncost.ir.polynomial import ZERO, Polynomial, least, total

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean, median
 
+from learncost.dataclass import dataclass
 from learncost.devices.device import Device, devices
 from learncost.devices.figure import Figure
 

@@ -6,10 +6,10 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import asdict, dataclass
 from learncost.ir.errors import InputError, shown
 from learncost.models.files import read_path
 from learncost.timing.rates import ORIENTATIONS, MatmulGrid, RateCurve, Rates

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import HIDDEN, Key, Serializable, dataclass, field, fields
 from learncost.devices.device import LARGEST, Device, above_0, device
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, nearest, shown
-from learncost.ir.serializable import HIDDEN, Key, Serializable
 from learncost.models.files import looks_like_path, read_path
 from learncost.timing.rates import Rates
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from math import ceil, log2
 from pathlib import Path
 
+from learncost.dataclass import dataclass
 from learncost.devices.cluster import Cluster, Link
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, named_one

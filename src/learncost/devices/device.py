@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import dataclass, field, fields, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.precision import BYTES, PRODUCTS_ALONE

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import prod
 
+from learncost.dataclass import HIDDEN, OPTIONAL, Serializable, dataclass, field
 from learncost.ir.displayed import Displayed
-from learncost.ir.serializable import HIDDEN, OPTIONAL, Serializable
 
 LABELS = {
     "counted": "counted exactly from the model's tables",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import sqrt
 from pathlib import Path
 
+from learncost.dataclass import dataclass
 from learncost.devices import assumptions
 from learncost.devices.assumptions import groups, utilizations
 from learncost.devices.calibration import is_calibration, load, own_file

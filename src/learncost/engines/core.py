@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from learncost.backends.precision import typed
+from learncost.dataclass import dataclass, replace
 from learncost.engines.rounding import eight_bits, results, rounded, stored, whole, widened
 from learncost.engines.weights import DEVIATION, generator, in_rows, kinds, shape
 from learncost.interpreter import execute

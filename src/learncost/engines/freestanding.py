@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from learncost.backends.c99 import Firmware
 from learncost.backends.c99.functions import known
+from learncost.dataclass import dataclass
 from learncost.engines.compiler import compiler
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import shape_of

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.engines.tokenizer import Tokenizer
 from learncost.engines.weights import shape
 from learncost.ir.errors import InputError

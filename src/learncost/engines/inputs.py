@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.engines.made import made_inputs, names_made
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base, shape_of, size_of

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import Serializable, dataclass, field, fields, replace
 from learncost.ir.errors import InputError
 from learncost.ir.precision import check_trained, precision_of
-from learncost.ir.serializable import Serializable
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate
 from learncost.procedures.optimizer import DEFAULT

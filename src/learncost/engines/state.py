@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import Loop, Statement, repeats
 from learncost.ir.polynomial import shape_of, size_of

@@ -7,11 +7,12 @@ nothing the same."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import sympy
 from torch.utils._sympy.functions import CeilToInt, FloorDiv, FloorToInt, IntTrueDiv, Max, Min, ToFloat, TruncToInt
+
+from learncost.dataclass import dataclass, field
 
 Size: TypeAlias = Any
 """An int, or a sympy expression in the symbols of the inputs."""

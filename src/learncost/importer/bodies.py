@@ -8,11 +8,11 @@ only as a call of that function: a module that writes it out runs the lines.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import permutations
 from typing import TypeAlias
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.importer.equations import DimensionCondition, Equation, NamedView, NumberOperand, Operand
 from learncost.importer.text import through
 from learncost.importer.views import At, AxisIndex, Index, StoredValue, ViewAxis

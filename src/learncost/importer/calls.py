@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from learncost.dataclass import dataclass, field
 from learncost.importer.constants import GivenError, NodeConstants
 from learncost.importer.functions import answers_of_gradients, own_functions_held
 from learncost.importer.materialize import has_numbers

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.importer.equations import Equation
 from learncost.importer.export import Exported
 from learncost.importer.nodes import is_float, operator_name

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from learncost.dataclass import dataclass, field
 
 LONGEST = 6_000
 """The largest side of a mask that is evaluated; masks are tried at the size that their settings name, and twice that.

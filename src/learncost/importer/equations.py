@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.importer.axes import ApartError, AxisClass, make_same, product
 from learncost.importer.constants import Mask
 from learncost.importer.views import At, AxisIndex, Dimension, Index, StoredValue, View, ViewAxis, in_one

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
 
+from learncost.dataclass import dataclass, field
 from learncost.importer.as_run import SELECTING
 from learncost.importer.examples import arguments, distinct_examples, dynamic, flattened, parts_of
 from learncost.importer.functions import check_hooks

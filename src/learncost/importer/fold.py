@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
+from learncost.dataclass import dataclass, field
 from learncost.importer.axes import AxisClass, equal
 from learncost.importer.equations import Equation
 from learncost.importer.text import TextWriter

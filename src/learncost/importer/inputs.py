@@ -12,9 +12,9 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from learncost.dataclass import dataclass, field
 from learncost.importer.examples import at_sizes, parts_of, size_at, sizes_of
 from learncost.ir.errors import InputError, nearest, shown
 

@@ -5,7 +5,6 @@ source, and attention over sequences of several lengths in one row, by the pairs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from math import log2, prod
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from learncost.dataclass import dataclass
 from learncost.importer.constants import GivenError, NodeConstants
 from learncost.ir.errors import InputError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.importer.axes import AxisClass
 from learncost.importer.equations import Equation
 from learncost.importer.export import Exported

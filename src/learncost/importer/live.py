@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from learncost.dataclass import dataclass, replace
 from learncost.importer.inputs import Input
 from learncost.importer.pipeline import UNOBSERVED, ImportObserver, ImportOptions, table_of
 from learncost.importer.walk import ImportedModule

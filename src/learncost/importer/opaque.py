@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from learncost.dataclass import dataclass
 from learncost.importer.axes import AxisClass, equal
 from learncost.importer.equations import Equation, NamedView
 from learncost.importer.nodes import is_empty, size_of

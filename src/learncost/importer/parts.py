@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from learncost.dataclass import dataclass
 from learncost.importer.examples import as_called
 from learncost.importer.refusals import exports
 from learncost.importer.walk import read_module

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.importer.axes import ApartError, Size
 from learncost.importer.examples import flattened, parts_of, size_at
 from learncost.importer.export import Exported

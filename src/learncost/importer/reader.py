@@ -6,13 +6,13 @@ import operator
 import re
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from learncost.dataclass import dataclass, field
 from learncost.importer.axes import AxisClass, Size, equal, product
 from learncost.importer.constants import Mask, NodeConstants
 from learncost.importer.equations import (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from learncost.dataclass import dataclass, field
 from learncost.importer.constants import NodeConstants
 from learncost.importer.functions import FUNCTIONS
 from learncost.importer.known_flops import FORMULAS, OVER_SEQUENCES, OpenError, flops, has_offsets, sequences

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.importer.axes import AxisClass, Size, equal, leaves
 from learncost.importer.equations import DimensionCondition, Equation, NamedView, NumberOperand, Operand, indices_of
 from learncost.importer.sized import without_rests

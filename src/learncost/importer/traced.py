@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch._export.utils import _is_preservable_cia_op
 from torch.utils.flop_counter import flop_registry
 
+from learncost.dataclass import dataclass, replace
 from learncost.importer.as_run import written_through
 from learncost.importer.calls import answered, decided
 from learncost.importer.composed import WRITTEN_OUT

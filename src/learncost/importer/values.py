@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.importer.nodes import operator_name
 from learncost.importer.registered import OVER_POSITIONS, run_bodies
 from learncost.importer.walk import ImportedModule

@@ -5,9 +5,9 @@ complex numbers. A view is not a line: it gives the index of each of its dimensi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.importer.axes import AxisClass, Size, equal, product, quotient
 from learncost.importer.nodes import shape_of
 

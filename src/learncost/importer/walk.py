@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
 from torch.utils._sympy import functions
 
+from learncost.dataclass import dataclass, field
 from learncost.importer import rules  # they register themselves on import
 from learncost.importer.axes import AxisClass, Size
 from learncost.importer.bodies import before_masks, with_ops

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from learncost.autodiff.derive import derive
+from learncost.dataclass import dataclass, replace
 from learncost.interpreter.moves import Array, Exchange, Sizes
 from learncost.interpreter.operation import Operation, prepared
 from learncost.ir.errors import InputError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base, size_of
 

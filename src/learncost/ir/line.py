@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.term import Literal, Operand, Term
 

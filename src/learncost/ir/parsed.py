@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from learncost.dataclass import dataclass
 from learncost.ir.line import Condition, Line
 from learncost.ir.loop import Carry
 from learncost.ir.term import Term

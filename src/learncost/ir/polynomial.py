@@ -8,11 +8,11 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import lcm, prod
 from typing import Any, TypeAlias, cast
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 
 Monomial = tuple[str, ...]  # size names in sorted order; a square has the name twice

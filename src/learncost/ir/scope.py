@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.affine import Affine
 from learncost.ir.errors import NotationError, advice
 from learncost.ir.line import Condition, Line, Op, Product, Sum

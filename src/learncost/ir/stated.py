@@ -9,10 +9,10 @@ import ast
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.affine import Affine
 from learncost.ir.errors import InputError, NotationError
 from learncost.ir.loop import walk, windows

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
 from typing import TypeAlias
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.affine import Affine
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import factors, size_of, summands

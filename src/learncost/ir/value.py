@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeAlias, TypeVar
+
+from learncost.dataclass import dataclass, replace
 
 Axes: TypeAlias = tuple[str, ...]
 

@@ -7,11 +7,11 @@ The file of a shipped layer declares its function in a model, as in `part: norm`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
+from learncost.dataclass import dataclass
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, base, total

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.errors import NotationError
 from learncost.ir.line import Condition, Line, Meta
 from learncost.ir.loop import Carry, Loop, Statement, walk, windows

@@ -6,9 +6,9 @@ A name has a gradient if it depends on the wanted names (needed) and the outputs
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import Loop, Statement

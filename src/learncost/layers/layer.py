@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import NotationError, advice
 from learncost.ir.line import Line, Op, Opaque

@@ -30,10 +30,10 @@ Rewrites of mixtures of experts: changes of the gates.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product
 from learncost.ir.parse import parse_header, parse_lines

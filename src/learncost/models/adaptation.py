@@ -7,10 +7,10 @@ iterations of a loop share one body, so a loop is split where its iterations dif
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, shown
 from learncost.ir.table import Table
 from learncost.layers.gradient_plan import GradientPlan

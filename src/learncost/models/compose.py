@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, shown
 from learncost.ir.line import Line
 from learncost.ir.parse import parse_lines, split_names

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from learncost.dataclass import dataclass, field
 from learncost.layers.layer import Layer
 
 FOLDER = Path(__file__).with_name("families")

@@ -8,9 +8,9 @@ frozen, they are refused as ambiguous.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import walk

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, map_lines, walk

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError, counted, nearest, shown
 from learncost.ir.polynomial import LARGEST as LARGEST
 

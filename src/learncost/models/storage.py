@@ -7,13 +7,13 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError, shown, to_install
 
 Arrays = Mapping[str, Any]

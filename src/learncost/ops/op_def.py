@@ -6,10 +6,10 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeGuard
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.ir.line import Condition, Line, Meta, Op
 from learncost.ir.parse import parse_line

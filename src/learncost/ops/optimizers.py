@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.precision import BLOCKS
 from learncost.ops.op_def import OpDef, define
 

@@ -7,8 +7,8 @@ sequence's head run in one iteration, so that batch x vocabulary is never stored
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement, defined
 from learncost.ir.table import Table

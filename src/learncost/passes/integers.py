@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Role, Value

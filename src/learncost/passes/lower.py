@@ -8,12 +8,12 @@ a sum.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count
 from math import prod
 from typing import Any
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.affine import Affine
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement

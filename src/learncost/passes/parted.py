@@ -7,8 +7,8 @@ becomes two loops: the first saves the values that the iterations of the second 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.loop import Loop, Statement, groups, in_kernel, walk
 from learncost.ir.table import Table

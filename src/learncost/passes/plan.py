@@ -6,9 +6,9 @@ Plans are written as a list, `chunked-loss,fused-update,recompute=gelu+norm`, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 
+from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table

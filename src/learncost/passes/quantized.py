@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 
+from learncost.dataclass import dataclass
 from learncost.ir.polynomial import base, shape_of
 from learncost.ir.precision import BLOCKS, BYTES, BlockScales
 

@@ -15,9 +15,9 @@ refused by name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from math import prod
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop

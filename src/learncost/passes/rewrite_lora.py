@@ -8,8 +8,8 @@ before it in peft, which gives the same sum.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Product, Sum
 from learncost.ir.loop import Loop, Statement

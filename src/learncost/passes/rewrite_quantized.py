@@ -19,9 +19,9 @@ that one result sums, as PyTorch stores them; the last block of a row may be sho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Product
 from learncost.ir.loop import Loop, Statement, walk

@@ -8,8 +8,8 @@ number of targets in the whole batch, so that the sums are the batch's gradients
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Sum
 from learncost.ir.loop import Statement, walk

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.affine import Affine
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product

@@ -7,8 +7,8 @@ ops `hashed` and `coin`). It costs one operation per entry, and one more for eve
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.line import Line, Meta
 from learncost.ir.loop import Loop
 from learncost.ir.polynomial import base

@@ -8,9 +8,9 @@ reads T = C + M keys. Values cached for other positions, such as the encoder's, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, map_lines, map_loops, walk

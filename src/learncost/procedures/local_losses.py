@@ -8,9 +8,9 @@ block's loss is the model's, or every block has a separate trainable copy of the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 
 from learncost.autodiff.derive import derive
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Meta, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement, defined

@@ -8,11 +8,11 @@ or a vector for each weight.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, defined, walk

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError, named_one
 from learncost.models.model import Model
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, map_lines, map_loops

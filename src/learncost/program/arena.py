@@ -9,14 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, groupby
 from random import Random
 
 import numpy as np
 
+from learncost.dataclass import Serializable, dataclass
 from learncost.ir.errors import InputError
-from learncost.ir.serializable import Serializable
 from learncost.program.lifetimes import FOREVER, Lifetimes, ScheduledArray
 
 AGAIN = 20

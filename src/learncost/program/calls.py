@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
 
+from learncost.dataclass import dataclass
 from learncost.ir.line import Line, Product, alias
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table

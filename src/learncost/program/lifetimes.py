@@ -8,9 +8,9 @@ by the same amount in every iteration, so that none exceeds those at both ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop, defined

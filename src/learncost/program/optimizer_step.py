@@ -7,9 +7,10 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
+
+from learncost.dataclass import dataclass
 
 if TYPE_CHECKING:
     from learncost.program.program import ProgramBuilder

@@ -8,12 +8,12 @@ not separate them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 from operator import ge
 from typing import NamedTuple
 
+from learncost.dataclass import dataclass
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, named_one
 

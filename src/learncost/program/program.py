@@ -14,10 +14,10 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.program.optimizer_step import Stepping
 
 CUDA = "cuda"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, overload
 
 from learncost.cost_models import Book
 from learncost.cost_models.books import book as find_book
+from learncost.dataclass import HIDDEN, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.polynomial import Polynomial, total
-from learncost.ir.serializable import HIDDEN, Key, Serializable
 from learncost.models.configuration import family_of
 from learncost.models.families import instead
 from learncost.models.model import axes_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from itertools import product
@@ -11,10 +10,10 @@ from math import gcd
 from typing import Any
 
 from learncost.cost_models.books import price
+from learncost.dataclass import HIDDEN, Key, Serializable, dataclass, field
 from learncost.ir.errors import InputError, shown
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, base, total
-from learncost.ir.serializable import HIDDEN, Key, Serializable
 from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.sizes import check_size, resolve

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from learncost.cost_models import Book, PricedLine
 from learncost.cost_models.books import every
+from learncost.dataclass import HIDDEN, OPTIONAL, Key, Serializable, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.polynomial import total
-from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable, attributes
 from learncost.models.tables import letters_of
 from learncost.reports.counters import FlopsCounter, counters
 from learncost.reports.identify import Identified

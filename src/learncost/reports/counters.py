@@ -8,14 +8,13 @@ scaled_dot_product_attention, which most of them do not see on the CPU.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import BOOKS
+from learncost.dataclass import Key, Serializable, dataclass, field
 from learncost.ir.line import Op, Product, Sum
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total
-from learncost.ir.serializable import Key, Serializable
 from learncost.ir.term import Term
 from learncost.layers.products import matrix_maccs
 from learncost.reports.run import PreparedRun

@@ -6,9 +6,9 @@ A crossing is found by the signs of the difference of the two polynomials; n is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import comb
 
+from learncost.dataclass import dataclass
 from learncost.ir.polynomial import Monomial, Polynomial, base
 from learncost.models.sizes import LARGEST
 

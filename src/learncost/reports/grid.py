@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError, shown
 from learncost.layers.layer import Layer
 from learncost.models.argument import layer_given

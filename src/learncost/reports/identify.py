@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, product
 from typing import TYPE_CHECKING
 
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import every
+from learncost.dataclass import HIDDEN, Key, Serializable, dataclass, field
 from learncost.ir.errors import InputError, shown
 from learncost.ir.polynomial import total
-from learncost.ir.serializable import HIDDEN, Key, Serializable
 from learncost.layers.active import Part, part_of
 from learncost.reports.reasons import LEFT_OUT, SCORES
 from learncost.reports.run import PreparedRun

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import Price, PricedLine, price
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial, size_of, total
 from learncost.ir.precision import BYTES

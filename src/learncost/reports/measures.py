@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import book as find_book
+from learncost.dataclass import dataclass
 from learncost.ir.line import Product
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, TypeAlias
@@ -13,11 +12,11 @@ from learncost.autoshard.passes import ONCE
 from learncost.autoshard.placed_step import StepConfig
 from learncost.autoshard.step import ParallelConfig, carried, sizes_of, stages_of, tied_gradients
 from learncost.cost_models import price
+from learncost.dataclass import HIDDEN, Key, Serializable, dataclass, field, replace
 from learncost.devices.collective import kind_of
 from learncost.ir.errors import InputError, counted
 from learncost.ir.loop import round_rings, walk
 from learncost.ir.polynomial import shape_of, sharded_over, whole
-from learncost.ir.serializable import HIDDEN, Key, Serializable
 from learncost.ir.table import Table
 from learncost.models.model import Model, Structure
 from learncost.passes.plan import planned

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from learncost.dataclass import HIDDEN, OPTIONAL, Key, dataclass, field
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, Statement, visit
-from learncost.ir.serializable import HIDDEN, OPTIONAL, Key
 from learncost.ir.table import Table
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import procedure as find_procedure

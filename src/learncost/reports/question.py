@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache, wraps
 from importlib import import_module
 from inspect import Parameter, Signature, cleandoc, signature
@@ -18,6 +17,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.errors import RETIRED, InputError, counted, shown
 from learncost.models.files import looks_like_path
 from learncost.models.sizes import CANONICAL, OF_A_RUN, spelled

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable
+from learncost.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.reports.sheet import AtLength, Drawn
 
 if TYPE_CHECKING:

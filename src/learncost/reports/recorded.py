@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from learncost.dataclass import HIDDEN, OPTIONAL, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
-from learncost.ir.serializable import HIDDEN, OPTIONAL, Serializable
 from learncost.models.module import runs_otherwise
 from learncost.program.program import starred
 from learncost.reports.request import GPU

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from learncost.dataclass import dataclass, field, fields, replace
 from learncost.ir.errors import InputError
 from learncost.ir.precision import Precision, either, training_precision
 from learncost.layers.layer import Layer

@@ -6,14 +6,13 @@ A line that is not derived has a stated cost, or one that nobody knows: a note o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import Price, PricedLine
+from learncost.dataclass import Serializable, dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Opaque
 from learncost.ir.precision import BYTES
-from learncost.ir.serializable import Serializable
 from learncost.layers.active import active_parameters, parameters, shown_layer
 from learncost.models.model import Model
 from learncost.models.sizes import check_size

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import HIDDEN, Key, Serializable, attributes, dataclass, field
 from learncost.ir.polynomial import Polynomial, total
-from learncost.ir.serializable import HIDDEN, Key, Serializable, attributes
 from learncost.reports.sheet import AtLength
 
 Number = int | Fraction

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.reports.compare import Comparison
 from learncost.reports.compare import compare as compare_one

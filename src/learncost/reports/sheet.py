@@ -7,16 +7,15 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from learncost.dataclass import HIDDEN, Serializable, dataclass, field
 from learncost.ir import displayed
 from learncost.ir.displayed import Framed
 from learncost.ir.errors import InputError
-from learncost.ir.serializable import HIDDEN, Serializable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +16,10 @@ import numpy as np
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
+from learncost.dataclass import HIDDEN, Key, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.polynomial import Polynomial, total
-from learncost.ir.serializable import HIDDEN, Key
 from learncost.layers.active import parameters
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from learncost.backends.precision import rounds_states
 from learncost.cost_models import Book, PricedLine
+from learncost.dataclass import HIDDEN, OPTIONAL, Key, Serializable, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.precision import BYTES, Precision
-from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable, attributes
 from learncost.ir.table import Table
 from learncost.passes.rematerialization import first_name
 from learncost.timing.predict import Time, time

@@ -6,12 +6,12 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import dataclass, field, fields, replace
 from learncost.ir.errors import InputError, counted, printable, shown
 from learncost.ir.precision import PRECISIONS, training_precision
 from learncost.passes.plan import NONE

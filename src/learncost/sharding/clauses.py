@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import lcm
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import repeats, walk
 from learncost.ir.polynomial import base, size_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, Statement, defined, map_loops, walk
 from learncost.ir.polynomial import Polynomial, base, shape_of, size_of

@@ -6,12 +6,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.interpreter import execute, program
 from learncost.interpreter.moves import filled_up
 from learncost.ir.line import Line

@@ -8,9 +8,9 @@ for `moe.chosen[B M t]`, the t-th choice of a token.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.affine import Affine
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.polynomial import base, down_to

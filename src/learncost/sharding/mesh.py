@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
 
+from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import here
 

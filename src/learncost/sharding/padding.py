@@ -10,10 +10,10 @@ states, which the next step reads.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
+from learncost.dataclass import dataclass, replace
 from learncost.interpreter.operation import function_of
 from learncost.ir.affine import Affine
 from learncost.ir.errors import InputError

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, named_one
 
 if TYPE_CHECKING:

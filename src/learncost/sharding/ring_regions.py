@@ -8,10 +8,10 @@ one ring for the output, and one for the gradients, which computes the scores of
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NoReturn
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import place_cut, sharded_over

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import count
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.line import Line, Op, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, whole

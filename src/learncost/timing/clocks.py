@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
+from learncost.dataclass import dataclass
 from learncost.program.program import BACKWARD, FORWARD, OPTIMIZER, Program, ProgramOp
 from learncost.timing.kernels import Kernel, KernelModel, is_view
 from learncost.timing.rates import GPU, HostCPU

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.polynomial import base, larger, smaller

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from math import exp, log, prod
 from typing import Any
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.displayed import Displayed
 from learncost.ir.polynomial import larger
 

@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import Any, TypeVar
+
+from learncost.dataclass import dataclass, field
 
 EMITTED = "<emitted by learncost>"
 """The file name of emitted programs."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from math import prod
 from typing import Any, Protocol
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum, alias, sides
 from learncost.ir.loop import check_derived, groups, in_kernel
 from learncost.ir.polynomial import Polynomial, base, comes_round, larger, size_of, smaller, whole

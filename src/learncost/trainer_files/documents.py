@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.errors import InputError, printable, shown, to_install
 from learncost.models.files import PYTHON, SHELL, YAML, parse_json, parse_toml
 from learncost.trainer_files.shell import arguments_of

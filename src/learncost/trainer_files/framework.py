@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import dataclass, field, fields, replace
 from learncost.ir.errors import InputError, printable
 from learncost.models.files import PYTHON
 from learncost.trainer_files.documents import Document

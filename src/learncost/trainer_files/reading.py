@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from math import prod
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import OPTIONAL, dataclass, field, fields, replace
 from learncost.ir.errors import InputError, nearest, printable, shown
-from learncost.ir.serializable import OPTIONAL
 from learncost.models.files import DATA_FILES, YAML
 from learncost.trainer_files.documents import Document, read_document
 from learncost.trainer_files.framework import ENGINE, LAUNCH, STEP, Framework, KeyRule, framework_of

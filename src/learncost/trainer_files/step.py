@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from learncost.dataclass import dataclass, replace
 
 FULL, SELECTIVE = "full", "selective"  # checkpointing of every block; of some, or of some operators
 

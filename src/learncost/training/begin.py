@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import dataclass, replace
 from learncost.engines import hugging_face
 from learncost.engines.options import Options, presets, suited
 from learncost.engines.tokenizer import TOKENIZER, Bytes, Tokenizer

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import dataclass, replace
 from learncost.engines import hugging_face
 from learncost.engines.options import Options, from_dict
 from learncost.engines.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.engines.made import made_inputs
 from learncost.engines.tokenizer import Tokenizer
 from learncost.interpreter import execute

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from learncost.dataclass import dataclass, replace
 from learncost.engines import hugging_face
 from learncost.engines.options import LEARNS, MINUTES, Options
 from learncost.engines.processor import one_thread

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass, field
 from learncost.engines.compiler import compiler
 from learncost.engines.core import Prepared, Values
 from learncost.engines.emitted import EmittedProgram

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
+from learncost.dataclass import dataclass, replace
 from learncost.ir.line import Product
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, size_of

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias
 
 from learncost.backends.c.sides import is_ended, is_library
 from learncost.backends.placed import InPlaceProgram
+from learncost.dataclass import dataclass, field
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import base, shape_of

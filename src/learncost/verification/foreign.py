@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from learncost.dataclass import dataclass
 from learncost.ir.affine import Affine
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from warnings import catch_warnings
 
 import numpy as np
 
+from learncost.dataclass import dataclass, replace
 from learncost.importer.examples import arguments, as_called, flattened
 from learncost.importer.nodes import operator_name
 from learncost.importer.recorder.module_step import backward, ends

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from learncost.autodiff.derive import derive
 from learncost.autodiff.tangent import MARK
+from learncost.dataclass import dataclass, replace
 from learncost.ir.line import Product
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, shape_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.importer.examples import as_called, flattened
 from learncost.importer.inputs import attempts, checked, examples_of, sized, tensors
 from learncost.importer.live import LiveModule

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 import numpy as np
+
+from learncost.dataclass import dataclass
 
 Array = Any
 

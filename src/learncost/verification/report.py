@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from learncost.ir.serializable import HIDDEN, Key
+from learncost.dataclass import HIDDEN, Key, dataclass, field
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
 
 _MARKS = {True: "passed", False: "FAILED", None: "not made"}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
 from typing import Any
 
+from learncost.dataclass import Key, dataclass, field
 from learncost.ir.errors import InputError, counted, named_one, shown
-from learncost.ir.serializable import Key
 from learncost.models.storage import path_of
 from learncost.reports.cost import cost
 from learncost.reports.question import flags_typed, question

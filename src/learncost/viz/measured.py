@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from learncost import __version__
+from learncost.dataclass import dataclass
 from learncost.devices.rates import HERE
 from learncost.ir.errors import InputError
 from learncost.timing.traced import TracedStep, TraceMark

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count, groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from learncost.cost_models import Price, PricedLine
+from learncost.dataclass import dataclass
 from learncost.ir.line import Line, alias
 from learncost.ir.loop import Loop, Statement, groups
 from learncost.ir.polynomial import size_of

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, shown
 from learncost.layers.layer import Layer
 from learncost.models.argument import NamedLayer

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import isfinite, log2
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.reports.sheet import WIDTH, size_of
 from learncost.viz.data.curve import MemoryCurve, curve

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from struct import pack
 from typing import Any
+
+from learncost.dataclass import dataclass, field
 
 
 @dataclass

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from learncost import __version__
+from learncost.dataclass import dataclass, replace
 from learncost.ir.line import Line
 from learncost.ir.loop import check_known
 from learncost.ir.precision import precision_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from learncost.backends.c import tree
@@ -11,6 +10,7 @@ from learncost.backends.c.printer import Printer
 from learncost.backends.c.schedule import MAIN, KernelSchedule, ScheduledValue
 from learncost.backends.c.tree import ITERATION, ONE, ZERO, larger, minus, plus, smaller, times
 from learncost.backends.expression import Identifiers
+from learncost.dataclass import dataclass
 from learncost.ir.line import Condition, Line
 from learncost.ir.polynomial import base
 from learncost.ir.term import Term

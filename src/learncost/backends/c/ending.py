@@ -6,7 +6,6 @@ Only one tile of the product's result exists at a time: the following lines read
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from learncost.backends.c import tree
 from learncost.backends.c.arrays import Arrays, ArrayStorage
@@ -15,6 +14,7 @@ from learncost.backends.c.printer import Printer
 from learncost.backends.c.schedule import KernelSchedule
 from learncost.backends.c.sides import is_library, sides_within
 from learncost.backends.c.tree import ONE, ZERO, minus, plus, smaller, times
+from learncost.dataclass import dataclass
 from learncost.ir.line import Product
 from learncost.ir.term import Term
 

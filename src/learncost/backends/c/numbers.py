@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from math import isinf
 
@@ -12,6 +11,7 @@ from learncost.backends.c import tree
 from learncost.backends.c.arrays import Arrays, Positions
 from learncost.backends.c.schedule import KINDS, LoopNode, ScheduledValue
 from learncost.backends.c.tree import ZERO, chosen, joined, times
+from learncost.dataclass import dataclass, field
 from learncost.ir.affine import Affine
 from learncost.ir.line import Condition, Op, Product, Sum
 from learncost.ir.polynomial import factors, summands

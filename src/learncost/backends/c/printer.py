@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 
 from learncost.backends.c import tree
 from learncost.backends.c.tree import ONE, ZERO
+from learncost.dataclass import dataclass, field, replace
 
 STORED = {
     "fp32": "float",

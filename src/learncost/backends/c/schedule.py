@@ -9,11 +9,11 @@ next one needs. A value that is elementwise is computed where it is needed, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from learncost.backends.c.sides import groups, is_library, is_move, joined, sides_within
 from learncost.backends.c.unify import is_point, is_reduction, needs
+from learncost.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.term import Literal, Term

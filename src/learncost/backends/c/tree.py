@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+
+from learncost.dataclass import dataclass, field
 
 
 class CNode:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -28,6 +27,7 @@ from learncost.backends.c99.steps import CODES, StepsWriter
 from learncost.backends.expression import Identifiers
 from learncost.backends.placed.kernels import KernelTable
 from learncost.backends.placed.layout import InPlaceLayout
+from learncost.dataclass import dataclass, field
 from learncost.ir.table import Table
 from learncost.program.arena import ARENA, Region, label
 from learncost.program.calls import Call

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from learncost.backends.c.c99 import C99, product_name
@@ -13,6 +12,7 @@ from learncost.backends.expression import Identifiers
 from learncost.backends.lines import headed
 from learncost.backends.loops import loop_title
 from learncost.backends.placed.layout import InPlaceLayout
+from learncost.dataclass import dataclass
 from learncost.ir.line import Line, Op
 from learncost.program.calls import Axes, Call, CallLoop, Item, MatrixView, axes_within
 from learncost.program.lifetimes import ScheduledArray

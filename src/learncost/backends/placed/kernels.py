@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
 from learncost.backends.c import KernelFunction, SizeNeededError, kernel
 from learncost.backends.expression import Identifiers
+from learncost.dataclass import dataclass, replace
 from learncost.ir.affine import Affine
 from learncost.ir.line import FusedKernel, Line, Meta, Op
 from learncost.ir.polynomial import base, names_of_sizes, size_of

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 from learncost.backends.c import KernelFunction
 from learncost.backends.placed.kernels import KernelTable
 from learncost.backends.precision import Rounding, typed
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import check_derived

@@ -7,7 +7,6 @@ its rows is in the remark behind the line that fills it: `[B M | d]`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import prod
 
 from learncost.backends.c import KernelFunction, source
@@ -17,6 +16,7 @@ from learncost.backends.lines import comment, headed
 from learncost.backends.loops import loop_title
 from learncost.backends.placed import between
 from learncost.backends.placed.layout import InPlaceLayout, laid_out
+from learncost.dataclass import dataclass, field
 from learncost.ir.line import Op
 from learncost.ir.table import Table
 from learncost.ops.collectives import is_collective

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from math import prod
 
 from learncost.backends.c import Scratch
 from learncost.backends.expression import call
 from learncost.backends.triton.values import COMPUTED, TYPES, Block, BlockValue, KernelValues, position, summed
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.term import Operand, Term

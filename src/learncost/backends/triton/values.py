@@ -6,12 +6,12 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from math import isinf, prod
 
 from learncost.backends.c import SizeNeededError
 from learncost.backends.c.schedule import KINDS
 from learncost.backends.expression import Identifiers, spelled
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.affine import Affine, AffineTerm
 from learncost.ir.errors import InputError
 from learncost.ir.line import Condition, Line, Op, Product, Sum

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.ir.serializable import attributes, plain
+from learncost.dataclass import attributes, dataclass, field, plain
 from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
 
 Known = dict[str, Any]

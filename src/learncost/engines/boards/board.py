@@ -6,9 +6,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from learncost.dataclass import dataclass
 from learncost.devices.device import STACK, Device
 from learncost.ir.errors import InputError
 from learncost.program.arena import Region

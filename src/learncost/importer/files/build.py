@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.importer.files.user_file import RanFile, Target, UserError, run, user_code
 from learncost.importer.inputs import Input, examples
 from learncost.importer.materialize import allocate, without_memory

@@ -9,13 +9,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learncost import __version__
+from learncost.dataclass import dataclass, replace
 from learncost.importer.configured import check_installed
 from learncost.importer.files.user_file import Target, target
 from learncost.importer.inputs import Input, checked, parse_inputs

@@ -9,11 +9,11 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.importer.refusals import is_local, one_line
 from learncost.ir.errors import InputError, nearest, printable, shown
 from learncost.models.argument import described_elsewhere

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
+from learncost.dataclass import dataclass
 from learncost.importer.replaced import attributes_replaced
 
 aten = torch.ops.aten

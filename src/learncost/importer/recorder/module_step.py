@@ -7,9 +7,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.importer.recorder.device import is_guarded
 from learncost.importer.refusals import one_line, silenced
 from learncost.importer.wrappers import plain

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from learncost.dataclass import dataclass
 from learncost.importer.axes import AxisClass, Size, equal, product
 from learncost.importer.equations import NamedView, NumberOperand, WrittenAxis
 from learncost.importer.nodes import shape_of, size_of

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.affine import Affine
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum

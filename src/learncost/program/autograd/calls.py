@@ -7,10 +7,10 @@ that no line is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeGuard
 
+from learncost.dataclass import dataclass
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.term import Literal, Term

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from learncost.dataclass import dataclass
 from learncost.program.autograd.operators import FLOAT, INTEGER, Gradients, TapeTensor, cat, cross_entropy
 
 

@@ -6,8 +6,8 @@ A mixer's function follows the code that it names line by line: what its names h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
+from learncost.dataclass import dataclass, replace
 from learncost.ir.line import Line, Op
 from learncost.program.autograd.calls import Linear, Mixer, Projection
 from learncost.program.autograd.operators import BOOLEAN, FLOAT, TapeTensor, cat, convolution

@@ -8,9 +8,9 @@ is a method; differences of a family of transformers are data, `[module]` in its
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.ir.errors import named_one
 from learncost.ir.line import Op
 from learncost.program.autograd.calls import Projection

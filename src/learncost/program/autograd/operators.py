@@ -9,10 +9,10 @@ written as in PyTorch: `x * y + 1`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
+from learncost.dataclass import dataclass
 from learncost.ops import op_called
 
 if TYPE_CHECKING:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.table import Table

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from math import prod
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
 from learncost.program.program import (
     ACTIVATIONS,

@@ -21,8 +21,8 @@ communication library's own memory is not included.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, field
 
+from learncost.dataclass import dataclass, field
 from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
 from learncost.program.autograd.tape import Tape, TapeNode
 from learncost.program.program import BEFORE, GRADIENTS, WEIGHTS

@@ -9,12 +9,12 @@ balanced. Programs for NumPy communicate as threads, with the allocations of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.program.fake_arrays.array import FakeArray, StridedLayout
 from learncost.program.program import ProgramBuilder
 

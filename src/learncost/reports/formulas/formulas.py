@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.cost_models import Book, PricedLine, price
+from learncost.dataclass import attributes, dataclass, replace
 from learncost.ir.polynomial import Polynomial, total
-from learncost.ir.serializable import attributes
 from learncost.ir.table import Table
 from learncost.layers.active import OUTSIDE_BLOCKS, part_of
 from learncost.layers.layer import Layer

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from learncost.cost_models import PricedLine
+from learncost.dataclass import HIDDEN, Key, dataclass, field
 from learncost.engines.made import written
 from learncost.ir.errors import InputError, nearest
 from learncost.ir.line import Line
 from learncost.ir.polynomial import Polynomial, total
-from learncost.ir.serializable import HIDDEN, Key
 from learncost.layers.active import shown_layer
 from learncost.layers.layer import usual_names
 from learncost.ops import plain

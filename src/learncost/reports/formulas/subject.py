@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from learncost.autodiff.derive import Derived, derive_once, part
 from learncost.autodiff.tangent import along_inputs
 from learncost.cost_models import Book
 from learncost.cost_models.books import book
+from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError, shown
 from learncost.ir.loop import check_known
 from learncost.ir.table import Table

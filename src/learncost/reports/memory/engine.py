@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from learncost.dataclass import HIDDEN, OPTIONAL, Key, dataclass, field, replace
 from learncost.ir.errors import InputError, counted, named_one, shown
-from learncost.ir.serializable import HIDDEN, OPTIONAL, Key
 from learncost.models.module import usual_module
 from learncost.models.sizes import CANONICAL, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of

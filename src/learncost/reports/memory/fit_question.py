@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from learncost.dataclass import OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of, training_precision
-from learncost.ir.serializable import OPTIONAL, Key, Serializable
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import check_plan
 from learncost.procedures.procedure import FORWARD, INFERENCE

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from learncost.dataclass import Key, dataclass, field, replace
 from learncost.ir.errors import InputError
-from learncost.ir.serializable import Key
 from learncost.models.sizes import check_size
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.fit import SHARDED, each_of

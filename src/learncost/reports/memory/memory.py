@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from learncost.dataclass import HIDDEN, OPTIONAL, Key, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError, named_one, shown
-from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, attributes
 from learncost.ir.table import Table
 from learncost.liveness import LiveArray, LiveInterval, Moment
 from learncost.models.tables import letters_of

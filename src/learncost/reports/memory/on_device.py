@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import attrgetter
 from typing import Any
 
+from learncost.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.devices.device import device as find_device
 from learncost.devices.rates import calibrated
 from learncost.ir.errors import InputError, counted
-from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable
 from learncost.models.tables import has_batch
 from learncost.procedures.procedure import INFERENCE
 from learncost.reports.memory.engines import GRAPH, memory_engines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, replace
 from math import prod
 
 from learncost.autoshard.account import MeshAccount
@@ -12,6 +11,7 @@ from learncost.autoshard.passes import Static, updated_in_place
 from learncost.autoshard.placed_step import StepConfig, stepped
 from learncost.autoshard.stage_memory import StageMemory
 from learncost.autoshard.step import ParallelConfig, StageUsage, memory_of, static_of
+from learncost.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.procedures.procedure import PAPER
 from learncost.reports.memory.engine import Engine, MemoryUse

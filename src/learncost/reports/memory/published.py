@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from learncost.cost_models.formula import FormulaValues, value
+from learncost.dataclass import Key, Serializable, attributes, dataclass, field, replace
 from learncost.ir.errors import BYTES, InputError
 from learncost.ir.polynomial import Polynomial, total
-from learncost.ir.serializable import Key, Serializable, attributes
 from learncost.liveness import levels
 from learncost.models.families import instead
 from learncost.models.model import Model

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+from learncost.dataclass import HIDDEN, Key, dataclass, field, replace
 from learncost.ir.precision import precision_of
-from learncost.ir.serializable import HIDDEN, Key
 from learncost.passes.plan import FUSED_ATTENTION
 from learncost.procedures.optimizer import state_of
 from learncost.procedures.procedure import INFERENCE

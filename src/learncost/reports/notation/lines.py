@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction as Ratio
 
+from learncost.dataclass import dataclass
 from learncost.ir.affine import Affine
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, visit

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
 from typing import TypeAlias
+
+from learncost.dataclass import dataclass
 
 # A mark, how LaTeX writes it, and whether MathML makes it an operator or an identifier.
 _MARKS = {

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import quantiles
 
+from learncost.dataclass import dataclass, field
 from learncost.devices.figure import Figure, computed
 from learncost.ir.errors import InputError, nearest, shown
 

@@ -6,14 +6,13 @@ What a user gives of a run is checked here, with one clear line for what cannot 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from learncost.dataclass import OPTIONAL, Key, Serializable, attributes, dataclass, field
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure
 from learncost.ir.errors import InputError, shown
-from learncost.ir.serializable import OPTIONAL, Key, Serializable, attributes
 from learncost.reports.record import Cost
 from learncost.reports.run import check_tokens
 from learncost.reports.sheet import Shown

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from learncost.cost_models.books import every
+from learncost.dataclass import dataclass, replace
 from learncost.devices import assumptions
 from learncost.devices.cluster import cluster_of, cluster_with
 from learncost.devices.device import RATES, Device

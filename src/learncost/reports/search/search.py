@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +18,13 @@ from learncost.autoshard.candidates import (
 )
 from learncost.autoshard.stage_memory import split_of
 from learncost.autoshard.step import ASSUMED, ParallelConfig, StepUsage, step_of
+from learncost.dataclass import HIDDEN, Key, Serializable, attributes, dataclass, field, replace
 from learncost.devices.cluster import Cluster
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.figure import Figure
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.precision import stored, training_precision
-from learncost.ir.serializable import HIDDEN, Key, Serializable, attributes
 from learncost.reports.memory.types import bytes_of, misfit
 from learncost.reports.request import ADAPTING, Request, takes_request
 from learncost.reports.run import check_tokens, prepare

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -25,6 +24,7 @@ from learncost.autoshard.candidates import (
     ways,
 )
 from learncost.autoshard.step import ParallelConfig
+from learncost.dataclass import dataclass, field
 from learncost.devices.cluster import Cluster
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base, size_of

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.placed_step import StepConfig, blocks_of, stepped
 from learncost.autoshard.stage_memory import split_of
 from learncost.autoshard.step import PIPELINE, ParallelConfig, StepUsage, step_of
+from learncost.dataclass import dataclass, replace
 from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown

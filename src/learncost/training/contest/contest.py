@@ -7,12 +7,12 @@ What the search costs is in no budget.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.reports.run import possible
 from learncost.reports.sheet import Drawn

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 from time import perf_counter
@@ -18,6 +17,7 @@ import numpy as np
 from learncost.backends.executed import executed
 from learncost.cost_models import price
 from learncost.cost_models.books import book
+from learncost.dataclass import dataclass, replace
 from learncost.engines.emitted import Programs
 from learncost.engines.layer_training import LayerTraining
 from learncost.ir.errors import BYTES, COUNTS, InputError, named_one, shown, whole_number

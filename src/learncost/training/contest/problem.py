@@ -4,7 +4,6 @@ for a small decoder that predicts the next byte."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from math import log, sqrt
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass, field, replace
 from learncost.engines.inputs import Batch, derived_inputs
 from learncost.engines.tokenizer import tokenizer
 from learncost.engines.weights import DEVIATION, generator, initial_weights

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.training.contest.entrant import BudgetShare, Entrant, EntrantTraining, Setting
 from learncost.training.data.examples import Examples
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.models.storage import cannot_write, digest, written
 

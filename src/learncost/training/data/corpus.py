@@ -8,12 +8,12 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from learncost.dataclass import asdict, dataclass
 from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError
 from learncost.models.storage import read_json, write_json

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.engines.weights import generator
 from learncost.ir.errors import InputError
 from learncost.models.storage import read_json, write_json

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import wave
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError, to_install
 from learncost.training.data.corpus import ListLine, lists

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.engines.options import Options
 from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError

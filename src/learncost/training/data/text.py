@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from learncost.dataclass import dataclass
 from learncost.engines.options import Options
 from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError

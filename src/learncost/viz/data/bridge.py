@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from learncost.dataclass import Key, Serializable, dataclass
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.serializable import Key, Serializable
 from learncost.reports.conventions import YARDSTICK, Convention, Conventions
 from learncost.viz.data import made_of
 

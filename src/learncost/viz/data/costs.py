@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import lcm
 from typing import Any, TypeAlias
 
 from learncost.cost_models import Price, PricedLine
 from learncost.cost_models.errata import errata
+from learncost.dataclass import attributes, dataclass, field, replace
 from learncost.ir.line import Line
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.precision import BYTES
-from learncost.ir.serializable import attributes
 from learncost.layers.active import shown_layer, words_of
 from learncost.layers.layer import shipped, shipped_layer, usual_names
 from learncost.models.compose import plan

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from learncost.dataclass import Key, Serializable, asdict, dataclass, replace
 from learncost.ir.errors import InputError
-from learncost.ir.serializable import Key, Serializable
 from learncost.liveness import LiveInterval, Moment
 from learncost.reports.memory.memory import Memory
 from learncost.viz.data import made_of

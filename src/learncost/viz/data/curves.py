@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost.dataclass import Serializable, dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial
-from learncost.ir.serializable import Serializable
 from learncost.reports.complexity import Complexity
 from learncost.reports.crossing import LETTERS
 

@@ -6,13 +6,12 @@ The width grows with the feed-forward networks and the number of heads, and the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.cost_models.books import book as find_book
+from learncost.dataclass import Serializable, dataclass, replace
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.polynomial import total
-from learncost.ir.serializable import Serializable
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.model import build
 from learncost.reports.compare import Cheaper, Comparison, length_axes, total_in

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from learncost.dataclass import asdict, dataclass, field
 from learncost.ir.polynomial import size_of
 from learncost.liveness import Instant, SizedArray
 from learncost.program.lifetimes import FEW

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from learncost.dataclass import Serializable, asdict, dataclass, field, replace
 from learncost.ir.errors import InputError
-from learncost.ir.serializable import Serializable
 from learncost.reports.compare import Comparison
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.request import Request

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
+from learncost.dataclass import Serializable, asdict, dataclass
 from learncost.ir.errors import InputError
-from learncost.ir.serializable import Serializable
 from learncost.layers.active import shown_layer
 from learncost.reports.record import Cost, LedgerRow
 from learncost.viz.data import made_of

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from learncost.dataclass import Serializable, asdict, dataclass
 from learncost.ir.loop import check_known
-from learncost.ir.serializable import Serializable
 from learncost.reports.memory.types import said_bytes
 from learncost.reports.record import Cost
 from learncost.reports.sheet import size_of

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from learncost.dataclass import Serializable, dataclass
 from learncost.ir.errors import InputError
-from learncost.ir.serializable import Serializable
 from learncost.models.compose import SYMBOLS
 from learncost.models.configuration import family_of, in_order
 from learncost.models.expression import Tree, evaluate, tree

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from learncost.cost_models import PricedLine
+from learncost.dataclass import attributes
 from learncost.ir.polynomial import Polynomial, total
-from learncost.ir.serializable import attributes
 from learncost.reports.record import Cost
 from learncost.timing.rates import FRESH, MatmulGrid, Rates
 from learncost.timing.work import Extent, WorkAxes, queried, works_axes

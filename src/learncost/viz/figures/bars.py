@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, rows_of_key
 from learncost.viz.figures.style import (
     DARK,

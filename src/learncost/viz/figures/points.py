@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import atan2, cos, degrees, hypot, log10, pi, sin, sqrt
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.reports.sheet import seconds_of
 from learncost.viz.data.roofline import Point, Roofline, share
 from learncost.viz.figures.bars import BarPart, stacked

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
+from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError, named_one
 from learncost.reports.compare import compare
 from learncost.reports.conventions import YARDSTICK, conventions

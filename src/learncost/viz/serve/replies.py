@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from learncost.dataclass import dataclass
 
 API = "/api/document"
 """The address at which a page requests documents."""

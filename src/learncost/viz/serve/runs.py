@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from learncost import __version__
+from learncost.dataclass import dataclass, field
 
 SEVERAL = 50
 """Trainings and contests that are watched at most, the latest ones."""

@@ -6,9 +6,9 @@ A new view is a module here and a row of `VIEWS`; the page draws it, and has a c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from learncost.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.reports.cost import cost
 from learncost.reports.question import flags_of

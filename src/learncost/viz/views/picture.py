@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from learncost.ir.serializable import Key, Serializable, dictionary_of
+from learncost.dataclass import Key, Serializable, dataclass, dictionary_of, field
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,17 @@ LLAMA = {
 }  # fmt: skip
 BERT = {**LLAMA}
 del BERT["num_key_value_heads"]
-MODELS = {"gpt2": SMALL, "llama-3-8b": LLAMA, "bert-base": BERT}
+T5 = {
+    "num_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "vocab_size": 512,
+}  # fmt: skip
+MAMBA = {"num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 512}
+MODELS = {
+    "gpt2": SMALL, "llama-3-8b": LLAMA, "bert-base": BERT, "t5-small": T5, "mixtral-8x7b": LLAMA, "mamba-130m": MAMBA,
+    "vit-b-16": {**BERT, "image_size": 64},
+}  # fmt: skip
+del MODELS["vit-b-16"]["vocab_size"]
+LAYERS = {"gpt2": "n_layer", "t5-small": "num_layers"}
+"""The name of the number of layers, where it is not num_hidden_layers."""
 
 CHOICES = {
     "procedure": ("bp", "bp", "bp", "recompute", "pepita", "mempepita", "prefill", "decode", "inference"),
@@ -56,6 +66,8 @@ def draw(chance: random.Random, **fixed) -> Request:
     """A request, whose fields may not go together."""
     model = chance.choice([*MODELS])
     fields = {name: chance.choice(values) for name, values in CHOICES.items()} | fixed
+    if model == "vit-b-16":  # whose images have no length
+        fields["seq_len"] = None
     if fields["procedure"] != "decode":
         fields["context"] = None
     if fields["procedure"] not in ("prefill", "decode") and chance.random() < 0.8:

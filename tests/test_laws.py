@@ -6,10 +6,12 @@ import random
 import pytest
 
 import learncost as lc
-from learncost.reports.request import Request
-from requests_drawn import MODELS, draw, draw_memory
+from requests_drawn import LAYERS, draw, draw_memory
 
 SEED = int(os.environ.get("LEARNCOST_TEST_SEED") or random.randrange(2**32))
+OF_WEIGHTS = ("mamba-130m", "t5-small")
+"""Models with lines that have no sample: of A of Mamba, of the gradient of T5's biases by distance."""
+
 FEW = [*range(6), *(pytest.param(number, marks=pytest.mark.slow) for number in range(6, 300))]
 
 
@@ -45,6 +47,16 @@ def drawn(number, procedures, **fixed):
     raise AssertionError("no request is answered")
 
 
+def larger(request, batch, layers):
+    """A larger batch, twice the length and more layers, each alone.
+
+    The context of decode without a given one is what the new tokens leave of the positions.
+    """
+    given = request.seq_len and (request.procedure != "decode" or request.context)
+    length = [{"seq_len": request.seq_len * 2}] if given else []
+    return [{"batch_size": batch}, *length, {LAYERS.get(request.model, "num_hidden_layers"): layers}]
+
+
 def answered(function, request, **changed):
     """The answer, or None where it is refused."""
     try:
@@ -58,8 +70,7 @@ def answered(function, request, **changed):
 def test_more_never_takes_less_memory_operations_or_time(number):
     request, shown = training(number)
     on = "V100" if request.precision == "fp64" else "H100-SXM"
-    layers = "n_layer" if request.model == "gpt2" else "num_hidden_layers"
-    more = ({"batch_size": request.batch_size + 4}, {"seq_len": request.seq_len * 2}, {layers: 3})
+    more = larger(request, request.batch_size + 4, layers=3)
     needs, flops = lc.memory(request.model, **request.given).peak, lc.cost(request.model, **request.given).total.flops
     known = answered(lc.cost, request, on=on)
     seconds = known.timing.seconds if known else None
@@ -75,11 +86,8 @@ def test_more_never_takes_less_memory_operations_or_time(number):
 def test_more_of_inference_never_takes_less_memory_operations_or_time(number):
     request, shown = inference(number)
     on = "V100" if request.precision == "fp64" else "H100-SXM"
-    layers = "n_layer" if request.model == "gpt2" else "num_hidden_layers"
-    more = [{"batch_size": request.batch_size + 4}, {"seq_len": request.seq_len * 2}, {layers: 3}]
+    more = larger(request, request.batch_size + 4, layers=3)
     more += [{"context": request.context * 2}] if request.context else []
-    if request.procedure == "decode" and not request.context:
-        del more[1]  # the context is what the new tokens leave of the positions
     needs, flops = lc.memory(request.model, **request.given).peak, lc.cost(request.model, **request.given).total.flops
     known = answered(lc.cost, request, on=on)
     for changed in more:
@@ -110,8 +118,9 @@ def test_the_largest_batch_of_inference_fits_and_one_more_does_not(number):
 def test_operations_of_inference_grow_with_the_batch(number):
     """Twice at twice the batch, exactly: no line of a pass joins samples; and the cache is twice as large."""
     request, shown = inference(number)
-    one, two = (answered(lc.cost, request, batch_size=batch) for batch in (4, 8))
-    assert two.total.flops == 2 * one.total.flops, shown
+    one, two, three = (answered(lc.cost, request, batch_size=batch) for batch in (4, 8, 12))
+    assert three.total.flops - two.total.flops == two.total.flops - one.total.flops, shown
+    assert two.total.flops == 2 * one.total.flops or request.model in OF_WEIGHTS, shown
     assert (one.cache is None) == (two.cache is None)
     assert one.cache is None or two.cache.count == 2 * one.cache.count, shown
 
@@ -121,13 +130,13 @@ def test_operations_of_inference_grow_with_the_batch(number):
 def test_operations_of_the_passes_grow_with_the_batch(number):
     """Twice at twice the batch: no line of these models joins samples."""
     request, shown = training(number)
-    one, two = (
-        answered(lc.cost, request, batch_size=batch).macro_operations
-        for batch in (request.batch_size, 2 * request.batch_size)
+    one, two, three = (
+        answered(lc.cost, request, batch_size=times * request.batch_size).macro_operations for times in (1, 2, 3)
     )
-    for name in ("forward", "backward", "recomputation", "error_projection"):
-        if name in one:
-            assert two[name][1].flops == 2 * one[name][1].flops, (shown, name)
+    for name in {"forward", "backward", "recomputation", "error_projection"} & {*one}:
+        first, second, third = (of[name][1].flops for of in (one, two, three))
+        assert third - second == second - first, (shown, name)
+        assert second == 2 * first or (second < 2 * first and request.model in OF_WEIGHTS), (shown, name)
 
 
 @pytest.mark.one_in(every=6)
@@ -150,15 +159,17 @@ def test_the_largest_batch_fits_and_one_more_does_not(number):
     found = lc.memory(request.model, **request.given, budget=budget).fits["batch_size"]
     at, above = (answered(lc.memory, request, batch_size=batch).peak for batch in (found, found + 1))
     assert at <= budget < above, shown
+    asked = {name: value for name, value in request.given.items() if name not in ("procedure", "batch_size", "plan")}
+    (row, *_) = lc.fit(request.model, budget, procedures=request.procedure, **asked).rows
+    assert row.largest == found, shown
 
 
 @pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("number", FEW)
 def test_more_never_takes_less_memory_over_devices(number):
     request, shown = over_devices(number)
-    layers = "n_layer" if request.model == "gpt2" else "num_hidden_layers"
     needs = lc.memory(request.model, **request.given)
-    for changed in ({"batch_size": 2 * needs.batch_size}, {"seq_len": request.seq_len * 2}, {layers: 4}):
+    for changed in larger(request, 2 * needs.batch_size, layers=4):
         assert answered(lc.memory, request, **changed).peak >= needs.peak, (shown, changed)
 
 
@@ -179,15 +190,16 @@ def test_the_largest_batch_over_devices_fits_and_the_next_does_not(number):
 
 @pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("engine", ["graph", "eager"])
-@pytest.mark.parametrize("model", MODELS)
-def test_more_devices_never_take_more_each(model, engine):
+@pytest.mark.parametrize("number", FEW)
+def test_more_devices_never_take_more_each(number, engine):
     """With the same sequences on each device: what is sharded is sharded further, by FSDP and by HSDP."""
-    request = Request(model, seq_len=32, engine=engine, sizes=MODELS[model])
+    request, shown = training(number, procedure="bp")
     for placement, meshes in (("fsdp", ("dp=2", "dp=4", "dp=8")), ("hsdp", ("dp=2,shard=2", "dp=2,shard=4"))):
         devices = [2 ** (place + 1 if placement == "fsdp" else place + 2) for place in range(len(meshes))]
-        asked = [{"mesh": m, "placement": placement, "batch_size": 2 * n} for m, n in zip(meshes, devices, strict=True)]
-        peaks = [lc.memory(model, **request.given, **each).peak for each in asked]
-        assert peaks == sorted(peaks, reverse=True), (placement, peaks)
+        asked = [{"mesh": m, "batch_size": 2 * n} for m, n in zip(meshes, devices, strict=True)]
+        found = [answered(lc.memory, request, **each, placement=placement, engine=engine) for each in asked]
+        peaks = [each.peak for each in found if each]
+        assert peaks == sorted(peaks, reverse=True), (placement, peaks, shown)
 
 
 @pytest.mark.one_in(every=3)
@@ -201,14 +213,15 @@ def test_clipping_and_states_of_8_bits(number):
     assert quantized.split["optimizer state"] < needs.split["optimizer state"], shown
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_mesh_of_one_device_is_no_mesh(model):
-    request = Request(model, batch_size=4, seq_len=32, sizes=MODELS[model])
-    alone, over = lc.cost(model, **request.given), lc.cost(model, **request.given, mesh="dp=1", placement="ddp")
-    assert (alone.total.flops, alone.total.maccs) == (over.total.flops, over.total.maccs)
-    alone = lc.memory(model, **request.given, engine="graph")
-    over = lc.memory(model, **request.given, mesh="dp=1", placement="ddp")
-    assert alone.peak == over.peak
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize("number", FEW)
+def test_a_mesh_of_one_device_is_no_mesh(number):
+    request, shown = training(number, plan="none")
+    for one in ({"mesh": "dp=1", "placement": "ddp"}, {"mesh": "dp=1,tp=1", "placement": "zero-1,megatron"}):
+        alone, over = answered(lc.cost, request), answered(lc.cost, request, **one)
+        assert over is None or (alone.total.flops, alone.total.maccs) == (over.total.flops, over.total.maccs), shown
+        alone, over = (answered(lc.memory, request, engine="graph", **mesh) for mesh in ({}, one))
+        assert over is None or alone.peak == over.peak, shown
 
 
 @pytest.mark.one_in(every=3)

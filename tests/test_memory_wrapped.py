@@ -154,7 +154,7 @@ def test_communication_buffers_are_in_the_memory_of_a_run():
     asked["num_hidden_layers"] = 2
     alone = lc.run_cost("gpt2", 1e6, "H100-SXM", **asked)
     sent = lc.run_cost("gpt2", 1e6, "H100-SXM", **asked, communication_buffers="1GB")
-    assert sent.spread.step.peak == alone.spread.step.peak + 10**9
+    assert sent.spread.peak == alone.spread.peak + 10**9
 
 
 def test_a_module_that_was_read_runs_itself_in_ddp():

@@ -152,11 +152,13 @@ class Instant:
     """A moment of a table whose sizes are open.
 
     loops  the loops around its line, from the outermost: the number of each, and the size that is its trip count
+    second  the trip counts of those whose second iteration, from either end, it is in
     place  the number of its line in a curve, where every line occurs once for all its iterations
     """
 
     line: Line
     loops: tuple[tuple[int, str], ...]
+    second: tuple[str, ...]
     place: int
 
     def moment(self, size: Any, sizes: Mapping[str, Any]) -> Moment:
@@ -339,6 +341,7 @@ class Walk:
             Instant(
                 line,
                 tuple((loop, counts[loop]) for loop, _ in path),
+                tuple(counts[loop] for loop, iteration in path if iteration in (1, -2)),
                 places.setdefault((tuple(loop for loop, _ in path), number), len(places)),
             )
             for line, path, number in self.lines

@@ -128,6 +128,17 @@ class StageLiveness:
         self.levels = changes.cumsum(axis=0)[1:-1][self.places]
         self.moments = [moments[place] for place in self.places]
         self._letters = [moment.letter for moment in moments]
+        self._second: dict[str, list[int]] = {}
+        for row, moment in enumerate(self.moments):
+            for count in moment.at.second:
+                self._second.setdefault(count, []).append(row)
+
+    def at(self, values: Any, sizes: Mapping[str, Any]) -> Any:
+        """Return the bytes live at each line, given `bytes`: none in a second iteration that a loop does not have."""
+        levels = self.levels @ values
+        for count, rows in self._second.items():
+            levels[rows] *= Polynomial.of((count,)).at(sizes) != 1
+        return levels
 
     def bytes(self, sizes: Mapping[str, Any]) -> Any:
         """Return the bytes of the distinct arrays; of several sizes, a row for each array."""
@@ -250,7 +261,7 @@ class MicrobatchPasses:
         alive, part_sizes = self.of_stage(part, gradients), self.sizes.of_stage(sizes, part)
         values = alive.bytes(part_sizes)
         kept, waiting = alive.saved("BW") @ values, alive.saved("W") @ values
-        levels = alive.levels @ values
+        levels = alive.at(values, part_sizes)
         most = {"F": 0 * kept, "B": kept, "W": waiting}
         for letter, level in most.items():
             if rows := [row for row, moment in enumerate(alive.moments) if moment.letter == letter]:

@@ -50,7 +50,7 @@ class StageMemory:
         self.sizes = account.sizes.of_stage(account.sizes.filled(sizes_of(account, way, sizes)), self.part)
         self.alive = account.passes.of_stage(self.part, way.gradients)
         self._bytes = [int(each) for each in self.alive.bytes(self.sizes)]
-        self.levels = [int(level) for level in self.alive.levels @ np.array(self._bytes, float)]
+        self.levels = [int(level) for level in self.alive.at(np.array(self._bytes, float), self.sizes)]
 
     @cached_property
     def worst(self) -> int:

@@ -12,6 +12,9 @@ from learncost.ir.line import Line, Op, Sum
 from learncost.ir.term import Term
 from learncost.ir.value import Value, axes_of
 
+ONE_TURN = "turn."
+"""The beginning of the name of the trip count of a loop that runs once at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Carry:
@@ -43,6 +46,11 @@ class Loop:
     keep: tuple[tuple[str, str], ...] = ()
     reverse: bool = False
     around: str = ""
+
+    @property
+    def runs_once(self) -> bool:
+        """Return whether no iteration has a previous one; stages count such a loop by a name."""
+        return self.count == "1" or self.count.startswith(ONE_TURN)
 
     @cached_property
     def axes(self) -> Mapping[str, tuple[str, ...]]:

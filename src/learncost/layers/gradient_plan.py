@@ -128,7 +128,7 @@ class GradientPlan:
         while True:
             inner.needs(line.lines, start)
             more = {carry.start for carry in line.carry if carry.end in inner.needed} - inner.needed
-            if not more or line.count == "1":  # a single iteration has no previous one
+            if not more or line.runs_once:
                 break
             start |= more
         self.needed |= {carry.final for carry in line.carry if carry.end in inner.needed}
@@ -159,7 +159,7 @@ class GradientPlan:
             for name in stacked:
                 inner.expect(name)
             more = {c.end for c in line.carry if c.start in inner.alive and c.end in inner.needed} - ends
-            if not more or line.count == "1":
+            if not more or line.runs_once:
                 break
             ends |= more
         for carry in line.carry:

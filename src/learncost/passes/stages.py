@@ -15,7 +15,7 @@ from learncost.dataclass import dataclass, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.loop import Carry, Loop, Statement
+from learncost.ir.loop import ONE_TURN, Carry, Loop, Statement
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.table import Table
 
@@ -122,7 +122,7 @@ def counted_apart(table: Table) -> Table:
     counts, values, lines = Counter(repeat.count for repeat in table.repeats), dict(table.values), list[Statement]()
     for line in table.lines:
         if isinstance(line, Loop) and (counts[line.count] > 1 or line.count.isdecimal()):
-            count = f"turns.{sum(isinstance(each, Loop) for each in lines)}"
+            count = f"{ONE_TURN if line.runs_once else 'turns.'}{sum(isinstance(each, Loop) for each in lines)}"
             for _, stack in (*line.each, *line.keep):
                 values[stack] = values[stack].along((count, *values[stack].axes[1:]))
             line = replace(line, count=count)

@@ -128,4 +128,6 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         whole = f"{answer.counted}; counts and time are of the undivided batch, memory of {parts:,} microbatches"
         answer = replace(answer, counted=whole)
     answer = replace(answer, dtype=kind.name, request=asked)
+    if request.engine and answer.over_time and answer.memory and answer.memory.unavailable:
+        raise InputError(answer.memory.unavailable)
     return by_module(answer, depth) if by == "module" else answer

@@ -129,7 +129,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         raise InputError(f"{where}: {step.task} is not predicted over this mesh ({placement}): add --devices 1")
     kept = not over_mesh or (by_eager and placement == "ddp")  # autocast
     precision = step.precision if kept else WITHOUT_AUTOCAST.get(step.precision or "", step.precision)
-    own = step.module if by_eager and given.get("module") is None else None
+    engine = "eager" if over_mesh and by_eager and _needs_eager(step, precision) else None
+    own = "transformers-reentrant" if again and step.reentrant else step.module
     keywords: dict[str, Any] = {
         "model": step.sizes if described else model or _model(step, reading),
         "batch_size": (1 if step.micro_batch_size is None else step.micro_batch_size)
@@ -140,13 +141,13 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "accumulate": accumulate,
         "procedure": "recompute" if again and (every == 1 or by_eager) else None,
         "checkpoint_every": every if every != 1 and again and by_eager else None,
-        "module": "transformers-reentrant" if again and step.reentrant else own,
+        "module": own if by_eager and (engine or not over_mesh or given.get("engine")) else None,
         "precision": precision if given.get("dtype") is None else None,
         "optimizer": step.optimizer,
         "optimizer_implementation": _implementation(step) if by_eager else None,
         "clip": step.clip or None,
         "dropout": step.dropout or None,
-        "engine": "eager" if over_mesh and by_eager and _needs_eager(step, precision) else None,
+        "engine": engine,
         "loss": step.loss if by_eager else None,
         "task": step.task if paired else None,
         "offload": _offloaded(step, over_mesh) if by_eager else None,
@@ -168,7 +169,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
 
 def for_question(keywords: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return the keywords of a question with fields of these names, of which some have no engine eager over a mesh."""
-    alone = () if "loss" in names else ("engine", *OF_EAGER) if "engine" in keywords else ("engine",)
+    alone = () if "loss" in names else ("engine", "module", *OF_EAGER) if "engine" in keywords else ("engine",)
     kept = {name: value for name, value in keywords.items() if name not in alone}
     if kept.get("checkpoint_every") == OPERATORS and "checkpoint_every" not in names:
         kept.pop("procedure")  # which runs whole blocks again, and few products with this selection

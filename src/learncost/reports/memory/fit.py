@@ -18,7 +18,7 @@ from learncost.program.autograd.module import module_named
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.fit_question import ONE_PASS, FitQuestion, Fitting, advice_for, refusal
 from learncost.reports.memory.inference import NAME, has_sequences
-from learncost.reports.memory.memory import check_over
+from learncost.reports.memory.memory import engine_over
 from learncost.reports.memory.step import available, device_asked
 from learncost.reports.memory.types import bytes_of, said_bytes
 from learncost.reports.request import Request, takes_request
@@ -319,10 +319,9 @@ def fit(
     if device is not None and flash_size is None:
         flash_size = device.flash
     if over:
-        check_over(engine)
+        engine = engine_over(engine, request.module)
         if flash_size is not None:
             raise InputError("--flash-size cannot be combined with --mesh")
-        engine = engine or GRAPH
     if device is None or not device.core:
         regions = ()  # shown for microcontrollers alone
     microbatches = counted(request.accumulate) or 0

@@ -252,10 +252,10 @@ def memory_question(request: Request) -> MemoryQuestion:
     if request.mode != PAPER and not any(find_procedure(name, INFERENCE).modes for name in procedures):
         raise InputError(f"--mode applies to pepita and mempepita, not to {request.procedure}")
     if request.is_sharded:
-        check_over(engine)
+        engine = engine_over(engine, request.module)
         from learncost.reports.mesh_cost import with_global_batch  # only where there is a mesh
 
-        request, engine = with_global_batch(request), engine or GRAPH
+        request = with_global_batch(request)
     return MemoryQuestion(request, engine, eager, budget, regions)
 
 
@@ -293,8 +293,8 @@ def memory(request: Request) -> Memory | MemoryComparison:
         fused-update with an optimizer step in gradient hooks, under chunked-loss with Liger's loss), graph (the step's
         table, line by line), numpy or torch (programs that learncost emits, torch in place where possible), cuda (the
         step of emit --backend triton on a GPU, which was never measured on one), or c99. The default is eager, and
-        graph over a mesh and where PyTorch's autograd has no step of the procedure, type or model; flags that the
-        default does not support are refused. Comma-separated list; results are compared.
+        graph over a mesh and where PyTorch's autograd has no step of the procedure, type or model, but for a `module`;
+        flags that the default does not support are refused. Comma-separated list; results are compared.
     module
         The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
@@ -409,12 +409,13 @@ def _clips(clip: float | str | None) -> bool:
     return True
 
 
-def check_over(engine: str) -> None:
-    """Raise `InputError` for engines that do not support a mesh."""
+def engine_over(engine: str, module: str) -> str:
+    """Return the engine over a mesh: graph by default, eager for a module. Raises `InputError` if it supports none."""
     for name in filter(None, engine.split(",")):
         if why := named_one("engine", name.strip(), memory_engines()).alone:
             others = " or ".join(each.name for each in memory_engines().values() if not each.alone)
             raise InputError(f"--engine {name.strip()} does not support --mesh, since {why}: use {others}")
+    return engine or (USUAL if module else GRAPH)
 
 
 def of_part(planner: Callable[..., str], number: int) -> Callable[..., str]:

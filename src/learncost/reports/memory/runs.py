@@ -42,7 +42,7 @@ def engine_of(step: MemoryStep, engine: str = "", is_tried: bool = False) -> Cho
     plan_of(step.plan)  # raises for names that no plan has
     engines, why = memory_engines(), ""
     chosen = named_one("engine", engine or USUAL, engines)
-    if not engine and (why := _outside(step, chosen)):
+    if not engine and not step.module_asked and (why := _outside(step, chosen)):
         chosen = engines[GRAPH]
     if not (refused := _refused(step, chosen)):
         return ChosenEngine(chosen, step.under(chosen.plan), why)
@@ -75,7 +75,7 @@ def _refused(step: MemoryStep, chosen_engine: Engine) -> str:
     chooses = step.eager.every > 1 or step.eager.selects
     if chooses and not step.recomputes:
         return "requires --procedure recompute with --checkpoint-every"
-    options = {"--loss": step.eager.loss, "--lora-dropout": step.eager.drops_paths}
+    options = {"--module": step.module_asked, "--loss": step.eager.loss, "--lora-dropout": step.eager.drops_paths}
     options |= {"--checkpoint-every": chooses, "--offload": step.eager.offload}
     options |= {"--task": step.eager.task}
     options |= {

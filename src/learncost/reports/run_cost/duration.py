@@ -82,7 +82,7 @@ def show_step_over(figures: dict[str, Figure], many: Spread) -> None:
     seconds = Figure(step.seconds, "s", "modelled", source, step.seconds * step.low, step.seconds * step.high)
     show_step(figures, seconds, step.tokens, [figures["devices"]])
     figures["memory"] = Figure(
-        step.peak / 1e9, "GB", "counted", "of the device with the highest peak, from the sharded step"
+        many.peak / 1e9, "GB", "counted", "of the device with the highest peak, from the sharded step"
     )
     idle = step.bubble * (step.computing + step.waiting)
     figures["bubble"] = Figure(idle, "s", "modelled", "idle time of the pipeline in a step")

@@ -38,7 +38,7 @@ _MESH = attributes(
     mesh="step.way.mesh",
     placement="placed",
     **{name: f"step.way.{name}" for name in ("schedule", "chunks", "microbatch", "microbatches")},
-    memory="step.peak",
+    memory="peak",
     split="split",
     fits="fits",
     **{name: f"step.{name}" for name in ("computing", "waiting", "bubble", "once", "sent")},

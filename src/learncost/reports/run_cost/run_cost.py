@@ -234,14 +234,12 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     unknown = dict[str, str]()
     on_device: DeviceMemory | None
     if over_devices:
-        if request.engine not in ("", GRAPH):
-            raise InputError(f"--mesh requires --engine {GRAPH}, not {request.engine}")
         asked = replace(request, dtype=None, precision=precision, devices=int(number.value))
         if many is None:
             from learncost.reports.search.spread import spread  # only where a mesh is asked for: start-up counts
 
             many = spread(asked, group or cluster_with(machine))
-        on_device = DeviceMemory(int(many.memory), many.step.peak, GRAPH)
+        on_device = DeviceMemory(int(many.memory), many.peak, request.engine or GRAPH)
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
         show_step_over(figures, many)
         total_by, plan = days_over(figures), many.plan

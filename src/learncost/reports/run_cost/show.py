@@ -182,7 +182,7 @@ def _of_mesh(spread: Spread) -> list[str]:
     from learncost.reports.search.spread import described  # only where there is a mesh: start-up counts
 
     step = spread.step
-    needed, present = sizes_of(step.peak, int(spread.memory))
+    needed, present = sizes_of(spread.peak, int(spread.memory))
     fits = f"It fits in the {present} of a device" if spread.fits else f"It does not fit: {needed} of {present}"
     sent = [
         f"{row.op} over {row.mesh_axis} of {row.role} {size_of(int(row.sent))} by {row.algorithm} on {row.link}"

@@ -14,12 +14,12 @@ from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.table import Table
-from learncost.passes.plan import usual_plan
 from learncost.procedures.optimizer import DEFAULT, default_optimizer
 from learncost.program.pipeline import CHUNKS, KINDS
+from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.types import communication_buffers_of
 from learncost.reports.request import Request
-from learncost.reports.run import prepare
+from learncost.reports.run import executed_plan, prepare
 from learncost.reports.search.search import batch_of, of_one, search
 from learncost.sharding.clauses import Clause, clauses
 from learncost.sharding.mesh import Mesh
@@ -144,18 +144,19 @@ LARGEST = 10**6
 
 @dataclass(frozen=True)
 class Spread:
-    """A step over many devices, and the origin of its mesh."""
+    """A step over many devices, the origin of its mesh, and the peak of the fullest device under the engine."""
 
     step: StepUsage
     placed: str
     memory: float
     asked: bool
+    peak: int
     split: Mapping[str, int]
     plan: str
 
     @property
     def fits(self) -> bool:
-        return self.step.peak <= self.memory
+        return self.peak <= self.memory
 
 
 def spread(request: Request, cluster: Cluster) -> Spread:
@@ -167,9 +168,11 @@ def spread(request: Request, cluster: Cluster) -> Spread:
         if request.mesh is None and of_mesh:
             flag, value = of_mesh[0].replace("_", "-"), request.given[of_mesh[0]]
             raise InputError(f"--{flag} {value} requires --mesh; without --mesh the fastest mesh is used")
+        if (engine := request.engine or GRAPH) != GRAPH:
+            raise InputError(f"--engine {engine} requires --mesh; without --mesh the fastest mesh of {GRAPH} is used")
         best = search(replace(request, on=cluster), devices, top=1).best
         text = f"{best.zero}, the fastest mesh that learncost search finds"
-        return Spread(best.step, text, memory, False, best.split, best.plan)
+        return Spread(best.step, text, memory, False, best.step.peak, best.split, best.plan)
     grid = parse_mesh(request.mesh)
     if devices not in (1, grid.devices):
         raise InputError(f"the mesh {grid} has {grid.devices:,} devices, not {devices:,}")
@@ -179,13 +182,22 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     cut = mesh_cut(request, run.model.table)
     optimizer = request.optimizer or default_optimizer()
     config = StepConfig(cut.clauses, kind, "", request.procedure, optimizer)
-    plan = usual_plan(stepped(run.model, config)) if request.plan is None else request.plan
+    rates = sustained(cluster.device, kind.values, request.timed_as)
+    plan = executed_plan(stepped(run.model, config), request.plan, request.timed_by, rates)
     sizes = {**run.axes, "B": cut.microbatch * cut.inner.devices}
     account = MeshAccount(run.model, sizes, cut.inner, replace(config, plan=plan))
     way = cut.way_of(batch, request, 1)
-    step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
+    step = step_of(account, way, run.axes, cluster, rates, length)
     text = ", ".join(filter(None, (request.place, request.placement))) or usual(cut.inner.names)
-    return Spread(step, text, memory, True, split_of(account, step, run.axes), plan)
+    peak, split = step.peak, split_of(account, step, run.axes)
+    if (engine := request.timed_by) != GRAPH:
+        from learncost.reports.memory.memory import memory_on, memory_question  # are built on this module
+        from learncost.reports.memory.runs import engine_of
+
+        by_engine = replace(request, batch_size=batch, accumulate=way.microbatches, microbatch=None, budget=None)
+        found = memory_on(engine_of(memory_question(by_engine).step(request.procedure, engine), engine))
+        peak, split = found.peak, found.split
+    return Spread(step, text, memory, True, peak, split, plan)
 
 
 def described(step: StepUsage) -> str:

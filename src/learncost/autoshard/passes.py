@@ -134,10 +134,10 @@ class StageLiveness:
                 self._second.setdefault(count, []).append(row)
 
     def at(self, values: Any, sizes: Mapping[str, Any]) -> Any:
-        """Return the bytes live at each line, given `bytes`: none in a second iteration that a loop does not have."""
+        """Return the bytes live at each line, given `bytes`: loops of two have their first and last iteration."""
         levels = self.levels @ values
         for count, rows in self._second.items():
-            levels[rows] *= Polynomial.of((count,)).at(sizes) != 1
+            levels[rows] *= Polynomial.of((count,)).at(sizes) > 2
         return levels
 
     def bytes(self, sizes: Mapping[str, Any]) -> Any:
@@ -205,7 +205,7 @@ class MicrobatchPasses:
 
     def _read(self, passes: Table, gradients: str, late: frozenset[str] = frozenset()) -> LiveIntervals:
         """Return the moments of passes and the arrays over them; `late` are results of separate weight updates."""
-        liveness = stretches(passes, self._widths(passes, gradients))
+        liveness = stretches(passes, self._widths(passes, gradients), width=self.step.kind.value)
         walker, again = Walker(self.step.blocks), Walker(self.step.blocks)
         moments = []
         for at in liveness.instants:

@@ -189,7 +189,8 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     way = cut.way_of(batch, request, 1)
     step = step_of(account, way, run.axes, cluster, rates, length)
     text = ", ".join(filter(None, (request.place, request.placement))) or usual(cut.inner.names)
-    peak, split = step.peak, split_of(account, step, run.axes)
+    peak: int = step.peak
+    split: Mapping[str, int] = split_of(account, step, run.axes)
     if (engine := request.timed_by) != GRAPH:
         from learncost.reports.memory.memory import memory_on, memory_question  # are built on this module
         from learncost.reports.memory.runs import engine_of

@@ -115,6 +115,55 @@ def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator
     assert ("buckets" in said.split) == (placement == "ddp")
 
 
+@pytest.mark.one_in(every=4)
+@pytest.mark.parametrize("dtype", ["bf16-masters", "fp32"])
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_a_reference_model_is_sharded_as_the_model_that_learns(dtype, checkpoints):
+    transformers = pytest.importorskip("transformers")
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    keys = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **KEYS["llama"]}
+    config = transformers.AutoConfig.for_model("llama", **KEYS["llama"])
+    policy = MixedPrecisionPolicy(*((torch.bfloat16, torch.float32) if dtype == "bf16-masters" else ()))
+    tokens = torch.randint(0, 600, (4, 64))
+
+    def module(devices, checkpointed):
+        made = transformers.LlamaForCausalLM(config).train()
+        if checkpointed:
+            made.activation_checkpointing_enable()
+        for block in made.model.layers:
+            fully_shard(block, mesh=devices, mp_policy=policy)
+        return fully_shard(made, mesh=devices, mp_policy=policy)
+
+    def likely(called):
+        scores = called(input_ids=tokens, use_cache=False).logits
+        if scores.dtype == torch.float32:
+            every = torch.stack([torch.logsumexp(each, -1) for each in scores])
+            return (scores.gather(-1, tokens[..., None]).squeeze(-1) - every).sum(-1)
+        logs = (each.log_softmax(-1).gather(-1, own[:, None]) for each, own in zip(scores, tokens, strict=True))
+        return torch.stack([*logs]).sum((-1, -2))
+
+    def run(devices):
+        policy_model, reference = module(devices, checkpoints), module(devices, False)
+        steps = torch.optim.AdamW(policy_model.parameters(), fused=True)
+        for _ in range(2):
+            steps.zero_grad()
+            own = likely(policy_model)
+            with torch.no_grad():
+                ratios = own - likely(reference)
+            ratios = own - own.detach() + ratios
+            (-torch.nn.functional.logsigmoid(ratios[:2] - ratios[2:]).mean()).backward()
+            steps.step()
+
+    flags = {"mesh": "dp=2", "placement": "fsdp", "engine": "eager", "task": "dpo", "precision": dtype}
+    flags |= {"batch_size": 8, "seq_len": 64, "module": "transformers" if checkpoints else "transformers-uncached"}
+    configuration = configure("-", {}, io.StringIO(json.dumps(keys)))
+    found = lc.memory(configuration, "recompute" if checkpoints else "bp", **flags)
+    with one_of({"dp": 2}, False) as devices:
+        measured = apart(partial(run, devices))[1]
+    assert found.peak == pytest.approx(measured, rel=0.025)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -429,6 +429,9 @@ PAIRED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({**FACTORY, "stage": "dpo", "pref_loss": "orpo", "finetuning_type": "full"}, {}, "--task orpo"),
     ({**TRL, "beta": 0.1, "loss_type": "sigmoid"}, {}, "--task dpo"),
     ({**TRL, "beta": 0.1}, {"task": "orpo"}, "--task orpo"),
+    ({**TRL, "center_rewards_coefficient": 0.01}, {}, "--task reward"),
+    ({**AXOLOTL, "reward_model": True, "num_labels": 1}, {}, "--task reward"),
+    ({**FACTORY, "stage": "rm", "finetuning_type": "lora", "cutoff_len": 512}, {}, "--task reward"),
     ({**TUNE, "loss._component_": "torchtune.rlhf.loss.DPOLoss", "tokenizer.max_seq_len": 512}, {}, "--task dpo"),
 ]
 
@@ -444,10 +447,42 @@ def test_a_training_on_pairs_has_two_sequences_for_each(tmp_path: Path, keys, gi
     assert sequences == 2 * (found.step.get("micro_batch_size") or 1) * (found.step.get("accumulate") or 1)
 
 
+KD = {"teacher_model._component_": "torchtune.models.qwen2.qwen2_1_5b", "tokenizer.max_seq_len": 512}
+UNPAIRED: list[tuple[dict[str, Any], str]] = [
+    ({**AXOLOTL, "rl": "kto"}, "--task kto"),
+    ({**AXOLOTL, "rl": "grpo", "trl.beta": 0.01}, "--task grpo-kl"),
+    ({**FACTORY, "stage": "kto", "finetuning_type": "lora", "cutoff_len": 512}, "--task kto"),
+    ({**TRL, "desirable_weight": 1.0, "beta": 0.1}, "--task kto"),
+    ({**TRL, "num_generations": 8, "beta": 0.0}, "--task grpo"),
+    ({**TRL, "num_generations": 8, "beta": 0.04, "max_prompt_length": 64}, "--task grpo-kl"),
+    ({**TRL, "teacher_model_name_or_path": "Qwen/Qwen2.5-7B"}, "--task distillation --teacher qwen2.5-7b"),
+    ({**TUNE, **KD}, "--task distillation --teacher qwen2.5-1.5b"),
+]
+
+
+@pytest.mark.parametrize(("keys", "flags"), UNPAIRED)
+def test_a_training_on_single_sequences_has_one_for_each(tmp_path: Path, keys, flags) -> None:
+    path = tmp_path / "task.yaml"
+    path.write_text(yaml.safe_dump(keys))
+    found = trainer_step((str(path),))
+    assert f"{flags} " in f"{found.command} ", found.command
+    words = found.command.split()
+    sequences = int(words[words.index("--batch-size") + 1]) if "--batch-size" in words else 1
+    assert sequences == (found.step.get("micro_batch_size") or 1) * (found.step.get("accumulate") or 1)
+
+
+def test_a_teacher_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "task.yaml"
+    path.write_text(yaml.safe_dump({**TRL, "teacher_model_name_or_path": "me/mine"}))
+    with pytest.raises(InputError, match="the teacher 'me/mine' is no known preset: add --teacher MODEL"):
+        lc.request_of(str(path))
+    assert lc.request_of(str(path), teacher="qwen2.5-7b").teacher == "qwen2.5-7b"
+
+
 def test_a_step_on_pairs_that_a_file_does_not_name_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "pairs.yaml"
     path.write_text(yaml.safe_dump({**TRL, "beta": 0.1}))
-    with pytest.raises(InputError, match="add --task dpo or --task orpo"):
+    with pytest.raises(InputError, match="add --task dpo, orpo, kto or grpo-kl"):
         lc.request_of(str(path))
     path.write_text(yaml.safe_dump({**AXOLOTL, "rl": "dpo"}))
     for asked in (str(path), lc.request_of(str(path))):
@@ -778,7 +813,7 @@ BAD = [
     ("a.yaml", "a: &a [b, *a]\n", "nested more than 40 levels deep, or contains itself"),
     ("a.yaml", EXPANDING, "more than 10,000 values"),
     ("a.yaml", "base_model: gpt2\nsequence_len: long\n", "line 2: sequence_len is 'long', not a whole number"),
-    ("a.yaml", "base_model: gpt2\nsequence_len: 8\nrl: kto\n", "rl is another step than fine-tuning"),
+    ("a.yaml", "base_model: gpt2\nsequence_len: 8\nrl: gdpo\n", "rl is another step than fine-tuning"),
     ("a.json", '{"zero_optimization": 1', "is not JSON"),
 ]  # fmt: skip
 

@@ -551,7 +551,7 @@ _Procedures = Literal[
     "reversible",
     "badam",
 ]
-_Task = Literal["dpo", "orpo"]
+_Task = Literal["dpo", "orpo", "kto", "reward", "grpo", "grpo-kl", "distillation"]
 _Train = Literal["all", "none", "head", "embeddings", "biases", "encoder", "decoder"]
 
 __version__: str
@@ -838,8 +838,9 @@ def cost(
         states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
         offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
         tensors, activation_offloading).
-    task: What is trained for, under `engine` eager: dpo or orpo, on pairs of sequences, of which the batch has
-        an even number.
+    task: What is trained for, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs of
+        sequences, of which the batch has an even number; kto; grpo or grpo-kl (its penalty), on completions
+        that a separate request generates; or distillation, from a `teacher`.
     by: Rows of the table: layer, macro-operation, equation, kind (linear, attention, elementwise), or module
         for imported modules.
     depth: With `by` module: the number of levels of the module path in a row; 2 merges all of encoder.layers.
@@ -1041,6 +1042,7 @@ def memory(
     optimizer_implementation: _OptimizerImplementation | str = "",
     loss: _Loss | str = "",
     task: _Task | str = "",
+    teacher: Any = None,
     checkpoint_every: int | str = 1,
     offload: _Offload | str = "",
     no_sync: bool = False,
@@ -1100,8 +1102,10 @@ def memory(
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
         entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
-    task: What is trained for, under `engine` eager: dpo or orpo, on pairs of sequences, of which the batch has
-        an even number.
+    task: What is trained for, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs of
+        sequences, of which the batch has an even number; kto; grpo or grpo-kl (its penalty), on completions
+        that a separate request generates; or distillation, from a `teacher`.
+    teacher: The model whose scores a distillation learns (`task` distillation), as a preset or a config.json.
     checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
         `procedure` recompute.
     offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
@@ -1311,8 +1315,9 @@ def run_cost(
         states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
         offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
         tensors, activation_offloading).
-    task: What is trained for, under `engine` eager: dpo or orpo, on pairs of sequences, of which the batch has
-        an even number.
+    task: What is trained for, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs of
+        sequences, of which the batch has an even number; kto; grpo or grpo-kl (its penalty), on completions
+        that a separate request generates; or distillation, from a `teacher`.
     mfu: Model FLOPs utilization, above 0 to 1: the run then takes as long as it says.
     hfu: Hardware FLOPs utilization: recomputed operations (`procedure` recompute) count as work too.
     tokens_per_second: The measured rate of all devices together, instead of a utilization.

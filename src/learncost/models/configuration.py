@@ -419,6 +419,9 @@ def _architecture(family: Family, entries: Mapping[str, GivenValue]) -> Architec
         return None
     if isinstance(name, str) and name and name in by_name:
         return by_name[name]
+    ending = [each for each in family.architectures if isinstance(name, str) and name and each.name.endswith(name)]
+    if len(ending) == 1 and str(name).startswith("For"):  # of any family, as ForSequenceClassification
+        return ending[0]
     supported = [architecture.name for architecture in family.architectures if architecture.name]
     hint = f"; supported are {', '.join(supported)}" if supported else ""
     example = next(

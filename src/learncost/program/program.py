@@ -371,9 +371,9 @@ class ProgramBuilder:
         self._open.discard(buffer)
         return buffer
 
-    def give(self, role: str, size: int, label: str = "", device: str = "") -> None:
-        """Add bytes that are in use throughout the step."""
-        self.allocate(size, role, label or role, BEFORE, device)
+    def give(self, role: str, size: int, label: str = "", device: str = "") -> int:
+        """Add bytes that are in use throughout the step, and return their buffer."""
+        return self.allocate(size, role, label or role, BEFORE, device)
 
     def free(self, *buffers: int) -> None:
         """Record that nothing refers to buffers after the last op."""

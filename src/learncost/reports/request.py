@@ -88,6 +88,7 @@ class Request:
     clip: float | str | None = None
     loss: str = ""
     task: str = ""
+    teacher: Any = None  # a name, a file, a Configuration
     checkpoint_every: int | str = 1
     offload: str = ""
     no_sync: bool = False
@@ -117,8 +118,16 @@ class Request:
             from learncost.passes.plan import NONE  # imported where it is needed: start-up counts
 
             object.__setattr__(self, "plan", "" if self.plan.strip() == NONE else self.plan.strip())
-        if self.task and self.batch_size is None:
-            object.__setattr__(self, "batch_size", 2)  # the least: a pair
+        if self.task:
+            from learncost.program.autograd.losses import (
+                TASKS,
+                TrainedTask,
+            )  # imported where it is needed: start-up counts
+
+            row = TASKS.get(self.task, TrainedTask())
+            object.__setattr__(self, "sizes", {**row.sizes, **self.sizes})
+            if row.pairs and self.batch_size is None:
+                object.__setattr__(self, "batch_size", 2)  # the least: a pair
 
     @property
     def given(self) -> dict[str, Any]:

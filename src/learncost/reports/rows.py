@@ -32,19 +32,22 @@ def ledger(
     by: str,
     timed: Timing | None = None,
     over: OverMesh | None = None,
-    again: Collection[int] = (),
+    again: Mapping[int, int] | None = None,
 ) -> Cost:
     """Return grouped and evaluated priced lines; over a mesh those of one device.
 
-    again  the places of the lines of a reference model, which are those of a second forward pass
+    again  the number of the pass by the places of its lines, of forward passes without gradients
     """
-    axes = price.sizes
+    axes, again = price.sizes, again or {}
     passes = chosen.passes_over(model)
     if any(row.macro_operation == "recomputation" for row in price.rows):
         passes["recomputation"] = 1  # a plan's, where the procedure has none
     phases = {name: (passes[name], Amount(0, 0)) for name in MACRO_OPERATIONS}
     for (name,), part in price.by("macro_operation").items():
-        phases[name] = (passes[name] + bool(again and name == "forward"), Amount(part.maccs, part.flops))
+        phases[name] = (
+            passes[name] + (len({*again.values()}) if name == "forward" else 0),
+            Amount(part.maccs, part.flops),
+        )
     batch_size, seq_len, target_len = model.lengths(axes)
     infers = chosen.name in INFERENCE
     sizes = over.of_model if over else axes

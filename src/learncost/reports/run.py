@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -123,7 +123,7 @@ class PreparedRun:
     plan_asked: str | None = None  # None: none was given
     context: int | None = None  # the model's, where its default length is taken and is shorter
     engine: str = "eager"  # whose time is predicted
-    refers: bool = False  # whether a reference model runs on the batch, without gradients and adapters
+    again: tuple[int, int] = (0, 0)  # forward passes without gradients: of the model, and of a reference model
 
     @property
     def plan(self) -> str:
@@ -159,10 +159,19 @@ class PreparedRun:
         return replace(self, model=model, axes={**self.axes, **named})
 
     def rows(self, procedure: str, book: Book) -> tuple[PricedLine, ...]:
-        """Return the priced lines of one step of a procedure, as polynomials in the axes' sizes; last a reference's."""
+        """Return the priced lines of one step of a procedure, as polynomials in the axes' sizes.
+
+        Last are the forward passes without gradients; a reference model is the model without adapters.
+        """
         rows = rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
-        again = [row for row in rows if self.refers and row.macro_operation == "forward" and row.layer != "lora"]
+        again = [row for each in self._passes(rows) for row in each]
         return (*rows, *(replace(row, place=len(rows) + number) for number, row in enumerate(again)))
+
+    def _passes(self, rows: Sequence[PricedLine]) -> list[list[PricedLine]]:
+        """Return the lines of every forward pass without gradients."""
+        forward = [row for row in rows if row.macro_operation == "forward"]
+        own, reference = self.again
+        return [forward] * own + [[row for row in forward if row.layer != "lora"]] * reference
 
     def table(self, procedure: str, book: Book) -> Table:
         """Return the priced step: the lines of `rows`, one for one, in their loops."""
@@ -200,7 +209,9 @@ class PreparedRun:
             run = self.executed(procedure, book, on)
             timed = run.timing(procedure, book, on, rows if run.plan != self.plan else None)
         optimizer = self.optimizer or default_optimizer(book)
-        again = range(len(replace(self, refers=False).rows(procedure, book)), len(rows)) if self.refers else ()
+        passes = self._passes(replace(self, again=(0, 0)).rows(procedure, book)) if any(self.again) else []
+        numbers = [number for number, each in enumerate(passes) for _ in each]
+        again = dict(enumerate(numbers, len(rows) - len(numbers)))
         answer = ledger(model, chosen, Price(book.name, rows, self.axes, self.dtype), by, timed, again=again)
         return replace(answer, trained=trained, optimizer=optimizer, **self._asked)
 
@@ -297,22 +308,27 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
         _check_plan(request, built, names)
     context = None if "seq_len" in lengths else context_beyond(configuration)
     sizes_of_all = built, axes, book, request.optimizer, kind, tokens, learning
-    run = PreparedRun(*sizes_of_all, request.plan, context, request.timed_by, _refers(request, axes["B"]))
+    run = PreparedRun(*sizes_of_all, request.plan, context, request.timed_by, _again(request, axes["B"]))
     return run.counted_apart() if request.mesh is not None else run
 
 
-def _refers(request: Request, batch: int) -> bool:
-    """Return whether a reference model runs on the batch. Raises `InputError` for a task that cannot be counted."""
+def _again(request: Request, batch: int) -> tuple[int, int]:
+    """Return the forward passes without gradients. Raises `InputError` for a task that cannot be counted."""
     if not request.task:
-        return False
+        return 0, 0
     from learncost.program.autograd.losses import TASKS  # imported where it is needed: start-up counts
 
     task = named_one("task", request.task, TASKS)
     if request.is_sharded:
         raise InputError("--task over a mesh is counted by learncost memory --engine eager alone")
-    if batch % 2:
+    if task.teacher:
+        raise InputError(
+            f"--task {request.task} is predicted by learncost memory alone; learncost cost TEACHER --procedure prefill "
+            "counts the teacher's forward pass"
+        )
+    if task.pairs and batch % 2:
         raise InputError(f"--task {request.task} requires pairs: give an even --batch-size")
-    return task.refers
+    return task.again, task.reference
 
 
 def _check_plan(request: Request, model: Model, procedures: tuple[str, ...]) -> None:

@@ -266,8 +266,9 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
     if cost.memory and cost.memory.batch_size:
         notes.append(_largest(cost, cost.memory))
     if cost.request and cost.request.task:
-        refers = "; the second forward pass is that of the reference model" if "forward" in _twice(cost) else ""
-        notes.append(f"Task {cost.request.task}: on pairs, with the loss counted as a cross-entropy{refers}.")
+        passes, _ = cost.macro_operations["forward"]
+        more = f"; {passes - 1} of {passes} forward passes are without gradients" if passes > 1 else ""
+        notes.append(f"Task {cost.request.task}: the loss is counted as a cross-entropy{more}.")
     if cost.memory and cost.memory.offload:
         notes.append(cost.memory.offload)
     elif cost.request and cost.request.offload and not cost.memory:

@@ -124,8 +124,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     step = step if _sums_whole(placement if over_mesh else "", accumulate) else step.having("no_sync", False)
     by_eager = given.get("engine") in (None, "eager")
     by_eager &= not (over_mesh and (_unwrapped(step, placement) or (deepspeed and placement == DATA[2])))
-    paired = step.task in TASKS
-    if paired and over_mesh and not by_eager:
+    task = TASKS.get(step.task)
+    if task and over_mesh and not by_eager:
         raise InputError(f"{where}: {step.task} is not predicted over this mesh ({placement}): add --devices 1")
     kept = not over_mesh or (by_eager and placement == "ddp")  # autocast
     precision = step.precision if kept else WITHOUT_AUTOCAST.get(step.precision or "", step.precision)
@@ -136,7 +136,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "batch_size": (1 if step.micro_batch_size is None else step.micro_batch_size)
         * accumulate
         * data
-        * (1 + paired),
+        * (2 if task and task.pairs else 1),
         "seq_len": step.seq_len,
         "accumulate": accumulate,
         "procedure": "recompute" if again and (every == 1 or by_eager) else None,
@@ -149,7 +149,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "dropout": step.dropout or None,
         "engine": engine,
         "loss": step.loss if by_eager else None,
-        "task": step.task if paired else None,
+        "task": step.task if task else None,
+        "teacher": _teacher(step, reading) if task and task.teacher and given.get("teacher") is None else None,
         "offload": _offloaded(step, over_mesh) if by_eager else None,
         "no_sync": step.no_sync or None if by_eager else None,
         "communication_buffers": step.communication_buffers if over_mesh else None,
@@ -179,7 +180,7 @@ def for_question(keywords: Mapping[str, Any], names: Collection[str]) -> dict[st
 
 
 def _with_own_loss(step: Step) -> Step:
-    """Return a step on pairs with the loss of its task alone."""
+    """Return a step of another task than the next token with that task's loss alone."""
     return step.having("loss", None) if step.task in TASKS else step
 
 
@@ -322,6 +323,25 @@ def _model(step: Step, reading: Reading) -> str:
         f"{where}{line}: {key.key if key else 'the model'} {shown(name)} is no known preset, and nothing is fetched"
         f"{kind}: add {add} behind the file"
     )
+
+
+def _teacher(step: Step, reading: Reading) -> str:
+    """Return the preset of a file's teacher. Raises `InputError` for an unknown one."""
+    name = step.teacher or ""
+    rules = [rule for framework in reading.frameworks for rule in framework.rules if "model" in (rule.fields or {})]
+    own = {
+        value: rule.fields["model"]
+        for rule in rules
+        if rule.fields
+        for each in rule.conditions.values()
+        for value in each
+    }
+    known = named(own.get(name, name)) or copied(name)[0]
+    if known is None:
+        raise InputError(
+            f"{printable(reading.files[0])}: the teacher {shown(name)} is no known preset: add --teacher MODEL"
+        )
+    return known.name
 
 
 def _by_name(reading: Reading, model: str) -> tuple[KeyRead, ...]:

@@ -33,6 +33,7 @@ class Step:
     loss                      the loss that is computed together with the head, as of `learncost memory --loss`
     packed                    whether sequences are filled to their length
     task                      what is trained for: sft, dpo, orpo and others
+    teacher                   the model whose scores a distillation learns
     zero                      the stage of ZeRO, of which 3 is fully sharded
     dp, replicate, shard      devices over which batches are split: all, and those of HSDP's two axes
     devices                   of the whole run
@@ -68,6 +69,7 @@ class Step:
     loss: str | None = None
     packed: bool | None = None
     task: str = "sft"
+    teacher: str | None = None
     zero: int | None = None
     dp: int | None = None
     replicate: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from learncost.dataclass import dataclass
+from learncost.dataclass import dataclass, field, replace
 from learncost.program.autograd.operators import FLOAT, INTEGER, Gradients, TapeTensor, cat, cross_entropy
 
 
@@ -207,32 +207,112 @@ def _with_odds(head: HeadInputs) -> TapeTensor:
     return result
 
 
+def _graded(head: HeadInputs) -> TapeTensor:
+    """Run the log-probabilities of scores that are divided in place by the temperature of sampling."""
+    return _probable(replace(head, scored=lambda hidden: head.scored(hidden).div_(), held=[]))
+
+
+def _scores(head: HeadInputs) -> TapeTensor:
+    """Return the scores, which the loop holds."""
+    scores = head.scored(head.hidden)
+    head.held[:] = [scores]
+    return scores
+
+
+def _reverse_divergence(own: TapeTensor, others: TapeTensor) -> TapeTensor:
+    """Run the divergence of the scores of a model from those of its teacher: `generalized_jsd_loss` of beta 1.
+
+    Both are divided by the temperature, and `functional.kl_div` of their log-softmaxes is target.exp() * (target -
+    input), of which the completions' rows are selected.
+    """
+    divided = [each.slice(each.elements) / 2.0 for each in (own, others)]
+    student, teacher = (each.apply("log_softmax") for each in divided)
+    difference = student.plus(teacher)
+    divergence = student.apply("exp") * difference
+    own.tape.hold(others, *divided)
+    chosen = divergence.gather(own.tape.new(divergence.elements // 2, INTEGER), divergence.elements)
+    own.tape.hold(divergence, student, teacher)
+    return chosen.sum(1)
+
+
 @dataclass(frozen=True)
-class PairedTask:
-    """A training on pairs of sequences; `refers`: a model without gradients runs on them, too."""
+class TrainedTask:
+    """A training on something else than the next token.
 
-    loss: LossRow
-    refers: bool = False
+    loss       computed together with the head; None: the model's own
+    pairs      whether sequences are pairs, of which the second half are the rejected ones
+    again      forward passes of the model without gradients
+    reference  those of a reference model, which are behind the forward pass, or before it
+    teacher    whether another model, which is named, has one
+    joined     makes the loss of the outputs of both models, where the task's loss does not
+    sizes      of the model: of its head
+    """
+
+    loss: LossRow | None = None
+    pairs: bool = False
+    again: int = 0
+    reference: int = 0
+    before: bool = False
+    teacher: bool = False
+    joined: Callable[[TapeTensor, TapeTensor], TapeTensor] | None = None
+    sizes: Mapping[str, str | int] = field(default_factory=dict)
 
 
-TASKS: Mapping[str, PairedTask] = {
-    "dpo": PairedTask(
+TASKS: Mapping[str, TrainedTask] = {
+    "dpo": TrainedTask(
         LossRow(
             "DPO's (Rafailov et al. 2023): log-probabilities of pairs, and those of a reference without gradients",
             "TRL 001ea5fc, trainer/dpo_trainer.py: DPOTrainer, utils.py: selective_log_softmax",
             _probable,
         ),
-        refers=True,
+        pairs=True,
+        reference=1,
     ),
-    "orpo": PairedTask(
+    "orpo": TrainedTask(
         LossRow(
             "ORPO's (Hong et al. 2024): log-probabilities of pairs, and the cross-entropy of the chosen ones",
             "TRL 9d58faa7, trainer/orpo_trainer.py: odds_ratio_loss, get_batch_logps",
             _with_odds,
         ),
+        pairs=True,
+    ),
+    "kto": TrainedTask(
+        LossRow(
+            "KTO's (Ethayarajh et al. 2024): log-probabilities, also of exchanged completions, and a reference's",
+            "TRL f2cd5771, trainer/kto_trainer.py: _compute_loss, calculate_KL",
+            _probable,
+        ),
+        again=1,
+        reference=2,
+    ),
+    "reward": TrainedTask(pairs=True, sizes={"architecture": "ForSequenceClassification", "num_labels": 1}),
+    "grpo": TrainedTask(
+        LossRow(
+            "GRPO's (Shao et al. 2024): log-probabilities of a group's completions, which a separate request generates",
+            "TRL f2cd5771, trainer/grpo_trainer.py: beta 0, its default",
+            _graded,
+        ),
+    ),
+    "grpo-kl": TrainedTask(
+        LossRow(
+            "GRPO's with its penalty: also log-probabilities of a reference; completions come from a separate request",
+            "TRL f2cd5771, trainer/grpo_trainer.py: beta above 0",
+            _graded,
+        ),
+        reference=1,
+        before=True,
+    ),
+    "distillation": TrainedTask(
+        LossRow(
+            "the divergence of all scores from a teacher's (Agarwal et al. 2024), whose forward pass has no gradients",
+            "TRL f2cd5771, experimental/distillation/distillation_trainer.py: generalized_jsd_loss",
+            _scores,
+        ),
+        teacher=True,
+        joined=_reverse_divergence,
     ),
 }
-"""The trainings on pairs by their names."""
+"""The trainings on something else than the next token, by their names."""
 
 LOSSES: Mapping[str, LossRow] = {
     "liger": LossRow(

@@ -371,6 +371,17 @@ class TapeTensor:
         """Return a sum in-place of its first operand."""
         return _plus(self, other, self.elements, self.storage)
 
+    def div_(self) -> TapeTensor:
+        """Divide a view in place by a number: `CopySlices` copies the gradient of the whole, and that of the view."""
+        tape, sizes = self.tape, (self.elements, self.width)
+
+        def backward(_: Gradients) -> Gradients:
+            whole, *temporaries = (tape.new(*sizes) for _ in range(3))
+            tape.hold(*temporaries)
+            return [whole]
+
+        return tape.run("div_", (self,), (sizes,), backward, views=self.storage)[0]
+
     def matmul(self, other: TapeTensor, elements: int) -> TapeTensor:
         """Return a product with a sum; each factor is saved for the other's gradient."""
         return self.lowered().product(other.lowered(), elements)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
@@ -43,7 +43,7 @@ class StepOptions:
     loss         the loss that is computed together with the head; None: the module's own
     drops_paths  whether operands of low-rank paths have dropout
     hosted       roles of what lies in the memory of the host
-    refers       whether a reference model runs behind the forward pass, without gradients
+    other        a model that runs behind the forward pass, without gradients; None: there is none
     """
 
     module: Module
@@ -62,12 +62,29 @@ class StepOptions:
     loss: LossRow | None = None
     drops_paths: bool = False
     hosted: Collection[str] = ()
-    refers: bool = False
+    other: OtherModel | None = None
     selects: bool = False
 
     def place(self, role: str) -> str:
         """Return the device of what has a role: the host, or the default."""
         return HOST if role in self.hosted else ""
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """A model that runs behind the forward pass of the one that learns, or before it, without gradients.
+
+    weights  bytes of those that it has on this device, in addition to the model's; 0: it is the model itself
+    joined   makes the loss of the outputs of both; None: the loss of the first is there already
+    """
+
+    name: str
+    table: Table
+    sizes: Mapping[str, int]
+    asked: StepOptions
+    weights: int
+    joined: Callable[[TapeTensor, TapeTensor], TapeTensor] | None = None
+    before: bool = False
 
 
 Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"
@@ -155,6 +172,13 @@ class StepState:
                 result |= dict.fromkeys(stacks, (self.numbers[id(repeat)], place))
         return result
 
+    @cached_property
+    def root(self) -> ParameterGroup:
+        """The weights outside of blocks."""
+        assert self.sharded
+        names = [name for name in self.table.weights if name not in self.blocks]
+        return self.sharded.group(ROOT, [self.count(self.table.axes[name]) for name in names])
+
     def group(self, block: tuple[int, int], iteration: int) -> ParameterGroup:
         """Return the weights of a block of an iteration."""
         assert self.sharded
@@ -177,7 +201,7 @@ class StepState:
             learns = any(name[0] in self.asked.learning for name in names)
             if self.sharded:
                 block = self.blocks.get(names[0][0])
-                group = self.group(block, int(names[0][1])) if block else self.sharded.group(ROOT)
+                group = self.group(block, int(names[0][1])) if block else self.root
                 storage = group.storage
             rows = self.asked.matrices.get(names[0][0], 0)
             shape = (rows, elements // rows) if rows else (elements,)

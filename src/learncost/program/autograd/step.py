@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import size_of
@@ -22,9 +22,9 @@ from learncost.program.autograd.calls import (
     local_name,
 )
 from learncost.program.autograd.operators import INTEGER, Storage, TapeTensor, cat
-from learncost.program.autograd.state import ROOT, ScopeNames, StepOptions, StepState, Values, blocks_of, whole_block
+from learncost.program.autograd.state import ScopeNames, StepOptions, StepState, Values, blocks_of, whole_block
 from learncost.program.autograd.tape import RemadeError, Tape
-from learncost.program.autograd.wrapped import BUCKETS
+from learncost.program.autograd.wrapped import BUCKETS, GATHERED
 from learncost.program.optimizer_step import STEP, step_weights
 from learncost.program.program import ACTIVATIONS, BEFORE, FORWARD, OPTIMIZER, WEIGHTS
 
@@ -189,6 +189,7 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
     if wrapping and wrapping.parts == 1:
         learned = sum(state.count(table.axes[name]) for name in asked.learning)
         builder.give(BUCKETS, learned * wrapping.reduced)
+    other = _other(state) if asked.other else state
     several = min(asked.microbatches, DIFFERENT if syncs else DIFFERENT + 1)
     for builder.microbatch in range(several):
         if builder.microbatch:
@@ -196,13 +197,15 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
         if state.sharded:
             state.sharded.reduces = syncs or builder.microbatch == several - 1
         builder.phase = FORWARD
+        if asked.other and asked.other.before:
+            tape.without_gradients(partial(_forward, other))
         outputs = _forward(state)
-        if asked.refers:
-            without = replace(asked, learning=(), checkpoint="")
-            _forward(StepState(tape, table, sizes, without, state.storages))
+        if asked.other and not asked.other.before:
+            others = tape.without_gradients(partial(_forward, other))
+            outputs = [asked.other.joined(outputs[0], others[0])] if asked.other.joined else outputs
             state.release(state.scores)
         if state.sharded:
-            state.sharded.before_backward(state.sharded.group(ROOT))
+            state.sharded.before_backward(state.root)
         tape.backward(outputs)
         tape.hold(*outputs)
         if state.sharded:
@@ -214,6 +217,22 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
     builder.run("optimizer")
     tape.hold(*state.scores)
     tape.hold_gradients()
+
+
+def _other(state: StepState) -> StepState:
+    """Return the state of the other model, with its weights, of which all are one buffer.
+
+    `fully_shard` leaves the weights outside of blocks gathered behind a forward pass, and no backward pass frees them.
+    """
+    other, builder = state.asked.other, state.tape.builder
+    assert other
+    made = StepState(state.tape, other.table, other.sizes, other.asked, state.storages)
+    if other.weights:
+        made.storages = dict.fromkeys(other.table.weights, Storage(builder.give(other.name, other.weights)))
+        if made.sharded:
+            root = made.root
+            root.storage.buffer = builder.give(GATHERED, root.elements * made.asked.width)
+    return made
 
 
 DIFFERENT = 2
@@ -249,9 +268,7 @@ def _forward(state: StepState) -> list[TapeTensor]:
     weights = {name: (name,) for name in table.weights}
     names = ScopeNames(state, table.axes, weights, frozenset(asked.drawn), {})
     if state.sharded:
-        others = [state.count(table.axes[name]) for name in table.weights if name not in state.blocks]
-        root = state.sharded.group(ROOT, others)
-        state.sharded.before_forward(root)
+        state.sharded.before_forward(state.root)
     run_lines(names, table.lines, values, table.outputs)
     state.release(state.embedded)
     state.release(state.cache)
@@ -260,5 +277,5 @@ def _forward(state: StepState) -> list[TapeTensor]:
     if not asked.checkpoint:
         state.release_masks()
     if state.sharded:
-        state.sharded.after_forward(root, keeps=True)
+        state.sharded.after_forward(state.root, keeps=True)
     return [values[name] for name in table.outputs]

@@ -321,13 +321,18 @@ class Tape:
         self._frame = None
         return result
 
+    def without_gradients(self, run: Callable[[], list[TapeTensor]]) -> list[TapeTensor]:
+        """Run a part of the forward pass as under `torch.no_grad`."""
+        self._without = True
+        results = run()
+        self._without = False
+        return results
+
     def reentrant(
         self, run: Callable[[Sequence[TapeTensor]], list[TapeTensor]], arguments: Sequence[TapeTensor]
     ) -> list[TapeTensor]:
         """Run a reentrant checkpoint: the part runs without a tape, and its node recomputes it with one."""
-        self._without = True
-        results = run(arguments)
-        self._without = False
+        results = self.without_gradients(lambda: run(arguments))
         if not any(value.node for value in arguments):
             return results  # as in PyTorch: without an input that requires a gradient, nothing inside has one
         saved = self._packed(arguments)

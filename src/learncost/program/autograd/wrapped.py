@@ -140,6 +140,7 @@ class Sharded:
         self._order.append(group)
         if keeps:
             self.tape.builder.hold(self._gathered)
+            self._gathered = BEFORE
         elif self.wrapping.reshards:
             self._resize(group, 0)
 

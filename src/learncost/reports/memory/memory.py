@@ -69,7 +69,7 @@ class Memory(AtLength, Drawn):
     mode
         The update rule of pepita and mempepita, paper or stable; "" for every other procedure.
     task
-        What is trained for, dpo or orpo; "" for the next token.
+        What is trained for, such as dpo; "" for the next token.
     peak
         The peak in bytes.
     moment
@@ -261,8 +261,8 @@ def memory_question(request: Request) -> MemoryQuestion:
 
 @takes_request(
     "model procedure batch_size seq_len target_len optimizer dropout dtype * context page_size precision plan "
-    "accumulate clip budget on engine module optimizer_implementation loss task checkpoint_every offload no_sync mode "
-    "communication_buffers train train_layers lora lora_rank lora_alpha lora_dropout mesh place placement "
+    "accumulate clip budget on engine module optimizer_implementation loss task teacher checkpoint_every offload "
+    "no_sync mode communication_buffers train train_layers lora lora_rank lora_alpha lora_dropout mesh place placement "
     "schedule chunks"
 )
 def memory(request: Request) -> Memory | MemoryComparison:

@@ -11,14 +11,14 @@ from learncost.ir.errors import InputError
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.precision import BYTES, training_precision
-from learncost.models.model import Model
+from learncost.models.model import Model, run_sizes
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
 from learncost.passes.plan import NONE, by_eager, plan_of, usual_plan
 from learncost.procedures.optimizer import PAGED
 from learncost.procedures.procedure import procedure
 from learncost.program.autograd.mixers import MIXERS, RECURRENCES
 from learncost.program.autograd.module import Itself, Module
-from learncost.program.autograd.state import StepOptions
+from learncost.program.autograd.state import OtherModel, StepOptions
 from learncost.program.autograd.step import run_step
 from learncost.program.autograd.tape import Tape
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
@@ -42,7 +42,7 @@ from learncost.reports.request import CPU, GPU
 from learncost.sharding.presets import chosen
 
 if TYPE_CHECKING:
-    from learncost.program.autograd.losses import LossRow, PairedTask
+    from learncost.program.autograd.losses import LossRow, TrainedTask
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
@@ -117,7 +117,7 @@ def _plans(step: MemoryStep) -> set[str]:
 
 def _loss(step: MemoryStep) -> LossRow | None:
     """Return the loss that is computed together with the head; None if the module has its own."""
-    if task := _task(step):
+    if (task := _task(step)) and task.loss:
         return task.loss
     if not (name := step.eager.loss or ("liger" if CHUNKED in _plans(step) else "")):
         return None
@@ -126,8 +126,8 @@ def _loss(step: MemoryStep) -> LossRow | None:
     return LOSSES[name]
 
 
-def _task(step: MemoryStep) -> PairedTask | None:
-    """Return what is trained for on pairs; None for a training on next tokens."""
+def _task(step: MemoryStep) -> TrainedTask | None:
+    """Return what is trained for; None for the next token."""
     if not step.eager.task:
         return None
     from learncost.program.autograd.losses import TASKS  # imported when used, for a fast start
@@ -135,9 +135,35 @@ def _task(step: MemoryStep) -> PairedTask | None:
     return TASKS[step.eager.task]
 
 
+REFERENCE, TEACHER = "reference weights", "teacher weights"
+
+
 def _refers(step: MemoryStep) -> bool:
     """Return whether a reference model runs, too."""
-    return bool((task := _task(step)) and task.refers)
+    return bool((task := _task(step)) and task.reference)
+
+
+def _other(step: MemoryStep, sizes: Mapping[str, int], asked: StepOptions) -> OtherModel | None:
+    """Return the reference model or the teacher of a step; None without one."""
+    if not ((task := _task(step)) and (task.reference or task.teacher)):
+        return None
+    model, name, asked = _plain(step.model), REFERENCE, replace(asked, learning=(), checkpoint="")
+    here = _here(step, sizes)
+    if teacher := step.eager.teacher:
+        module = module_of(teacher, step.module, False, asked.width, _unfused(step))
+        asked = replace(asked, module=module, drawn=(), blocks=_deep(teacher), matrices={}, coded={})
+        here = run_sizes(teacher, here["B"], here["N" if model.two_sided else "M"], None)
+        model, name = teacher, TEACHER
+    stored = step.kind.master or asked.width if asked.wrapping and asked.wrapping.parts > 1 else asked.width
+    size = bytes_of(model.table, model.table.weights, here, lambda _: stored)
+    part = asked.wrapping.part(size) if asked.wrapping else size
+    weights = 0 if task.reference and step.eager.adapts else part
+    return OtherModel(name, model.table, here, asked, weights, task.joined, task.before)
+
+
+def _deep(model: Model) -> int:
+    """Return the number of blocks, where an iteration of a loop may contain several; 0: an iteration is one."""
+    return 0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0)
 
 
 def _unfused(step: MemoryStep) -> bool:
@@ -155,8 +181,6 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
     model, kind, module = _plain(step.model), step.kind, _module(step)
     hosted, given = step.eager.hosted, step.states_and_masters | _sums(step, sizes)
     given |= _hosted_gradients(step, sizes) if GRADIENTS in hosted else {}
-    if (refers := _refers(step)) and not step.eager.adapts:
-        given |= {"reference weights": bytes_of(model.table, model.table.weights, sizes, lambda _: kind.weight)}
     settings = StepOptions(
         module,
         given,
@@ -165,7 +189,7 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
         module.checkpoint if step.recomputes else "",
         step.eager.every,
-        0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
+        _deep(model),
         replace(_stepping(step), optimizer="") if STATES in hosted else _stepping(step),
         step.accumulate,
         _rows(step, sizes),
@@ -174,9 +198,9 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
         _loss(step),
         step.eager.drops_paths,
         hosted,
-        refers,
-        step.eager.selects,
+        selects=step.eager.selects,
     )
+    settings = replace(settings, other=_other(step, sizes, settings))
     summed = kind.gradient if _sums(step, sizes) else 0
     width, autocast = (kind.weight, kind.value) if kind.autocast else (kind.value, 0)
     hooked = _hooked(step) or (GRADIENTS in hosted and not step.over)
@@ -378,6 +402,8 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
     if _refers(step):
         weights = "is the same without adapters" if step.eager.adapts else "has its own weights"
         said += f" The reference model {weights}."
+    if teacher := step.eager.teacher:
+        said += f" The teacher, {teacher.configuration.name}, has its weights in the type of the model's."
     return said + (f" The module itself was not run: {step.instead}." if step.instead else "")
 
 
@@ -438,7 +464,7 @@ def _refuses(step: MemoryStep) -> str:
         return f"takes --loss {step.eager.loss} or --plan {CHUNKED}, which is --loss liger: not both"
     if step.eager.selects and step.module.endswith("reentrant"):
         return f"does not support --checkpoint-every op with --module {step.module}: use --module transformers"
-    if step.eager.task and (why := _unpaired(step)):
+    if step.eager.task and (why := _untasked(step)):
         return why
     if step.module == Itself.name and (_loss(step) or step.eager.drops_paths):
         flag = f"--plan {CHUNKED}" if CHUNKED in _plans(step) else "--lora-dropout"
@@ -466,15 +492,20 @@ def _refuses(step: MemoryStep) -> str:
     return _unhosted(step)
 
 
-def _unpaired(step: MemoryStep) -> str:
-    """Return why a training on pairs does not run as it is asked."""
-    flag = f"--task {step.eager.task}"
+def _untasked(step: MemoryStep) -> str:
+    """Return why a training on something else than the next token does not run as it is asked."""
+    flag, task = f"--task {step.eager.task}", _task(step)
     if step.eager.loss or CHUNKED in _plans(step):
         return f"supports {flag} with its own loss alone, without --loss and --plan {CHUNKED}"
-    if _here(step, step.sizes())["B"] % 2:
+    if task and task.pairs and _here(step, step.sizes())["B"] % 2:
         return f"requires pairs with {flag}: give an even --batch-size for each microbatch and device"
-    if _refers(step) and not step.eager.adapts and (wrapping := _wrapping(step)) and wrapping.parts > 1:
-        return f"does not shard the reference model of {flag}: give --lora, or --placement ddp"
+    if teacher := step.eager.teacher:
+        sizes = [model.configuration.sizes.get("vocab_size", 0) for model in (step.model, teacher)]
+        if sizes[0] != sizes[1]:
+            return f"compares scores of one vocabulary with {flag}, not of {sizes[0]:,} and {sizes[1]:,}"
+    own = task and (task.teacher or (task.reference and not step.eager.adapts))
+    if own and (wrapping := _wrapping(step)) and wrapping.parts > 1 and not wrapping.reshards:
+        return f"shards the other model of {flag} with --placement fsdp alone: give that, --placement ddp or --lora"
     return ""
 
 

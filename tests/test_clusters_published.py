@@ -9,6 +9,7 @@ from published_trainings.answers import answer
 from published_trainings.printed import SMALL, value_of
 
 import learncost as lc
+from learncost.reports.memory.show import RESERVED
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 ROWS = json.loads((BENCHMARKS / "clusters.json").read_text(encoding="utf-8"))["rows"]
@@ -109,3 +110,19 @@ def test_what_data_and_tensor_parallelism_send():
         assert answer(row).off == pytest.approx(0, abs=1e-12)
     row = {"id": "x", "quantity": "collectives of a block", "unit": "counts", "value": "4; with the sequence 10"}
     assert answer(row).off == 0
+
+
+def test_what_is_reserved_holds_what_was_published():
+    """BigScience's rows without enough memory do not fit with the most that is reserved, and half with the least."""
+    found = answers("bigscience-a100/L8")
+    least, most = RESERVED
+    shares = [each.published / each.predicted for each in found if each.kind == "reserved"]
+    assert sum(least <= share <= most for share in shares) >= 0.85 * len(shares) > 7
+    without = [each for each in answers("bigscience") if each.kind == "out of memory"]
+    assert len(without) == 6
+    assert all(most * each.predicted > each.published for each in without)
+    asked = {"mesh": "dp=8", "placement": "fsdp", "on": "DGX-H100", "num_hidden_layers": 2, "seq_len": 64}
+    for budget, verb in (("0.8GB", "does not fit"), ("1.2GB", "may not fit"), ("80GB", "fits, too")):
+        assert f"here, which {verb}." in " ".join(
+            str(lc.memory("gpt2-xl", batch_size=64, budget=budget, **asked)).split()
+        )

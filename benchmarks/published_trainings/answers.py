@@ -10,6 +10,7 @@ from typing import Any
 
 from learncost.autoshard.step import sizes_of
 from learncost.ir.errors import InputError
+from learncost.reports.memory.show import RESERVED
 from published_trainings.case import settings_of
 from published_trainings.memory import activations, at_the_peak, held, in_mode
 from published_trainings.printed import PRINTED, SMALL
@@ -20,9 +21,15 @@ BYTES = {"GiB": 2**30, "memory_gb": 2**30, "memory_gib": 2**30, "MiB": 2**20, "m
 """Bytes of a unit; gigabytes in tables of trainings are those of nvidia-smi, where a row does not say GB itself."""
 
 
+TOO_MUCH = "out of memory"
+
+
 @dataclass(frozen=True)
 class Answer:
-    """What a row says, and what is predicted; `kind`: memory, reserved, time or printed; or why it is not answered."""
+    """What a row says, and what is predicted; or why it is not answered.
+
+    kind  memory, reserved, out of memory (what is published is then the device's), time or printed
+    """
 
     name: str
     kind: str
@@ -75,7 +82,7 @@ def _answered(row: Mapping[str, Any]) -> Answer:
         return Answer(name, "memory", published, activations(case) / BYTES[unit], unit)
     if quantity.startswith("parameters"):
         return Answer(name, "memory", published, held(case) / BYTES[unit], unit)
-    kind = "memory" if "allocated" in quantity else "reserved"
+    kind = TOO_MUCH if quantity == TOO_MUCH else "memory" if "allocated" in quantity else "reserved"
     return Answer(name, kind, published, at_the_peak(case) / BYTES[unit], unit)
 
 
@@ -103,5 +110,14 @@ def summary(several: list[Answer]) -> str:
         lines.append(
             f"reserved or rounded memory: {len(reserved)} rows, {len(above)} predicted above what was published"
             + (f": {', '.join(above)}" if above else "")
+        )
+        least, most = RESERVED
+        held = [each for each in reserved if least <= each.published / each.predicted <= most]
+        lines.append(f"of these {len(held)} reserve {least} to {most} times what is predicted")
+        without = [each.published / each.predicted for each in several if each.kind == TOO_MUCH]
+        lines.append(
+            f"out of memory: {len(without)} rows; of {sum(each <= 1 for each in without)} what is allocated does not "
+            f"fit, of {sum(each < least for each in without)} the least that is reserved, and of "
+            f"{sum(each < most for each in without)} the most"
         )
     return "\n".join(lines)

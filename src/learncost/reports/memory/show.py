@@ -178,6 +178,25 @@ BUFFERS = (
 """The note on the range of kernel buffers."""
 
 
+RESERVED = 1.16, 2.2
+"""What allocators, NCCL and contexts take, over the predicted bytes: of 51 published rows 46 lie between.
+
+BigScience's tr11-176B (9e64edec) and torchtitan (b5bcd76c) on A100s and H100s; benchmarks/clusters.py prints each.
+"""
+
+
+def _reserved(memory: Memory) -> str:
+    """Return what a device of several takes with its allocator's reserve, and whether that fits the budget."""
+    if memory.budget is None or not memory.over or not memory.optimizer:
+        return ""
+    least, most = (round(memory.peak * share) for share in RESERVED)
+    verb = "does not fit" if least > memory.budget else "may not fit" if most > memory.budget else "fits, too"
+    return (
+        f"With the allocator's reserve, NCCL and contexts, published trainings took {RESERVED[0]} to {RESERVED[1]} "
+        f"times as much: {' to '.join(sizes_of(least, most))} here, which {verb}."
+    )
+
+
 def _notes(memory: Memory) -> tuple[str, ...]:
     at = memory.moment
     layer = f" of {at.layer.replace('_', ' ')}" if at.layer else ""
@@ -186,6 +205,7 @@ def _notes(memory: Memory) -> tuple[str, ...]:
     if at.line.endswith(", backward"):
         where = f"in the backward pass of {at.line.removesuffix(', backward')}"
     notes = [f"The peak occurs {where}."] if at.line else []
+    notes += [reserved] if (reserved := _reserved(memory)) else []
     if memory.updates:
         notes.append(str(memory.updates))
     if memory.trained != "all" and memory.optimizer:

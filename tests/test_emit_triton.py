@@ -15,7 +15,7 @@ import pytest
 
 import learncost as lc
 from learncost.backends.expression import spelled
-from learncost.backends.triton import emitted
+from learncost.backends.triton import blocks, emitted
 from learncost.cli.command import main
 from learncost.interpreter import execute
 from learncost.ir.table import Table
@@ -128,7 +128,14 @@ def _compare(cases: Mapping[str, tuple[Table, Any, str]], folder: Path, after: s
     """
     expected = {}
     for name, (table, sizes, dtype) in cases.items():
-        text = emitted(table, sizes, dtype, name)
+        with pytest.MonkeyPatch.context() as patch:
+            for limit, number in LIMITS.get(name, {}).items():
+                patch.setattr(blocks, limit, number)
+            text = emitted(table, sizes, dtype, name)
+        assert ("for start in range" in text, "By PyTorch's operators" in text) == (
+            name == "swept",
+            name == "operators",
+        )
         defined = re.findall(r"^def (\w+)", text, re.MULTILINE)
         assert len(defined) == len({*defined})
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
@@ -177,12 +184,16 @@ CASES = {
     "mistral": ("mistral-7b", LLAMA | ONE | {"sliding_window": 3}, "sgd", "fused", 2, 7),
     "bf16": ("llama-3-8b", LLAMA | ONE, "sgd", "flash,fused", 2, 5, "bf16-masters"),
     "experts": (lc.layer(EXPERTS), {}, "sgd", "fused", 5, None),
+    "swept": (lc.layer(EXPERTS), {}, "sgd", "fused", 5, None),
+    "operators": (lc.layer(EXPERTS), {}, "sgd", "fused", 5, None),
 }
 """Sizes that divide no tile; masks, also with a window; heads that share keys; rotation; convolutions, loops."""
+LIMITS = {"swept": {"LARGEST": 2, "SWEPT": 64}, "operators": {"LARGEST": 2, "SPILLED": 2, "SWEPT": 0}}
+"""Of `blocks`, under which rows are swept in parts, and kernels are PyTorch's operators."""
 
 
 @pytest.mark.one_in(every=2)
-@pytest.mark.parametrize("names", ["mlp convolution recurrence experts", "vit mistral bf16"])
+@pytest.mark.parametrize("names", ["mlp convolution recurrence experts swept operators", "vit mistral bf16"])
 def test_every_output_is_that_of_the_interpreter(names: str, tmp_path: Path) -> None:
     """The files run in a process that cannot import learncost; then GPT-2 learns there by `--device cuda`."""
     _compare({name: _step(*CASES[name]) for name in names.split()}, tmp_path, TRAIN if "mlp" in names else "")
@@ -269,7 +280,6 @@ def test_attention_is_the_librarys_where_it_has_no_window() -> None:
         ({"on": "raspberry-pi-5"}, "requires a GPU in on"),
         ({"on": "RTX-4090"}, "the kernels of a step are timed on NVIDIA H100"),
         ({"procedure": "decode", "context": 2}, "runs training steps on one GPU: give engine='graph'"),
-        ({"vocab_size": 200_000}, "a row of v=200,000 is too large"),
     ],
 )
 def test_what_the_engine_cuda_lacks_names_one_that_has_it(asked: dict[str, Any], said: str) -> None:
@@ -326,7 +336,7 @@ def test_what_is_missing_is_one_line(
     assert stopped.value.code == 2
     assert "triton is not installed" in capsys.readouterr().err
     large = ["emit", "gpt2", "--n-layer", "1", "--vocab-size", "200000", "--seq-len", "8", "--backend", "triton"]
-    assert main(large) == 2
-    assert "a row of v=200,000 is too large for one block in Triton" in capsys.readouterr().err
+    assert main(large) == 0
+    assert "for start in range(0, v, 16384):" in capsys.readouterr().out  # of rows that no program holds
     assert main(["emit", "attention", "--backend", "triton"]) == 2
     assert "--backend triton applies to models" in capsys.readouterr().err

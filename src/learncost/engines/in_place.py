@@ -14,7 +14,7 @@ import torch
 
 from learncost.backends.placed import TYPES, InPlaceProgram, placed
 from learncost.engines import processor
-from learncost.engines.compiler import Call, CompiledKernels
+from learncost.engines.compiler import Call, CompiledKernels, compiler
 from learncost.engines.emitted import executed_text
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
@@ -79,6 +79,11 @@ class InPlace:
     def _run(self) -> None:
         with library_products():
             self._step(self._memory, self._kernels, *self._devices)
+
+    @property
+    def says(self) -> str:
+        """The text on its kernels."""
+        return f"kernels compiled by {' '.join(compiler() or ())}"
 
     @property
     def batch(self) -> int:

@@ -76,6 +76,12 @@ class StepInTriton(InPlace):
         self._captured = namespace["captured"]
         return program, namespace
 
+    @property
+    def says(self) -> str:
+        """The text on its kernels, and on what PyTorch's operators compute."""
+        others = [f"{each.name} by PyTorch's operators" for each in self.program.functions if each.operators]
+        return ", ".join((f"kernels in Triton on {self.device}", *others))
+
     def _allocated(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from learncost.dataclass import dataclass, field
-from learncost.engines.compiler import compiler
 from learncost.engines.core import Prepared, Values
 from learncost.engines.emitted import EmittedProgram
 from learncost.engines.numpy_engine import Training
@@ -281,11 +280,7 @@ class _TorchStep(TensorStep):
                     self._check_memory(prepared, precision, gpu)
                 self.run = step = self.in_place(table, prepared.values, self.sizes, precision, gpu=gpu)
                 self.arena, self.batch = step.arena, step.batch
-                how = (
-                    f"kernels in Triton on {pool.device}"
-                    if gpu
-                    else f"kernels compiled by {' '.join(compiler() or ())}"
-                )
+                how = step.says
             except MemoryNeededError:
                 raise
             except InputError as error:

@@ -51,6 +51,7 @@ class KernelFunction:
     scratch  workspace for a dialect without allocation: parameters after the written ones
     launches the kernels of a GPU that it launches, in order
     allocates bytes that a library allocates in it, and frees
+    operators why its lines are operators of a library, and no kernel; empty for a kernel
     """
 
     name: str
@@ -62,6 +63,7 @@ class KernelFunction:
     scratch: tuple[Scratch, ...] = ()
     launches: tuple[Launch, ...] = ()
     allocates: int = 0
+    operators: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Launch:
     """A kernel of a GPU, with the places of its arrays among those that the function reads, writes and needs.
 
     product  of tiles: the number of matrices, their rows and columns, and the length of a sum
-    shapes   of what library attention reads: sequences, heads, positions, width; `causal` as there
+    shapes   of what library attention reads: sequences, heads, positions, width; `causal` as there. Of what a library's
+             operator reads and writes
     """
 
     name: str

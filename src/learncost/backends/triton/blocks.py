@@ -8,7 +8,17 @@ from math import prod
 
 from learncost.backends.c import Scratch
 from learncost.backends.expression import call
-from learncost.backends.triton.values import COMPUTED, TYPES, Block, BlockValue, KernelValues, position, summed
+from learncost.backends.triton.values import (
+    COMPUTED,
+    NEUTRAL,
+    TYPES,
+    Block,
+    BlockValue,
+    KernelValues,
+    position,
+    reduction,
+    summed,
+)
 from learncost.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product
@@ -16,12 +26,18 @@ from learncost.ir.term import Operand, Term
 
 ELEMENTS = 1024
 """The elements of a block of rows, where one row has fewer."""
-LARGEST = 1 << 17
-"""The most elements of one row, each axis rounded up to a power of two."""
+LARGEST = 1 << 16
+"""The most elements of one row in registers, each axis rounded up to a power of two: 128 of each of 512 threads."""
+SPILLED = 2 * LARGEST
+"""The most elements of a row that cannot be swept, half of which spill."""
+SWEPT = 1 << 14
+"""The elements of a longer row that a program takes at a time, once for each reduction that depends on others."""
 PARTS = 256
 """The most partial sums over rows, each of one program; a second kernel adds them up."""
 TILE, DEPTH = 64, 32
 """Rows and columns of a product's tile, and the summed positions that it takes at a time."""
+NARROWEST = 8
+"""The fewest elements along the axis of such a part."""
 
 
 @dataclass
@@ -139,7 +155,10 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
     lengths = {axis: _power(values.number(axis)) for axis in rest}
     within = [{*line.loops, *line.left[0].declared} for line in values.lines]
     row = max((prod(lengths[axis] for axis in axes if axis in lengths) for axes in within), default=1)
-    if row > LARGEST:
+    swept = _swept(values.lines, rest, lengths, totals) if row > LARGEST else ""
+    width = SWEPT // (row // lengths[swept]) if swept else 0
+    swept = swept if width >= NARROWEST else ""
+    if row > SPILLED and not swept:
         shown = " ".join(f"{axis}={values.number(axis):,}" for axis in rest)
         raise InputError(f"a row of {shown} is too large for one block in Triton, in line: {kernel.made[0]}")
     kernel.rank = 1 + len(rest)
@@ -151,9 +170,10 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
     block = Block("point", 0, together, bound)
     values.body = kernel.head
     for dim, axis in enumerate(rest, 1):
-        limit = "" if lengths[axis] == values.number(axis) else values.size(axis)
-        counter = values.let(position(axis), f"tl.arange(0, {lengths[axis]}){kernel.along(dim)}")
-        blocks = frozenset({Block(counter, dim, lengths[axis], limit)})
+        length = width if axis == swept else lengths[axis]
+        limit = "" if values.number(axis) % length == 0 else values.size(axis)
+        counter = values.let(position(axis), f"tl.arange(0, {length}){kernel.along(dim)}")
+        blocks = frozenset({Block(counter, dim, length, limit)})
         values.canonical[axis] = BlockValue(counter, blocks, "index")
     programs, first = 1, f"tl.program_id(0) * {together}"
     kernel.grid = f"triton.cdiv({count}, {together})"
@@ -170,23 +190,119 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
     values.body.append(f"point = {first} + tl.arange(0, {together}){kernel.along(0)}")
     at = values.canonical
     at |= values.flattened(BlockValue("point", frozenset({block}), "index"), points)
+    sweep = _Sweep(kernel, swept, at) if swept else None
+    if sweep:
+        sweep.reduce(totals, block)
     stores = []
     for line in kernel.made:
         if line in totals:
-            _total(kernel, line, block, programs)
-        else:
+            _total(kernel, line, block, programs, sweep.parts.get(line.name) if sweep else None)
+        elif swept not in line.left[0].declared:
             stores.append(kernel.stored(line, values.value(line.name, at).text, at))
-    kernel.shares = _shares(kernel, points, totals)
-    if kernel.shares:
-        values.body.append("tl.debug_barrier()  # all is read before it is overwritten")
-    values.body += stores
+    along = [line for line in kernel.made if swept in line.left[0].declared] if sweep else []
+    inside, last = sweep.stores(along) if sweep else ([], [])
+    kernel.shares = _shares(kernel, points, totals, swept)
+    barrier = [BARRIER] if kernel.shares else []
+    if sweep and last:
+        sweep.loop(values.body, [*inside, *barrier, *last])
+        barrier = []
+    values.body += [*barrier, *stores]
 
 
-def _total(kernel: PrintedKernel, line: Line, point: Block, programs: int) -> None:
-    """Print a sum over rows: over those of a program, stored after them."""
+BARRIER = "tl.debug_barrier()  # all is read before it is overwritten"
+
+
+def _swept(lines: Sequence[Line], rest: Sequence[str], lengths: Mapping[str, int], totals: Sequence[Line]) -> str:
+    """Return the longest axis of a row if programs can take it in parts; "" where a sum over rows has it."""
+    longest = max(rest, key=lambda axis: lengths[axis])
+    return "" if any(longest in line.left[0].declared for line in totals) else longest
+
+
+@dataclass
+class _Sweep:
+    """The loops of a program over parts of its row: for each reduction along it that depends on others, and to store.
+
+    Attributes
+    ----------
+    parts
+        Of sums over rows that are along the row too, what a program adds.
+    """
+
+    kernel: PrintedKernel
+    axis: str
+    at: dict[str, BlockValue]
+    parts: dict[str, BlockValue] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        values = self.kernel.values
+        (self.block,) = values.canonical[self.axis].blocks
+        (place,) = (at for at, text in enumerate(self.kernel.head) if text.startswith(f"{self.block.name} = "))
+        self.counter = self.kernel.head.pop(place).replace(" = ", " = start + ", 1)
+        self.levels: dict[str, int] = {}
+        for line in values.lines:
+            before = max((self.levels.get(read, 0) for read in line.reads), default=0)
+            self.levels[line.name] = before + (self.axis in summed(line))
+
+    def reduce(self, totals: Sequence[Line], point: Block) -> None:
+        """Print the reductions along the row, then the values of whole rows."""
+        values = self.kernel.values
+        for level in range(1, max(self.levels.values()) + 1):
+            self._of_rows(level, totals)
+            reduced = [line for line in values.lines if self.levels[line.name] == level and self.axis in summed(line)]
+            body, known, updates = values.body, dict(values.known), list[str]()
+            sums: list[tuple[Line, BlockValue, set[Block]]] = []
+            values.body = inside = list[str]()
+            for line in reduced:
+                over = {block for axis in summed(line) for block in values.canonical[axis].blocks}
+                over |= {point} if line in totals else set()
+                found = values.existing(line, values.summand(line, self.at), over | {self.block})
+                how, name = reduction(line), values.let(f"{values.names.of(line.name)}_all", "")
+                values.body.pop()
+                shape = [1] * self.kernel.rank
+                for block in found.blocks:
+                    shape[block.dim] = block.length
+                body.append(f"{name} = tl.full({shape}, {NEUTRAL[how]}, {values.computed})")
+                updates.append(
+                    f"{name} += {found.text}" if how == "sum" else f"{name} = tl.{how}imum({name}, {found.text})"
+                )
+                sums.append((line, replace(found, text=name), over))
+            self.loop(body, [*inside, *updates])
+            values.body, values.known = body, known
+            for line, found, over in sums:
+                made = values.reduced(line, found, over)
+                if line in totals:
+                    self.parts[line.name] = made
+                else:
+                    key = (line.name, *(self.at[axis].text for axis in line.left[0].declared))
+                    values.known[key] = replace(made, text=values.let(f"{values.names.of(line.name)}_i", made.text))
+        self._of_rows(max(self.levels.values()) + 1, totals)
+
+    def stores(self, made: Sequence[Line]) -> tuple[list[str], list[str]]:
+        """Return the statements of the loop that stores results along the row: before the stores, and these."""
+        values, body, known = self.kernel.values, self.kernel.values.body, dict(self.kernel.values.known)
+        values.body = inside = list[str]()
+        stores = [self.kernel.stored(line, values.value(line.name, self.at).text, self.at) for line in made]
+        values.body, values.known = body, known
+        return inside, stores
+
+    def _of_rows(self, level: int, totals: Sequence[Line]) -> None:
+        """Print the values of whole rows that depend on reductions of lower levels."""
+        for line in self.kernel.values.lines:
+            axes = line.left[0].declared
+            along = self.axis in axes or self.axis in summed(line) or line in totals
+            if not along and self.levels[line.name] < level and all(axis in self.at for axis in axes):
+                self.kernel.values.value(line.name, self.at)
+
+    def loop(self, body: list[str], inside: Sequence[str]) -> None:
+        body.append(f"for start in range(0, {self.kernel.values.size(self.axis)}, {self.block.length}):")
+        body += [f"    {line}" for line in (self.counter, *inside)]
+
+
+def _total(kernel: PrintedKernel, line: Line, point: Block, programs: int, part: BlockValue | None) -> None:
+    """Print a sum over rows: over those of a program, stored after them; `part` is what a sweep has summed."""
     values, left, output = kernel.values, line.left[0], kernel.outputs[line.name]
     blocks = {block for axis in summed(line) for block in values.canonical[axis].blocks} | {point}
-    part = values.over(line, values.summand(line, values.canonical), blocks)
+    part = part or values.over(line, values.summand(line, values.canonical), blocks)
     shape = [1] * kernel.rank
     for axis in left.declared:
         for block in values.canonical[axis].blocks:
@@ -236,12 +352,20 @@ def _divided(
     return points, totals
 
 
-def _shares(kernel: PrintedKernel, points: Sequence[str], totals: Sequence[Line]) -> tuple[tuple[str, str], ...]:
+def _shares(
+    kernel: PrintedKernel, points: Sequence[str], totals: Sequence[Line], swept: str
+) -> tuple[tuple[str, str], ...]:
     """Return the pairs of an array that is read and one that is written whose rows are the same memory."""
     values, pairs = kernel.values, []
     operands = [operand for line in values.lines for operand in line.right if isinstance(operand, Term)]
     indices = {name for line in values.lines for term in (*line.left, *line.right) for name in term.names[1:]}
     moved = any(term.beyond for term in operands)  # a value may be computed at positions of other rows
+    moved |= any(
+        isinstance(term, Term) and term.indexed
+        for line in values.lines
+        if swept in (*line.loops, *line.left[0].declared)
+        for term in line.right
+    )  # or at those of another part of a row, which may be written already
     for line in kernel.made if not moved else ():
         for name in values.reads:
             reads = [term for term in operands if term.name == name]

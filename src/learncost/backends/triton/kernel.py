@@ -15,6 +15,7 @@ from learncost.backends.expression import Identifiers
 from learncost.backends.triton.attention import attention, library
 from learncost.backends.triton.blocks import PrintedKernel, rows, tiles
 from learncost.backends.triton.counted import MARK, counted
+from learncost.backends.triton.operators import operators
 from learncost.backends.triton.values import COMPUTED, FUNCTIONS, RESERVED, TYPES, KernelValues, summed
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Product
@@ -31,14 +32,32 @@ def kernel(
     sizes: Mapping[str, int],
     name: str,
 ) -> KernelFunction:
-    """Return the kernels of lines in Triton, with the arguments of `backends.c.kernel`.
+    """Return the kernels of lines in Triton, or the library's calls, with the arguments of `backends.c.kernel`.
 
-    A kernel of products and other sums is several, with the products' results as its workspace.
-    Raises `InputError` with a line that cannot be printed; SizeNeededError where a size must be a constant.
+    Raises `InputError` for a type that arrays in Triton do not have; SizeNeededError where a size must be a constant.
     """
     found = attention(lines, outputs, sizes)
     if found and (function := library(lines, found, axes, dtypes, sizes, name)):
         return function
+    try:
+        return _printed(lines, axes, outputs, dtypes, sizes, name)
+    except InputError as error:
+        return operators(lines, axes, outputs, dtypes, sizes, name, str(error))
+
+
+def _printed(
+    lines: Sequence[Line],
+    axes: Mapping[str, tuple[str, ...]],
+    outputs: frozenset[str],
+    dtypes: Mapping[str, str],
+    sizes: Mapping[str, int],
+    name: str,
+) -> KernelFunction:
+    """Return the kernels of lines in Triton.
+
+    A kernel of products and other sums is several, with the products' results as its workspace.
+    Raises `InputError` with a line that cannot be printed.
+    """
     plan = lines[0].meta.kernel or FusedKernel(name, ())
     normal = [_renamed(each) for line in lowered(lines, axes, outputs, plan.axes) for each in counted(line)]
     arrays = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
-from learncost.backends.c import KernelFunction
+from learncost.backends.c import KernelFunction, Launch
 from learncost.backends.placed.layout import InPlaceLayout
 from learncost.backends.placed.program import TYPES
 from learncost.backends.triton.attention import BACKWARD
+from learncost.backends.triton.operators import OPERATOR
 from learncost.program.calls import Axes, Call, CallLoop, Item, MatrixView, axes_within
 from learncost.program.lifetimes import Path, ScheduledArray
 from learncost.program.program import CUDA, Buffer, Operand, Program, ProgramOp
@@ -68,6 +69,9 @@ class _LaunchedCall:
         elif isinstance(call.function, KernelFunction):
             arrays = (*call.function.reads, *call.function.writes)
             for launch in call.function.launches:
+                if launch.name == OPERATOR:
+                    yield self._operator(launch, arrays[0])
+                    continue
                 reads, writes = ([arrays[at] for at in places] for places in (launch.reads, launch.writes))
                 if launch.shapes:
                     name = f"aten::scaled_dot_product_flash_attention{'_backward' if launch.name == BACKWARD else ''}"
@@ -82,6 +86,13 @@ class _LaunchedCall:
                 yield self._op("triton::tiles" if known else "triton::rows", reads, writes, known, launch.name)
         else:
             yield self._op("aten::zero_", (), (made,))
+
+    def _operator(self, launch: Launch, like: str) -> ProgramOp:
+        """Return an operator on arrays that are in no arena, of the type of those that are."""
+        *reads, made = (self._operand(like)._replace(shape=shape) for shape in launch.shapes)
+        op = self._op("triton::tiles" if launch.product else "triton::rows", reads, (), {}, launch.name)
+        known = {"product": launch.product, "dtype": made.dtype} if launch.product else {}
+        return op._replace(outputs=(made,), arguments=known)
 
     def _op(
         self,

@@ -15,9 +15,10 @@ from learncost.backends.triton.kernel import kernel
 from learncost.backends.triton.preamble import HELPERS, MAIN, PREAMBLE, USE
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
+from learncost.program.calls import every_call
 
 LONGEST = 2**31 - 2**20
-"""The most elements of an array: kernels compute offsets in 32 bits, also those of a last block beyond its end."""
+"""The most elements of a kernel's array: offsets are computed in 32 bits, also those of a last block beyond its end."""
 
 
 def laid_out(table: Table, sizes: Mapping[str, int], dtype: str) -> InPlaceLayout:
@@ -33,8 +34,11 @@ def check_lengths(layout: InPlaceLayout) -> None:
 
 
 def longest(layout: InPlaceLayout) -> tuple[str, int]:
-    """Return the array of most elements, and their number."""
-    elements = {array.name: prod(layout.shape(array.axes)) for array in layout.lifetimes.arrays}
+    """Return the array of most elements that a kernel reads or writes, such as one layer's part, and their number."""
+    functions = [call.function for call in every_call(layout.items) if call.function]
+    names = {name for function in functions for name in (*function.reads, *function.writes)}
+    arrays = [array for fields in layout.lifetimes.fields.values() for name, array in fields.items() if name in names]
+    elements = {array.name: prod(layout.shape(array.axes)) for array in arrays}
     return max(elements.items(), key=lambda item: item[1])
 
 

@@ -236,19 +236,25 @@ class KernelValues:
 
     def over(self, line: Line, elements: BlockValue, blocks: Iterable[Block]) -> BlockValue:
         """Return the elements reduced along the dimensions of blocks."""
-        how, neutral = "sum", "0.0"
-        if isinstance(line, Op):
-            how = line.op
-            neutral = 'float("-inf")' if how == "max" else 'float("inf")'
-        text = elements.text
+        several = {*blocks}
+        return self.reduced(line, self.existing(line, elements, several), several)
+
+    def existing(self, line: Line, elements: BlockValue, blocks: Iterable[Block]) -> BlockValue:
+        """Return the elements that a line reduces along blocks, with a neutral number where none exists."""
         several = sorted(blocks, key=lambda block: -block.dim)
         tests = [block.inside for block in several if block.inside]
         tests += [f"({block.name} >= 0)" for block in several if block not in elements.blocks and not block.inside]
-        if tests:
-            text = f"tl.where({' & '.join(tests)}, {text}, {neutral})"
-        for block in several:
+        if not tests:
+            return elements
+        text = f"tl.where({' & '.join(tests)}, {elements.text}, {NEUTRAL[reduction(line)]})"
+        return replace(elements, text=text, blocks=elements.blocks.union(several))
+
+    def reduced(self, line: Line, elements: BlockValue, blocks: Iterable[Block]) -> BlockValue:
+        """Return existing elements reduced along the dimensions of blocks."""
+        text, how = elements.text, reduction(line)
+        for block in sorted(blocks, key=lambda block: -block.dim):
             text = f"tl.{how}({text}, {block.dim}, keep_dims=True)"
-        return BlockValue(text, elements.blocks - {*several})
+        return BlockValue(text, elements.blocks.difference(blocks))
 
     def _reduced(self, line: Line, at: Positions) -> BlockValue:
         over = summed(line)
@@ -408,6 +414,15 @@ def summed(line: Line) -> tuple[str, ...]:
         return ()
     found = solved(line) if line.left[0].indexed else {}
     return tuple(axis for axis in line.loops if axis not in line.left[0].axes and axis not in found)
+
+
+def reduction(line: Line) -> str:
+    """Return how a line reduces its elements: sum, max or min."""
+    return line.op if isinstance(line, Op) else "sum"
+
+
+NEUTRAL = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}
+"""The number that changes no reduction."""
 
 
 def position(axis: str) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import learncost as lc
+from learncost.verification.imported import parity
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")
 
@@ -164,6 +165,37 @@ def test_lengths_that_are_not_known_stay_an_upper_bound():
         cost = lc.cost(model, price_book="matmul", **sizes)
         assert cost.macro_operations["forward"][1].flops == 3 * 2 * 20 * 6 * 16 + bound
         assert "every sequence as long as the longest: an upper bound" in " ".join(str(cost).split())
+
+
+class OfLengths(nn.Module):
+    """A nested tensor: attention of each sequence, or its rows alone."""
+
+    def __init__(self, attends):
+        super().__init__()
+        self.attends, self.points = attends, nn.ModuleList(nn.Linear(6, 16) for _ in range(3))
+
+    def forward(self, batch):
+        rows = [points(batch["rows"]) for points in self.points]
+        if self.attends:
+            parts = (each.unflatten(-1, (2, 8)).transpose(1, 2) for each in rows)
+            rows = [nn.functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)]
+            return torch.nested.to_padded_tensor(rows[0], 0.0).sum(1)
+        return (rows[0] * rows[1]).relu() + rows[2]
+
+
+@pytest.mark.parametrize("attends", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_nested_tensor_is_read_at_its_lengths(attends):
+    torch.manual_seed(0)
+    nested = torch.nested.nested_tensor([torch.randn(length, 6) for length in LENGTHS[0]], layout=torch.jagged)
+    module = OfLengths(attends)
+    model = lc.from_module(module, {"batch": {"rows": nested}})
+    live = model.live()
+    imported, whole = live.read()[1]
+    found = parity(whole, live.inputs, imported)  # of the module itself, too
+    assert max(found.value, found.gradient) < 1e-12
+    assert found.module < 1e-5
+    products = densely(LENGTHS[0], LENGTHS[0])[0] if attends else 0
+    assert lc.cost(model, price_book="matmul").macro_operations["forward"][1].flops == 3 * 2 * 20 * 6 * 16 + products
 
 
 def test_the_share_under_a_mask_is_a_fraction():

@@ -22,9 +22,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from learncost.importer.calls import answered
 from learncost.importer.examples import as_called, flattened
+from learncost.importer.nested import PADDED
 from learncost.importer.recorder.module_step import ends
 from learncost.importer.recurrences import unpacked
-from learncost.importer.refusals import FUNC, VMAP, GradientTakenError
+from learncost.importer.refusals import FUNC, NESTED, VMAP, GradientTakenError
 from learncost.importer.tried import copied, drawn, gradients, has_fraction, identical, restored
 from learncost.importer.unseen import ChangedError
 from learncost.importer.wrappers import plain
@@ -240,7 +241,7 @@ def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[An
     The result is tested with random numbers. Raises `GradientTakenError` if its gradients differ, or if it cannot be
     traced.
 
-    by   the function that takes a gradient
+    by   the function that takes a gradient; for nested tensors, the run has the lengths of these
     """
     names, run = called_with(module, values)
     others = [value for name, value in values.items() if name not in names]
@@ -252,14 +253,18 @@ def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[An
         sizes: Any = StatelessSymbolicContext([DimDynamic.DUCK] * value.dim())  # each a separate symbol
         return mode.from_tensor(value.detach(), symbolic_context=sizes).requires_grad_(value.requires_grad)
 
+    of_run = by == NESTED
+    how: dict[str, Any] = {"tracing_mode": "symbolic", "_allow_non_fake_inputs": True}
+    if of_run:
+        how = {"tracing_mode": "real", "_error_on_data_dependent_ops": False, "decomposition_table": PADDED}
     try:
-        with answered(module, changes=True) as forward:
-            trace: Any = make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+        with answered(module, unpacked(numbers=of_run), changes=True) as forward:
+            trace: Any = make_fx(run, **how)
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the gradient of these has no gradient
-                traced = trace(*(fake(values[name]) for name in names))
+                traced = trace(*(copied(values[name]) if of_run else fake(values[name]) for name in names))
     except Exception:  # any error that a user's module raises there
         raise GradientTakenError(by) from None
-    if not forward.taken and by not in (FUNC, VMAP):
+    if not forward.taken and by not in (FUNC, NESTED, VMAP):
         raise GradientTakenError(by)
     for node in list(traced.graph.nodes):
         if (
@@ -288,7 +293,8 @@ def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> 
                     path: number.clone().requires_grad_(number.requires_grad) for path, number in numbers.items()
                 }
                 row, by_name = as_called(twin, {name: value for name, value in given.items() if _is_taken(twin, name)})
-                results = ends(torch.func.functional_call(twin, weights, row, by_name))
+                with answered(twin, changes=True):
+                    results = ends(torch.func.functional_call(twin, weights, row, by_name))
                 learning = [weight for weight in weights.values() if weight.requires_grad]
                 found.append(gradients(results, learning))
         except Exception:  # any error that a user's module raises

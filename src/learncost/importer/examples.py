@@ -32,7 +32,8 @@ def arguments(module: Any, inputs: Any) -> dict[str, Any]:
 
 
 def as_called(module: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return named inputs as positional and keyword arguments: positional as far as `*several`, keywords from there on.
+    """Return named inputs as positional and keyword arguments: positional as far as `*several` or `/`, keywords from
+    there on.
 
     A module that overrides `__call__` with other parameter names gets as many positional arguments as possible.
     """
@@ -40,7 +41,8 @@ def as_called(module: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], d
 
     kinds = {name: parameter.kind for name, parameter in inspect.signature(module.forward).parameters.items()}
     row = next((name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL), "")
-    before = list(kinds)[: list(kinds).index(row)] if row in given else []
+    by_place_alone = [name for name, kind in kinds.items() if kind is inspect.Parameter.POSITIONAL_ONLY]
+    before = list(kinds)[: list(kinds).index(row)] if row in given else by_place_alone
     if not before and type(module).__call__ is not nn.Module.__call__:
         by_place = (name for name, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY)
         before = list(takewhile(given.__contains__, by_place))

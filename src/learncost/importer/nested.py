@@ -10,8 +10,13 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nested._internal.nested_tensor import nested_view_from_values_offsets
+
 from learncost.importer.examples import as_called
 from learncost.importer.inputs import Input
+from learncost.importer.refusals import NESTED, GradientTakenError
 from learncost.ir.errors import InputError
 
 Inputs = Sequence[Input] | Mapping[str, Any]
@@ -49,8 +54,6 @@ def _of_examples(given: Mapping[str, Any], opens: set[str]) -> tuple[dict[str, A
 
 def _parts(value: Any) -> Mapping[Any, Any] | None:
     """Return the parts of a value that may have tensors in it, by key; None for a value without parts."""
-    import torch
-
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, list | tuple):
@@ -60,20 +63,18 @@ def _parts(value: Any) -> Mapping[Any, Any] | None:
 
 
 def _has_object(value: Any) -> bool:
-    """Return whether a tensor is inside an object other than a dict, a list or a tuple."""
+    """Return whether a tensor is nested, or inside an object other than a dict, a list or a tuple."""
     parts = _parts(value)
     if parts is None:
-        return False
+        return bool(getattr(value, "is_nested", False))
     return not isinstance(value, Mapping | list | tuple) or any(map(_has_object, parts.values()))
 
 
 def _filled(value: Any, name: str, found: dict[str, Any]) -> Filled:
     """Add the tensors of a value to `found`, by name, and return the function that fills a copy of it."""
-    import torch
-
     if isinstance(value, torch.Tensor):
-        found[name] = value
-        return lambda tensors: tensors[name]
+        found[name] = value.values() if value.is_nested else value
+        return _jagged(value, name) if value.is_nested else lambda tensors: tensors[name]
     parts = _parts(value)
     if parts is None:
         return lambda _: value
@@ -92,6 +93,41 @@ def _filled(value: Any, name: str, found: dict[str, Any]) -> Filled:
         return made
 
     return fill
+
+
+def _jagged(value: Any, name: str) -> Filled:
+    """Return the function that makes a nested tensor of all its rows, which has the lengths of this one."""
+    offsets, lengths = value.offsets().detach().clone(), value.offsets().diff()
+    ends = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())}
+
+    def fill(tensors: Mapping[str, Any]) -> Any:
+        if getattr(get_proxy_mode(), "pre_dispatch", False):  # of which an export has no operators above autograd
+            raise GradientTakenError(NESTED)
+        return nested_view_from_values_offsets(tensors[name], offsets, **ends)
+
+    return fill
+
+
+def _to_padded(values: Any, offsets: Any, longest: Any, padding: float = 0.0) -> Any:
+    """Return the rows of each sequence, (batch, longest, ...), with a number behind its last one."""
+    places = offsets[0][:-1, None] + torch.arange(*longest, device=values.device)
+    inside = (places < offsets[0][1:, None]).reshape(*places.shape, *[1] * (values.dim() - 1))
+    return torch.where(inside, values[places.clamp_max(values.shape[0] - 1)], padding)
+
+
+def _to_rows(padded: Any, offsets: Any, _: Any = None) -> Any:
+    """Return the rows of all sequences, one behind the other."""
+    lengths = offsets[0].diff()
+    of_row = torch.repeat_interleave(lengths)
+    return padded[of_row, torch.arange(of_row.shape[0], device=padded.device) - offsets[0][of_row]]
+
+
+_ATEN = torch.ops.aten
+PADDED = {
+    _ATEN._jagged_to_padded_dense_forward.default: _to_padded,
+    _ATEN._padded_dense_to_jagged_forward.default: _to_rows,
+}
+"""The operators between the rows of nested tensors and padded ones, which have no gradient below autograd."""
 
 
 def _of_descriptions(module: Any, given: Sequence[Input]) -> tuple[list[Input], dict[str, Filled]]:
@@ -137,8 +173,6 @@ def _made(inner: Mapping[tuple[str, ...], str], kind: Any) -> Filled:
 
 def _taking(module: Any, inputs: Inputs, fills: Mapping[str, Filled]) -> Any:
     """Return a module with the same parameters and submodules under the same paths that takes these inputs."""
-    from torch import nn
-
     names = [*inputs] if isinstance(inputs, Mapping) else [each.name for each in inputs]
     before = inspect.signature(module.forward).parameters
     kinds = inspect.Parameter
@@ -159,7 +193,7 @@ def _taking(module: Any, inputs: Inputs, fills: Mapping[str, Filled]) -> Any:
         return self.inside[0].forward(*given, **by_name)
 
     setattr(forward, "__signature__", inspect.Signature([kinds("self", kinds.POSITIONAL_ONLY), *row]))  # noqa: B010 - for a type checker
-    whole = type(type(module).__name__, (nn.Module,), {"forward": forward})()
+    whole = type(type(module).__name__, (torch.nn.Module,), {"forward": forward})()
     whole._modules, whole._parameters, whole._buffers = module._modules, module._parameters, module._buffers
     whole.training, whole.inside = module.training, [module]
     return whole

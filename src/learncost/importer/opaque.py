@@ -102,7 +102,7 @@ def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
     recorder = reader.recorder
     recorder.operator = name_of(node.target)
     operands = []
-    for value in _tensors(arguments):
+    for value in _tensors(reader, arguments):
         view = reader.view(value).fresh()
         stored = tuple(tuple(slot for slot in row if slot not in view.spread) for row in view.dims)
         if any(left and len(left) < len(row) for left, row in zip(stored, view.dims, strict=True)):
@@ -115,20 +115,23 @@ def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
     several = node.meta["val"]
     each_result = several if isinstance(several, tuple | list) else [several]
     results = [_result(reader, each, place) for place, each in enumerate(each_result)]
-    left = tuple(NamedView(view, _letters(view)) for view in _tensors(results) if isinstance(view, View))
+    left = tuple(NamedView(view, _letters(view)) for view in _tensors(reader, results) if isinstance(view, View))
     call = CalledOperator(node, [list(dict.fromkeys(_places(view))) for view in operands])
     recorder.add(Equation("op", left, reads, op="opaque", cost=known, call=call))
     return results[0] if isinstance(several, torch.Tensor) else results
 
 
-def _tensors(values: Sequence[Any]) -> list[Any]:
-    """Return the tensors among arguments, also nested ones; a complex one gives both parts."""
+def _tensors(reader: GraphReader, values: Sequence[Any]) -> list[Any]:
+    """Return the tensors among arguments, also nested ones; a complex one gives both parts, of zeros where it has
+    none.
+    """
     tensors = []
     for value in values:
         if isinstance(value, list | tuple):
-            tensors += _tensors(value)
+            tensors += _tensors(reader, value)
         elif isinstance(value, Complex):
-            tensors += _tensors([value.real, value.imaginary])
+            real = reader.view(value.real)
+            tensors += [real, value.imaginary if value.imaginary != 0.0 else reader.filled(real.shape, 0.0)]
         elif isinstance(value, View | ChosenPlaces | IntegerValue | GivenTensor):
             tensors.append(value)
     return tensors

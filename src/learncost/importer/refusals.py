@@ -160,6 +160,11 @@ def refusal(error: Exception, called: str) -> InputError:
     of_func = is_by_func(error)
     if of_func or isinstance(error, GradientTakenError):
         by = FUNC if of_func else str(error)
+        if by == NESTED:
+            return NotExportedError(
+                f"{called} works on nested tensors with operators that cannot be traced: write it with padded "
+                "sequences and a mask, or with concatenated tokens and their lengths as numbers"
+            )
         if by == VMAP:
             return NotExportedError(
                 f"{called} runs an operation under torch.vmap that PyTorch does not export: write the axis that vmap "
@@ -202,7 +207,7 @@ def _place_of(error: Exception) -> tuple[str, str]:
     return f"{printable(frame.filename)}:{frame.lineno}", (frame.line or "").strip()
 
 
-FUNC, VMAP = "torch.func", "torch.vmap"
+FUNC, VMAP, NESTED = "torch.func", "torch.vmap", "nested tensors"
 
 
 def transform_of(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop
+from torch.nested._internal.nested_tensor import nested_view_from_values_offsets
 from torch.nn.attention import flex_attention
 
 from learncost.ir.errors import InputError
@@ -189,6 +190,45 @@ def flexible_attention(query: Any, key: Any, value: Any, score_mod: Any, block_m
     return scores.softmax(-1) @ value, _NotRead(), _NotRead()
 
 
+def spaced(start: Any, end: Any, steps: Any, **named: Any) -> Any:
+    """Return `linspace`, also of a symbolic number of steps, which PyTorch converts to a number."""
+    if not isinstance(steps, torch.SymInt):
+        return torch.linspace(start, end, steps, **named)
+    named["dtype"] = named.get("dtype") or torch.get_default_dtype()
+    return start + torch.arange(steps, **named) * ((end - start) / cast("Any", torch.sym_max)(steps - 1, 1))
+
+
+def mean_of_windows(pool: Any, count: int) -> Callable[..., Any]:
+    """Return an average pool over this many sides, also over whole sides of symbolic size."""
+
+    def answer(x: Any, kernel_size: Any, *more: Any, **named: Any) -> Any:
+        several = kernel_size if isinstance(kernel_size, tuple | list) else [kernel_size] * count
+        is_open = any(isinstance(each, torch.SymInt) for each in several)
+        if is_open and all(size == side for size, side in zip(several, x.shape[-count:], strict=True)):
+            return x.mean(tuple(range(-count, 0)), keepdim=True)
+        return pool(x, kernel_size, *more, **named)
+
+    return answer
+
+
+def attention_of_lengths(query: Any, key: Any, value: Any, *more: Any, **named: Any) -> Any:
+    """Return `scaled_dot_product_attention`; of nested tensors, (batch, heads, lengths, points), that of each
+    sequence.
+    """
+    run = torch.nn.functional.scaled_dot_product_attention
+    if not query.is_nested:
+        return run(query, key, value, *more, **named)
+    ends = [each.offsets().tolist() for each in (query, key, value)]
+    rows = [each.values() for each in (query, key, value)]
+    places = range(len(ends[0]) - 1)
+    parts = [
+        run(*(row[:, end[at] : end[at + 1]] for row, end in zip(rows, ends, strict=True)), *more, **named)
+        for at in places
+    ]
+    bounds = {"min_seqlen": query._get_min_seqlen(), "max_seqlen": query._get_max_seqlen()}
+    return nested_view_from_values_offsets(torch.cat(parts, 1), query.offsets(), 2, **bounds)
+
+
 def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
     """Return `math.sqrt`, also of a symbolic size, which Python's version converts to a number."""
     return value**0.5 if isinstance(value, torch.SymInt | torch.SymFloat) else of_numbers(value)
@@ -261,6 +301,10 @@ WRITTEN_OUT: Mapping[Any, Callable[..., Any]] = {
     torch.combinations: combinations,
     **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), selected),
     torch.linalg.lstsq: least_squares,
+    torch.nn.functional.scaled_dot_product_attention: attention_of_lengths,
+    torch.linspace: spaced,
+    torch.avg_pool1d: mean_of_windows(torch.avg_pool1d, 1),
+    torch.nn.functional.avg_pool2d: mean_of_windows(torch.nn.functional.avg_pool2d, 2),
     torch.max_pool1d: largest_of_windows,
     torch.nn.functional.max_pool1d: largest_of_windows,
     flex_attention_hop: flexible_attention,

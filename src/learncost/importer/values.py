@@ -79,17 +79,15 @@ def run_graph(
             return double(super().get_attr(target, args, kwargs))
 
     signature = program.graph_signature
-    buffers = dict(module.named_buffers(remove_duplicate=False))
+    held = {**program.state_dict, **program.constants, **dict(module.named_buffers(remove_duplicate=False))}
     given = []
     names = imported.exported.inputs
     for spec in signature.input_specs:
         kind = spec.kind.name
         if kind == "PARAMETER":
             given.append(parameters[imported.exported.weights.same.get(spec.target, spec.target)])
-        elif kind == "BUFFER":
-            given.append(double(buffers[spec.target] if spec.target in buffers else program.constants[spec.target]))
-        elif kind == "CONSTANT_TENSOR":
-            given.append(double(program.constants[spec.target]))
+        elif kind in ("BUFFER", "CONSTANT_TENSOR"):
+            given.append(double(held[spec.target]))
         elif kind == "TOKEN":
             given.append(None)
         elif hasattr(spec.arg, "value"):  # not a tensor

@@ -184,12 +184,12 @@ def _check_given(exported: Exported, reader: GraphReader, given: Mapping[str, Se
 def _tensors(exported: Exported, module: Any) -> dict[Any, Any]:
     """Return buffers and lifted constants by the graph's nodes, without floats that the module changes in place."""
     program, changed = exported.program, {of for _, of in exported.changed}
-    buffers = dict(module.named_buffers(remove_duplicate=False))
+    held = {**program.state_dict, **program.constants, **dict(module.named_buffers(remove_duplicate=False))}
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     tensors = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind.name in ("BUFFER", "CONSTANT_TENSOR") and spec.arg.name in nodes:
-            tensor = buffers.get(spec.target, program.constants.get(spec.target))
+            tensor = held.get(spec.target)
             if tensor is not None and not (spec.target in changed and tensor.is_floating_point()):
                 tensors[nodes[spec.arg.name]] = tensor
     return tensors

@@ -53,7 +53,7 @@ def readable(module: Any) -> Any:
 
 def plain(results: Any) -> Any:
     """Convert results to tuples and dicts: an object that holds tensors to its attributes, a distribution to its
-    parameters.
+    parameters, a nested tensor to its rows.
     """
     import torch
 
@@ -64,7 +64,7 @@ def plain(results: Any) -> Any:
                 raise InputError(f"the result {type(leaf).__name__} is not a tensor: return its parameter tensors")
             return plain(values)
         if isinstance(leaf, torch.Tensor | torch.nn.Module | type):
-            return leaf
+            return leaf.values() if getattr(leaf, "is_nested", False) else leaf
         if dataclasses.is_dataclass(leaf):
             return plain({each.name: getattr(leaf, each.name) for each in dataclasses.fields(leaf)})
         held = dict(getattr(leaf, "__dict__", {}))

@@ -214,7 +214,7 @@ def _input(stored: Any, imported: ImportedModule, of_node: Mapping[str, Any], si
         raise InputError(
             f"{stored.name} depends on trainable weights but is outside of the table: this is an error of the importer"
         )
-    value = value.detach().numpy()
+    value = value.detach().to_dense().numpy()
     if stored.kind == "leaf":
         return np.zeros(value.shape)
     if stored.kind == "groups":  # the group of each row, where groups end at these
@@ -414,7 +414,7 @@ def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int
     with restored(module):
         try:
             return _flops_of(lambda: ends(module(*row, **by_name)), formulas)
-        except RuntimeError as error:  # a module of the user's that changes in place what autograd needs
+        except (RuntimeError, TypeError) as error:  # the module changes what autograd needs, or scans while it counts
             raise InputError(f"autograd has no gradients of the module itself ({one_line(error)})") from error
 
 
@@ -423,7 +423,7 @@ def _counted_of_export(
 ) -> tuple[int, int]:
     """Return the counts of FlopCounterMode for the exported graph, whose inputs are those of the table."""
     weights = {
-        path: parameter.detach().double().requires_grad_(bool(parameter.requires_grad))
+        path: _in_double(parameter.detach()).requires_grad_(bool(parameter.requires_grad))
         for path, parameter in module.named_parameters()
     }
     given = flattened({name: _double(value) for name, value in arguments(module, inputs).items()})

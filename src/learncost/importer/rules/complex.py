@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from learncost.importer.nodes import operator_name
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import RULES, complex_rule, rule
 from learncost.importer.rules import indexing, movement, reductions  # noqa: F401 - their rules are read
 from learncost.importer.rules.elementwise import div as real_div
 from learncost.importer.rules.movement import joined
-from learncost.importer.rules.products import multiplied
 from learncost.importer.rules.reductions import guarded_power, vector_norm
 from learncost.importer.rules.views import narrowed
 from learncost.importer.views import Complex, GivenTensor, View
@@ -154,21 +154,23 @@ def _sum(reader: GraphReader, x: Any, z: Any, sign: int) -> Complex:
     return Complex(part(x.real, z.real), part(x.imaginary, z.imaginary))
 
 
-@complex_rule("mm", "bmm", "matmul", "mv", "dot")
-def product(reader: GraphReader, x: Any, z: Any) -> Complex:
-    """Record four products of real matrices, or two if an operand is real."""
+@complex_rule("mm", "bmm", "matmul", "mv", "dot", "linear", "convolution")
+def product(reader: GraphReader, x: Any, z: Any, bias: Any = None, *more: Any) -> Complex:
+    """Record four products of real matrices, or two if an operand is real; `more` are the windows of a convolution."""
     x, z = pair(reader, x), pair(reader, z)
+    shift = Complex(None, None) if bias is None else pair(reader, bias)
+    of_real = RULES[operator_name(reader.node.target)]
 
-    def made(first: Any, second: Any) -> View:
+    def made(first: Any, second: Any, shift: Any = None) -> View:
         reader.recorder.operator = reader.recorder.name
-        return multiplied(reader, first, second)
+        return of_real(reader, first, second, *([] if of_real is RULES["mm"] else [shift]), *more)  # type: ignore[no-any-return]
 
     if _is_real(z):
-        return Complex(made(x.real, z.real), made(x.imaginary, z.real))
+        return Complex(made(x.real, z.real, shift.real), made(x.imaginary, z.real, shift.imaginary))
     if _is_real(x):
-        return Complex(made(x.real, z.real), made(x.real, z.imaginary))
-    real = reader.add(made(x.real, z.real), made(x.imaginary, z.imaginary), signs=[1, -1])
-    return Complex(real, reader.add(made(x.real, z.imaginary), made(x.imaginary, z.real)))
+        return Complex(made(x.real, z.real, shift.real), made(x.real, z.imaginary, shift.imaginary))
+    real = reader.add(made(x.real, z.real, shift.real), made(x.imaginary, z.imaginary), signs=[1, -1])
+    return Complex(real, reader.add(made(x.real, z.imaginary, shift.imaginary), made(x.imaginary, z.real)))
 
 
 def _each(name: str, function: Any) -> None:

@@ -69,7 +69,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("cost gpt2 --n_embd 24 --hidden-size 48", "contradicts"),
         ("cost gpt2 --seq-len 4 --N 5", "contradicts"),
         ("cost gpt2 --hiden-size 24", "unknown flag '--hiden-size'; did you mean '--hidden-size'"),
-        ("cost gpt2 --family bp", "unknown flag '--family'; see `learncost list sizes`"),
+        ("cost gpt2 --family bp", "unknown flag '--family'; `learncost cost --help all` shows every flag"),
         ("cost gpt2 --procedur bp", "unknown flag '--procedur'; did you mean '--procedure'"),
         ("cost gpt2 --procedur", "did you mean '--procedure'"),
         ("cost gpt2 --colour red", "unknown flag '--colour'"),

@@ -15,7 +15,7 @@ from learncost.models.configuration import SETTINGS
 from learncost.models.families import FAMILIES
 from learncost.models.files import DATA_FILES
 from learncost.models.sizes import CANONICAL, spelled
-from learncost.reports.question import FLAGS, SWITCHES, Flag, question
+from learncost.reports.question import FLAGS, SWITCHES, Flag, docstring_parts, question
 
 if TYPE_CHECKING:
     from learncost.importer.files.reading import How
@@ -43,8 +43,7 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
         spelling = name.replace("_", "-").lower()
         if spelling in SWITCHES and spelling not in by_spelling and SWITCHES[spelling][0] in named:
             key, value = SWITCHES[spelling]
-            if joined:
-                raise InputError(f"{name} takes no value")
+            _check_alone(name, joined, left)
             _check_once(key, f"{name} (--{key} {value})", names)
             typed_values[key] = value
             continue
@@ -56,12 +55,14 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
         if not repeats:
             _check_once(key, name, names)
         if flag and flag.kind == "boolean":
-            if joined or (spelling not in flag.names and not flag.reverses):
+            _check_alone(name, joined, left)
+            if spelling not in flag.names and not flag.reverses:
                 raise InputError(f"{word} is not a flag: {flag.names[0]} takes no value")
             typed_values[key] = spelling in flag.names
             continue
         if not joined and (not left or _is_flag(left[0])):
-            raise InputError(f"{name} needs a value")
+            brief = flag.about.brief.rstrip(".") if flag else ""
+            raise InputError(f"{name} needs a value{brief and ': '}{brief[:1].lower()}{brief[1:]}")
         value = text if joined else left.pop(0)
         typed_values[key] = [*typed_values.get(key, []), value] if repeats else value
     arguments = _joined(command, flags, arguments)
@@ -89,6 +90,12 @@ def _check_once(key: str, name: str, names: dict[str, str]) -> None:
         same = f"{earlier} and {name} are the same option: give one of them"
         raise InputError(f"{name} is given twice" if earlier == name else same)
     names[key] = name
+
+
+def _check_alone(name: str, joined: str, left: Sequence[str]) -> None:
+    """Refuse a switch with a value: after =, or true or false as other tools have it."""
+    if joined or (left and left[0].lower() in ("true", "false")):
+        raise InputError(f"{name} takes no value: type it alone, or leave it out")
 
 
 def _is_flag(word: str) -> bool:
@@ -122,8 +129,8 @@ def _check_size(command: str, name: str, spellings: Sequence[str], others: bool)
         )
         raise InputError(f"unknown flag {shown(name)} of {command}: learncost {several}")
     near = nearest(name, [*spellings, *(f"--{size.replace('_', '-')}" for size in sizes)])
-    hint = near or ("; see `learncost list sizes` for sizes" if others else "")
-    raise InputError(f"unknown flag {shown(name)}{hint}")
+    where = f"; `learncost {command} --help all` shows every flag{' and `learncost list sizes` every size' * others}"
+    raise InputError(f"unknown flag {shown(name)}{near or where}")
 
 
 def _check_count(command: str, flags: Sequence[Flag], arguments: Sequence[str], names_given: Iterable[str]) -> None:
@@ -138,7 +145,10 @@ def _check_count(command: str, flags: Sequence[Flag], arguments: Sequence[str], 
         if flag.how == "flag" and flag.required and flag.name not in names_given
     ]
     if missing:
-        raise InputError(f"{command} needs {missing[0]}; see its --help")
+        from learncost.cli.command import COMMANDS  # it imports this module
+
+        examples = docstring_parts(COMMANDS[command].question).commands
+        raise InputError(f"{command} needs {missing[0]}, as in: {examples[0][0]}")
 
 
 def _unexpected(command: str, flags: Sequence[Flag], arguments: Sequence[str]) -> str:
@@ -158,7 +168,8 @@ def _unexpected(command: str, flags: Sequence[Flag], arguments: Sequence[str]) -
             quote(argument) if len(argument) < 80 else "MODEL" for argument in map(printable, arguments[:2])
         )
         return f"{said}: run it for one after the other, or compare them with learncost report {both}"
-    return f"{said}: remove it"
+    has_like = any(flag.name == "like" for flag in flags)
+    return f"{said}: {f'type --like {quote(word)}' if has_like else 'remove it'}"
 
 
 @question()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from learncost.dataclass import dataclass, field, fields, replace
@@ -230,7 +231,14 @@ def device(name: object) -> Device:
     assert isinstance(name, str)
     if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
         return _from_file(name)
-    hint = nearest(name, [*(spelling for _, spelling in _spellings()), *clusters()]) or _near_words(name)
+    if name.strip().lower() == "here":
+        raise InputError("here has the times of `learncost calibrate`: give its memory, as in --budget 16GB")
+    if several := re.fullmatch(r"(\d+) ?[x*] ?(\D.*)|(.*\S)(?: [x*] ?|:)(\d+)", name.strip()):
+        many, one = several[1] or several[4], several[2] or several[3]
+        how = f"--on {quote(one)} with --devices {many}, or over --mesh dp={many}"
+        raise InputError(f"no device is called {shown(name)}: give {how}")
+    hint = nearest(" ".join(_words(name)), [*(spelling for _, spelling in _spellings()), *clusters()])
+    hint = hint or _near_words(name)
     more = ": see `learncost list devices` and `learncost list clusters`, or give a TOML or JSON file that describes it"
     raise InputError(f"no device or cluster is called {shown(name)}{hint or more}")
 
@@ -240,9 +248,9 @@ def known_device(name: str) -> Device | None:
 
     Raises `InputError` if several match.
     """
-    if full_name := _squeezed().get(_squeeze(name)):
-        return devices()[full_name]
     words_asked = set(_words(name))
+    if full_name := _squeezed().get(_squeeze(name)):
+        return _variant(devices()[full_name], words_asked)
     several = sorted(
         {full_name for full_name, spelling in _spellings() if words_asked and words_asked <= set(_words(spelling))},
         key=_place,
@@ -252,7 +260,18 @@ def known_device(name: str) -> Device | None:
 
         several += [group for group in clusters() if words_asked <= set(_words(group))]
         raise InputError(f"{shown(name)} matches {', '.join(several)}: give one of these")
-    return devices()[several[0]] if several else None
+    return _variant(devices()[several[0]], words_asked) if several else None
+
+
+def _variant(device_found: Device, words: set[str]) -> Device:
+    """Return the device with the memory that its name states, as V100-32GB does, where it is sold with several."""
+    sizes = device_found.memory_gb
+    stated = [place for place, size in enumerate(sizes) if f"{size:g}gb" in words]
+    if len(sizes) == 1 or not stated:
+        return device_found
+    speeds = device_found.bandwidth_gbs
+    speeds = speeds if len(speeds) < len(sizes) else (speeds[stated[0]],)
+    return replace(device_found, memory_gb=(sizes[stated[0]],), bandwidth_gbs=speeds)
 
 
 def _near_words(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from learncost.dataclass import OPTIONAL, Key, Serializable, attributes, dataclass, field
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure
-from learncost.ir.errors import InputError, shown
+from learncost.ir.errors import InputError, counted, shown
 from learncost.reports.record import Cost
 from learncost.reports.run import check_tokens
 from learncost.reports.sheet import Shown
@@ -171,7 +171,7 @@ def figure(name: str, value: object) -> Figure:
     """Return a given figure after checking its limits."""
     unit, least, most, right = _LIMITS[name]
     try:
-        number = float(value)  # type: ignore[arg-type]  # whatever does not convert is refused
+        number = float(counted(value) or value)  # type: ignore[arg-type]  # whatever does not convert is refused
     except (TypeError, ValueError, OverflowError):
         number = -1.0
     if isinstance(value, bool) or not least <= number <= most:

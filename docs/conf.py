@@ -17,6 +17,7 @@ version = release = learncost.__version__
 extensions = ["myst_parser"]
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
+smartquotes_action = "qe"  # quotes and dots: --flag in a sentence keeps its two dashes
 exclude_patterns = ["_build", "generated"]
 html_theme = "furo"
 html_title = f"learncost {version}"

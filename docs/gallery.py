@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,6 +56,13 @@ def page(folder: Path) -> str:
     images.mkdir(parents=True, exist_ok=True)
     sections = [*(_section(kind, images) for kind in GALLERY), *(_answer(kind, images) for kind in ANSWERS)]
     return "\n\n".join(sections) + "\n"
+
+
+def pictures(page: str) -> str:
+    """The first figures of the gallery's page, for the first page of the documentation."""
+    found = re.findall(r"!\[(.+)\]\((.+)\)", page)[:4]
+    each = [f"[![{finding}]({path})](figures.md)\n{finding}." for finding, path in found]
+    return "\n".join(["```{container} pictures", *(f"{text}\n" for text in each), "```", ""])
 
 
 def _answer(kind: str, images: Path) -> str:

@@ -64,6 +64,7 @@ def write(folder: Path) -> list[Path]:
     pages["generated/plans.md"] = plans_page("gpt2", EXAMPLE_PLANS)
     pages["generated/segments.md"] = plans_page("gpt2-xl", SEGMENTS)
     pages["generated/gallery.md"] = gallery.page(folder)
+    pages["generated/pictures.md"] = gallery.pictures(pages["generated/gallery.md"])
     pages |= reference.pages()
     written = []
     for name, text in pages.items():

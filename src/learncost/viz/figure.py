@@ -50,6 +50,7 @@ def figure(
     output: str,
     columns: int | str = 1,
     data: bool = False,
+    serif: bool = False,
     procedures: str | None = None,
     engine: str | None = None,
     along: str | None = None,
@@ -73,6 +74,8 @@ def figure(
         Width in page columns: 1 (88 mm) or 2 (180 mm).
     data
         Also write the figure's numbers as .csv and .json.
+    serif
+        Letters with serifs, as in papers: STIX, which looks like Times.
     procedures
         The learning procedures, comma-separated: {choices} (`learncost list procedures`).
     engine
@@ -109,15 +112,9 @@ def figure(
     ask = figure_row(kind).ask
     assert ask is not None
     panels = ask(models, arguments)
-    command = _command(kind, models, output, wide, data, arguments)
-    save(plotted(kind, panels, wide), path, command)
+    switches = ["--data"] * data + ["--serif"] * serif
+    named = ["--columns", str(wide), *switches, "-o", output]
+    command = shlex.join(["learncost", "figure", kind, *models, *flags_typed(arguments), *named])
+    save(plotted(kind, panels, wide, serif), path, command)
     files = (path, *(save_data(kind, panels, path, command) if data else ()))
     return SavedFigure(kind, tuple(map(str, files)), finding_of(panels), sentences(kind, panels))
-
-
-def _command(
-    kind: str, models: tuple[str, ...], output: str, columns: int, data: bool, arguments: dict[str, Any]
-) -> str:
-    """Return the command that makes the same figure."""
-    more = ["--columns", str(columns), *(["--data"] if data else []), "-o", output]
-    return shlex.join(["learncost", "figure", kind, *models, *flags_typed(arguments), *more])

@@ -14,6 +14,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial
 from learncost.reports.complexity import Complexity
 from learncost.reports.crossing import LETTERS
+from learncost.viz.figures.style import short
 
 if TYPE_CHECKING:
     from learncost.reports.sweep import Sweep
@@ -24,6 +25,8 @@ LENGTHS = tuple(2**power for power in range(4, 18))
 
 POINTS = 100
 """Points of a line of losses: of more steps the means of equally many neighbours."""
+
+_SIZES = {"seq_len": "tokens", "batch_size": "sequences", "num_hidden_layers": "blocks", "hidden_size": "width"}
 
 MOST = 12
 """Distinguishable line styles."""
@@ -94,8 +97,8 @@ def of_complexity(answer: Complexity) -> Curves:
         y="MACCs",
         lines=tuple(lines),
         logarithmic=(True, True),
-        finding=f"At {LENGTHS[-1]:,} tokens {dearest.name} takes the most, {dearest.values[-1]:.3g} MACCs",
-        notes=(f"one sequence, {said}", "counts derived from the layers' tables"),
+        finding=f"At {LENGTHS[-1]:,} tokens {dearest.name} takes the most, {short(dearest.values[-1])} MACCs",
+        notes=(f"One sequence, {said}", "Counts derived from the layers' tables"),
     )
 
 
@@ -117,11 +120,11 @@ def of_contest(answer: Contest) -> Curves:
         y="loss",
         lines=tuple(line for _, line in several),
         logarithmic=(False, False),
-        finding=f"{best.name} ends lowest, at a loss of {best.values[-1]:.3g} after {best.places[-1]:.3g} FLOPs",
+        finding=f"{best.name} ends lowest, at a loss of {best.values[-1]:.3g} after {short(best.places[-1])} FLOPs",
         notes=(
             f"{answer.setting.problem.name}: losses on the training's own batches, the mean of {seeds}",
             "FLOPs are exact: those of a step times the steps; price book run",
-            *([f"trainings that diverged are left out: {', '.join(diverged)}"] if diverged else []),
+            *([f"Trainings that diverged are left out: {', '.join(diverged)}"] if diverged else []),
         ),
     )
 
@@ -168,22 +171,28 @@ def of_sweep(answer: Sweep) -> Curves:
         for place, group in enumerate(groups):
             chosen = np.flatnonzero(which.ravel() == place)
             order = chosen[np.argsort(answer.sizes[along][chosen], kind="stable")]
-            more = ", ".join(f"{other} {size:,}" for other, size in zip(others, group, strict=True))
+            more = ", ".join(f"{size:,} {_said(other)}" for other, size in zip(others, group, strict=True))
             places, values = (tuple(map(float, column[order])) for column in (answer.sizes[along], series.flops))
             lines.append(CurveLine(", ".join(filter(None, (name, more))) or "FLOPs", places, values))
     first, last = float(several[along][0]), float(several[along][-1])
     ends = lines[0].values
-    times = f"{last / first:.3g} times the {along} takes {ends[-1] / ends[0]:.3g} times the FLOPs" if ends[0] else along
+    said = _said(along)
+    times = f"{ends[-1] / ends[0]:.3g} times the FLOPs" if ends[0] else "no FLOPs"
     return Curves(
         name=answer.model,
-        about=f"FLOPs of a step over {along}",
-        x=along,
+        about=f"FLOPs of a step over {said}",
+        x=said,
         y="FLOPs",
         lines=tuple(lines),
         logarithmic=(last / first > 8, last / first > 8),
-        finding=f"{answer.model}: {times}",
+        finding=f"{answer.model} takes {times} at {last / first:.3g} times the {said}",
         notes=(f"{answer.model}: {answer.configurations:,} configurations", _inexact(answer)),
     )
+
+
+def _said(size: str) -> str:
+    """Return the name of a size as people say it."""
+    return _SIZES.get(size, size.replace("_", " "))
 
 
 def _follows(values: np.ndarray, others: np.ndarray) -> bool:

@@ -36,10 +36,11 @@ def needs_matplotlib() -> None:
         raise InputError(f"a figure needs matplotlib: {to_install('figures')}") from None
 
 
-def plotted(kind: str, data: Sequence[Any], columns: int = 1) -> Any:
+def plotted(kind: str, data: Sequence[Any], columns: int = 1, serif: bool = False) -> Any:
     """Return a matplotlib Figure of a kind, with a panel for each of the data; a notebook shows it.
 
     columns  of a page that it takes, 1 or 2
+    serif    whether its letters have serifs
     Raises `InputError` where matplotlib is not installed.
     """
     needs_matplotlib()
@@ -49,11 +50,11 @@ def plotted(kind: str, data: Sequence[Any], columns: int = 1) -> Any:
 
     if columns not in WIDTHS:
         raise InputError(f"columns must be 1 or 2, not {shown(columns)}")
-    width = WIDTHS[columns]
-    charts = [figure_row(kind).chart(_drawable(each)) for each in data]
-    heights = [chart.height(columns) for chart in charts]
-    height = sum(heights) + GAP * (len(heights) - 1) + 2 * MARGIN
-    with rc_context(RC):
+    width, style = WIDTHS[columns], RC | ({"font.family": "serif"} if serif else {})
+    with rc_context(style):
+        charts = [figure_row(kind).chart(_drawable(each)) for each in data]
+        heights = [chart.height(columns) for chart in charts]
+        height = sum(heights) + GAP * (len(heights) - 1) + 2 * MARGIN
         figure = Plot(figsize=(width, height), facecolor="white")
         bottom = height - MARGIN
         for chart, high in zip(charts, heights, strict=True):
@@ -61,6 +62,7 @@ def plotted(kind: str, data: Sequence[Any], columns: int = 1) -> Any:
             chart.draw(Panel(figure, MARGIN, bottom, width - 2 * MARGIN, high, columns))
             bottom -= GAP
         figure.rests_on = {"Title": finding_of(data), "Sentences": sentences(kind, data)}
+        figure.style = style
     return figure
 
 
@@ -130,7 +132,7 @@ def save(figure: Any, path: Path, command: str) -> None:
         ".png": {"Title": title, "Description": basis, "Source": command, "Software": creator},
         ".svg": {"Title": title, "Description": basis, "Source": command, "Creator": creator, "Date": None},
     }
-    with rc_context(RC), written(path) as temporary:
+    with rc_context(figure.style), written(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], dpi=DPI, metadata=dict(facts[path.suffix]))
 
 

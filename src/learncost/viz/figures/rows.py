@@ -118,7 +118,7 @@ def _scaling_notes(data: Scaling) -> Iterator[str]:
     for grown in data.curves:
         yield f"{grown.model} over its {grown.along}: all else unchanged, a dot at {grown.along} {grown.here:,}"
     if "width" in data.along:
-        yield "the width scales feed-forward networks and the number of heads at a fixed head width"
+        yield "The width scales feed-forward networks and the number of heads at a fixed head width"
     yield convention(data.curves[0].price_book)
 
 
@@ -153,10 +153,10 @@ def _crossover_chart(data: Growth) -> Lines:
 def _crossover_notes(data: Growth) -> Iterator[str]:
     yield f"{data.model}: all else as at length {data.here:,}; crossings are solved exactly at whole numbers"
     if data.limit:
-        yield f"grey: more than the {data.limit:,} positions that it learns, as for a model that learns as many"
+        yield f"Grey: more than the {data.limit:,} positions that it learns, as for a model that learns as many"
     yield convention(data.price_book)
     for crossing in data.crossings:
-        yield f"from {crossing.at:,} {data.unit} on, {crossing.cheaper} is cheaper than {crossing.dearer}"
+        yield f"From {crossing.at:,} {data.unit} on, {crossing.cheaper} is cheaper than {crossing.dearer}"
 
 
 def _memory(models: Sequence[str], arguments: Arguments) -> list[MemoryCurve]:
@@ -168,9 +168,9 @@ def _memory(models: Sequence[str], arguments: Arguments) -> list[MemoryCurve]:
 
 def _memory_notes(data: MemoryCurve) -> Iterator[str]:
     yield f"{data.model}, {data.procedure}: {sizes_of(data)}, {data.dtype}"
-    yield f"optimizer {data.optimizer}; engine {data.engine}"
+    yield f"Optimizer {data.optimizer}; engine {data.engine}"
     yield data.convention
-    yield "a line of a repeat is drawn once, with the bytes of its largest iteration"
+    yield "A line of a repeat is drawn once, with the bytes of its largest iteration"
 
 
 def _roofline(models: Sequence[str], arguments: Arguments) -> list[Roofline]:
@@ -185,10 +185,10 @@ def _roofline_notes(data: Roofline) -> Iterator[str]:
     yield f"{data.model}, {data.procedure}: {sizes_of(data)}, {data.dtype}"
     yield f"{data.device}: {data.source}"
     low, high = seconds_of(data.low), seconds_of(data.high)
-    yield f"predicted, not measured: {seconds_of(data.seconds)} a step, expected between {low} and {high}"
+    yield f"Predicted, not measured: {seconds_of(data.seconds)} a step, expected between {low} and {high}"
     if away := len(data.points) - len(drawn(data)):
         yield f"{away} kernels with less than {LEAST} FLOPs per byte are not drawn"
-    yield "lines fused into another kernel are counted there; area is time"
+    yield "Lines fused into another kernel are counted there; area is time"
 
 
 def _procedures(models: Sequence[str], arguments: Arguments) -> list[Procedures]:
@@ -213,7 +213,7 @@ def _procedures_chart(data: Procedures) -> BarChart:
             name, times = part.macro_operation.replace("_", " "), f", {part.passes} ×" if part.passes > 1 else ""
             parts.append(BarPart(part.flops / most, PASSES[name], (f"{name}{times}", name)))
         ratio = each.ratio["flops"]
-        end = short(each.flops) if ratio is None else f"{short(each.flops)}  {ratio:.2f} ×"
+        end = short(each.flops) if ratio is None else f"{short(each.flops)} · {ratio:.2f} ×"
         below = None if each.peak is None else (each.peak / peak, f"{size_of(each.peak)} at the peak{under}")
         bars.append(Bar(each.name, tuple(parts), end, below))
     about = f"FLOPs of {step_of(data, data.optimizer, f'price book {data.price_book}')}"
@@ -223,7 +223,7 @@ def _procedures_chart(data: Procedures) -> BarChart:
 def _procedures_notes(data: Procedures) -> Iterator[str]:
     yield f"{data.model}: {sizes_of(data)}; optimizer {data.optimizer}"
     yield convention(data.price_book)
-    yield from (f"memory, {data.memory}: {counted}" for counted in data.conventions.values())
+    yield from (f"Memory, {data.memory}: {counted}" for counted in data.conventions.values())
     yield data.left_out
 
 
@@ -265,7 +265,7 @@ class BridgeChart:
 
 def _conventions_notes(data: Bridge) -> Iterator[str]:
     yield f"{data.model}: one step of backpropagation, {sizes_of(data)}"
-    yield "forward, backward and weight update, without the optimizer step; one MACC is two FLOPs"
+    yield "Forward, backward and weight update, without the optimizer step; one MACC is two FLOPs"
     for bar in (data.start, data.end):
         yield f"{bar.price_book}: {bar.title}; {bar.source}"
 
@@ -279,7 +279,7 @@ def _fit_chart(data: Fits) -> BarChart:
     most = max(*(bar.ram for bar in data.bars), data.limit)
     bars = []
     for bar in data.bars:
-        end = f"{size_of(bar.ram)}  {f'batch {bar.largest:,}' if bar.largest else 'does not fit'}"
+        end = f"{size_of(bar.ram)} · {f'batch {bar.largest:,}' if bar.largest else 'does not fit'}"
         bars.append(Bar(bar.name, (BarPart(bar.ram / most, Look(DARK if bar.largest else LIGHT)),), end))
     return BarChart(
         data.model, data.about, tuple(bars), 0.2, (data.limit / most, f"{said_bytes(data.limit)} available")

@@ -26,6 +26,7 @@ NORMAL, SMALL = 7.0, 6.0
 RC: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
+    "font.serif": ["STIXGeneral", "DejaVu Serif"],
     "font.size": NORMAL,
     "text.color": INK,
     "axes.edgecolor": EDGE,
@@ -136,13 +137,17 @@ def place_of(value: float) -> str:
     return f"{size:,}"
 
 
-@lru_cache(maxsize=4096)
 def width_of(text: str, size: float = NORMAL, bold: bool = False) -> float:
-    """Return the width of a text in points."""
+    """Return the width of a text in points, in the font of the figure."""
+    from matplotlib import rcParams
+
+    return _width(text, size, bold, rcParams["font.family"][0]) if text.strip() else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _width(text: str, size: float, bold: bool, family: str) -> float:
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    if not text.strip():
-        return 0.0
-    font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
+    font = FontProperties(family=RC[f"font.{family}"], weight="bold" if bold else "normal")
     return float(TextPath((0, 0), text, size=size, prop=font).get_extents().width)

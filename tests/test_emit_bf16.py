@@ -28,6 +28,7 @@ TINY = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "v
 MODELS = {
     "gpt2": {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "vocab_size": 61, "n_positions": 16},
     "llama": {"model_type": "llama", **TINY, "num_hidden_layers": 2, "num_key_value_heads": 1},
+    "mamba": {"model_type": "mamba", "hidden_size": 16, "vocab_size": 61, "num_hidden_layers": 2, "state_size": 4},
 }
 PRODUCTS = ("matmul", "einsum")
 

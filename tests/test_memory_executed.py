@@ -17,7 +17,7 @@ from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.program.fake_arrays.array import FakeArray
-from learncost.program.fake_arrays.program import loaded
+from learncost.program.fake_arrays.program import NumPyRun
 from learncost.program.program import ProgramBuilder, peak
 from learncost.sharding.collective import bucketed
 
@@ -155,7 +155,7 @@ def test_the_rooms_of_the_peak_add_up_to_it():
 
 def test_nothing_is_held_when_a_program_is_done():
     builder = ProgramBuilder()
-    names = loaded("import numpy as np\ndef f(X):\n    Y = X + X\n    return Y * Y - X", builder)
+    names = NumPyRun(builder).load("import numpy as np\ndef f(X):\n    Y = X + X\n    return Y * Y - X")
     X = FakeArray.new(builder, (512, 512), np.float32)
     # Y, and Y * Y, in whose place the difference is written: NumPy takes temporaries of 256 KiB and more.
     result = names["f"](X)
@@ -191,7 +191,7 @@ def test_every_operation_takes_what_numpy_takes(text, given):
     # One buffer of 8,192 elements more or less, and Python's own objects, are within 64 KiB.
     program = f"def f({', '.join('XYZ'[: len(given)])}):\n    return {text}\n"
     builder = ProgramBuilder()
-    namespace = loaded(program, builder)
+    namespace = NumPyRun(builder).load(program)
     arrays = [FakeArray.new(builder, *arguments) for arguments in given]
     before = builder.in_use
     result = namespace["f"](*arrays)

@@ -10,8 +10,6 @@ from learncost.backends import fill, leaves, program
 from learncost.ir.polynomial import shape_of
 from learncost.ir.precision import precision_of
 from learncost.program.fake_arrays.array import chosen
-from learncost.program.fake_arrays.program import loaded_on_torch
-from learncost.program.fake_arrays.tensor import ShapeTensor
 from learncost.program.program import ProgramBuilder, peak
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.request import Request
@@ -20,6 +18,7 @@ from on_operators import on_operators
 from sampling import sampled
 
 torch = pytest.importorskip("torch")
+from learncost.program.fake_arrays.torch import TorchRun  # noqa: E402 - it needs torch
 
 SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 500}
 LLAMA = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 344}
@@ -124,9 +123,10 @@ def test_every_operation_takes_what_pytorch_takes(text, shapes):
         f"import torch\nfrom torch.nn import functional\ndef f({', '.join('XYZ'[: len(shapes)])}):\n    return {text}\n"
     )
     builder = ProgramBuilder()
-    tensors = [ShapeTensor.new(builder, shape, "float32") for shape in shapes]
-    before = builder.in_use
-    result = loaded_on_torch(program, builder)["f"](*tensors)
+    with TorchRun(builder) as run:
+        tensors = [run.array(shape, "float32") for shape in shapes]
+        before = builder.in_use
+        result = run.load(program)["f"](*tensors)
     names = {}
     exec(program, names)
     values = [torch.ones(shape) for shape in shapes]
@@ -134,9 +134,7 @@ def test_every_operation_takes_what_pytorch_takes(text, shapes):
     with torch.inference_mode():
         measured = most(lambda: other.append(names["f"](*values)))
     assert -8 <= measured - (peak(builder.program()).bytes - before) <= 8 + (scratch() if "bfloat16() @" in text else 0)
-    assert result.shape == tuple(other[0].shape)
-    strides = [step // result.layout.itemsize for step in result.layout.strides]
-    assert strides == list(other[0].stride())
+    assert (result.shape, result.stride()) == (other[0].shape, other[0].stride())
 
 
 def test_the_shape_of_what_is_chosen_is_known_without_choosing():

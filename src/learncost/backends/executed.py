@@ -10,21 +10,27 @@ from learncost.backends import ProgramText, fill, leaves, program
 from learncost.backends.placed import TYPES as IN_PLACE
 from learncost.backends.placed import InPlaceProgram as InPlace
 from learncost.dataclass import dataclass
+from learncost.ir.errors import InputError, to_install
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
-from learncost.program.fake_arrays.array import OBJECTS, FakeArray
-from learncost.program.fake_arrays.program import line_that_runs, loaded, loaded_on_torch
-from learncost.program.fake_arrays.tensor import DeviceMesh, FakeDevice, ShapeTensor
+from learncost.layers.spelling import condition_names
+from learncost.program.fake_arrays.array import OBJECTS
+from learncost.program.fake_arrays.program import NumPyRun, line_that_runs
 from learncost.program.program import Program, ProgramBuilder, peak
 
 TYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
 """The data types in which NumPy and PyTorch compute what tables say; PyTorch also in bf16, with fp32 given."""
 
-LIBRARIES: Mapping[str, Any] = {
-    "numpy": (loaded, FakeArray.new, FakeDevice),
-    "torch": (loaded_on_torch, ShapeTensor.new, DeviceMesh),
-}
-"""A library's program: how it is loaded, its inputs and its mesh."""
+
+def run_of(library: str, builder: ProgramBuilder) -> Any:
+    """Return the run of a library's program. Raises `InputError` for one on PyTorch without PyTorch."""
+    if library == "numpy":
+        return NumPyRun(builder)
+    try:
+        from learncost.program.fake_arrays.torch import TorchRun
+    except ImportError:
+        raise InputError(f"--engine torch runs the step's operators, without values: {to_install('torch')}") from None
+    return TorchRun(builder)
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def executed(
     sizes    of all axes, and the counts of repeats
     library  numpy, exactly; torch: the bytes of the allocator of a processor
     mesh     the devices along each axis, of a placed table
-    Indices are of 8 bytes, all other arrays of the data type.
+    Indices are of 8 bytes, conditions of one, all other arrays of the data type.
     """
     written = program(table, library, sizes=sizes, dtype=dtype)
     most, text = peak(recorded(written, table, sizes, dtype, library, mesh)), written.text.splitlines()
@@ -90,21 +96,18 @@ def recorded(
     mesh: Mapping[str, int] | None,
 ) -> Program:
     """Record the run of a step's text on arrays without values; labels are the numbers of its lines."""
-    load, new, devices_of = LIBRARIES[library]
     builder = ProgramBuilder(where=line_that_runs)
-    names = load(written.text, builder)
-    parameters = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
-    values = {
-        name: new(
-            builder,
-            shape_of(table.axes[name], sizes),
-            "int64" if name in table.indices else TYPES.get(dtype, "float32"),
-        )
-        for name in parameters
-    }
-    arguments = [fill(tree, values, names) for tree in written.parameters]
-    devices = (devices_of(mesh or {}),) if written.meets else ()
-    names[written.function](*arguments, *devices)
+    with (run := run_of(library, builder)):
+        names = run.load(written.text)
+        parameters = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
+        types = dict.fromkeys(table.indices, "int64") | dict.fromkeys(condition_names(table.lines), "bool")
+        values = {
+            name: run.array(shape_of(table.axes[name], sizes), types.get(name) or TYPES.get(dtype, "float32"))
+            for name in parameters
+        }
+        arguments = [fill(tree, values, names) for tree in written.parameters]
+        devices = (run.devices(mesh or {}),) if written.meets else ()
+        names[written.function](*arguments, *devices)
     return builder.program()
 
 
@@ -118,12 +121,10 @@ class _Idle:
 def communication_buckets(program: InPlace, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> int:
     """Return the communication buckets of a step in place, outside its arena."""
     builder = ProgramBuilder(where=line_that_runs)
-    names = loaded_on_torch(program.text, builder)
-    given = {
-        name: ShapeTensor.new(builder, shape_of(axes, sizes), getattr(names["torch"], IN_PLACE[kind]))
-        for name, (axes, kind) in program.given.items()
-    }
-    arena = ShapeTensor.new(builder, (program.bytes,), "uint8")
-    before = builder.in_use
-    names["step"](names["lay_out"](given, arena), _Idle(), DeviceMesh(mesh))
+    with (run := run_of("torch", builder)):
+        names = run.load(program.text)
+        given = {name: run.array(shape_of(axes, sizes), IN_PLACE[kind]) for name, (axes, kind) in program.given.items()}
+        memory = names["lay_out"](given, run.array((program.bytes,), "uint8"))
+        before = builder.in_use
+        names["step"](memory, _Idle(), run.devices(mesh))
     return peak(builder.program()).bytes - before

@@ -78,6 +78,8 @@ def take(scope: FunctionScope, line: Line, remark: str, heading: str) -> None:
     assert isinstance(term, Term)
     scope.layouts.pop(left.name, None)
     code, name = scope.settled(term.name), scope.identifiers.of(left.name)
+    if term.name in scope.low and left.name not in scope.low:  # a step of a line, which computes in fp32
+        code = scope.backend.cast(code, "fp32")
     steps = []
     beyond = dict(term.beyond)
     for place, axis in reversed([*enumerate(term.axes)]):

@@ -10,7 +10,6 @@ to the allocation of every function's result, are:
 Of Python's own objects only those of arrays are counted; the allocations of the BLAS library itself, once, outside of
 Python, are not.
 
-A program for PyTorch runs on tensors of the same kind, whose bytes are those of the allocator, without objects. CPU
-operators do not reuse operands for results, and copy where `reshape`, `contiguous` and a product by `einsum` need it;
-workspace of kernels is not counted. A program of one of several devices runs on a mesh without values.
+A program for PyTorch runs on PyTorch's own tensors without values, those of its device "meta"; workspace of kernels is
+not counted. A program of one of several devices runs on a mesh without processes.
 """

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from learncost.program.program import ProgramBuilder
+
+OBJECTS = "objects"
+"""The role of Python's own objects of arrays."""
+
+BUFFER = 8192
+"""Elements of an operand that NumPy's iterator buffers (numpy.getbufsize())."""
 
 
 class Allocation:
@@ -24,16 +30,17 @@ class Allocation:
         self.builder.free(self.buffer)
 
 
-class StridedLayout:
-    """An array of a library without values: a layout in an allocation. Its methods are those that both libraries have.
+class FakeArray:
+    """An array of NumPy without values: a layout in an allocation; `owns` says whether it is no view.
 
     `layout` is a NumPy array with its shape, type and strides whose elements are never read.
     """
 
-    __slots__ = ("allocation", "layout")
+    __slots__ = ("allocation", "layout", "object", "owns")
 
     def __init__(self, layout: Any, allocation: Allocation) -> None:
-        self.layout, self.allocation = layout, allocation
+        self.layout, self.allocation, self.owns = layout, allocation, False
+        self.object = Allocation(self.builder, _object(layout), OBJECTS)
 
     @classmethod
     def new(cls, builder: ProgramBuilder, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Self:
@@ -41,7 +48,9 @@ class StridedLayout:
         layout = laid(shape, dtype, order)
         allocation = Allocation(builder, layout.nbytes)
         builder.run("")
-        return cls(layout, allocation)
+        array = cls(layout, allocation)
+        array.owns = True
+        return array
 
     def like(self, shape: Sequence[int], dtype: Any = None, order: Sequence[int] | None = None) -> Self:
         """Allocate an array in the same log."""
@@ -50,10 +59,6 @@ class StridedLayout:
     def view_of(self, layout: Any) -> Self:
         """Return another layout of the same memory."""
         return type(self)(layout, self.allocation)
-
-    def gathered(self, index_shape: tuple[int, ...], rest: tuple[int, ...], before: int) -> Self:
-        """Return the elements at index arrays, as `chosen` has their shape."""
-        raise NotImplementedError
 
     @property
     def builder(self) -> ProgramBuilder:
@@ -72,25 +77,27 @@ class StridedLayout:
         return int(self.layout.nbytes)
 
     @property
-    def T(self) -> Self:  # noqa: N802 - as the libraries call it
+    def T(self) -> Self:  # noqa: N802 - as NumPy calls it
         return self.view_of(self.layout.T)
 
-    def contiguous(self) -> Self:
-        return self if self.layout.flags.c_contiguous else self.like(self.shape)
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def transpose(self, *axes: Any) -> FakeArray:
+        return self.view_of(self.layout.transpose(*axes))
 
     def reshape(self, *shape: Any) -> Self:
         sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         try:
             return self.view_of(self.layout.reshape(sizes, copy=False))
-        except ValueError:  # the library copies; a shape that does not fit is refused below
+        except ValueError:  # NumPy copies; a shape that does not fit is refused below
             elements = prod(size for size in sizes if size >= 0)
             return self.like([size if size >= 0 else self.layout.size // elements for size in sizes])
 
-    def __getitem__(self, key: Any) -> Self:
+    def __getitem__(self, key: Any) -> FakeArray:
         items = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(item, StridedLayout) for item in items):
-            shapes = [item.shape if isinstance(item, StridedLayout) else item for item in items]
-            return self.gathered(*chosen(self.shape, shapes))
+        if any(isinstance(item, FakeArray) for item in items):
+            return self._gathered(*chosen(self.shape, [getattr(item, "shape", item) for item in items]))
         if Ellipsis not in items:
             items = (*items, Ellipsis)  # so that a number stays an array, which nothing reads
         return self.view_of(self.layout[items])
@@ -98,54 +105,38 @@ class StridedLayout:
     def __setitem__(self, key: Any, value: Any) -> None:
         """Write into the array itself; nothing is allocated."""
 
-    def reduced(self, axes: Any) -> set[int]:
-        """Return the axes of a reduction, all by default."""
+    def _gathered(self, index_shape: tuple[int, ...], rest: tuple[int, ...], before: int) -> FakeArray:
+        """Return a copy of the elements at index arrays, with the index axes outermost in memory."""
+        result = self.like((*index_shape, *rest))
+        if not before:
+            return result
+        index_axes = range(len(index_shape))
+        return result.view_of(np.moveaxis(result.layout, index_axes, range(before, before + len(index_shape))))
+
+    def astype(self, dtype: Any) -> FakeArray:
+        return self.like(self.shape, dtype, order_of(self.shape, [self]))
+
+    def clip(self, lower: int, upper: int) -> FakeArray:
+        return self.astype(self.dtype)
+
+    def _reduced(self, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> FakeArray:
         rank = len(self.shape)
-        several = range(rank) if axes is None else (axes,) if isinstance(axes, int) else axes
-        return {axis % rank for axis in several}
+        several = range(rank) if axis is None else (axis,) if isinstance(axis, int) else axis
+        reduced = {each % rank for each in several}
+        shape = [1 if at in reduced else size for at, size in enumerate(self.shape)]
+        result = self.like(shape, dtype, order_of(self.shape, [self]))
+        if not self.layout.flags.c_contiguous or (dtype and dtype != self.dtype):
+            self.builder.run("", scratch=min(BUFFER, self.layout.size) * self.dtype.itemsize)
+        if keepdims:
+            return result
+        return result[tuple(0 if at in reduced else slice(None) for at in range(rank))]
 
-    def product_shape(self, other: StridedLayout) -> tuple[int, ...]:
-        """Return the shape of a matrix product."""
-        columns = other.shape[-1:] if len(other.shape) > 1 else ()
-        return (*np.broadcast_shapes(self.shape[:-2], other.shape[:-2]), *self.shape[-2:-1], *columns)
+    sum = mean = max = _reduced
 
 
-Array = TypeVar("Array", bound=StridedLayout)
-
-
-class Functions(Generic[Array]):
-    """The functions that programs call by the same names in both libraries, with new arrays as results."""
-
-    inf = np.inf
-    float32, float64 = np.dtype("float32"), np.dtype("float64")
-
-    def __init__(self, builder: ProgramBuilder, array: type[Array]) -> None:
-        self._builder, self._array = builder, array
-
-    def eye(self, size: int, dtype: Any, device: Any = None) -> Array:
-        return self._array.new(self._builder, (size, size), dtype)
-
-    def arange(self, size: int, device: Any = None) -> Array:
-        return self._array.new(self._builder, (size,), np.int64)
-
-    def stack(self, arrays: Sequence[Array]) -> Array:
-        return arrays[0].like((len(arrays), *arrays[0].shape))
-
-    def concatenate(self, arrays: Sequence[Array], axis: int = 0) -> Array:
-        shape = list(arrays[0].shape)
-        shape[axis] = sum(array.shape[axis] for array in arrays)
-        return arrays[0].like(shape, np.result_type(*(array.dtype for array in arrays)))
-
-    def cumsum(self, array: Array, axis: int) -> Array:
-        return array.like(array.shape)
-
-    def argsort(self, array: Array, *_: Any, **__: Any) -> Array:
-        return array.like(array.shape, np.int64)
-
-    def argmax(self, array: Array, axis: int) -> Array:
-        return array.like(array.shape[:-1], np.int64)
-
-    argmin, cat = argmax, concatenate
+def _object(layout: Any) -> int:
+    """Return the bytes of an array object, with its shape and strides: few, but for every saved array."""
+    return int(np.ndarray.__basicsize__ + 2 * np.dtype(np.intp).itemsize * layout.ndim)
 
 
 def laid(shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Any:
@@ -178,66 +169,6 @@ def chosen(shape: Sequence[int], items: Sequence[Any]) -> tuple[tuple[int, ...],
             before += place < places[0]
     together = places[-1] - places[0] < len(places)
     return index_shape, tuple(rest), before if together else 0
-
-
-OBJECTS = "objects"
-"""The role of Python's own objects of arrays."""
-
-BUFFER = 8192
-"""Elements of an operand that NumPy's iterator buffers (numpy.getbufsize())."""
-
-
-def _object(layout: Any) -> int:
-    """Return the bytes of an array object, with its shape and strides: few, but for every saved array."""
-    return int(np.ndarray.__basicsize__ + 2 * np.dtype(np.intp).itemsize * layout.ndim)
-
-
-class FakeArray(StridedLayout):
-    """An array of NumPy without values; `owns` says whether it is no view."""
-
-    __slots__ = ("object", "owns")
-
-    def __init__(self, layout: Any, allocation: Allocation) -> None:
-        super().__init__(layout, allocation)
-        self.owns, self.object = False, Allocation(self.builder, _object(layout), OBJECTS)
-
-    @classmethod
-    def new(cls, builder: ProgramBuilder, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Self:
-        array = super().new(builder, shape, dtype, order)
-        array.owns = True
-        return array
-
-    def transpose(self, *axes: Any) -> FakeArray:
-        return self.view_of(self.layout.transpose(*axes))
-
-    def gathered(self, index_shape: tuple[int, ...], rest: tuple[int, ...], before: int) -> FakeArray:
-        """Return a copy, with the index axes outermost in memory."""
-        result = self.like((*index_shape, *rest))
-        if not before:
-            return result
-        index_axes = range(len(index_shape))
-        return result.view_of(np.moveaxis(result.layout, index_axes, range(before, before + len(index_shape))))
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def astype(self, dtype: Any) -> FakeArray:
-        return self.like(self.shape, dtype, order_of(self.shape, [self]))
-
-    def clip(self, lower: int, upper: int) -> FakeArray:
-        return self.astype(self.dtype)
-
-    def _reduced(self, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> FakeArray:
-        reduced = self.reduced(axis)
-        shape = [1 if at in reduced else size for at, size in enumerate(self.shape)]
-        result = self.like(shape, dtype, order_of(self.shape, [self]))
-        if not self.layout.flags.c_contiguous or (dtype and dtype != self.dtype):
-            self.builder.run("", scratch=min(BUFFER, self.layout.size) * self.dtype.itemsize)
-        if keepdims:
-            return result
-        return result[tuple(0 if at in reduced else slice(None) for at in range(len(shape)))]
-
-    sum = mean = max = _reduced
 
 
 def order_of(shape: Sequence[int], arrays: Sequence[FakeArray]) -> list[int]:

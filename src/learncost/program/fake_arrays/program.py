@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from math import prod
 from types import FrameType
 from typing import Any
@@ -13,20 +14,18 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.errors import InputError
-from learncost.program.fake_arrays.array import BUFFER, FakeArray, Functions, order_of
-from learncost.program.fake_arrays.tensor import DeviceMesh
-from learncost.program.fake_arrays.torch import Functional, Torch
+from learncost.program.fake_arrays.array import BUFFER, FakeArray, order_of
 from learncost.program.program import ProgramBuilder
 
 
-class NumPy(Functions[FakeArray]):
+class NumPy:
     """The functions of NumPy that emitted programs call, on arrays without values."""
 
-    ndarray = FakeArray
+    ndarray, inf = FakeArray, np.inf
+    float32, float64 = np.dtype("float32"), np.dtype("float64")
 
     def __init__(self, builder: ProgramBuilder) -> None:
-        super().__init__(builder, FakeArray)
-        self.add = _Add()
+        self._builder, self.add = builder, _Add()
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(np, name, None)
@@ -47,12 +46,36 @@ class NumPy(Functions[FakeArray]):
     def array(self, array: FakeArray) -> FakeArray:
         return array.astype(array.dtype)
 
+    zeros_like = array
+
+    def eye(self, size: int, dtype: Any) -> FakeArray:
+        return self.zeros((size, size), dtype)
+
+    def arange(self, size: int) -> FakeArray:
+        return self.zeros((size,), np.int64)
+
+    def stack(self, arrays: Sequence[FakeArray]) -> FakeArray:
+        return arrays[0].like((len(arrays), *arrays[0].shape))
+
+    def concatenate(self, arrays: Sequence[FakeArray], axis: int = 0) -> FakeArray:
+        shape = list(arrays[0].shape)
+        shape[axis] = sum(array.shape[axis] for array in arrays)
+        return arrays[0].like(shape, np.result_type(*(array.dtype for array in arrays)))
+
+    def cumsum(self, array: FakeArray, axis: int) -> FakeArray:
+        return array.like(array.shape)
+
+    def argsort(self, array: FakeArray, *_: Any, **__: Any) -> FakeArray:
+        return array.like(array.shape, np.int64)
+
+    def argmax(self, array: FakeArray, axis: int) -> FakeArray:
+        return array.like(array.shape[:-1], np.int64)
+
+    argmin = argmax
+
     def pad(self, array: FakeArray, ends: Sequence[tuple[int, int]]) -> FakeArray:
         shape = [size + before + behind for size, (before, behind) in zip(array.shape, ends, strict=True)]
         return array.like(shape)
-
-    def zeros_like(self, array: FakeArray) -> FakeArray:
-        return array.astype(array.dtype)
 
     def tri(self, rows: int, columns: int, place: int = 0, dtype: Any = bool) -> FakeArray:
         return FakeArray.new(self._builder, (rows, columns), dtype)
@@ -62,7 +85,7 @@ class NumPy(Functions[FakeArray]):
         return elementwise(self._builder, (condition, first, second), kind)
 
     def ascontiguousarray(self, array: FakeArray) -> FakeArray:
-        return array.contiguous()
+        return array if array.layout.flags.c_contiguous else array.like(array.shape)
 
     def broadcast_to(self, array: FakeArray, shape: Any) -> FakeArray:
         return array.view_of(np.broadcast_to(array.layout, shape))
@@ -155,7 +178,9 @@ def _gives_way(operand: Any, other: Any) -> bool:
 
 
 def _product(left: FakeArray, right: FakeArray) -> FakeArray:
-    return left.like(left.product_shape(right), np.result_type(left.dtype, right.dtype))
+    columns = right.shape[-1:] if len(right.shape) > 1 else ()
+    shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), *left.shape[-2:-1], *columns)
+    return left.like(shape, np.result_type(left.dtype, right.dtype))
 
 
 def unary(name: str, operand: Any, is_temporary: bool) -> Any:
@@ -177,7 +202,7 @@ WRITTEN = ("erf", "hashed", "coin")
 """Elementwise functions that a program defines at its top; they are replaced in the program's namespace."""
 
 
-class _FewIterations(ast.NodeTransformer):
+class FewIterations(ast.NodeTransformer):
     """Rewrites loops so that of many equal iterations a few run; those over the weights of layers run completely."""
 
     def visit_For(self, node: ast.For) -> ast.For:
@@ -208,7 +233,7 @@ def _pop(saved: list[Any], place: int = -1) -> Any:
     return tensors
 
 
-class _Spelled(_FewIterations):
+class _Spelled(FewIterations):
     """Rewrites operators as calls with flags for temporary operands; NumPy is not imported."""
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
@@ -258,22 +283,46 @@ def line_that_runs() -> str:
     return ""
 
 
-def loaded_on_torch(text: str, builder: ProgramBuilder) -> dict[str, Any]:
-    """Return the namespace of a program for PyTorch, ready to be called with tensors of this log."""
-    names: dict[str, Any] = {"__name__": FILE, "torch": Torch(builder), "functional": Functional()}
-    names["DeviceMesh"] = DeviceMesh
-    names |= {"iterations_": builder.iterations, "pop_": _pop}
-    lines = ["" if line.startswith(("import torch", "from torch")) else line for line in text.splitlines()]
-    exec(compile(_FewIterations().visit(ast.parse("\n".join(lines))), FILE, "exec"), names)
-    names |= {name: names["torch"].of_each for name in WRITTEN if name in names}
+def namespace(tree: ast.Module, builder: ProgramBuilder, **names: Any) -> dict[str, Any]:
+    """Return what a program defines beside the given names, with loops of which few iterations run."""
+    names |= {"__name__": FILE, "iterations_": builder.iterations, "pop_": _pop}
+    exec(compile(tree, FILE, "exec"), names)
     return names
 
 
-def loaded(text: str, builder: ProgramBuilder) -> dict[str, Any]:
-    """Return the namespace of a program for NumPy, ready to be called with arrays of this log."""
-    numpy = NumPy(builder)
-    names: dict[str, Any] = {"__name__": FILE, "np": numpy, "binary_": binary, "unary_": unary, "compare_": compare}
-    names |= {"iterations_": builder.iterations, "pop_": _pop}
-    exec(compile(_Spelled().visit(ast.parse(text)), FILE, "exec"), names)
-    names |= {name: numpy.of_each for name in WRITTEN if name in names}
-    return names
+class NumPyRun(nullcontext[None]):
+    """The run of a program for NumPy on arrays without values."""
+
+    def __init__(self, builder: ProgramBuilder) -> None:
+        super().__init__()
+        self.builder = builder
+
+    def load(self, text: str) -> dict[str, Any]:
+        """Return the namespace of a program."""
+        numpy, operators = NumPy(self.builder), {"binary_": binary, "unary_": unary, "compare_": compare}
+        names = namespace(_Spelled().visit(ast.parse(text)), self.builder, np=numpy, **operators)
+        names |= {name: numpy.of_each for name in WRITTEN if name in names}
+        return names
+
+    def array(self, shape: Sequence[int], dtype: str) -> FakeArray:
+        """Return an array that the program is given."""
+        return FakeArray.new(self.builder, shape, dtype)
+
+    def devices(self, axes: Mapping[str, int]) -> FakeDevice:
+        """Return the first device of a mesh."""
+        return FakeDevice(axes)
+
+
+class FakeDevice:
+    """The first device of a mesh for programs on NumPy; all others have arrays of the same shapes."""
+
+    def __init__(self, axes: Mapping[str, int]) -> None:
+        self.sizes, self.place = dict(axes), dict.fromkeys(axes, 0)
+
+    def meet(self, over: str, arrays: Any, make: Callable[[list[Any]], FakeArray]) -> FakeArray:
+        """Return the result of a function of the arrays of all devices along an axis."""
+        return make([arrays] * self.sizes[over])
+
+    def rows(self, owner: FakeArray, over: str, place: int) -> FakeArray:
+        """Return the rows that the device at a coordinate of an axis owns, if they are balanced."""
+        return FakeArray.new(owner.builder, ((len(owner) + place) // self.sizes[over],), np.int64)

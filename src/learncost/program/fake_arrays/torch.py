@@ -1,143 +1,136 @@
-"""The functions of PyTorch that emitted programs call, on tensors without values."""
+"""The run of a program for PyTorch on tensors of its device "meta", which have no values, and a mesh without processes.
+
+The functional collectives allocate their results. The backend's own memory is not counted: gloo copies what it gathers,
+and what it reduces and scatters (ProcessGroupGloo.cpp), NCCL copies nothing. Dispatched rows are assumed to be
+balanced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
-from math import prod
+import ast
+import weakref
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
+import torch
+import torch.distributed._functional_collectives  # the results of collectives on the device meta
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from learncost.ir.errors import InputError
-from learncost.ops import entries
-from learncost.program.fake_arrays.array import Functions
-from learncost.program.fake_arrays.tensor import (
-    BFLOAT16,
-    Collectives,
-    Function,
-    SentRows,
-    ShapeTensor,
-    distributed,
-    elementwise,
-)
+from learncost.dataclass import dataclass
+from learncost.program.fake_arrays.program import FewIterations, namespace
 from learncost.program.program import ProgramBuilder
 
+_OF_ROWS = (
+    torch.ops.aten._softmax.default,
+    torch.ops.aten._log_softmax.default,
+    torch.ops.aten.native_layer_norm.default,
+)
+"""Operators whose CPU kernels copy an input that is not contiguous (SoftMax.cpp, layer_norm.cpp)."""
 
-@cache
-def _elementwise() -> frozenset[str]:
-    """Return the names of PyTorch's elementwise functions in emitted programs."""
-    rows = [row for row in entries() if row.pointwise and row.kind != "move"]
-    spelled = (row.spelled.get("torch") or f"torch.{row.called or row.name}(" for row in rows)
-    return frozenset(text.partition("(")[0] for text in spelled)
 
-
-class Torch(Functions[ShapeTensor]):
-    """The functions of `torch` that programs call."""
+class TorchRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode in which every operator records the memory that its results are the first to use."""
 
     def __init__(self, builder: ProgramBuilder) -> None:
-        super().__init__(builder, ShapeTensor)
-        self.Tensor, self.bool, self.bfloat16 = ShapeTensor, np.dtype("bool"), BFLOAT16
-        self.distributed, self.ops = distributed(), SimpleNamespace(_c10d_functional=Collectives())
-        self.nn = SimpleNamespace(functional=Functional())
-        self.linalg = SimpleNamespace(vector_norm=ShapeTensor.sum)
-        self.int64, self.uint8, self.int8 = np.dtype("int64"), np.dtype("uint8"), np.dtype("int8")
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.builder, self._known = builder, dict[int, Any]()
+        self._rows = 0
 
-    def __getattr__(self, name: str) -> Function:
-        if f"torch.{name}" in _elementwise():
-            return lambda *operands, **_: elementwise(self._builder, operands)
-        raise InputError(f"the memory of torch.{name} is unknown: add it to learncost.program.fake_arrays")
+    def load(self, text: str) -> dict[str, Any]:
+        """Return the namespace of a program."""
+        names = namespace(FewIterations().visit(ast.parse(text)), self.builder)
+        names["torch"] = _Torch()
+        return names
 
-    def of_each(self, *tensors: ShapeTensor) -> ShapeTensor:
-        """Run a function of each element."""
-        return elementwise(self._builder, tensors)
+    def array(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
+        """Return a tensor that the program is given."""
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
-    def where(self, condition: ShapeTensor, first: Any, second: Any) -> ShapeTensor:
-        kind = next((value.dtype for value in (first, second) if isinstance(value, ShapeTensor)), self.float32)
-        return elementwise(self._builder, (condition, first, second), kind)
+    def devices(self, axes: Mapping[str, int]) -> MetaMesh:
+        """Return the mesh."""
+        return MetaMesh(axes)
 
-    def softmax(self, tensor: ShapeTensor, axis: int) -> ShapeTensor:
-        tensor = tensor.contiguous()
-        return tensor.like(tensor.shape)
-
-    log_softmax = softmax
-
-    def einsum(self, equation: str, first: ShapeTensor, second: ShapeTensor) -> ShapeTensor:
-        """Run `at::einsum`: copies of operands that are not matrices yet, and one batched product."""
-        operands, result = equation.split("->")
-        a, b = operands.split(",")
-        size = dict(zip(a + b, first.shape + second.shape, strict=True))
-        summed = sorted(x for x in size if x not in result)
-        first = first.sum([a.index(x) for x in summed if x not in b], keepdim=True) if set(summed) - set(b) else first
-        second = (
-            second.sum([b.index(x) for x in summed if x not in a], keepdim=True) if set(summed) - set(a) else second
-        )
-        inner = [x for x in summed if x in a and x in b]
-        batch = [x for x in result if x in a and x in b]
-        rows = [x for x in result if x in a and x not in b]
-        columns = [x for x in result if x not in a]
-        if not inner:
-            return elementwise(self._builder, (_spread(first, a, result), _spread(second, b, result)))
-        if rows and columns and result.index(columns[0]) < result.index(rows[0]):
-            first, second, a, b, rows, columns = second, first, b, a, columns, rows
-        groups, height, depth, width = (prod(size[x] for x in part) for part in (batch, rows, inner, columns))
-        left = _spread(first, a, [*batch, *rows, *inner]).reshape(groups, height, depth)
-        right = _spread(second, b, [*batch, *inner, *columns]).reshape(groups, depth, width)
-        order = [*batch, *rows, *columns]
-        product = (left @ right).view([size[x] for x in order])
-        return product.permute(*(order.index(x) for x in result))
-
-    def mm(self, first: ShapeTensor, second: ShapeTensor, out: ShapeTensor) -> ShapeTensor:
-        return out
-
-    bmm = mm
-
-    def flip(self, tensor: ShapeTensor, axes: Sequence[int]) -> ShapeTensor:
-        return tensor.like(tensor.shape)
-
-    def zeros_like(self, tensor: ShapeTensor) -> ShapeTensor:
-        return elementwise(self._builder, (tensor,))
-
-    def empty_like(self, tensor: ShapeTensor) -> ShapeTensor:
-        empty = elementwise(self._builder, (tensor,))
-        return SentRows(empty, tensor.rows) if isinstance(tensor, SentRows) else empty
-
-    def ones(self, *shape: int, dtype: Any, device: Any = None) -> ShapeTensor:
-        return ShapeTensor.new(self._builder, shape, dtype)
-
-
-class Functional:
-    """The functions of `functional` that programs call."""
-
-    def __getattr__(self, name: str) -> Function:
-        if f"functional.{name}" in _elementwise():
-            return lambda tensor, *_, **__: elementwise(tensor.builder, (tensor,))
-        raise InputError(f"the memory of functional.{name} is unknown: add it to learncost.program.fake_arrays")
-
-    def pad(self, tensor: ShapeTensor, ends: Sequence[int], value: float = 0) -> ShapeTensor:
-        more = [before + behind for before, behind in zip(ends[::2], ends[1::2], strict=True)]
-        rest = [0] * (tensor.ndim - len(more))
-        return tensor.like([size + added for size, added in zip(tensor.shape, [*rest, *more[::-1]], strict=True)])
-
-    def layer_norm(self, tensor: ShapeTensor, shape: Sequence[int], eps: float) -> ShapeTensor:
-        tensor = tensor.contiguous()
-        rows = tensor.shape[: -len(shape)]
-        result, mean, deviation = tensor.like(tensor.shape), tensor.like(rows), tensor.like(rows)
-        del mean, deviation
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = self._result(func, args, kwargs or {})
+        new = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and self._is_new(each)]
+        if new:
+            copies = func in _OF_ROWS and not args[0].is_contiguous()
+            self.builder.run("", scratch=args[0].nbytes if copies else 0)
         return result
 
-    def rms_norm(self, tensor: ShapeTensor, shape: Sequence[int], eps: float) -> ShapeTensor:
-        mean = (tensor**2).mean(tuple(range(-len(shape), 0)), keepdim=True)
-        root = elementwise(tensor.builder, (mean,))
-        return tensor * root
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]
+        if func is torch.ops.aten.bincount.default:
+            self._rows, (_, _, devices) = args[0].numel(), args
+            return args[0].new_empty((devices,))
+        if func is torch.ops.aten._to_copy.default and kwargs.get("device") == torch.device("cpu"):
+            (devices,) = args[0].shape  # the numbers of rows that each device gets, read by the program
+            return torch.tensor([(self._rows + place) // devices for place in range(devices)])
+        return func(*args, **kwargs)
+
+    def _is_new(self, tensor: torch.Tensor) -> bool:
+        memory = tensor.untyped_storage()
+        key = memory._cdata
+        if key in self._known:
+            return False
+        buffer = self.builder.allocate(memory.nbytes())
+
+        def free(_: object) -> None:
+            del self._known[key]
+            self.builder.free(buffer)
+
+        self._known[key] = weakref.ref(memory, free)
+        return True
 
 
-def _spread(tensor: ShapeTensor, axes: str, order: Sequence[str]) -> ShapeTensor:
-    """Return a view with its axes in an order; axes that it lacks have length 1."""
-    index: Any = tuple(slice(None) if x in axes else None for x in order)
-    return tensor.permute(*(axes.index(x) for x in order if x in axes), *_left(axes, order))[index]
+class _Torch:
+    """PyTorch for a program of which not all iterations run, as one of several processes."""
+
+    distributed = SimpleNamespace(all_to_all_single=lambda here, there, group: None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def stack(self, tensors: Sequence[torch.Tensor | None], dim: int = 0) -> torch.Tensor:
+        """Return the stack of the results of iterations; those that did not run have the first one's shape."""
+        return torch.stack([tensors[0] if each is None else each for each in tensors], dim)  # type: ignore[misc]
 
 
-def _left(axes: str, order: Sequence[str]) -> list[int]:
-    return [place for place, x in enumerate(axes) if x not in order]
+@dataclass(frozen=True)
+class MetaGroup:
+    """The devices along an axis of a mesh, from the view of the first one."""
+
+    group_name: str
+    devices: int
+
+    def size(self) -> int:
+        """Return the number of devices."""
+        return self.devices
+
+    def rank(self) -> int:
+        """Return the rank of this device."""
+        return 0
+
+
+class MetaMesh:
+    """A mesh of devices by its axes, from the view of the first device: all others have tensors of the same shapes."""
+
+    def __init__(self, axes: Mapping[str, int]) -> None:
+        self.mesh_dim_names = tuple(axes)
+        self._groups = {name: MetaGroup(name, number) for name, number in axes.items()}
+
+    def __getitem__(self, over: str) -> MetaGroup:
+        return self._groups[over]
+
+    get_group = __getitem__
+
+    def get_local_rank(self, over: str) -> int:
+        """Return the rank of this device along an axis."""
+        return self._groups[over].rank()
+
+    def size(self, place: int) -> int:
+        """Return the number of devices along an axis, by the axis's number."""
+        return self._groups[self.mesh_dim_names[place]].size()

@@ -57,7 +57,8 @@ def test_a_figure_is_a_file_that_says_what_it_rests_on(
     kind: str, ending: str, columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / f"a.{ending}"
-    ops = f"figure {kind} {COMMANDS[kind]} --seq-len 32 --columns {columns} --data -o {path}".split()
+    serif = " --serif" if ending == "svg" else ""
+    ops = f"figure {kind} {COMMANDS[kind]} --seq-len 32 --columns {columns}{serif} --data -o {path}".split()
     assert main(ops) == 0
     assert str(path) in "".join(capsys.readouterr().out.split("\n"))
     width = WIDTHS[columns]
@@ -75,6 +76,8 @@ def test_a_figure_is_a_file_that_says_what_it_rests_on(
         assert float(root.attrib["width"].removesuffix("pt")) == pytest.approx(72 * width, abs=0.01)
         text_drawn = " ".join(root.itertext())
         assert f"learncost figure {kind}" in text_drawn
+        fonts = {text.attrib["style"] for text in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert all("STIXGeneral" in font for font in fonts)
         assert "gpt2" in text_drawn or "mixtral-8x7b" in text_drawn
     else:
         with Image.open(path) as image:

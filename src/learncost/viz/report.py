@@ -113,7 +113,7 @@ def report(request: Request, *models: str, procedure: str | None = None, output:
     if not models:
         raise InputError("report requires a model, such as gpt2 (see learncost list models)")
     models = tuple(map(_called, models))
-    names = several(procedure) or tuple(PROCEDURES)
+    names = several(procedure) or tuple(dict.fromkeys((request.procedure, *PROCEDURES)))  # a file's own comes first
     learning = [name for name in names if name not in INFERENCE] if procedure else []
     side_by_side = ",".join(learning) if len(learning) > 1 else None
     documents, refused = [], []
@@ -127,7 +127,7 @@ def report(request: Request, *models: str, procedure: str | None = None, output:
                 if len(of_model) == 1:  # the others have the same modules, and a program is laid out for one
                     of_model[-1]["views"] = pictures({**asked.given, "model": model, "procedure": name})
             except InputError as error:
-                if not procedure and name == "bp":
+                if not procedure and name == names[0]:
                     raise
                 refusals.append(error)
                 refused.append(f"{model} by {name}: {error.written}")

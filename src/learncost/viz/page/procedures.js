@@ -113,7 +113,7 @@ function passesBar(row, scale, width, ratioText) {
   const svg = svgElement("svg", {
     viewBox: `0 0 ${width + 110} 30`,
     height: 30,
-    style: `width: ${width + 110}px; max-width: 100%`,
+    style: `width: ${width + 110}px`,
     role: "img",
     "aria-label": `${titleOf(row.name)}: ${grouped(row.flops)} FLOPs, ${ratioText}`,
   });
@@ -143,7 +143,7 @@ function peakBar(row, top, width) {
   const svg = svgElement("svg", {
     viewBox: `0 0 ${width + 80} 30`,
     height: 30,
-    style: `width: ${width + 80}px; max-width: 100%`,
+    style: `width: ${width + 80}px`,
     role: "img",
     "aria-label": `${bytes(row.peak)} at the peak`,
   });

@@ -244,18 +244,18 @@ def test_what_is_no_number_is_refused_with_its_line():
 
 
 def test_a_refusal_points_at_the_line_of_the_user():
-    module = nn.Sequential(nn.EmbeddingBag(7, 3, padding_idx=0, mode="max"))
+    module = nn.Sequential(nn.Embedding(7, 3, scale_grad_by_freq=True))
 
     class Mine(nn.Module):
         def __init__(self):
             super().__init__()
-            self.bags = module
+            self.rows = module
 
         def forward(self, places):
-            return self.bags(places)
+            return self.rows(places)
 
     with pytest.raises(
-        lc.InputError, match=r"an EmbeddingBag in max mode with offsets .* in bags\.0 .*test_imported_results"
+        lc.InputError, match=r"an embedding with scale_grad_by_freq .* in rows\.0 .*test_imported_results"
     ):
         read_module(Mine(), (torch.randint(0, 7, (4, 5)),))
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch._meta_registrations import pooling_output_shape
@@ -15,9 +15,9 @@ from torch.fx.traceback import annotate
 from learncost.importer.nodes import OPERATOR
 from learncost.importer.rule import with_settings
 from learncost.importer.rules.products import AttentionSettings
-from learncost.importer.rules.reductions import BagSettings
 from learncost.importer.rules.views import NEAREST, is_uneven
 from learncost.importer.rules.windows import AveragePoolSettings, pool_windows
+from learncost.importer.tried import size_of_example
 
 
 def attention_with_dropout(query: Any, key: Any, value: Any, *, settings: AttentionSettings) -> Any:
@@ -49,8 +49,19 @@ def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
     return torch.where(mask, source.reshape(-1)[places].reshape(x.shape), x)
 
 
-def bags_at_offsets(weight: Any, places: Any, offsets: Any, *, settings: BagSettings) -> Any:
-    """Return `_embedding_bag`: each row is added to its bag; `max` mode is not read."""
+class BagSettings(NamedTuple):
+    """The settings of `embedding_bag`."""
+
+    scale_grad_by_freq: bool = False
+    mode: int = 0
+    sparse: bool = False
+    per_sample_weights: Any = None
+    include_last_offset: bool = False
+    padding_idx: int | None = -1
+
+
+def bags(weight: Any, places: Any, offsets: Any, *, settings: BagSettings) -> Any:
+    """Return `_embedding_bag`: each row is added to its bag. The largest of rows is not decomposed."""
     scale_grad_by_freq, mode, _, per_sample_weights, include_last_offset, padding_idx = settings
     if scale_grad_by_freq or mode > 1:
         return NotImplemented
@@ -62,11 +73,34 @@ def bags_at_offsets(weight: Any, places: Any, offsets: Any, *, settings: BagSett
         rows = rows * per_sample_weights.unsqueeze(-1)
     if padding_idx not in (None, -1):
         rows = torch.where(counts.unsqueeze(-1), rows, 0.0)
-    bags = rows.new_zeros(ends.shape[0], rows.shape[1]).index_add(0, bag, rows)
+    result = rows.new_zeros(ends.shape[0], rows.shape[1]).index_add(0, bag, rows)
     size = torch.zeros(ends.shape[0], dtype=torch.long, device=places.device).index_add(0, bag, counts.long())
     if mode == 1:
-        bags = bags / size.clamp_min(1).to(bags.dtype).unsqueeze(-1)
-    return bags, bag, size, size
+        result = result / size.clamp_min(1).to(result.dtype).unsqueeze(-1)
+    return result, bag, size, size
+
+
+MOST_WITHOUT_A_PRODUCT = 25
+"""The most rows on either side for which `cdist` uses no matrix product (torch 2.13.0, ATen/native/Distance.cpp)."""
+
+
+def distances(x: Any, z: Any, order: float = 2.0, mode: int | None = None) -> Any:
+    """Return `cdist`, norms of differences; over many rows |x|^2 + |z|^2 - 2 x z, by one product."""
+    many = any(size_of_example(each.shape[-2]) > MOST_WITHOUT_A_PRODUCT for each in (x, z))
+    if order != 2 or mode == 2 or not (mode == 1 or many):
+        return torch.linalg.vector_norm(x.unsqueeze(-2) - z.unsqueeze(-3), order, -1)
+    with annotate({OPERATOR: "_euclidean_dist"}):
+        both = x @ z.mT
+    squares = (x * x).sum(-1, keepdim=True) + (z * z).sum(-1).unsqueeze(-2) - 2 * both
+    there = squares > 0
+    return torch.where(there, torch.where(there, squares, 1.0).sqrt(), 0.0)
+
+
+def bilinear(x: Any, z: Any, weight: Any, bias: Any = None) -> Any:
+    """Return `bilinear` as the two products that it runs."""
+    half = torch.nn.functional.linear(x, weight.transpose(1, 2).flatten(0, 1)).unflatten(-1, (-1, weight.shape[2]))
+    result = (half @ z.unsqueeze(-1)).squeeze(-1)
+    return result if bias is None else result + bias
 
 
 def by_strides(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
@@ -285,13 +319,6 @@ def _drops(node: Any) -> bool:
     return bool(_argument(node, "dropout_p"))
 
 
-def _lie_at_offsets(node: Any) -> bool:
-    """Return whether bags have different lengths or rows that do not count, and the mode is not `max`."""
-    identical = str(_argument(node, "offsets").target) == "aten.arange.start_step"
-    padded = _argument(node, "padding_idx") not in (None, -1)
-    return (padded or not identical) and not (_argument(node, "scale_grad_by_freq") or _argument(node, "mode") == 2)
-
-
 def _is_contiguous(node: Any) -> bool:
     """Return whether the strided tensor is contiguous and of a fixed size."""
     numbers = (*_argument(node, "size"), *_argument(node, "stride"), _argument(node, "storage_offset") or 0)
@@ -346,8 +373,10 @@ def _always(_: Any) -> bool:
 WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     **{name: (function, _always) for name, function in ELEMENTWISE.items()},
     "scaled_dot_product_attention": (with_settings(AttentionSettings, attention_with_dropout), _drops),
-    "_embedding_bag": (with_settings(BagSettings, bags_at_offsets), _lie_at_offsets),
-    "embedding_bag.padding_idx": (with_settings(BagSettings, bags_at_offsets), _lie_at_offsets),
+    **{name: (with_settings(BagSettings, bags), _always) for name in ("_embedding_bag", "embedding_bag.padding_idx")},
+    **dict.fromkeys(("cdist", "_cdist_forward"), (distances, _always)),
+    "bilinear": (bilinear, _always),
+    "addbmm": (lambda base, x, z, *, beta=1, alpha=1: beta * base + alpha * (x @ z).sum(0), _always),
     "masked_scatter": (masked_scatter, _always),
     "slice_scatter": (with_part, _always),
     **{f"avg_pool{count}d": (mean_of_windows(count), _leaves_windows) for count in (1, 2, 3)},

@@ -139,26 +139,6 @@ def largest_of_windows(
     return torch.max_pool1d_with_indices(input, kernel_size, stride or [], padding, dilation, ceil_mode)[0]
 
 
-MODES = {
-    "use_mm_for_euclid_dist_if_necessary": None,
-    "use_mm_for_euclid_dist": 1,
-    "donot_use_mm_for_euclid_dist": 2,
-}
-"""The numbers of the compute modes of `torch.cdist` (torch 2.13.0, torch/functional.py)."""
-
-MOST_WITHOUT_A_PRODUCT = 25
-"""The most rows on either side for which `cdist` uses no matrix product (torch 2.13.0, ATen/native/Distance.cpp)."""
-
-
-def distances(x: Any, z: Any, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Any:
-    """Return `cdist`, whose own code first tests whether a side of fixed size has many rows."""
-    mode = MODES[compute_mode]
-    rows = [side for side in (x.shape[-2], z.shape[-2]) if isinstance(side, int)]
-    many = any(side > MOST_WITHOUT_A_PRODUCT for side in rows)
-    run: Any = getattr(torch._VF, "cdist")  # noqa: B009 - it is found at run time
-    return run(x, z, p, 1 if p == 2 and mode is None and many else mode)
-
-
 class _NotRead:
     """A result of `flex_attention` beside its values, which is refused where it is read."""
 
@@ -297,7 +277,6 @@ WRITTEN_OUT: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.gaussian_nll_loss: gaussian,
     **dict.fromkeys((torch.cov, torch.Tensor.cov), covariance),
     **dict.fromkeys((torch.corrcoef, torch.Tensor.corrcoef), correlation),
-    torch.cdist: distances,
     torch.combinations: combinations,
     **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), selected),
     torch.linalg.lstsq: least_squares,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from learncost.importer.reader import GraphReader
-from learncost.importer.replaced import MOST_WITHOUT_A_PRODUCT
 from learncost.importer.rule import rule
 from learncost.importer.rules.indexing import at_indices, read_at
-from learncost.importer.rules.reductions import guarded_power, summed, vector_norm
+from learncost.importer.rules.reductions import summed
 from learncost.importer.views import GivenTensor, View
 
 REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
@@ -62,31 +61,3 @@ def nll_loss(
     reader: GraphReader, x: View, targets: Any, weight: Any = None, reduction: int = 1, ignore: int = -100
 ) -> list[Any]:
     return [nll(reader, x, 1 if len(x.dims) > 1 else 0, targets, reduction, ignore, weight), None]
-
-
-def _by_products(reader: GraphReader, x: View, z: View) -> View:
-    """Record |x - z|^2 = |x|^2 + |z|^2 - 2 x z, by one product."""
-    recorder, operator = reader.recorder, reader.recorder.operator
-    front = [f"b{place}" for place in range(max(len(x.dims), len(z.dims)) - 2)]
-    letters = [[*front[len(front) + 2 - len(each.dims) :], name, "k"] for each, name in ((x, "i"), (z, "j"))]
-    sizes = [summed(reader, reader.multiply(each, each), [len(each.dims) - 1], None, True) for each in (x, z)]
-    sizes[1] = sizes[1].with_dims([*sizes[1].dims[:-2], sizes[1].dims[-1], sizes[1].dims[-2]])
-    recorder.operator = "_euclidean_dist"
-    both = recorder.matmul([(x, letters[0]), (z, letters[1])], [*front, "i", "j"])
-    recorder.operator = operator
-    squares = reader.add(*sizes, reader.multiply(2.0, both), signs=[1, 1, -1])
-    return guarded_power(reader, squares, 0.5)
-
-
-@rule("cdist", "_cdist_forward")
-def distances(reader: GraphReader, x: Any, z: Any, order: float = 2.0, mode: int | None = None) -> View:
-    """Record the distances of rows of x from rows of z, as norms of differences; for many rows by a product."""
-    rows = [each.meta["val"].shape[-2] for each in reader.node.args[:2]]
-    by_products = mode == 1 or (mode in (None, 0) and any(bool(side > MOST_WITHOUT_A_PRODUCT) for side in rows))
-    x, z = reader.view(x), reader.view(z)
-    if order == 2 and by_products:
-        return _by_products(reader, x, z)
-    rows = x.with_dims([*x.dims[:-1], (), x.dims[-1]])
-    others = z.with_dims([*z.dims[:-2], (), *z.dims[-2:]])
-    apart = reader.add(rows, others, signs=[1, -1])
-    return vector_norm(reader, apart, order, [-1])

@@ -13,7 +13,6 @@ from learncost.importer.constants import Mask
 from learncost.importer.equations import DimensionCondition, NumberOperand
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.rules.reductions import summed
 from learncost.importer.rules.views import called, merged
 from learncost.importer.unit_dims import matrix_product
 from learncost.importer.views import At, GivenTensor, StoredValue, View, ViewAxis
@@ -55,26 +54,6 @@ def multiplied(reader: GraphReader, x: Any, z: Any) -> View:
 @rule("mm", "bmm", "matmul", "mv", "dot", "vdot")
 def mm(reader: GraphReader, x: Any, z: Any) -> View:
     return multiplied(reader, x, z)
-
-
-@rule("addbmm")
-def addbmm(reader: GraphReader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: Any = 1) -> View:
-    result = summed(reader, multiplied(reader, x, z), [0])
-    if alpha != 1:
-        result = reader.multiply(result, alpha)
-    return reader.add(shift if beta == 1 else reader.multiply(shift, beta), result)
-
-
-@rule("bilinear")
-def bilinear(reader: GraphReader, x: Any, z: Any, weight: Any, bias: Any = None) -> View:
-    x, z, weight = map(reader.view, (x, z, weight))
-    front = [f"i{place}" for place in range(len(x.dims) - 1)]
-    half = reader.recorder.matmul([(x, [*front, "d"]), (weight, "fde")], [*front, "f", "e"])
-    return shifted(
-        reader,
-        reader.recorder.matmul([(half, [*front, "f", "e"]), (z, [*front, "e"])], [*front, "f"]),
-        bias,
-    )
 
 
 @rule("transformers.grouped_mm_fallback", "_grouped_mm")

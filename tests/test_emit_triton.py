@@ -51,6 +51,7 @@ for name in sys.argv[1:]:
 
 TRAIN = """
 del sys.modules["learncost"]
+import re
 import learncost
 from learncost.engines import in_triton
 from learncost.engines.options import Options
@@ -70,7 +71,13 @@ losses = [[each.step(batch, 0.01) for _ in range(2)] for each in (exact, gpu)]
 numpy.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
 for name, array in gpu.weights.items():
     numpy.testing.assert_allclose(array, exact.weights[name], atol=1e-9, err_msg=name)
-assert gpu.says == f"engine torch, plan {plan}, kernels in Triton on cpu"
+of_attention = "attention_scores_backward"
+assert gpu.says == f"engine torch, plan {plan}, kernels in Triton on cpu, not deterministic: {of_attention}"
+again = begun(engine="torch", device="cuda", plan=plan, deterministic=True)
+assert [again.step(batch, 0.01) for _ in range(2)] == losses[1]
+said = re.search("Triton on cpu, deterministic, which costs -?[0-9.e-]+ ms a step in (.*)", again.says)
+assert said[1] == of_attention, again.says
+assert not torch.are_deterministic_algorithms_enabled()
 there = learncost.memory(configuration, engine="cuda", plan=plan, batch_size=2, seq_len=7, dtype="fp64").split
 assert gpu.memory == sum(there.values()) - there["workspaces"]
 resumed = begun(engine="numpy")  # what a checkpoint holds moves to another device
@@ -83,6 +90,63 @@ try:
 except learncost.InputError as error:
     assert "has 40,000 free: give --plan flash,fused,fused-update" in str(error), error
 """
+
+MODULES = """
+import torch
+import torch.utils._python_dispatch
+from torch.library import opcheck
+import learncost.torch as lt
+from learncost.torch import kernels, passes
+
+TINY = dict(n_layer=2, n_embd=8, n_head=2, vocab_size=11, n_positions=8)
+draw = torch.Generator().manual_seed(0)
+tokens = torch.randint(0, 11, (2, 6), generator=draw)
+x = torch.randn(2, 5, 6, dtype=torch.float64, generator=draw)
+
+def gradients(make, run, way=lambda module: module):
+    torch.manual_seed(0)
+    module, leaf = make(), x.clone().requires_grad_()
+    result = run(way(module), leaf)
+    result.double().square().sum().backward()
+    return [result.detach(), leaf.grad, *(each.grad for each in module.parameters())]
+
+of_layer = (lambda: lt.layer("attention", d=6, h=2, k=3, dtype=torch.float64), lambda module, x: module(x, x, x))
+of_model = (lambda: lt.model("gpt2", **TINY, dtype=torch.float64),
+            lambda module, x: module(tokens[:, :-1], tokens[:, 1:].clone()))
+low = (lambda: lt.model("gpt2", **TINY), of_model[1])
+found = [gradients(*case) for case in (of_layer, of_model)]
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    found.append(gradients(*low))
+assert len(kernels.REGISTERED) == 6  # forward and backward of each
+chosen, passes.precision_of_kernels = passes.precision_of_kernels, lambda like: ""
+for case, made, near in zip((of_layer, of_model, low), found, (1e-12, 1e-12, 0.03)):
+    for one, other in zip(made, gradients(*case)):
+        torch.testing.assert_close(one, other, rtol=0, atol=near, check_dtype=False)
+"""
+
+COMPILED = (
+    MODULES
+    + """
+passes.precision_of_kernels = chosen
+calls = {}
+
+class Noted(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function.namespace == "learncost":
+            calls[function] = arguments
+        return function(*arguments, **(keywords or {}))
+
+with Noted():
+    gradients(*of_model)
+assert len(calls) == 2
+for function, (tensors, lengths) in calls.items():
+    opcheck(function, ([each.detach() for each in tensors], lengths))
+for case, made in zip((of_layer, of_model), found):
+    compiled = gradients(*case, lambda module: torch.compile(module, fullgraph=True, backend="aot_eager"))
+    for one, other in zip(compiled, made):
+        torch.testing.assert_close(one, other)
+"""
+)
 
 COMPILE = """
 import numpy, torch, learncost
@@ -132,10 +196,8 @@ def _compare(cases: Mapping[str, tuple[Table, Any, str]], folder: Path, after: s
             for limit, number in LIMITS.get(name, {}).items():
                 patch.setattr(blocks, limit, number)
             text = emitted(table, sizes, dtype, name)
-        assert ("for start in range" in text, "By PyTorch's operators" in text) == (
-            name == "swept",
-            name == "operators",
-        )
+        found = "for start in range" in text, "By PyTorch's operators" in text
+        assert name not in LIMITS or found == (name == "swept", name == "operators")
         defined = re.findall(r"^def (\w+)", text, re.MULTILINE)
         assert len(defined) == len({*defined})
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
@@ -292,6 +354,13 @@ def test_a_module_compiles_to_a_step_in_triton() -> None:
     """Losses, weights and memory of `lc.compile` beside autograd; docs/any-module.md has the same on a CPU."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", COMPILE], env=environment, check=True)
+
+
+@pytest.mark.parametrize("text", [MODULES, pytest.param(COMPILED, marks=pytest.mark.slow)], ids=["eager", "compiled"])
+def test_modules_call_the_kernels(text: str) -> None:
+    """Values and gradients of a layer and a model beside PyTorch's operators, also under autocast and torch.compile."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
+    subprocess.run([sys.executable, "-c", text], env=environment, check=True)
 
 
 def test_what_a_gpu_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

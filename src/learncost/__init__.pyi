@@ -1441,6 +1441,7 @@ def train(
     clip: float = 0.0,
     plan: _Plan | str | None = None,
     device: _Device | str = "cpu",
+    deterministic: bool = False,
     budget: str | None = None,
     seed: int = 0,
     steps: int | None = None,
@@ -1498,6 +1499,7 @@ def train(
     plan: The plan of the step, such as recompute=gelu+norm.
     device: With `engine` torch: cpu (the default), or cuda, which runs the step of emit --backend triton as a
         CUDA graph.
+    deterministic: With `device` cuda: two runs are bit-identical.
     budget: With `engine` torch: available memory for a step, such as 2GB.
     seed: The seed of weights, batches, dropout and samples.
     steps: The number of steps.

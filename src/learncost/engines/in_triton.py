@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
+from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from learncost.backends import triton as printed
-from learncost.backends.placed import InPlaceProgram
+from learncost.backends.placed import TYPES, InPlaceProgram
 from learncost.engines.in_place import InPlace
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
@@ -65,8 +68,10 @@ class StepInTriton(InPlace):
         tensors: Mapping[str, torch.Tensor],
         arena: torch.Tensor | None = None,
         device: str = "cuda",
+        deterministic: bool = False,
     ) -> None:
-        self.device = "cpu" if is_interpreted() else device
+        self.device, self.deterministic = "cpu" if is_interpreted() else device, deterministic
+        self._cost = 0.0
         self._replay: Callable[[], None] | None = None
         super().__init__(table, sizes, dtype, tensors, arena)
 
@@ -78,9 +83,15 @@ class StepInTriton(InPlace):
 
     @property
     def says(self) -> str:
-        """The text on its kernels, and on what PyTorch's operators compute."""
-        others = [f"{each.name} by PyTorch's operators" for each in self.program.functions if each.operators]
-        return ", ".join((f"kernels in Triton on {self.device}", *others))
+        """The text on its kernels, on what PyTorch's operators compute, and on what may differ between two runs."""
+        texts = [f"kernels in Triton on {self.device}"]
+        texts += [f"{each.name} by PyTorch's operators" for each in self.program.functions if each.operators]
+        names = ", ".join(each.name for each in self.program.functions if each.by_atomics)
+        if names and self.deterministic:
+            texts.append(f"deterministic, which costs {1000 * self._cost:.3g} ms a step in {names}")
+        elif names:
+            texts.append(f"not deterministic: {names}")
+        return ", ".join(texts)
 
     def _allocated(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -89,15 +100,88 @@ class StepInTriton(InPlace):
         from triton.errors import TritonError
 
         try:
-            if self._replay is not None:
-                self._replay()
-            elif self.device == "cpu":
-                self._step(self._memory, self._kernels)
-            else:
-                self._replay = self._captured(self._memory)
+            with _deterministic(self.deterministic):
+                if self._replay is not None:
+                    self._replay()
+                elif self.device == "cpu":
+                    self._step(self._memory, self._first)
+                else:
+                    self._replay = self._captured(self._memory, self._first)
         except TritonError as error:
             reason = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no reason")
             raise InputError(f"a kernel does not compile in Triton: {reason}: give --device cpu") from None
+
+    @property
+    def _first(self) -> SimpleNamespace:
+        """The kernels of the first step: if deterministic, what that costs is timed."""
+        if not self.deterministic:
+            return self._kernels
+        timed = {
+            each.name: self._timed(getattr(self._kernels, each.name))
+            for each in self.program.functions
+            if each.by_atomics
+        }
+        return SimpleNamespace(**{**vars(self._kernels), **timed})
+
+    def _timed(self, function: Callable[..., None]) -> Callable[..., None]:
+        """Return a function that runs both ways, the deterministic one last, after one run each that loads kernels."""
+
+        def seconds(arguments: tuple[Any, ...], deterministic: bool) -> float:
+            with _deterministic(deterministic):
+                for _ in range(2):
+                    if self.device != "cpu":
+                        torch.cuda.synchronize(self.device)
+                    begun = perf_counter()
+                    function(*arguments)
+                if self.device != "cpu":
+                    torch.cuda.synchronize(self.device)
+                return perf_counter() - begun
+
+        def run(*arguments: Any) -> None:
+            faster = seconds(arguments, False)
+            self._cost += seconds(arguments, True) - faster
+
+        return run
+
+
+@contextmanager
+def _deterministic(chosen: bool) -> Iterator[None]:
+    """Let PyTorch choose kernels whose results are bit-identical from run to run, or any."""
+    before, filled = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    if chosen:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without which cuBLAS refuses
+    torch.use_deterministic_algorithms(chosen or before)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing is read before it is written
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+class ProgramInTriton:
+    """A table as a function of tensors by name, in an arena that is allocated for each call."""
+
+    def __init__(self, table: Table, sizes: Mapping[str, int], dtype: str) -> None:
+        self.program = printed.in_triton(table, sizes, dtype, "A pass of a module.")
+        self.names = names_of(self.program.text)
+        self.given = {name: getattr(torch, TYPES[kind]) for name, (_, kind) in self.program.given.items()}
+
+    @classmethod
+    def of(cls, table: Table, sizes: Mapping[str, int], dtype: str) -> ProgramInTriton | None:
+        """Return the program; None for a table that has no step in place."""
+        try:
+            return cls(table, sizes, dtype)
+        except InputError:
+            return None
+
+    def __call__(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the results, which share the memory of the arena."""
+        given = {name: values[name].to(kind).contiguous() for name, kind in self.given.items()}
+        device = next(iter(values.values())).device
+        m = self.names["lay_out"](given, torch.empty(self.program.bytes, dtype=torch.uint8, device=device))
+        self.names["step"](m, self.names["KERNELS"])
+        return {name: getattr(m, field).view(shape) for name, (field, shape) in self.program.results.items()}
 
 
 def names_of(text: str) -> dict[str, Any]:

@@ -77,6 +77,9 @@ class Options(Serializable):
         The plan of the step, such as recompute=gelu+norm. The default is the engine's choice.
     device
         With `engine` torch: cpu (the default), or cuda, which runs the step of emit --backend triton as a CUDA graph.
+    deterministic
+        With `device` cuda: two runs are bit-identical. The screen says what that costs, and without it which kernels
+        are not.
     budget
         With `engine` torch: available memory for a step, such as 2GB. It decides which activations are saved and which
         are recomputed.
@@ -137,6 +140,7 @@ class Options(Serializable):
     clip: float = 0.0
     plan: str | None = None
     device: str = "cpu"
+    deterministic: bool = False
     budget: str | None = None
     seed: int = 0
     steps: int | None = None

@@ -91,7 +91,8 @@ class ModelModule(TableModule):
         keeps = {axis: keep.bool() for axis, keep in keeps.items()}
         unit = torch.ones((), dtype=self._like.dtype, device=self._like.device)
         ended = derived_inputs(self.table, arrays, everywhere | keeps, unit)
-        lengths = {axis: tokens.shape[1] for axis, tokens in placed.items()}
+        # A length is a constant of what torch.compile compiles, since positions are made outside of it.
+        lengths = {axis: len(range(tokens.shape[1])) for axis, tokens in placed.items()}
         inputs = {}
         for name in names:
             if name in self._chances:

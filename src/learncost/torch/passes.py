@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -14,6 +14,7 @@ from learncost.backends import RecordNode, Tree, leaves, program
 from learncost.ir.errors import InputError
 from learncost.ir.loop import windows
 from learncost.ir.table import Table
+from learncost.torch.kernels import Pass, opaque, precision_of_kernels, split
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -37,8 +38,8 @@ class DifferentiablePasses:
         self._given = (*table.inputs, *table.weights)
         self._axes = {name: table.axes[name] for name in table.inputs}
         self._windows = windows(table.lines)
-        self._forward, _ = _emitted(table, self.sizes)
-        self._derived: dict[tuple[str, ...], Any] = {}
+        self._forward: dict[str, Pass] = {}
+        self._derived: dict[tuple[tuple[str, ...], str], Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"table": self.table, "sizes": self.sizes}
@@ -53,11 +54,14 @@ class DifferentiablePasses:
         differentiated = (
             tuple(name for name in self._given if values[name].requires_grad) if torch.is_grad_enabled() else ()
         )
+        floats = (values[name] for name in (*self.table.weights, *self.inputs) if values[name].is_floating_point())
+        like = next(floats, None)
+        precision = "" if like is None else precision_of_kernels(like)
+        self._derive(differentiated, precision)
         if not differentiated:
-            results_by_name = self._forward(values, lengths)
+            results_by_name = self._forward[precision](values, lengths)
             return tuple(results_by_name[name] for name in self.outputs)
-        self._derive(differentiated)
-        results: Sequence[torch.Tensor] = self._derived[differentiated].apply(
+        results: Sequence[torch.Tensor] = self._derived[differentiated, precision].apply(
             tuple(lengths.items()), *_different([values[name] for name in self._given])
         )
         return tuple(results[: len(self.outputs)])
@@ -85,12 +89,18 @@ class DifferentiablePasses:
         return tuple([int(axis) if axis.isdigit() else lengths[axis.rstrip("'")] for axis in self._axes[name]])
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-    def _derive(self, differentiated: tuple[str, ...]) -> None:
-        """Build the autograd function for the required gradients; torch.compile does not trace it."""
-        if differentiated not in self._derived:
+    def _derive(self, differentiated: tuple[str, ...], precision: str) -> None:
+        """Build the passes for the required gradients; torch.compile does not trace it.
+
+        precision  of kernels; empty for PyTorch's operators
+        """
+        if not differentiated:
+            if precision not in self._forward:
+                self._forward[precision] = _emitted(self.table, self.sizes, precision)[0]
+        elif (differentiated, precision) not in self._derived:
             if fixed := [name for name in differentiated if name in self.table.constants]:
                 raise InputError(f"{fixed[0]} is a constant of the table and has no gradient: give {fixed[0]}.detach()")
-            self._derived[differentiated] = _function(self.table, differentiated, self.sizes)
+            self._derived[differentiated, precision] = _function(self.table, differentiated, self.sizes, precision)
 
 
 def _different(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -101,12 +111,10 @@ def _different(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return distinct
 
 
-Pass: TypeAlias = Callable[[Tensors, Mapping[str, int]], dict[str, torch.Tensor]]
-
-
-def _emitted(table: Table, sizes: Mapping[str, int]) -> tuple[Pass, tuple[str, ...]]:
+def _emitted(table: Table, sizes: Mapping[str, int], precision: str = "") -> tuple[Pass, tuple[str, ...]]:
     """Return the program of a table as a function of tensors and sizes by name, and the names that it reads.
 
+    precision  of kernels; empty for PyTorch's operators
     What opens the records of the program is source as well: torch.compile follows source, not trees of names.
     """
     written = program(table, "torch", "apply", sizes=sizes)
@@ -121,7 +129,8 @@ def _emitted(table: Table, sizes: Mapping[str, int]) -> tuple[Pass, tuple[str, .
     namespace: dict[str, Any] = {}  # no __name__: torch.compile would look for a module that is called so
     exec(compile(f"{written.text}\n\n{text}\n", "<emitted by learncost>", "exec"), namespace)
     reads = tuple(dict.fromkeys(name for tree in written.parameters for name in leaves(tree)))
-    return namespace["by_name"], reads
+    by_name = namespace["by_name"]
+    return opaque(table, sizes, precision, by_name) if precision else by_name, reads
 
 
 def _autocast(device: str) -> tuple[str, torch.dtype] | None:
@@ -143,23 +152,29 @@ def _taken(tree: Tree, text: str) -> Iterator[tuple[str, str]]:
         yield tree, text
 
 
-def _reverse(derived: Derived, table: Table, sizes: Mapping[str, int]) -> tuple[Pass, tuple[str, ...]]:
-    """Return the backward pass and the weight update as a program, which reads the saved tensors."""
+def _reverse(derived: Derived, table: Table) -> Table:
+    """Return the backward pass and the weight update as a table, which reads the saved tensors."""
     reverse = derived.reverse
     reads = {name for line in reverse.lines for name in line.reads}
     weights = tuple(name for name in table.weights if name in reads)
-    return _emitted(replace(reverse, weights=weights, values=derived.step.values), sizes)
+    return replace(reverse, weights=weights, values=derived.step.values)
 
 
-def _function(table: Table, differentiated: tuple[str, ...], sizes: Mapping[str, int]) -> type[torch.autograd.Function]:
-    """Return the function of the given tensors that returns the table's outputs, then the saved tensors."""
+def _function(
+    table: Table, differentiated: tuple[str, ...], sizes: Mapping[str, int], precision: str
+) -> type[torch.autograd.Function]:
+    """Return the function of the given tensors that returns the table's outputs, then the saved tensors.
+
+    precision  of kernels, which compute attention again; empty for PyTorch's operators
+    """
     derived = derive(table, differentiated)
     outputs, arguments = table.outputs, (*table.inputs, *table.weights)
     seeds = tuple(f"d{name}" for name in outputs)
-    full_pass, read = _reverse(derived, table, sizes)
+    forward, reverse = split(derived.step) if precision else (derived.forward, _reverse(derived, table))
+    full_pass, read = _emitted(reverse, sizes, precision)
     saved = tuple(name for name in read if name not in seeds)
     results = tuple(dict.fromkeys((*outputs, *(name for name in saved if name not in arguments))))
-    forward_pass, _ = _emitted(replace(derived.forward, outputs=results), sizes)
+    forward_pass, _ = _emitted(replace(forward, outputs=results), sizes, precision)
     fixed = tuple(place for place, name in enumerate(results) if f"d{name}" not in derived.reverse.inputs)
     gradients = tuple(derived.gradients.get(name, "") for name in arguments)
     parts: dict[tuple[str, ...], Pass] = {}
@@ -167,9 +182,9 @@ def _function(table: Table, differentiated: tuple[str, ...], sizes: Mapping[str,
     def backward_from(outputs_with_gradient: tuple[str, ...]) -> Pass:
         """Return the backward pass from the outputs that have a gradient."""
         if outputs_with_gradient not in parts:
-            parts[outputs_with_gradient], _ = _reverse(
-                derive(table, differentiated, given=outputs_with_gradient), table, sizes
-            )
+            some = derive(table, differentiated, given=outputs_with_gradient)
+            rest = split(some.step)[1] if precision else _reverse(some, table)
+            parts[outputs_with_gradient], _ = _emitted(rest, sizes, precision)
         return parts[outputs_with_gradient]
 
     class Learncost(torch.autograd.Function):

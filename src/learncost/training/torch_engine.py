@@ -39,8 +39,8 @@ class TorchRunner:
 
     updates_in_place = True
 
-    def __init__(self, training: Training, plan: str | None, device: str) -> None:
-        self.training, self.plan, self.device = training, plan, device
+    def __init__(self, training: Training, plan: str | None, device: str, deterministic: bool = False) -> None:
+        self.training, self.plan, self.device, self.deterministic = training, plan, device, deterministic
         self.gpu = device if device.startswith("cuda") else ""
         if self.gpu:
             from learncost.engines.in_triton import is_interpreted
@@ -73,11 +73,12 @@ class TorchRunner:
 
     def made(self, prepared: Prepared) -> Any:
         """Return the step of a table for arrays of one size."""
-        return _TorchStep(prepared, self.plan, self.training.precision.name, self.pool, self.gpu)
+        precision = self.training.precision.name
+        return _TorchStep(prepared, self.plan, precision, self.pool, self.gpu, self.deterministic)
 
     @property
     def says(self) -> str:
-        """The description of how the steps are executed."""
+        """The description of how the steps are executed: plan, kernels, and which of them are not deterministic."""
         return "; ".join(dict.fromkeys(step.says for step in self._steps.values()))
 
     @property
@@ -118,12 +119,14 @@ class TorchEngine(NumPyEngine):
         check_codes(options)
         if options.device != "cpu" and find_optimizer(options.optimizer).states:
             raise InputError(f"--device {options.device} keeps states as they are, and {options.optimizer} rounds them")
+        if options.deterministic and not options.device.startswith("cuda"):
+            raise InputError("--deterministic is for --device cuda: steps on a CPU are bit-identical without it")
         super().__init__(configuration, options)
         if options.plan is not None:
             planned(self._training.table(), options.plan, self._training.model.sizes)  # what cannot be is said at once
 
     def _made(self, options: Options) -> TorchRunner:
-        return TorchRunner(self._training, options.plan, options.device)
+        return TorchRunner(self._training, options.plan, options.device, options.deterministic)
 
     @property
     def weights(self) -> Arrays:
@@ -238,6 +241,7 @@ class TensorStep:
         precision: str,
         *devices: DeviceMesh,
         gpu: str = "",
+        deterministic: bool = False,
     ) -> InPlace:
         """Return the compiled step on the pool's tensors and arena, on a GPU in Triton. Raises `InputError`."""
         from learncost.engines.in_place import InPlace
@@ -248,7 +252,7 @@ class TensorStep:
         if gpu:
             from learncost.engines.in_triton import StepInTriton
 
-            step: InPlace = StepInTriton(table, sizes, dtype, tensors, pool.arena, gpu)
+            step: InPlace = StepInTriton(table, sizes, dtype, tensors, pool.arena, gpu, deterministic)
         else:
             step = InPlace(table, sizes, dtype, tensors, pool.arena, *devices)
         pool.arena = step.arena
@@ -268,7 +272,15 @@ class TensorStep:
 class _TorchStep(TensorStep):
     """A step of one process, with the arena and the bytes of its inputs if it is in place."""
 
-    def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: TensorPool, gpu: str = "") -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        plan: str | None,
+        precision: str,
+        pool: TensorPool,
+        gpu: str = "",
+        deterministic: bool = False,
+    ) -> None:
         super().__init__(prepared, pool)
         self.plan = (chosen if gpu else smallest)(self.table, self.sizes, precision) if plan is None else plan
         table, how = planned(self.table, self.plan), f"on PyTorch's operators on {pool.device}"
@@ -278,16 +290,21 @@ class _TorchStep(TensorStep):
             try:
                 if gpu:
                     self._check_memory(prepared, precision, gpu)
-                self.run = step = self.in_place(table, prepared.values, self.sizes, precision, gpu=gpu)
+                in_triton = {"gpu": gpu, "deterministic": deterministic}
+                self.run = step = self.in_place(table, prepared.values, self.sizes, precision, **in_triton)
                 self.arena, self.batch = step.arena, step.batch
-                how = step.says
             except MemoryNeededError:
                 raise
             except InputError as error:
                 how = f"on PyTorch's operators, as {error}"
         if self.arena is None:
             self.run = TorchProgram(table, self.sizes, precision, pool.device)
-        self.says = f"plan {self.plan or 'none'}, {how}"
+            self.run.says = how
+
+    @property
+    def says(self) -> str:
+        """The text on the plan and the kernels, and on what a first step has measured."""
+        return f"plan {self.plan or 'none'}, {self.run.says}"
 
     def _check_memory(self, prepared: Prepared, precision: str, gpu: str) -> None:
         """Raise `MemoryNeededError` for an arena that a GPU has no memory for, with the plan whose arena fits."""
@@ -320,7 +337,10 @@ class TorchProgram(EmittedProgram):
     On CUDA `torch.compile` takes it whole and writes its kernels.
 
     devices  the mesh that its collectives are over, where it is one of several
+    says     the text on why
     """
+
+    says = ""
 
     def __init__(
         self, table: Table, sizes: Mapping[str, int], precision: str, device: str, devices: DeviceMesh | None = None

@@ -26,7 +26,8 @@ PLACES: Mapping[str, str | None] = dict.fromkeys(("mesh", "place", "placement", 
 """The options of distribution when a run begins or resumes; the result is the same."""
 
 CHANGEABLE = (
-    "steps", "minutes", "validate_every", "save_every", "sample_every", "prompt", "peak_flops", "device", *PLACES,
+    "steps", "minutes", "validate_every", "save_every", "sample_every", "prompt", "peak_flops", "device",
+    "deterministic", *PLACES,
 )  # fmt: skip
 """The options that may differ when a run resumes; any other would make it another run."""
 

@@ -65,6 +65,11 @@ class KernelFunction:
     allocates: int = 0
     operators: str = ""
 
+    @property
+    def by_atomics(self) -> bool:
+        """Return whether a library may add in another order in another run: gradients of attention, and operators."""
+        return bool(self.operators) or len({launch.name for launch in self.launches if launch.shapes}) > 1
+
 
 @dataclass(frozen=True)
 class Launch:

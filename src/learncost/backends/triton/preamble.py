@@ -13,8 +13,8 @@ On the command line, with made up tensors, and with the registers of the kernels
     python step.py --deterministic
     python step.py --compile sm_80 sm_90
 
-Two runs of the kernels in this file are bit-equal: none adds by atomics, and index_put_ sorts. PyTorch's attention,
-where it is called, may add its gradients by atomics; --deterministic chooses kernels of PyTorch that do not, and the
+Two runs of the kernels in this file are bit-equal: none adds by atomics, and index_put_ sorts. PyTorch's attention and
+operators, where they are called, may add by atomics; --deterministic chooses kernels of PyTorch that do not, and the
 difference of both times is what that costs.
 """
 
@@ -174,9 +174,9 @@ def registers(target):
         print(f"{target} {kernel.__name__}: {used} registers, {spilled} bytes spilled, {warps} warps")
 
 
-def captured(m):
+def captured(m, kernels=KERNELS):
     """The step as a CUDA graph: a function that takes a step. One step is taken before, in which kernels compile."""
-    step(m, KERNELS)
+    step(m, kernels)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -192,6 +192,7 @@ def main(arguments):
     if arguments == ["--deterministic"]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without which cuBLAS refuses
         torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing is read before it is written
     elif arguments:
         refuse(f"{arguments[0]} is no option: --deterministic, --compile [sm_80] [sm_90], or none")
     where = device()

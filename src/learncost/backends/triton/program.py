@@ -30,7 +30,14 @@ class _Launches:
 
     def program(self) -> Program:
         ops = tuple(self._ops(self.layout.items, self.layout.table.axes, ()))
-        buffers = (Buffer(root.bytes, CUDA, root.role, root.name, 0, len(ops) - 1) for root in self.numbers)
+        touched: dict[int, list[int]] = {}
+        for place, op in enumerate(ops):
+            for operand in (*op.inputs, *op.outputs):
+                touched.setdefault(operand.buffer, []).append(place)
+        buffers = [
+            Buffer(root.bytes, CUDA, root.role, root.name, *((-1, len(ops)) if root.owner else (places[0], places[-1])))
+            for root, places in zip(self.numbers, map(touched.__getitem__, self.numbers.values()), strict=True)
+        ]
         return Program(ops, tuple(buffers), CUDA)
 
     def _ops(self, items: Sequence[Item], axes: Axes, path: Path) -> Iterator[ProgramOp]:

@@ -23,9 +23,12 @@ NOTATION = ".table"
 
 YAML = (".yaml", ".yml")
 
-SHELL, PYTHON = ".sh", ".py"
+SHELL = (".sh", ".bash", ".slurm", ".sbatch")
+"""The suffixes of shell scripts; the last two are submitted to a scheduler."""
 
-DATA_FILES = (*YAML, ".json", ".toml", SHELL, PYTHON)
+PYTHON = ".py"
+
+DATA_FILES = (*YAML, ".json", ".toml", *SHELL, PYTHON)
 """The suffixes of files that may be those of a trainer."""
 
 

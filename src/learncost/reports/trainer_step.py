@@ -76,7 +76,7 @@ def read_step(paths: Sequence[str]) -> tuple[Reading, str]:
     models = [path for path in paths if not is_trainer_file(path)]
     if len(models) > 1:
         raise InputError(f"{shown(models[0])} and {shown(models[1])} are both models: give one behind a trainer's file")
-    reading = read_files([path for path in paths if path not in models], files.format_of)
+    reading = read_files([path for path in paths if path not in models] or paths, files.format_of)
     if files.strict and reading.unknown:
         unknown = ", ".join(printable(each.key) + each.near for each in reading.unknown)
         raise InputError(f"{printable(reading.files[0])} has keys that are not known: {unknown}")
@@ -359,11 +359,40 @@ def _by_name(reading: Reading, model: str) -> tuple[KeyRead, ...]:
 class TrainerRequest(Request):
     """A request that trainers' files make.
 
-    reading  what became of every key: `read`, `assumed`, `no_effect`, `unsupported`, `unknown`, and what the files do
-             not say, `asks`
+    reading  what became of every key
     """
 
     reading: Reading = field(kw_only=True)
+
+    @property
+    def read(self) -> tuple[KeyRead, ...]:
+        """Return the keys that give the step."""
+        return self.reading.read
+
+    @property
+    def assumed(self) -> tuple[KeyRead, ...]:
+        """Return keys that are absent, with their defaults."""
+        return self.reading.assumed
+
+    @property
+    def no_effect(self) -> tuple[KeyRead, ...]:
+        """Return keys that change neither memory nor time."""
+        return self.reading.no_effect
+
+    @property
+    def unsupported(self) -> tuple[KeyRead, ...]:
+        """Return keys whose effect is not counted."""
+        return self.reading.unsupported
+
+    @property
+    def unknown(self) -> tuple[KeyRead, ...]:
+        """Return keys that are not known."""
+        return self.reading.unknown
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """Return what the files do not say."""
+        return self.reading.asks
 
 
 def request_of(*files: str, format_of: str = "", strict: bool = False, **given: Any) -> TrainerRequest:

@@ -73,7 +73,7 @@ def document_of(path: str, text: str) -> Document:
     suffix = Path(path).suffix.lower()
     if suffix in YAML:
         return _yaml(path, text)
-    if suffix == SHELL:
+    if suffix in SHELL:
         return Document(path, *arguments_of(text))
     if suffix == PYTHON:
         return Document(path, *_assigned(path, text))

@@ -10,7 +10,7 @@ from typing import Any
 
 from learncost.dataclass import dataclass, field, fields, replace
 from learncost.ir.errors import InputError, printable
-from learncost.models.files import PYTHON
+from learncost.models.files import PYTHON, SHELL
 from learncost.trainer_files.documents import Document
 from learncost.trainer_files.step import Step
 
@@ -221,13 +221,15 @@ def _of_file(path: Path) -> Framework:
     rules = tuple(rule for part in parts for rule in _rules(part))
     if wrong := {name.partition(".")[0] for rule in rules for name in rule.fields or ()} - known:
         raise ValueError(f"{path.name}: no fields of a step: {sorted(wrong)}")
-    recognised = {name: tuple(data["recognised"].get(name, ())) for name in ("needs", "some", "without", "suffixes")}
+    recognised = {name: tuple(data["recognised"].get(name, ())) for name in ("needs", "some", "without")}
+    suffixes = {"shell": SHELL, "python": (PYTHON,), "": ()}[data["recognised"].get("language", "")]
     return Framework(
         name=path.stem,
         title=data["title"],
         source=data["source"],
         role=data.get("role", STEP),
         **recognised,
+        suffixes=suffixes,
         defaults={
             key: (row["value"], row["source"]) for part in parts for key, row in part.get("defaults", {}).items()
         },

@@ -33,7 +33,20 @@ VARIABLE = re.compile(
 
 ARGUMENT = re.compile(r"--(?P<flag>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?|\+*(?P<key>[a-z][\w.]*)=(?P<text>.*)", re.DOTALL)
 
+PRINTED = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`")
+"""What a command prints, in place of its text."""
+
 REDIRECTED = re.compile(r"\d?>|&>|<|\|")
+
+SUBMITTED = re.compile(r"^#SBATCH\s+(?:--([a-z-]+)|-(\w))[=\s]\s*(?:gpu:(?:\w+:)?)?(\d+)\s*(?:#.*)?$", re.MULTILINE)
+
+SLURM: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("nodes", "N"), ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")),
+    **dict.fromkeys(("ntasks", "n"), ("SLURM_NTASKS", "SLURM_NPROCS")),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    **dict.fromkeys(("gres", "gpus-per-node"), ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")),
+}
+"""The options of sbatch with the variables that they give the script."""
 
 OPENS, CLOSES = ("if", "for", "while", "until", "case", "{"), ("fi", "done", "esac", "}")
 """The words before and behind what may run once, never or several times."""
@@ -75,6 +88,7 @@ def arguments_of(text: str) -> tuple[dict[str, Any], dict[str, int], dict[str, A
     and `script` is the Python file that is run. A value has its variables replaced that are set outside of branches.
     """
     script = ShellScript()
+    script.variables |= _scheduled(text)
     is_condition = False
     for line, words in _statements(HEREDOC.sub(lambda found: "\n" * found[0].count("\n"), text)):
         if is_condition and words[0] not in PARTS and script.around[-1] != DONE:  # of several commands
@@ -96,6 +110,12 @@ def arguments_of(text: str) -> tuple[dict[str, Any], dict[str, int], dict[str, A
     ambiguous |= {key: value for key, value in given.items() if CHANGED in "".join(value)}
     values = {key: _valued(value) for key, value in given.items()}
     return values, dict.fromkeys(values, line), {key: _valued(value) for key, value in ambiguous.items()}
+
+
+def _scheduled(text: str) -> dict[str, str]:
+    """Return the variables that Slurm sets from the options of a script that is submitted to it (`man sbatch`)."""
+    found = {name or short: value for name, short, value in SUBMITTED.findall(text)}
+    return {variable: found[name] for name, variables in SLURM.items() if name in found for variable in variables}
 
 
 def _enter(script: ShellScript, words: Sequence[str]) -> bool:
@@ -149,7 +169,7 @@ def _add(script: ShellScript, line: int, words: Sequence[str], is_branch: bool) 
                 script.branches.append((line, added.split()))
             if name in script.variables and not appends:
                 script.variables[name] = before.rstrip(CHANGED) + CHANGED
-        elif "$(" in text or "`" in text:  # what a command prints is not known
+        elif PRINTED.search(text) and len(PRINTED.sub("", text).split()) < 2:  # what a command prints is not known
             script.variables.pop(name, None)
         else:
             script.variables[name] = f"{before} {text}" if operator == "+=" else text

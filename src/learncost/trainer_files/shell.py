@@ -34,7 +34,7 @@ VARIABLE = re.compile(
 ARGUMENT = re.compile(r"--(?P<flag>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?|\+*(?P<key>[a-z][\w.]*)=(?P<text>.*)", re.DOTALL)
 
 PRINTED = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`")
-"""What a command prints, in place of its text."""
+"""A command whose output stands in its place."""
 
 REDIRECTED = re.compile(r"\d?>|&>|<|\|")
 

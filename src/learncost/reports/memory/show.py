@@ -179,7 +179,7 @@ BUFFERS = (
 
 
 RESERVED = 1.16, 2.2
-"""What allocators, NCCL and contexts take, over the predicted bytes: of 51 published rows 46 lie between.
+"""The range of bytes with allocators, NCCL and contexts, over the predicted ones: 46 of 51 published rows lie in it.
 
 BigScience's tr11-176B (9e64edec) and torchtitan (b5bcd76c) on A100s and H100s; benchmarks/clusters.py prints each.
 """

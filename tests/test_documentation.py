@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 import learncost as lc
+from learncost.backends.backend import BACKENDS
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.errata import errata
 from learncost.ops import entries
@@ -121,6 +122,17 @@ def test_add_a_layer_by_following_the_page(tmp_path: Path, monkeypatch: pytest.M
         if not hasattr(lc, "check_layer"):
             program = program.replace("lc.check_layer(layer)\n", "")
         exec(compile(program, "add-a-layer.md", "exec"), scope)
+
+
+def test_add_a_backend_by_following_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learncost.backends.backend.BACKENDS", {**BACKENDS})
+    monkeypatch.setitem(sys.modules, "toy", ModuleType("toy"))
+    scope: dict[str, object] = {}
+    for program in blocks("add-a-backend.md", "python"):
+        exec(compile(program, "add-a-backend.md", "exec"), scope)
+    text = lc.emit("attention", "toy")
+    assert "toy.contract(" in text
+    assert "np." not in text
 
 
 def test_the_page_about_the_ledger_explains_every_word_of_its_screen() -> None:

@@ -12,12 +12,13 @@ import torch
 from torch._meta_registrations import pooling_output_shape
 from torch.fx.traceback import annotate
 
-from learncost.importer.nodes import OPERATOR
+from learncost.importer.nodes import OPERATOR, place_of
 from learncost.importer.rule import with_settings
 from learncost.importer.rules.products import AttentionSettings
 from learncost.importer.rules.views import NEAREST, is_uneven
 from learncost.importer.rules.windows import AveragePoolSettings, pool_windows
 from learncost.importer.tried import size_of_example
+from learncost.ir.errors import InputError
 
 
 def attention_with_dropout(query: Any, key: Any, value: Any, *, settings: AttentionSettings) -> Any:
@@ -203,6 +204,37 @@ def affine_grid(theta: Any, size: Any, align_corners: bool = False) -> Any:
         return grid @ theta.mT.reshape(theta.shape[0], *[1] * (len(sides) - 1), len(sides) + 1, len(sides))
 
 
+def spread(name: str) -> Callable[..., Any]:
+    """Return `var` or `std`, the sum of squares over the count minus a correction or its root, or one with the mean."""
+
+    def parts(x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+        along = list(dims or range(x.dim()))
+        middle = x.mean(along, True)
+        apart, less = x - middle, math.prod(x.shape[dim] for dim in along) - (1 if correction is None else correction)
+        if name.startswith("std"):
+            value = torch.linalg.vector_norm(apart, 2, along, keepdim) * less**-0.5
+        elif correction == 0:
+            value = (apart * apart).mean(along, keepdim)
+        else:
+            value = (apart * apart).sum(along, keepdim) / less
+        return (value, middle if keepdim else middle.squeeze(along)) if name.endswith("_mean") else value
+
+    return parts
+
+
+def _has_more(node: Any) -> bool:
+    """Return true; refuse a variance of as many numbers as are subtracted, which divides by zero."""
+    x, correction = node.args[0].meta["val"], _argument(node, "correction")
+    count = math.prod(x.shape[dim] for dim in _argument(node, "dim") or range(x.dim()))
+    less = 1 if correction is None else correction
+    if isinstance(count, int) and count <= less:
+        raise InputError(
+            f"a variance of {count} numbers, which divides by {max(count - less, 0):g}, cannot be read{place_of(node)}"
+            "; give a size of more, or the correction 0, as unbiased=False does"
+        )
+    return True
+
+
 # Elementwise operators and losses that PyTorch writes in its primitives, or with nan
 
 
@@ -376,6 +408,7 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     **{name: (with_settings(BagSettings, bags), _always) for name in ("_embedding_bag", "embedding_bag.padding_idx")},
     **dict.fromkeys(("cdist", "_cdist_forward"), (distances, _always)),
     "bilinear": (bilinear, _always),
+    **{f"{name}.correction": (spread(name), _has_more) for name in ("var", "std", "var_mean", "std_mean")},
     "addbmm": (lambda base, x, z, *, beta=1, alpha=1: beta * base + alpha * (x @ z).sum(0), _always),
     "masked_scatter": (masked_scatter, _always),
     "slice_scatter": (with_part, _always),

@@ -152,40 +152,37 @@ def table_of(
     observer.stage(f"reading {name}")
     if isinstance(given, Mapping):
         described = [f"{key}: {_described(value)}" for key, value in given.items()]
-        try:
-            return read(given, {} if options.as_run else options.symbols), described
-        except (NotExportedError, OnValuesError) as error:
-            return parts(given, error), described
-    given = checked(given, module, called)
-    described = [str(each) for each in given]
-    if options.as_run:
-        if (letter := _without_example(given)) is not None:
+        tries = iter([(dict[str, int](), given, options.symbols)])
+    else:
+        given = checked(given, module, called)
+        described = [str(each) for each in given]
+        if options.as_run and (letter := _without_example(given)) is not None:
             raise InputError(
                 f"a traced run has one size for {letter}: write a number, or {letter}=8, in the inputs of {called}"
             )
-        return read(tensors(given, examples_of(given)), {}), described
+        every = [examples_of(given)] if options.as_run else attempts(given)
+        tries = ((sizes, tensors(given, sizes), symbols_of(given)) for sizes in every)
     first: NotExportedError | None = None
-    for sizes in attempts(given):
+    for sizes, values, symbols in tries:
+        at = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
         if first:
-            tried = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
-            observer.stage(f"reading {name}, tried with {tried}")
+            observer.stage(f"reading {name}, tried with {at}")
         try:
-            return read(tensors(given, sizes), symbols_of(given)), described
+            return read(values, {} if options.as_run else symbols), described
         except NotExportedError as error:
             first = first or error
         except OnValuesError as error:
-            return parts(tensors(given, sizes), error), described
+            return parts(values, error), described
     assert first is not None
-    if _SYMBOL.search(str(first)):  # PyTorch's type for an open size; for numbers it is a number
-        at = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
+    if sizes and _SYMBOL.search(str(first)):  # PyTorch's type for an open size; for numbers it is a number
         try:
-            read(tensors(given, sizes), {})
+            read(values, {})
         except NotExportedError as error:
             letters = ", ".join(sizes)
             first = type(error)(
                 f"{error} (tried with {at}; if the code needs one size, write it in place of {letters})"
             )
-    return parts(tensors(given, sizes), first), described
+    return parts(values, first), described
 
 
 def _with_numbers(op: str, sizes: Mapping[str, int]) -> str:

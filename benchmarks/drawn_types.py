@@ -25,8 +25,8 @@ from zoo import row
 
 HEAD = """# Types of transformers, drawn by a seed
 
-| type | lines | parameters | value | gradient | FLOPs forward / backward | PyTorch counts |
-| --- | ---: | ---: | ---: | ---: | ---: | --- |
+| type | parameters | value | gradient | FLOPs forward / backward | PyTorch counts |
+| --- | ---: | ---: | ---: | ---: | --- |
 """
 DRAWN = "not run"
 """What a type's row says until it is run."""
@@ -167,7 +167,7 @@ def outcome(kind: str) -> str:
         module, inputs = built(kind)
     except Exception as error:  # any error of a class that has other needs than these sizes
         said = (str(error).strip().splitlines() or [""])[0].replace("|", "/")
-        return f"| {kind} | not built | | | | | PyTorch: {type(error).__name__}: {said} |"
+        return f"| {kind} | not built | | | | PyTorch: {type(error).__name__}: {said} |"
     signal.signal(signal.SIGVTALRM, late)
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
@@ -209,7 +209,7 @@ def main() -> None:
 
     if arguments.draw:
         drawn = sorted(random.Random(arguments.seed).sample(others(known), arguments.draw))
-        known |= {kind: f"| {kind} | | | | | | {DRAWN} |" for kind in drawn}
+        known |= {kind: f"| {kind} | | | | | {DRAWN} |" for kind in drawn}
         seeds.append(f"Seed {arguments.seed}: {', '.join(drawn)}.")
         write()
         return

@@ -29,8 +29,8 @@ relative to the largest value and the largest gradient. The FLOPs of matrix prod
 with PyTorch's `FlopCounterMode`, with attention as plain products. `python benchmarks/zoo.py docs/zoo.md` writes this
 page (extra `zoo`).
 
-| module | lines | parameters | value | gradient | FLOPs forward / backward | PyTorch counts |
-| --- | ---: | ---: | ---: | ---: | ---: | --- |
+| module | parameters | value | gradient | FLOPs forward / backward | PyTorch counts |
+| --- | ---: | ---: | ---: | ---: | --- |
 """
 
 LANGUAGE = {
@@ -493,12 +493,12 @@ def row(name: str, make: Callable[[], tuple[Any, Any]]) -> str:
         apart = parity(module, inputs, imported)
         counts = products(module, inputs, imported)
     except InputError as error:
-        return f"| {name} | refused | | | | | {str(error).replace('|', '/')} |"
+        return f"| {name} | refused | | | | {str(error).replace('|', '/')} |"
     except Exception as error:  # whatever a package or PyTorch raises is told, not hidden
-        return f"| {name} | failed | | | | | {type(error).__name__}: {str(error).splitlines()[:1]} |".replace("|:", ":")
+        return f"| {name} | failed | | | | {type(error).__name__}: {str(error).splitlines()[:1]} |".replace("|:", ":")
     ours, theirs = (f"{a:,} / {b:,}" for a, b in (counts.table, counts.torch))
     said = "equal" if counts.equal else f"{theirs}; {counts.reason or 'not explained'}"
-    told = [apart.lines, f"{apart.parameters:,}", f"{apart.value:.0e}", f"{apart.gradient:.0e}", ours, said]
+    told = [f"{apart.parameters:,}", f"{apart.value:.0e}", f"{apart.gradient:.0e}", ours, said]
     return f"| {name} | {' | '.join(map(str, told))} |"
 
 

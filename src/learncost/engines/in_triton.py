@@ -147,16 +147,17 @@ class StepInTriton(InPlace):
 @contextmanager
 def _deterministic(chosen: bool) -> Iterator[None]:
     """Let PyTorch choose kernels whose results are bit-identical from run to run, or any."""
-    before, filled = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic
+    before, filled = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     if chosen:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without which cuBLAS refuses
     torch.use_deterministic_algorithms(chosen or before)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing is read before it is written
+    memory.fill_uninitialized_memory = False  # nothing is read before it is written
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled
 
 
 class ProgramInTriton:

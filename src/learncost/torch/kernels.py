@@ -56,13 +56,15 @@ def split(step: Table) -> tuple[Table, Table]:
     saved = tuple(name for name in made if name in last and name not in step.outputs)
     outputs = tuple(name for name in step.outputs if name in made)
 
-    def reading(read: set[str], given: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        inputs = (name for name in (*given, *step.inputs) if name in read)
-        return {"inputs": tuple(inputs), "weights": tuple(name for name in step.weights if name in read)}
+    def given(read: set[str], made: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        inputs = tuple(name for name in (*made, *step.inputs) if name in read)
+        return inputs, tuple(name for name in step.weights if name in read)
 
-    forward = replace(step, lines=before, outputs=(*outputs, *saved), **reading(first, ()))
+    inputs, weights = given(first, ())
+    forward = replace(step, lines=before, outputs=(*outputs, *saved), inputs=inputs, weights=weights)
+    inputs, weights = given(last, made)
     ends = tuple(name for name in step.outputs if name not in outputs)
-    return forward, replace(step, lines=after, outputs=ends, **reading(last, made))
+    return forward, replace(step, lines=after, outputs=ends, inputs=inputs, weights=weights)
 
 
 def _phases(line: Any) -> set[str]:

@@ -290,8 +290,9 @@ class _TorchStep(TensorStep):
             try:
                 if gpu:
                     self._check_memory(prepared, precision, gpu)
-                in_triton = {"gpu": gpu, "deterministic": deterministic}
-                self.run = step = self.in_place(table, prepared.values, self.sizes, precision, **in_triton)
+                self.run = step = self.in_place(
+                    table, prepared.values, self.sizes, precision, gpu=gpu, deterministic=deterministic
+                )
                 self.arena, self.batch = step.arena, step.batch
             except MemoryNeededError:
                 raise

@@ -155,7 +155,7 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
     lengths = {axis: _power(values.number(axis)) for axis in rest}
     within = [{*line.loops, *line.left[0].declared} for line in values.lines]
     row = max((prod(lengths[axis] for axis in axes if axis in lengths) for axes in within), default=1)
-    swept = _swept(values.lines, rest, lengths, totals) if row > LARGEST else ""
+    swept = _swept(rest, lengths, totals) if row > LARGEST else ""
     width = SWEPT // (row // lengths[swept]) if swept else 0
     swept = swept if width >= NARROWEST else ""
     if row > SPILLED and not swept:
@@ -200,11 +200,11 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
         elif swept not in line.left[0].declared:
             stores.append(kernel.stored(line, values.value(line.name, at).text, at))
     along = [line for line in kernel.made if swept in line.left[0].declared] if sweep else []
-    inside, last = sweep.stores(along) if sweep else ([], [])
+    inside, ends = sweep.stores(along) if sweep else ([], [])
     kernel.shares = _shares(kernel, points, totals, swept)
     barrier = [BARRIER] if kernel.shares else []
-    if sweep and last:
-        sweep.loop(values.body, [*inside, *barrier, *last])
+    if sweep and ends:
+        sweep.loop(values.body, [*inside, *barrier, *ends])
         barrier = []
     values.body += [*barrier, *stores]
 
@@ -212,7 +212,7 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
 BARRIER = "tl.debug_barrier()  # all is read before it is overwritten"
 
 
-def _swept(lines: Sequence[Line], rest: Sequence[str], lengths: Mapping[str, int], totals: Sequence[Line]) -> str:
+def _swept(rest: Sequence[str], lengths: Mapping[str, int], totals: Sequence[Line]) -> str:
     """Return the longest axis of a row if programs can take it in parts; "" where a sum over rows has it."""
     longest = max(rest, key=lambda axis: lengths[axis])
     return "" if any(longest in line.left[0].declared for line in totals) else longest

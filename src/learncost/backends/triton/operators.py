@@ -58,8 +58,8 @@ def operators(
     ]
     _, _, text = written.text.partition("import torch\n")
     body = [indent(text.strip("\n"), "    "), "", f"    made = operators({', '.join(arguments)})"]
-    for place, each in enumerate(map(str, written.results)):
-        array = f"made[{place}]" if len(written.results) > 1 else "made"
+    for number, each in enumerate(map(str, written.results)):
+        array = f"made[{number}]" if len(written.results) > 1 else "made"
         body.append(f"    {names.of(each)}.view({shapes[each]}).copy_({array})")
     head = [f"# {line}" for line in lines]
     head.append(f"def {name}({', '.join(map(names.of, (*reads, *writes)))}):")

@@ -383,6 +383,7 @@ def test_what_a_gpu_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     step = object.__new__(in_triton.StepInTriton)
     step.device, step._replay, step._captured, step._memory = "cuda", None, refused, None  # type: ignore[assignment]
+    step.deterministic, step._kernels = False, None  # type: ignore[assignment]
     with pytest.raises(
         lc.InputError, match="does not compile in Triton: out of resource: shared memory: give --device cpu"
     ):

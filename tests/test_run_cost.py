@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from math import exp, hypot, log
 from pathlib import Path
 
 import pytest
@@ -208,8 +209,8 @@ def test_what_is_given_decides_and_the_modelled_step_is_a_comparison(given):
     assert "the step as modelled is a comparison" in str(run)
 
 
-def test_intervals_are_the_outermost():
-    """Every factor at its worst and at its best, by hand: default MFU, PUE, power, and the world's grid."""
+def test_intervals_of_independent_figures_add_in_squares():
+    """By hand: default MFU, and days, power and PUE together."""
     run = lc.run_cost("gpt2", 10**12, "RTX 4090")
     at_one = run.flops / 165.2e12 / 86_400
     device = lc.device("RTX 4090")
@@ -218,9 +219,11 @@ def test_intervals_are_the_outermost():
     days = run.figures["time"].interval
     assert days == pytest.approx([s * run.figures["steps"].value / 86_400 for s in run.figures["step"].interval])
     low, high = run.figures["energy"].interval
-    assert low == pytest.approx(days[0] * 24 * power.low / 1000 * pue.low)
-    assert high == pytest.approx(days[1] * 24 * power.high / 1000 * pue.high)
-    assert low < run.energy_kwh < high
+    ends = [(run.days, days), (power.value, (power.low, power.high)), (pue.value, (pue.low, pue.high))]
+    below, above = (hypot(*(log(each[end] / value) for value, each in ends)) for end in (0, 1))
+    assert low == pytest.approx(run.energy_kwh * exp(-below))
+    assert high == pytest.approx(run.energy_kwh * exp(above))
+    assert days[0] * 24 * power.low / 1000 * pue.low < low < run.energy_kwh < high
     assert run.figures["carbon_intensity"].label == "assumed"
     for name, figure in run.figures.items():
         assert (figure.interval is not None) == (figure.label in ("assumed", "modelled")), name

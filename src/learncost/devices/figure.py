@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import exp, hypot, log, prod
 
 from learncost.dataclass import HIDDEN, OPTIONAL, Serializable, dataclass, field
 from learncost.ir.displayed import Displayed
@@ -71,14 +71,18 @@ def computed(
 ) -> Figure:
     """Return the product of figures divided by that of others. `source` is the formula.
 
-    The ends of its interval are the smallest and the largest result for figures in their intervals. The interval is too
-    wide for correlated figures (a busier device is faster and draws more power).
+    The figures are taken as independent: the ends of its interval are as far from the value as those of all of them
+    together, the root of the sum of the squares of their factors' logarithms. A busier device is faster and draws more
+    power, so that the interval is rather too wide.
     """
 
     def at(end: int) -> float:
-        up = prod(figure.interval[end] if figure.interval else figure.value for figure in times)
-        down = prod(figure.interval[1 - end] if figure.interval else figure.value for figure in over)
-        return constant * up / down
+        factors = [figure.interval[end] / figure.value for figure in times if figure.interval]
+        factors += [figure.value / figure.interval[1 - end] for figure in over if figure.interval]
+        if 0 in factors:
+            return 0.0
+        away = hypot(*(log(factor) for factor in factors))
+        return value * exp(away if end else -away)
 
     inputs = (*times, *over)
     value = constant * prod(figure.value for figure in times) / prod(figure.value for figure in over)

@@ -840,3 +840,82 @@ def test_a_document_that_is_ambiguous_is_refused() -> None:
 def test_frameworks_cite_a_version() -> None:
     assert all(each.source and each.title for each in frameworks())
     assert {each.role for each in frameworks()} == {STEP, "launch", "engine", "adapter"}
+
+
+SUBMITTED = """#!/bin/bash
+#SBATCH --nodes=3    # of eight
+#SBATCH --gres=gpu:a100:8
+MASTER=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+GPT_ARGS=" --num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 128 --max-position-embeddings 128 \\
+    --micro-batch-size 2 --global-batch-size 48 --position-embedding-type alibi --embed-layernorm --bf16 \\
+    --pad-vocab-size-to 512 --tokenizer-type PretrainedFromHF "
+export LAUNCHER="python -u -m torch.distributed.run --nproc_per_node $SLURM_GPUS_ON_NODE --nnodes $SLURM_NNODES \\
+    --rdzv_endpoint $MASTER:6000 --max_restarts 0"
+export CMD=" `pwd`/pretrain_gpt.py --tensor-model-parallel-size 4 $GPT_ARGS --save $OUT "
+echo $CMD
+srun --wait=60 --jobid $SLURM_JOBID bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD' 2>&1 | tee -a log.txt
+"""
+
+
+@pytest.mark.parametrize("name", ["train.slurm", "train.sbatch", "train.sh"])
+def test_a_script_for_slurm_says_its_devices(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(SUBMITTED)
+    request = lc.request_of(str(path))
+    assert (request.mesh, request.batch_size, request.seq_len) == ("dp=6,tp=4", 48, 128)
+    assert (request.model["model_type"], request.model["vocab_size"]) == ("bloom", 512)
+    assert (*request.unknown, *request.unsupported) == (), "what the script says is known"
+    assert any(each.key == "micro-batch-size" for each in request.read)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "script", "expected"),
+    [
+        ("torchrun --nproc_per_node=4 --nnodes 2", "train_lora.py", (8, "sft")),
+        ("accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2", "run_clm.py", (8, "sft")),
+        ("deepspeed --num_gpus 2 --num_nodes 2", "finetune.py", (4, "sft")),
+        ("torchrun --nproc_per_node 2", "reward_modeling.py", (2, "reward")),
+        ("torchrun --nproc_per_node 2", "run_dpo.py", (2, "dpo")),
+        ("torchrun --nproc_per_node 2", "run_glue.py", "another task"),
+    ],
+)
+def test_launchers_and_scripts_say_devices_and_task(launcher: str, script: str, expected: Any, tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(
+        f"{launcher} {script} --model_name_or_path gpt2 --per_device_train_batch_size 2 --model_max_length 64"
+    )
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            lc.request_of(str(path))
+    else:
+        step = read_files([str(path)]).step
+        assert (step.devices, step.task, step.seq_len) == (*expected, 64)
+
+
+def test_the_file_of_accelerate_is_followed_from_the_folder_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    path = scripts / "sft.sh"
+    path.write_text(
+        "accelerate launch --config_file configs/fsdp.yaml train.py --model_name_or_path gpt2 --packing --max_length 64"
+        " --per_device_train_batch_size 1 --use_peft_lora True --lora_r 8 --use_4bit_quantization True"
+    )
+    with pytest.raises(InputError, match="names an accelerate file that is not in its folder"):
+        lc.request_of(str(path))
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "fsdp.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    request = lc.request_of(str(path))
+    assert (request.mesh, request.precision, request.lora_rank) == ("dp=4", "nf4", 8)
+
+
+def test_a_file_of_no_trainer_is_no_request(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no keys")
+    with pytest.raises(InputError, match="No such file"):
+        lc.request_of(str(tmp_path / "absent.yaml"))
+    with pytest.raises(InputError, match=r"notes\.txt is not JSON"):
+        lc.request_of(str(tmp_path / "notes.txt"))

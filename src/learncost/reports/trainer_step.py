@@ -24,7 +24,7 @@ from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
 from learncost.sharding.mesh import mesh as mesh_of
 from learncost.trainer_files.framework import ENGINE
 from learncost.trainer_files.names import copied, family_of, named
-from learncost.trainer_files.reading import ENGINE_FILE, KeyRead, Reading, TrainerFiles, is_trainer_file, read_files
+from learncost.trainer_files.reading import NAMED_FILES, KeyRead, Reading, TrainerFiles, is_trainer_file, read_files
 from learncost.trainer_files.step import FULL, SELECTIVE, Step
 
 HUB = Path("~/.cache/huggingface/hub")
@@ -102,8 +102,9 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     mesh, placement = _mesh(step, dict(mesh_of(asked, step.devices).axes) if asked else None)
     if deepspeed := any(each.role == ENGINE for each in reading.frameworks):
         placement = placement.replace("fsdp", "zero-3")  # as DeepSpeed calls it
-    if ENGINE_FILE in reading.asks:
-        raise InputError(f"{where} names a DeepSpeed file that is not in its folder: give that file behind it")
+    if missing := next((name for name in NAMED_FILES if name in reading.asks), ""):
+        named_file = missing.replace("the a", "an a").replace("the ", "a ")
+        raise InputError(f"{where} names {named_file} that is not in its folder: give that file behind it")
     if given.get("mesh") is None and given.get("devices") is None and "devices" in reading.asks:
         inner = f",{mesh}" if mesh else ""
         raise InputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ ANY = "*"  # in a condition, any value
 class KeyRule:
     """A rule from keys to the fields of a step.
 
-    conditions   by key, the values at which the rule holds; `ANY` is any value, and a list has each of its items, in
-                 which `ANY` is any, too
+    conditions   by key, the values at which the rule holds; `ANY` is any value, and within a text any letters; a list
+                 has each of its items, in which `ANY` is any, too
     unless       by key, values at which it does not hold
     absent       keys that the file does not have
     where        by field, the values that the files before give the step; `none` is no value
@@ -87,7 +88,9 @@ def _is_one_of(value: Any, wanted: tuple[Any, ...]) -> bool:
 
 
 def _matches(value: Any, wanted: Any) -> bool:
-    """Return whether a value is the wanted one, or a list of those, where `ANY` is any value."""
+    """Return whether a value is the wanted one, or a list of those; `ANY` is any value, in a text any letters."""
+    if isinstance(value, str) and isinstance(wanted, str) and ANY in wanted:
+        return fnmatchcase(value, wanted)
     if wanted == ANY or type(value) is not type(wanted) or not isinstance(value, list):
         return wanted == ANY or (type(value) is type(wanted) and bool(value == wanted))
     return len(value) == len(wanted) and all(map(_matches, value, wanted))
@@ -100,6 +103,7 @@ class Framework:
     needs, some, without  keys that a file has: all of these, one of these, none of these
     suffixes              the endings of the files; none: any of data
     underscores           whether hyphens in keys are underscores
+    renamed               other spellings of keys
     defaults              the value of an absent key, and where the framework sets it
     no_effect             keys that change neither memory nor time; a last `*` stands for any ending
     """
@@ -116,15 +120,17 @@ class Framework:
     rules: tuple[KeyRule, ...]
     no_effect: tuple[str, ...]
     underscores: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def spelled(self, document: Document) -> Document:
         """Return a document with its keys as the framework spells them."""
-        if not self.underscores:
+        if not self.underscores and not self.renamed.keys() & document.values.keys():
             return document
-        values, lines = (
-            {key.replace("-", "_"): value for key, value in every.items()}
-            for every in (document.values, document.lines)
-        )
+
+        def spelled(key: str) -> str:
+            return self.renamed.get(key, key.replace("-", "_") if self.underscores else key)
+
+        values, lines = ({spelled(key): v for key, v in every.items()} for every in (document.values, document.lines))
         return replace(document, values=values, lines=lines)
 
     def recognises(self, document: Document) -> bool:
@@ -236,6 +242,7 @@ def _of_file(path: Path) -> Framework:
         rules=rules,
         no_effect=tuple(key for part in parts for key in part.get("no_effect", ())),
         underscores=data["recognised"].get("underscores", False),
+        renamed=data.get("renamed", {}),
     )
 
 

@@ -20,13 +20,18 @@ def _names() -> Mapping[str, Any]:
 def copied(name: str) -> tuple[Preset | None, bool]:
     """Return the preset that a Hub id is a copy of by its name, and whether the copy is quantized.
 
-    A copy has the name of a known repository behind another owner, or with an ending such as -GPTQ.
+    A copy has the name of a known repository behind another owner, or with an ending such as -GPTQ; with one such as
+    -Instruct, of the same owner.
     """
-    own = name.rpartition("/")[2].lower()
+    owner, _, own = name.lower().rpartition("/")
     by_name = {hub.rpartition("/")[2].lower(): known for known in presets() for hub in known.hub}
     for ending in ("", *_names()["stored"], *_names()["quantized"]):
         if own.endswith(ending) and (known := by_name.get(own[: len(own) - len(ending)])):
             return known, ending in _names()["quantized"]
+    for known in presets():
+        for hub in known.hub:
+            if any(hub.lower() + ending == f"{owner}/{own}" for ending in _names()["tuned"]):
+                return known, False
     return None, False
 
 

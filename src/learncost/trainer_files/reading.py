@@ -19,7 +19,8 @@ from learncost.trainer_files.step import Step
 ORDER = (LAUNCH, STEP, ENGINE)
 """The roles in the order of precedence, the last one first where a field differs; adapters come last."""
 
-ENGINE_FILE = "the DeepSpeed file"
+NAMED_FILES = {"the DeepSpeed file": ENGINE, "the accelerate file": LAUNCH}
+"""Files that another one names and that are asked for where they are not found, by the role that they have."""
 """The question of a step whose sharding is in another file."""
 
 BATCHES = ("micro_batch_size", "accumulate", "global_batch_size")
@@ -118,8 +119,11 @@ def read_files(paths: Sequence[str], format_of: str = "") -> Reading:
     """
     documents = [read_document(path) for path in paths]
     known = [(framework_of(each, format_of), each) for each in documents]
-    if all(framework.role != ENGINE for framework, _ in known):
-        known += [(framework_of(each), each) for each in _followed(known)]
+    roles = {framework.role for framework, _ in known}
+    for place in known:  # which grows
+        followed = [(framework_of(each), each) for each in _followed(*place)]
+        known += [each for each in followed if each[0].role not in roles]
+        roles |= {framework.role for framework, _ in followed}
     return joined(known)
 
 
@@ -140,15 +144,15 @@ def joined(known: Sequence[tuple[Framework, Document]]) -> Reading:
     return read_documents(in_order)
 
 
-def _followed(known: Sequence[tuple[Framework, Document]]) -> Iterator[Document]:
-    """Yield the documents that files name by a path within their own folders."""
-    for framework, document in known:
-        folder = Path(document.name).parent.resolve()
-        for rule in framework.rules:
-            if rule.follows and rule.holds(document.values, {}):
-                path = (folder / str(document.values[rule.follows])).resolve()
-                if path.is_relative_to(folder) and path.is_file() and path.suffix.lower() in DATA_FILES:
-                    yield read_document(str(path))
+def _followed(framework: Framework, document: Document) -> Iterator[Document]:
+    """Yield the documents that a file names by a path in its folder, or in the folder of the command."""
+    folders = [Path(document.name).parent.resolve(), Path.cwd()]
+    for rule in framework.rules:
+        if rule.follows and rule.holds(document.values, {}):
+            paths = [(folder / str(document.values[rule.follows])).resolve() for folder in folders]
+            found = [path for path, folder in zip(paths, folders, strict=True) if path.is_relative_to(folder)]
+            for path in [path for path in found if path.is_file() and path.suffix.lower() in DATA_FILES][:1]:
+                yield read_document(str(path))
 
 
 @dataclass(frozen=True)
@@ -270,8 +274,8 @@ def _asked(parts: Sequence[_FilePart], step: Step) -> set[str]:
         asks.discard("devices")
     if step.get("sizes.vocab_size"):
         asks.discard("vocab_size")
-    if any(part.framework.role == ENGINE for part in parts):
-        asks.discard(ENGINE_FILE)
+    roles = {part.framework.role for part in parts}
+    asks -= {name for name, role in NAMED_FILES.items() if role in roles}
     is_open = any(
         _is_open(part.document.values[key]) for part in parts for key in {*part.document.values} - {*part.given}
     )

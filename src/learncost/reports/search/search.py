@@ -157,6 +157,7 @@ class Search(AtLength):
     refused: tuple[str, ...] = ()
     fastest: Request | None = field(default=None, metadata=HIDDEN)  # the question of the fastest configuration alone
     price_per_hour: float | str | None = field(default=None, metadata=HIDDEN)
+    precision: str = field(default="", metadata=HIDDEN)
 
     @cached_property
     def run(self) -> RunCost:
@@ -206,7 +207,7 @@ class Search(AtLength):
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return the table: a row for each configuration, and below it why it is slower than the best."""
         title = (
-            f"{self.model} on {self.devices:,} x {self.cluster.device.name} ({self.cluster.name}), "
+            f"{self.model} in {self.precision} on {self.devices:,} x {self.cluster.device.name} ({self.cluster.name}), "
             f"{batch_text(self.batch_size, self.seq_len, length_note=self.length_note)} a step"
         )
         if not self.found:
@@ -431,6 +432,7 @@ def search(
         refused,
         None if best is None else _alone(asked, shown_ways[0][0], cluster),
         price_per_hour,
+        " or ".join(kind.name for kind in kinds),
         length_note=run.length_note,
     )
 

@@ -42,9 +42,9 @@ saved for the backward pass, and the temporaries of an op."""
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The memory of a step: the peak, its moment, its parts and its live arrays; bytes at every line if known, and the
-    live intervals of the arrays, which sum to them (computed once, on first use).
+    """The memory of a step: the peak, its moment, its parts and its live arrays.
 
+    lines  returns the bytes at every line, if known, and the live intervals of the arrays, which sum to them
     said   the convention, if it differs from the engine's
     flash  bytes in flash, for an engine that counts them; None: those of frozen weights, with flash
     arena  the offsets of arrays in the arena, for an engine that plans memory ahead
@@ -59,8 +59,7 @@ class MemoryUse:
     moment: Moment
     split: Mapping[str, int]
     live_at_peak: tuple[LiveArray, ...]
-    curve: tuple[Moment, ...] = ()
-    stays: Iterable[LiveInterval] = ()
+    lines: Callable[[], tuple[tuple[Moment, ...], Iterable[LiveInterval]]] = lambda: ((), ())
     said: str = ""
     flash: int | None = None
     arena: Arena | None = None

@@ -451,6 +451,7 @@ def memory_on(chosen: ChosenEngine) -> Memory:
     """Return the memory of a step as an engine executes it."""
     chosen_engine, step = chosen.chosen_engine, chosen.step
     needs = chosen_engine.takes(step, step.sizes())
+    curve, intervals = needs.lines()
     why = f" Engine eager does not support this step (it {chosen.why}); using graph." if chosen.why else ""
     if step.eager.clip and not chosen_engine.module:
         why += " Clipping adds one norm for each gradient, which is not counted."
@@ -484,8 +485,8 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         moment=needs.moment,
         split=needs.split,
         live_at_peak=needs.live_at_peak,
-        curve=needs.curve,
-        arrays=tuple(needs.stays),
+        curve=curve,
+        arrays=tuple(intervals),
         flash=step.flash if needs.flash is None else needs.flash,
         arena=needs.arena,
         engine=chosen_engine.name,

@@ -67,7 +67,8 @@ class MeshMemory:
     def takes(self, sizes: Mapping[str, int]) -> MemoryUse:
         """Return the memory of the fullest device, line by line."""
         found = self.fullest(sizes)
-        return MemoryUse(found.stage.peak, found.moment, found.split, found.live_at_peak, found.curve, found.stays())
+        given = found.stage.peak, found.moment, found.split, found.live_at_peak
+        return MemoryUse(*given, lambda: (found.curve, found.stays()))
 
     def said(self, sizes: Mapping[str, int]) -> str:
         """Return the text on the stage with the highest peak."""

@@ -347,12 +347,11 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     allocations += [(most.op.scratch, most.op.label)] if most.op.scratch else []
     repeats = () if itself else [line.count for line in table.repeats]
     counts = {int(size_of(count, sizes)): count for count in repeats}
-    curve, stays = curve_of(program, table, counts)
     buffers = library_workspace(program) if itself and program.device == CPU else None
     moment, said = at_line(most.op.label, most.bytes), _said(step, program, bool(buffers))
     there = grouped(allocations)
     rules, host = _rules(step), most_on_host(program)
-    given = most.bytes, moment, split, there, curve, stays, said
+    given = most.bytes, moment, split, there, lambda: curve_of(program, table, counts), said
     moved = _moved(step, sizes, program) if step.eager.hosted else (0, 0)
     return MemoryUse(*given, rules=rules, buffers=buffers, host=host, moved=moved)
 

@@ -25,8 +25,8 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     split |= step.states_and_masters
     curve = tuple(replace(moment, bytes=moment.bytes + uncounted) for moment in alive.curve)
     moment = next(moment_of_peak for moment_of_peak in curve if moment_of_peak.bytes == alive.peak + uncounted)
-    stays = _stays(step, alive, len(curve))
-    return MemoryUse(alive.peak + uncounted, moment, split, _complete(alive.live_at_peak, step), curve, stays)
+    there = _complete(alive.live_at_peak, step)
+    return MemoryUse(alive.peak + uncounted, moment, split, there, lambda: (curve, _stays(step, alive, len(curve))))
 
 
 def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:

@@ -57,6 +57,15 @@ def test_a_curve_says_all_iterations_of_a_recurrence(all_run: Callable[[], None]
     assert {moment.line for moment in every} == {moment.line for moment in curve}
 
 
+def test_the_peak_of_loops_within_loops_is_that_of_all_their_iterations() -> None:
+    """A curve shows every block, with the recurrence in it folded; the peak alone takes few of both."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 13, "vocab_size": 50, "state_size": 4}
+    for procedure in ("bp", "recompute"):
+        found = lc.memory("mamba-130m", procedure, engine="eager", batch_size=1, seq_len=24, **sizes)
+        assert max(line.bytes for line in found.curve) == found.peak == sum(found.split.values())
+        assert len(found.curve) > 13 * 20
+
+
 WAYS: list[dict[str, Any]] = [
     {"procedure": "recompute", "accumulate": 2},
     {"optimizer": "rmsprop", "optimizer_implementation": "for-loop", "clip": 1.0, "dropout": 0.1},

@@ -118,6 +118,12 @@ class Program:
     repeats: tuple[tuple[int, int, int], ...] = ()
 
     @property
+    def nested(self) -> bool:
+        """Return whether a recorded iteration has a loop of which one was recorded, too."""
+        loops = [(first, last) for first, last, _ in self.repeats]
+        return any(one != other and one[0] <= other[0] and other[1] <= one[1] for one in loops for other in loops)
+
+    @property
     def on_device(self) -> list[Buffer]:
         """The buffers in the memory of the device."""
         return [buffer for buffer in self.buffers if buffer.device == self.device]

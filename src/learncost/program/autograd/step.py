@@ -100,8 +100,9 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
     ]
     kept: list[list[TapeTensor]] = [[] for _ in repeat.keep]
     order = range(iterations)[:: -1 if repeat.reverse else 1]
-    recurs = any(isinstance(line, Loop) for line in repeat.lines)  # of two loops a curve shows the inner one folded
-    unlike = sharded or stacks or kept or recurs or names.state.asked.every > 1 or tape.offloads
+    # Of two loops a curve shows the inner one folded.
+    shown = names.state.asked.shown and any(isinstance(line, Loop) for line in repeat.lines)
+    unlike = sharded or stacks or kept or shown or names.state.asked.every > 1 or tape.offloads
     few = range(iterations) if weighted and unlike else tape.iterations(iterations)
     for iteration in (order[place] for place in few):
         for place, (calls, starts, ends) in enumerate(parts):

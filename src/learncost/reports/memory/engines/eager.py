@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.precision import BYTES, training_precision
+from learncost.liveness import LiveInterval, Moment
 from learncost.models.model import Model, run_sizes
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
 from learncost.passes.plan import NONE, by_eager, plan_of, usual_plan
@@ -176,8 +177,8 @@ def _module(step: MemoryStep) -> Module:
     return module_of(_plain(step.model), step.module, step.recomputes, step.kind.weight, _unfused(step))
 
 
-def _emulated(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
-    """Return the step of a module that is emulated."""
+def _emulated(step: MemoryStep, sizes: Mapping[str, int], shown: bool = False) -> Program:
+    """Return the step of a module that is emulated; `shown`: for its curve."""
     model, kind, module = _plain(step.model), step.kind, _module(step)
     hosted, given = step.eager.hosted, step.states_and_masters | _sums(step, sizes)
     given |= _hosted_gradients(step, sizes) if GRADIENTS in hosted else {}
@@ -199,6 +200,7 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
         step.eager.drops_paths,
         hosted,
         selects=step.eager.selects,
+        shown=shown,
     )
     settings = replace(settings, other=_other(step, sizes, settings))
     summed = kind.gradient if _sums(step, sizes) else 0
@@ -347,11 +349,15 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     allocations += [(most.op.scratch, most.op.label)] if most.op.scratch else []
     repeats = () if itself else [line.count for line in table.repeats]
     counts = {int(size_of(count, sizes)): count for count in repeats}
+
+    def lines() -> tuple[tuple[Moment, ...], Iterable[LiveInterval]]:
+        return curve_of(_emulated(step, sizes, True) if program.nested and not itself else program, table, counts)
+
     buffers = library_workspace(program) if itself and program.device == CPU else None
     moment, said = at_line(most.op.label, most.bytes), _said(step, program, bool(buffers))
     there = grouped(allocations)
     rules, host = _rules(step), most_on_host(program)
-    given = most.bytes, moment, split, there, lambda: curve_of(program, table, counts), said
+    given = most.bytes, moment, split, there, lines, said
     moved = _moved(step, sizes, program) if step.eager.hosted else (0, 0)
     return MemoryUse(*given, rules=rules, buffers=buffers, host=host, moved=moved)
 

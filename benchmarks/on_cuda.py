@@ -1,6 +1,6 @@
 """What the package says of PyTorch, held to a GPU: values, trainings, memory, time.
 
-    python benchmarks/on_cuda.py [--only values,training,memory,imported,steps,time] [--quick] [--json FILE]
+    python benchmarks/on_cuda.py [--only values,training,memory,imported,steps,engine,time] [--quick] [--json FILE]
     python benchmarks/on_cuda.py --device cpu --quick
 
 Needs torch, and transformers for rows of its modules. A row that fails says why, and the others go on. With
@@ -13,6 +13,10 @@ memory    the peak that `memory` predicts beside the bytes that were asked of th
           without its rounding) while two steps ran, and those that it handed out; libraries' workspaces apart
 imported  the same of modules that were read
 steps     the same of optimizers, accumulation, clipping and checkpoints
+engine    the first step, the median of steps and the allocator's peak of the engine on a GPU under two plans, of eager
+          PyTorch, of torch.compile by default and with max-autotune, and of `learncost.torch`; losses of 100 steps
+          beside those of autocast; the floor (products, attention, AdamW's bytes); the kernels of ours that take
+          longest. It ends within ten minutes
 time      the median of steps by CUDA's events, in turns, also of the step in Triton as a CUDA graph, beside what the
           published record of the card and a calibration say; MFU by the price book `matmul` over the published peak
 """
@@ -35,6 +39,7 @@ from typing import Any
 import torch
 from measure import show
 from on_gpu.asked import Asked, Row, said
+from on_gpu.engine import engine
 from on_gpu.memory import CASES, cases, peaks_of, predicted_case
 from on_gpu.steps import timed
 from on_gpu.trainings import training
@@ -46,6 +51,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     "memory": ("predicted", "measured", "handed_out", "ratio"),
     "imported": ("predicted", "measured", "handed_out", "ratio"),
     "steps": ("predicted", "measured", "handed_out", "ratio"),
+    "engine": ("off", "first", "seconds", "expected", "predicted", "measured"),
     "time": ("seconds", "from", "to", "busy", "published", "calibrated", "mfu"),
 }
 
@@ -94,6 +100,7 @@ def main() -> None:
             "memory": lambda: peaks_of("memory", asked, futures["memory"]),
             "imported": lambda: peaks_of("imported", asked, futures["imported"]),
             "steps": lambda: peaks_of("steps", asked, futures["steps"]),
+            "engine": lambda: engine(asked),
             "time": lambda: timed(asked, given.calibration, given.compile),
         }
         for section in (each for each in COLUMNS if each in chosen):

@@ -23,9 +23,12 @@ from learncost.reports.memory.planner import chosen
 class EmittedStep:
     """A file of `learncost emit --backend triton` with its tensors on a device: `run` takes a step in place."""
 
-    def __init__(self, prepared: Prepared, dtype: str, device: str | torch.device) -> None:
+    def __init__(
+        self, prepared: Prepared, dtype: str, device: str | torch.device, planner: Callable[..., str] = chosen
+    ) -> None:
         table = without_gradients(prepared.table)
-        table = planned(table, chosen(table, prepared.sizes, dtype), prepared.sizes)
+        self.plan = planner(table, prepared.sizes, dtype)
+        table = planned(table, self.plan, prepared.sizes)
         file = SimpleNamespace(**names_of(emitted(table, prepared.sizes, dtype, "A step that is measured.")))
         values: Mapping[str, Any] = prepared.values
         self.given = {
@@ -38,14 +41,19 @@ class EmittedStep:
 
 
 class InTriton(Eager):
-    """Steps on one batch, as a CUDA graph."""
+    """Steps on one batch, as a CUDA graph; in Triton's interpreter call by call."""
+
+    def __init__(self, planner: Callable[..., str] = chosen) -> None:
+        super().__init__()
+        self.planner = planner
 
     def begin(self, subject: Subject) -> dict[str, Any]:
         training = Training(subject.configuration, "bp", "adamw", learning_rate=LEARNING_RATE, dtype=np.float32, seed=0)
         tokens, targets = subject.batch(0)
         dtype = "fp32" if subject.dtype == "fp32" else "bf16-masters"
-        self.emitted = EmittedStep(training.prepare(tokens=tokens, targets=targets), dtype, self.device)
-        self.replay = self.emitted.graph()
+        prepared = training.prepare(tokens=tokens, targets=targets)
+        self.emitted = EmittedStep(prepared, dtype, self.device, self.planner)
+        self.replay = self.emitted.graph() if self.device.type == "cuda" else self.emitted.run
         return facts(self.device)
 
     def step(self, tokens: Any, targets: Any) -> float:

@@ -117,7 +117,7 @@ def _measured(
     times: dict[str, list[float]] = {name: [] for name in running}
     for _ in range(3 if device == "cpu" else 20):
         for name, run in running.items():
-            times[name].append(_seconds(run, device))
+            times[name].append(seconds(run, device))
     found = {}
     for name, several in times.items():
         low, median, high = statistics.quantiles(several, n=4)
@@ -125,7 +125,8 @@ def _measured(
     return found
 
 
-def _seconds(run: Callable[[], object], device: str) -> float:
+def seconds(run: Callable[[], object], device: str) -> float:
+    """Return the seconds of a run, by CUDA's events on a GPU."""
     if device == "cpu":
         began = time.perf_counter()
         run()

@@ -1,0 +1,182 @@
+"""The engine on a GPU beside PyTorch: losses first, then each side alone: its first step, its steps, its memory."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from against_torch_and_jax.floor import products
+from against_torch_and_jax.floor_side import FloorSide
+from against_torch_and_jax.subject import BETAS, LEARNING_RATE, WEIGHT_DECAY, Subject
+from against_torch_and_jax.torch_side import Compiled, Eager, facts
+from prediction import gpt2, llama
+
+import learncost as lc
+import learncost.torch
+from learncost.devices.device import device as find_device
+from learncost.reports.memory.planner import chosen, smallest
+from on_gpu.asked import Asked, Row, said
+from on_gpu.in_triton import InTriton
+from on_gpu.steps import CARD, seconds
+
+LIMIT = 480
+"""Seconds after which no side begins, so that all of them end within ten minutes."""
+STEPS, LOSSES, KERNELS = 15, 100, 12
+
+
+class Autotuned(Compiled):
+    """torch.compile with all choices of kernels tried, and CUDA graphs."""
+
+    def loss_module(self, module: torch.nn.Module) -> Any:
+        return torch.compile(module, mode="max-autotune")
+
+
+class OwnModule(Eager):
+    """The module of `learncost.torch` in the place of PyTorch's."""
+
+    def begin(self, subject: Subject) -> dict[str, Any]:
+        self.subject = subject
+        self.module = self.run = learncost.torch.model(subject.configuration, device=self.device)
+        rates: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "weight_decay": WEIGHT_DECAY}
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), fused=True, **rates)
+        return facts(self.device)
+
+
+def subjects(asked: Asked) -> tuple[Subject, ...]:
+    """GPT-2 of 124M at the two batches of the design, and a Llama of 1 B."""
+    if asked.quick:
+        return (Subject("gpt2 2 x 16", gpt2(2, 16, 2, 8, 61), 2, 8, "bf16"),)
+    large = Subject("gpt2 124M", gpt2(12, 768, 12, 1024, 50304), 16, 1024, "bf16")
+    return (
+        large,
+        replace(large, batch_size=4),
+        Subject("llama 1B", llama(16, 2048, 32, 8192, 2048, 32000), 2, 2048, "bf16"),
+    )
+
+
+SIDES: Mapping[str, type[Eager] | Callable[..., str]] = {
+    "ours": chosen,
+    "ours, least memory": smallest,
+    "eager": Eager,
+    "learncost.torch": OwnModule,
+    "compile": Compiled,
+    "compile, max-autotune": Autotuned,
+}
+
+
+def engine(asked: Asked) -> Iterator[Row]:
+    """Losses beside autocast's, then the rows of each side, and the kernels of ours."""
+    began = time.perf_counter()
+    for subject in subjects(asked):
+        name = f"{subject.model}, {subject.batch_size} x {subject.seq_len}"
+        for what, find in ((f"{name}, floor", _floor), *((f"{name}, {side}", partial(_side, side)) for side in SIDES)):
+            if not asked.takes(what):
+                continue
+            if time.perf_counter() - began > LIMIT:
+                yield {"what": what, "error": f"not begun after {LIMIT} s"}
+                continue
+            try:
+                yield from find(subject, what, asked)
+            except Exception as error:  # the next side goes on
+                yield {"what": what, "error": said(error)}
+            gc.collect()
+            if asked.device == "cuda":
+                torch.cuda.empty_cache()
+
+
+def _side(side: str, subject: Subject, what: str, asked: Asked) -> Iterator[Row]:
+    """Yield losses of ours, then the first step, the median of others, and the most bytes allocated."""
+    on_gpu, plans = asked.device == "cuda", SIDES[side]
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    own = not isinstance(plans, type)
+    running = InTriton(plans) if own else plans()
+    begun = time.perf_counter()
+    running.begin(subject)
+    given = running.prepare(*subject.batch(0))
+    run = partial(running.step, *given)
+    run()
+    first = time.perf_counter() - begun
+    times = sorted(seconds(run, asked.device) for _ in range(asked.some(range(STEPS), 2)[-1] + 1))
+    row: Row = {"what": what, "first": first, "seconds": statistics.median(times)}
+    row["measured"] = torch.cuda.max_memory_allocated() if on_gpu else None
+    if own:
+        precision = {"dtype": "bf16-masters", "optimizer": "adamw"}
+        lengths = {"batch_size": subject.batch_size, "seq_len": subject.seq_len}
+        asking = partial(
+            lc.memory, subject.configuration, engine="cuda", plan=running.emitted.plan, **precision, **lengths
+        )
+        row["predicted"] = asking().peak
+        row["expected"] = lc.cost(
+            subject.configuration, engine="cuda", on=_card(on_gpu), plan=running.emitted.plan, **precision, **lengths
+        ).recorded.seconds
+    yield row
+    if own and on_gpu:
+        yield from _kernels(what, run)
+    if side == "ours":
+        del running, run
+        yield from _losses(subject, what, asked)
+
+
+def _card(on_gpu: bool) -> str:
+    """Return the GPU, or another one where there is no record of it."""
+    try:
+        return find_device(torch.cuda.get_device_name()).name if on_gpu else CARD
+    except lc.InputError:
+        return CARD
+
+
+def _kernels(what: str, run: Any) -> Iterator[Row]:
+    """Yield the kernels that take the longest: where the time of a step is."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        run()
+        torch.cuda.synchronize()
+    longest = sorted(profiled.key_averages(), key=lambda each: -each.self_device_time_total)
+    for each in longest[:KERNELS]:
+        yield {"what": f"{what}: {each.count} x {each.key[:60]}", "seconds": each.self_device_time_total / 1e6}
+
+
+def _losses(subject: Subject, what: str, asked: Asked) -> Iterator[Row]:
+    """Yield the largest distance between losses of steps on one batch each, and those of PyTorch under autocast."""
+    sides: list[Any] = [InTriton(chosen), Eager()]
+    several: list[list[float]] = []
+    for running in sides:
+        running.begin(subject)
+        number = 3 if asked.quick else LOSSES
+        given = running.prepare(*subject.batch(0))
+        several.append([running.step(*given) for _ in range(number)])
+    off = max(abs(one - other) / abs(other) for one, other in zip(*several, strict=True))
+    yield {"what": f"{what}: {len(several[0])} losses beside autocast's", "off": off}
+
+
+def _floor(subject: Subject, what: str, asked: Asked) -> Iterator[Row]:
+    """Yield the seconds of products alone, of attention's kernels, and of the bytes of AdamW."""
+    side = FloorSide()
+    side.begin(subject)
+    side.products = {product: times for product, times in products(subject).items() if product.batch == 1}
+    side.routes = dict.fromkeys(side.products, ("highest",))
+    found = side.turn(1)
+    sizes = subject.configuration.sizes
+    heads = sizes.get("n_head", sizes.get("num_attention_heads"))
+    layers, width = sizes.get("n_layer", sizes.get("num_hidden_layers")), sizes.get("n_embd", sizes.get("hidden_size"))
+    shape = subject.batch_size, heads, subject.seq_len, width // heads
+    q, k, v, gradient = (torch.randn(shape, device=side.device, dtype=torch.bfloat16) for _ in range(4))
+
+    def attention() -> None:
+        factors = [each.detach().requires_grad_() for each in (q, k, v)]
+        torch.nn.functional.scaled_dot_product_attention(*factors, is_causal=True).backward(gradient)
+
+    for _ in range(2):
+        attention()
+    attended = layers * statistics.median(seconds(attention, asked.device) for _ in range(5))
+    yield {"what": what, "seconds": found["seconds"][0] + attended}
+    yield {"what": f"{what}: attention", "seconds": attended}
+    yield {"what": f"{what}: AdamW", "seconds": found["optimizer"]}

@@ -85,7 +85,6 @@ def compile(
     optimizer: str = DEFAULT,
     device: str = "cpu",
     plan: str | None = None,
-    deterministic: bool = False,
     **settings: Any,
 ) -> CompiledStep:
     """Return a training step of a module whose forward returns the loss: forward, backward and update in one arena.
@@ -104,12 +103,10 @@ def compile(
         graph, which has not run on a GPU yet.
     plan
         The plan of the step. The default is the planner's choice.
-    deterministic
-        On a GPU: two runs are bit-identical, and the step's `says` has what that costs; without it, which kernels are
-        not.
     settings
         The other arguments of `lc.Training`: `learning_rate` (0.001 by default; the step's attribute may be changed
-        between steps), `precision` (fp32, fp64 or bf16-masters), betas, weight_decay, clip and others.
+        between steps), `precision` (fp32, fp64 or bf16-masters), betas, weight_decay, clip and others. With device
+        cuda also `deterministic`: two runs are bit-identical, and the step's `says` has what that costs.
 
     Returns
     -------
@@ -146,6 +143,7 @@ def compile(
     if not model.learns:
         raise InputError(f"{called} {model.without_loss}")
     weights = from_state(stored(layer, model.sizes), layer.origin.values(), called)
+    deterministic = bool(settings.pop("deterministic", False))
     settings = {"learning_rate": 0.001, "precision": "fp32", **settings, "weights": weights}
     training = Training(layer, "bp", optimizer, **settings)
     training.runner = runner = TorchRunner(training, plan, device, deterministic)

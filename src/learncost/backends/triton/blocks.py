@@ -190,7 +190,7 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
     values.body.append(f"point = {first} + tl.arange(0, {together}){kernel.along(0)}")
     at = values.canonical
     at |= values.flattened(BlockValue("point", frozenset({block}), "index"), points)
-    sweep = _Sweep(kernel, swept, at) if swept else None
+    sweep = SweptRows(kernel, swept, at) if swept else None
     if sweep:
         sweep.reduce(totals, block)
     stores = []
@@ -219,7 +219,7 @@ def _swept(rest: Sequence[str], lengths: Mapping[str, int], totals: Sequence[Lin
 
 
 @dataclass
-class _Sweep:
+class SweptRows:
     """The loops of a program over parts of its row: for each reduction along it that depends on others, and to store.
 
     Attributes

@@ -89,7 +89,7 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
         check_changes(program, _with_gradient(program, module, given) | asked)
         _stop_gradients(program)
         left_out = unused(program)
-        program = _decomposed(program, _decompositions(program))
+        program = _decomposed(program, {**_of_changes(), **_decompositions(program)})
         for _ in range(MOST_ROUNDS):
             if not (parts := _decompositions(program)):
                 break
@@ -182,6 +182,12 @@ def _stop_gradients(program: Any) -> None:
 
             output.args = torch.fx.map_arg(output.args, stopped)
             inside.recompile()
+
+
+@cache
+def _of_changes() -> Mapping[Any, Any]:
+    """Return the decompositions of what changes in place become, in the round in which they become that."""
+    return {getattr(torch.ops.aten, name).default: WRITTEN_OUT[name][0] for name in ("slice_scatter", "select_scatter")}
 
 
 MOST_ROUNDS = 6

@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import learncost as lc
-from learncost.importer.calls import TracedCalls, uncompiled
+from learncost.importer.calls import TracedCalls, switched
 from learncost.importer.replaced import WRITTEN_OUT
 from learncost.ir.errors import InputError
 
@@ -135,7 +135,7 @@ def test_flexible_attention_is_that_of_pytorch(score, seen):
     given = (*torch.randn(3, 2, 2, 6, 8).unbind(), 6)
     with torch.no_grad():
         theirs = flexible(score, seen)(*given)
-        with uncompiled(), TracedCalls(WRITTEN_OUT):
+        with switched(), TracedCalls(WRITTEN_OUT):
             ours = flexible(score, seen)(*given)
     assert torch.allclose(ours, theirs, atol=1e-6)
 

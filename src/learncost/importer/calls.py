@@ -7,13 +7,14 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpoints
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -79,7 +80,7 @@ def answered(module: Any, *others: Mapping[Any, Callable[..., Any]], changes: bo
     named: dict[tuple[Any, str], Any] = {(part, "to"): moved(part) for part in module.modules()}
     named |= {(math, "sqrt"): root}
     try:
-        with unchecked(), uncompiled(), own_functions_held(), attributes_replaced(named):
+        with unchecked(), switched(), own_functions_held(), attributes_replaced(named):
             yield forward
     finally:
         modes.close()  # under an export, PyTorch does not call the hook after an error
@@ -87,9 +88,9 @@ def answered(module: Any, *others: Mapping[Any, Callable[..., Any]], changes: bo
             hook.remove()
 
 
-def uncompiled() -> Any:
-    """Run what is compiled, as flex_attention is, without a compiler inside."""
-    return torch.compiler.set_stance("force_eager")
+def switched() -> AbstractContextManager[None]:
+    """Set PyTorch's switch inside by which flex_attention is not compiled; scans are, which a stance would not let."""
+    return attributes_replaced({(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"): True})
 
 
 def _is_count(buffer: Any) -> bool:

@@ -97,13 +97,6 @@ def distances(x: Any, z: Any, order: float = 2.0, mode: int | None = None) -> An
     return torch.where(there, torch.where(there, squares, 1.0).sqrt(), 0.0)
 
 
-def bilinear(x: Any, z: Any, weight: Any, bias: Any = None) -> Any:
-    """Return `bilinear` as the two products that it runs."""
-    half = torch.nn.functional.linear(x, weight.transpose(1, 2).flatten(0, 1)).unflatten(-1, (-1, weight.shape[2]))
-    result = (half @ z.unsqueeze(-1)).squeeze(-1)
-    return result if bias is None else result + bias
-
-
 def by_strides(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
     """Return `as_strided` of a contiguous tensor as an indexed read."""
     places = torch.full((), storage_offset or 0, device=x.device)
@@ -407,7 +400,6 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "scaled_dot_product_attention": (with_settings(AttentionSettings, attention_with_dropout), _drops),
     **{name: (with_settings(BagSettings, bags), _always) for name in ("_embedding_bag", "embedding_bag.padding_idx")},
     **dict.fromkeys(("cdist", "_cdist_forward"), (distances, _always)),
-    "bilinear": (bilinear, _always),
     **{f"{name}.correction": (spread(name), _has_more) for name in ("var", "std", "var_mean", "std_mean")},
     "addbmm": (lambda base, x, z, *, beta=1, alpha=1: beta * base + alpha * (x @ z).sum(0), _always),
     "masked_scatter": (masked_scatter, _always),

@@ -81,6 +81,7 @@ def table_of(
     from learncost.importer.as_run import straight
     from learncost.importer.export import export
     from learncost.importer.parts import in_parts
+    from learncost.importer.tried import copied
     from learncost.importer.walk import read_exported
 
     name = type(module).__name__
@@ -145,7 +146,7 @@ def table_of(
                 raise error
             raise type(error)(f"{error}; {', and '.join(ways)}")
         observer.stage(f"reading the parts of {name}")
-        apart = in_parts(real() if real else module, values, called, options.fold)
+        apart = in_parts(real() if real else module, copied(values), called, options.fold)
         observer.say(apart.notice(called))
         return f"% {apart.notice(called)}\n{apart.text}"
 
@@ -176,7 +177,7 @@ def table_of(
     assert first is not None
     if sizes and _SYMBOL.search(str(first)):  # PyTorch's type for an open size; for numbers it is a number
         try:
-            read(values, {})
+            read(copied(values), {})
         except NotExportedError as error:
             letters = ", ".join(sizes)
             first = type(error)(

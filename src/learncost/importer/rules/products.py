@@ -56,6 +56,15 @@ def mm(reader: GraphReader, x: Any, z: Any) -> View:
     return multiplied(reader, x, z)
 
 
+@rule("bilinear")
+def bilinear(reader: GraphReader, x: Any, z: Any, weight: Any, bias: Any = None) -> View:
+    x, z, weight = map(reader.view, (x, z, weight))
+    front = [f"i{place}" for place in range(len(x.dims) - 1)]
+    half = reader.recorder.matmul([(x, [*front, "d"]), (weight, "fde")], [*front, "f", "e"])
+    result = reader.recorder.matmul([(half, [*front, "f", "e"]), (z, [*front, "e"])], [*front, "f"])
+    return shifted(reader, result, bias)
+
+
 @rule("transformers.grouped_mm_fallback", "_grouped_mm")
 def grouped(reader: GraphReader, x: Any, weight: Any, offsets: Any = None, *_: Any, **__: Any) -> View:
     """Record a grouped product of rows: the matrix is indexed by the group of the row."""

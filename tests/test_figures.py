@@ -334,9 +334,8 @@ def test_the_picture_of_memory_is_as_high_as_its_bytes() -> None:
 def test_lines_of_dots_stand_where_their_values_are() -> None:
     x, y = terminal.PlotAxis(1, 1024, True, str), terminal.PlotAxis(0, 100, False, str)
     places = [2**power for power in range(11)]
-    drawn_lines = list(
-        terminal.lines([terminal.PlotLine("up", places, [10 * n for n in range(11)])], x, y, 60, "title", "below")
-    )
+    line = terminal.CurveLine("up", tuple(places), tuple(10.0 * n for n in range(11)))
+    drawn_lines = list(terminal.lines([line], x, y, 60, "title", "below"))
     rows = [line for line in drawn_lines if any("⠀" < letter <= "⣿" for letter in line)]
     starts = [next(place for place, letter in enumerate(line) if "⠀" < letter <= "⣿") for line in rows]
     assert starts == sorted(starts, reverse=True)  # a straight line, from the lower left to the upper right

@@ -33,7 +33,8 @@ def cite(*names: str) -> str:
     known = [*every(), *LEARNING, *INFERENCE]
     for name in names:
         if name not in known:
-            raise InputError(f"no price book or learning procedure is called {shown(name)}{nearest(name, known)}")
+            more = nearest(name, known) or "; see `learncost list price-books` and `learncost list procedures`"
+            raise InputError(f"no price book or learning procedure is called {shown(name)}{more}")
     works = tomllib.loads(Path(__file__).with_name("references.toml").read_text(encoding="utf-8"))
     return "\n\n".join(_entries(works, names))
 

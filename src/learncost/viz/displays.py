@@ -5,7 +5,7 @@ Frames have the same by rows: of tables and prices the lines, of lives the array
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from html import escape
 from operator import attrgetter
@@ -20,13 +20,16 @@ from learncost.layers.layer import Layer
 from learncost.liveness import Live
 from learncost.procedures.inference import Inference
 from learncost.reports.notation import mathml
-from learncost.reports.sheet import FACTS, Sheet, SheetRow, TableColumn, number, significant, size_of, table
+from learncost.reports.sheet import FACTS, TableColumn, number, significant, size_of, table
 
 LONGEST = 240
 """Characters of a field; what is longer is cut, with three dots."""
 
 LINES = 200
 """Lines of a table that are written as equations; of a larger one the first."""
+
+
+_SAID = {"maccs": "MACCs", "flops": "FLOPs"}
 
 
 def html_of(thing: Any) -> str:
@@ -98,31 +101,30 @@ def _inference(inference: Inference) -> str:
     return cache + "".join(_titled(name, _equations(table)) for name, table in passes.items())
 
 
-def _price(price: Price) -> str:
-    def cell(value: Any) -> str:
-        return number(value) if isinstance(value, int) else str(value)
+def _of_rows(title: str, rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the rows that a data frame has as a table."""
+    several = list(rows)
+    columns = (
+        TableColumn(
+            _SAID.get(name, name.replace("_", " ")),
+            lambda row, name=name: _text_of(row[name]),
+            words=isinstance(value, str),
+        )
+        for name, value in (several[0].items() if several else ())
+    )
+    return table(title, columns, several).html()
 
-    rows = []
-    for row in price.rows:
-        counts = (row.maccs, row.flops)
-        cells = [cell(count.at(price.sizes)) for count in counts]
-        rows.append(SheetRow((row.layer, row.line, row.macro_operation.replace("_", " "), *cells)))
-    rows.append(SheetRow(("total", "", "", cell(price.maccs), cell(price.flops)), "bold"))
-    columns = ("layer", "line", "macro-operation", "MACCs", "FLOPs")
-    return Sheet(f"Price book {price.book}", columns, tuple(rows), (), frozenset({0, 1, 2})).html()
+
+def _price(price: Price) -> str:
+    total = f"{_text_of(price.maccs)} MACCs, {_text_of(price.flops)} FLOPs"
+    return _of_rows(f"Price book {price.book}: {total}", _rows_of_price(price))
 
 
 def _live(live: Live) -> str:
     if not isinstance(live.peak, int):
         return _fields(live)
-    rows = [SheetRow(("peak", live.peak_line, number(live.peak), size_of(live.peak)), "bold")]
-    rows += [
-        SheetRow((array.name, " × ".join(map(str, array.shape)), number(array.bytes), ""))
-        for array in live.live_at_peak
-    ]
-    rows += [SheetRow(("saved tensors", "", number(live.kept_bytes), ""), "bold")]
-    rows += [SheetRow((array.name, " × ".join(map(str, array.shape)), number(array.bytes), "")) for array in live.kept]
-    return Sheet("Live arrays at the peak", ("", "line or shape", "bytes", ""), tuple(rows)).html()
+    title = f"Live arrays: peak {number(live.peak)} bytes ({size_of(live.peak)}) at {live.peak_line}"
+    return _of_rows(f"{title}, saved tensors {number(live.kept_bytes)} bytes", _rows_of_live(live))
 
 
 def _training(training: Core) -> str:

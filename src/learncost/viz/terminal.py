@@ -14,7 +14,7 @@ from learncost.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.reports.sheet import WIDTH, size_of
 from learncost.viz.data.curve import MemoryCurve, curve
-from learncost.viz.data.curves import of_complexity
+from learncost.viz.data.curves import CurveLine, of_complexity
 from learncost.viz.data.growth import growth
 from learncost.viz.figures.style import place_of, tick
 
@@ -36,15 +36,6 @@ _BLANK = 0x2800
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 _FILLS: Mapping[str, str] = {"weights": "░", "state": "▒", "the rest": "█"}
-
-
-@dataclass(frozen=True)
-class PlotLine:
-    """A named line by its points from left to right."""
-
-    name: str
-    xs: Sequence[float]
-    ys: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -82,7 +73,7 @@ def plot(answer: Any, width: int = WIDTH) -> str:
     return "\n".join(line.replace(chr(_BLANK), " ").rstrip() for line in draw(answer, max(40, min(width, WIDTH))))
 
 
-def lines(series: Sequence[PlotLine], x: PlotAxis, y: PlotAxis, width: int, title: str, below: str) -> Iterator[str]:
+def lines(series: Sequence[CurveLine], x: PlotAxis, y: PlotAxis, width: int, title: str, below: str) -> Iterator[str]:
     """Return a plot of lines on two labelled axes, with names at their right ends."""
     names = max(len(line.name) for line in series)
     written = {row: y.written(y.value(1 - row / (HIGH - 1))) for row in (0, HIGH // 2, HIGH - 1)}
@@ -92,7 +83,7 @@ def lines(series: Sequence[PlotLine], x: PlotAxis, y: PlotAxis, width: int, titl
     for line in series:
         points = [
             (x.share(x_value), y.share(other))
-            for x_value, other in zip(line.xs, line.ys, strict=True)
+            for x_value, other in zip(line.places, line.values, strict=True)
             if isfinite(other)
         ]
         for dot in range(2 * across):
@@ -117,10 +108,12 @@ def _between(points: Sequence[tuple[float, float]], share: float) -> float | Non
     return None
 
 
-def _ends(series: Sequence[PlotLine], y: PlotAxis) -> dict[int, str]:
+def _ends(series: Sequence[CurveLine], y: PlotAxis) -> dict[int, str]:
     """Return the rows of the names, without overlap."""
     rows: dict[int, str] = {}
-    order = sorted(((1 - y.share(line.ys[-1])) * (HIGH - 1), line.name) for line in series if isfinite(line.ys[-1]))
+    order = sorted(
+        ((1 - y.share(line.values[-1])) * (HIGH - 1), line.name) for line in series if isfinite(line.values[-1])
+    )
     for best, name in order:
         free = [row for row in range(HIGH) if row not in rows]
         if free:
@@ -204,10 +197,10 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str]:
     """Return the plot of procedures relative to backpropagation by length."""
     data = growth(comparison)
     series = [
-        PlotLine(series.procedure, data.places, [float("nan") if ratio is None else ratio for ratio in series.ratios])
-        for series in data.series
+        CurveLine(each.procedure, data.places, tuple(float("nan") if ratio is None else ratio for ratio in each.ratios))
+        for each in data.series
     ]
-    values = [value for line in series for value in line.ys if isfinite(value)]
+    values = [value for line in series for value in line.values if isfinite(value)]
     x = PlotAxis(data.places[0], data.places[-1], True, place_of)
     y = PlotAxis(min(values) * 0.97, max(values) * 1.03, False, lambda value: f"{value:.2f} ×")
     yield from lines(series, x, y, width, f"FLOPs over those of {series[0].name}", "tokens in a sequence")
@@ -217,11 +210,10 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str]:
 def _complexity(complexity: Complexity, width: int) -> Iterator[str]:
     """Return the plot of the MACCs of kinds of layers with known sizes by length."""
     data = of_complexity(complexity)
-    series = [PlotLine(line.name, line.places, line.values) for line in data.lines]
-    places = series[0].xs
-    values = [value for line in series for value in line.ys]
+    places = data.lines[0].places
+    values = [value for line in data.lines for value in line.values]
     x, y = PlotAxis(places[0], places[-1], True, place_of), PlotAxis(min(values), max(values), True, tick)
-    yield from lines(series, x, y, width, "MACCs of one layer", "tokens in a sequence, n")
+    yield from lines(data.lines, x, y, width, "MACCs of one layer", "tokens in a sequence, n")
 
 
 def _losses(result: TrainingResult, width: int) -> Iterator[str]:
@@ -232,12 +224,12 @@ def _losses(result: TrainingResult, width: int) -> Iterator[str]:
         "loss": [(row["step"], row["loss"]) for row in rows if row.get("loss") is not None],
         "validation": [(row["step"], row["validation_loss"]) for row in rows if row.get("validation_loss") is not None],
     }
-    series = [PlotLine(name, *zip(*points, strict=True)) for name, points in several.items() if len(points) > 1]
-    values = [value for line in series for value in line.ys if isfinite(value)]
+    series = [CurveLine(name, *zip(*points, strict=True)) for name, points in several.items() if len(points) > 1]
+    values = [value for line in series for value in line.values if isfinite(value)]
     if not values:
         return
-    begun = next(value for value in series[0].ys if isfinite(value))
-    steps = [step for line in series for step in line.xs]
+    begun = next(value for value in series[0].values if isfinite(value))
+    steps = [step for line in series for step in line.places]
     top = min(max(values), 1.1 * begun)
     x = PlotAxis(min(steps), max(steps), False, lambda value: f"{value:,.0f}")
     y = PlotAxis(min(values), top, False, lambda value: f"{value:.3g}")

@@ -57,6 +57,9 @@ class Listed(Shown):
     def __iter__(self) -> Iterator[Known]:
         return iter(self.entries)
 
+    def __getitem__(self, place: int | slice) -> Any:
+        return self.entries[place]
+
     def __len__(self) -> int:
         return len(self.entries)
 

@@ -227,7 +227,8 @@ class Search(AtLength):
         )
         answer = (
             f"{with_zero(best.step.way, best.zero, ' with ')} is the fastest of {self.fit:,} configurations that fit; "
-            f"{self.too_large:,} need more than {size_of(int(self.memory))} per device."
+            f"{number(self.too_large) if self.too_large else 'none'} need{'s' * (self.too_large < 2)} more than "
+            f"{size_of(int(self.memory))} per device."
         )
         answer += f" It reaches {self.run.answer(total=self.tokens is not None)}"
         notes = self._notes()

@@ -12,16 +12,7 @@ from learncost.reports.compare import Comparison
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.request import Request
 from learncost.reports.sheet import plan_text
-
-
-@dataclass(frozen=True)
-class PassShare:
-    """A pass of a procedure: how often it runs in a step, and what that costs in all."""
-
-    macro_operation: str
-    passes: int
-    maccs: int
-    flops: int
+from learncost.viz.data.shares import PassShare, passes_of
 
 
 @dataclass(frozen=True)
@@ -94,15 +85,10 @@ def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None,
     first = answer.first
     several = []
     for name, cost in answer.costs[book].items():
-        passes = tuple(
-            PassShare(phase, number, amount.maccs, amount.flops)
-            for phase, (number, amount) in cost.macro_operations.items()
-            if number
-        )
         ratio = {quantity: answer.ratio(name, book, quantity) for quantity in ("maccs", "flops")}
         of_table = memories.get(name)
-        peak_and_engine = (of_table.peak, of_table.engine) if of_table else (None, "")
-        several.append(ProcedureShare(name, passes, cost.total.maccs, cost.total.flops, ratio, *peak_and_engine))
+        memory_of = (of_table.peak, of_table.engine) if of_table else (None, "")
+        several.append(ProcedureShare(name, passes_of(cost), cost.total.maccs, cost.total.flops, ratio, *memory_of))
     return Procedures(
         model=first.model,
         price_book=book,

@@ -15,8 +15,8 @@ from learncost.viz.data.roofline import share
 
 
 @dataclass(frozen=True)
-class PhaseShare:
-    """A macro-operation of a step: how often it passes, what it costs, and its share of the FLOPs."""
+class PassShare:
+    """A pass of a step: how often it runs, what that costs in all, and its share of the FLOPs."""
 
     macro_operation: str
     passes: int
@@ -40,7 +40,7 @@ class StackedBar:
     source: str
     maccs: int
     flops: int
-    parts: tuple[PhaseShare, ...]
+    parts: tuple[PassShare, ...]
     letters: str = ""  # of a run of a table: its sizes as the table calls them
 
 
@@ -76,14 +76,17 @@ def shares(costs: Iterable[Cost]) -> Shares:
 def _bar(cost: Cost) -> StackedBar:
     if cost.built is not None:
         check_known(cost.built.table.lines, "a figure")
-    parts = tuple(
-        PhaseShare(
-            name, passes, amount.maccs, amount.flops, amount.flops / cost.total.flops if cost.total.flops else 0.0
-        )
+    return made_of(StackedBar, cost, maccs=cost.total.maccs, flops=cost.total.flops, parts=passes_of(cost))
+
+
+def passes_of(cost: Cost) -> tuple[PassShare, ...]:
+    """Return the passes that run in a step."""
+    whole = cost.total.flops or 1
+    return tuple(
+        PassShare(name, passes, amount.maccs, amount.flops, amount.flops / whole)
         for name, (passes, amount) in cost.macro_operations.items()
         if passes
     )
-    return made_of(StackedBar, cost, maccs=cost.total.maccs, flops=cost.total.flops, parts=parts)
 
 
 if TYPE_CHECKING:

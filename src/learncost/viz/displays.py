@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from html import escape
 from operator import attrgetter
 from typing import Any
@@ -101,13 +102,17 @@ def _inference(inference: Inference) -> str:
     return cache + "".join(_titled(name, _equations(table)) for name, table in passes.items())
 
 
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    return _text_of(row[name])
+
+
 def _of_rows(title: str, rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the rows that a data frame has as a table."""
     several = list(rows)
     columns = (
         TableColumn(
             _SAID.get(name, name.replace("_", " ")),
-            lambda row, name=name: _text_of(row[name]),
+            partial(_cell, name),
             words=isinstance(value, str),
         )
         for name, value in (several[0].items() if several else ())

@@ -132,6 +132,8 @@ class Search(AtLength):
         The request of the fastest configuration, which `lc.run_cost` answers; None if none fits.
     price_per_hour
         The price of one device per hour; None where it was not given.
+    precision
+        The precision of the step.
 
     Examples
     --------

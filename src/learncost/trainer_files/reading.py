@@ -226,7 +226,7 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
         given = {key: value for key, value in document.values.items() if not framework.is_automatic(key, value)}
         for key, value in [*given.items()]:
             if framework.takes(key) and _is_open(value):
-                if not framework.gives(key) <= {*BATCHES}:
+                if not framework.gives(key) <= {*BATCHES, "devices"}:
                     raise InputError(
                         f"{document.at(key)} is {shown(value)}: references are read to what the file sets alone"
                     )
@@ -277,7 +277,9 @@ def _asked(parts: Sequence[_FilePart], step: Step) -> set[str]:
     roles = {part.framework.role for part in parts}
     asks -= {name for name, role in NAMED_FILES.items() if role in roles}
     is_open = any(
-        _is_open(part.document.values[key]) for part in parts for key in {*part.document.values} - {*part.given}
+        _is_open(part.document.values[key]) and part.framework.gives(key) & {*BATCHES}
+        for part in parts
+        for key in {*part.document.values} - {*part.given}
     )
     asks |= {"batch_size"} if is_open or step.micro_batch_size is None else set()
     return asks | ({"seq_len"} if step.seq_len is None else set())

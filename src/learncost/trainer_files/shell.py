@@ -16,9 +16,15 @@ FEW = 3  # arguments of a command that is no training
 
 LONGEST = 100_000  # characters of a value with its variables replaced
 
+NESTED = r"[^()]*"  # text with parentheses in it, three deep
+for _ in range(3):
+    NESTED = rf"(?:[^()]|\({NESTED}\))*"
+
 TOKEN = re.compile(
     r"""(?P<space>[ \t]+|\\\r?\n)|(?P<comment>\#[^\n]*)|(?P<end>\r?\n|;;|;|&&|\|\||\||&)|(?P<open>\()|(?P<close>\))
-    |(?P<word>(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\([^()]*\)|\$\{[^}]*\}|`[^`]*`
+    |(?P<word>(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\("""
+    + NESTED
+    + r"""\)|\$\{[^}]*\}|`[^`]*`
     |[^\s;&|()"'\\])+)""",
     re.VERBOSE | re.DOTALL,
 )
@@ -33,7 +39,7 @@ VARIABLE = re.compile(
 
 ARGUMENT = re.compile(r"--(?P<flag>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?|\+*(?P<key>[a-z][\w.]*)=(?P<text>.*)", re.DOTALL)
 
-PRINTED = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`")
+PRINTED = re.compile(rf"\$\({NESTED}\)|`[^`]*`")
 """A command whose output stands in its place."""
 
 REDIRECTED = re.compile(r"\d?>|&>|<|\|")

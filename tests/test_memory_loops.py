@@ -11,13 +11,13 @@ import learncost as lc
 from learncost.program import program
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "vocab_size": 50, "hidden_size": 8, "intermediate_size": 16}
-LENGTH = program.FEW + 22
+LENGTH = 34
 
 
 @pytest.fixture
 def all_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function from which on every iteration runs."""
-    return lambda: monkeypatch.setattr(program, "FEW", 10**9)
+    return lambda: monkeypatch.setattr(program, "ENDS", 10**9)
 
 
 ASKED = [

@@ -328,11 +328,8 @@ def _repeat(labels: Sequence[int], place: int, loops: Sequence[tuple[int, int, i
 BEFORE = -1
 """The place of what happens before the first op."""
 
-FEW = 12
-"""The number of iterations up to which all of a loop run."""
-
 ENDS = 4
-"""The iterations that run at each end of a longer loop."""
+"""The iterations that run at each end of a loop, and one between them; of a shorter loop all run."""
 
 SHOWN = 2
 """The iterations after which what is left of an earlier one is what it leaves."""
@@ -340,7 +337,7 @@ SHOWN = 2
 
 def omitted_of(count: int) -> int:
     """Return the number of iterations of a loop that do not run."""
-    return count - 2 * ENDS - 1 if count > FEW else 0
+    return max(0, count - 2 * ENDS - 1)
 
 
 class ProgramBuilder:
@@ -443,7 +440,7 @@ class ProgramBuilder:
         return lambda: self._copied.append((numbers, len(self.ops), omitted))
 
     def iterations(self, count: int) -> Iterator[int]:
-        """Yield the iterations of a loop that run: all of up to `FEW`; of more those at its ends, and one for the rest.
+        """Yield the iterations of a loop that run: those at its ends, and one for the rest.
 
         What is left of the one between them counts once for each that does not run, as soon as two others have run:
         what these free is not left by each. From one iteration to the next, the bytes at a line grow or shrink by the

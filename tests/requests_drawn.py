@@ -46,6 +46,7 @@ OF_MEMORY = {
     "engine": ("", "", "eager", "graph", "numpy"),
     "accumulate": (1, 1, 2),
     "clip": (None, None, 1.0),
+    "on": (None, None, "A100-SXM-40GB"),
 }
 """What the memory of a step may be asked with, too."""
 

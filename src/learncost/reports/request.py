@@ -222,7 +222,7 @@ class Request:
         from learncost.devices.device import device
         from learncost.devices.rates import calibrated
 
-        if measured := calibrated(self.on, engine=self.timed_as):
+        if measured := calibrated(self.on, engine=TIMED.get(self.timed_by, "operators")):
             dtype = measured.dtype or "fp32"
         else:
             group = cluster_of(self.on)

@@ -191,3 +191,8 @@ def test_what_pairs_do_not_have_is_refused(flags, message):
     for function in (lc.cost, lc.run_cost) if flags == {"batch_size": 3} else ():
         with pytest.raises(InputError, match=message):
             function("gpt2", task="dpo", batch_size=3, **({} if function is lc.cost else {"tokens": 1e6, "on": "V100"}))
+
+
+def test_a_model_without_a_vocabulary_has_no_tokens_to_score():
+    with pytest.raises(InputError, match="vit-base-patch16-224 has no vocabulary"):
+        lc.memory("vit-base-patch16-224", task="kto")

@@ -502,6 +502,9 @@ def _untasked(step: MemoryStep) -> str:
     flag, task = f"--task {step.eager.task}", _task(step)
     if step.eager.loss or CHUNKED in _plans(step):
         return f"supports {flag} with its own loss alone, without --loss and --plan {CHUNKED}"
+    configuration = step.model.configuration
+    if task and task.loss and configuration.layer is None and not configuration.sizes.get("vocab_size"):
+        return f"scores tokens with {flag}, and {configuration.name} has no vocabulary"
     if task and task.pairs and _here(step, step.sizes())["B"] % 2:
         return f"requires pairs with {flag}: give an even --batch-size for each microbatch and device"
     if teacher := step.eager.teacher:

@@ -813,7 +813,7 @@ BAD = [
     ("a.yaml", "a: &a [b, *a]\n", "nested more than 40 levels deep, or contains itself"),
     ("a.yaml", EXPANDING, "more than 10,000 values"),
     ("a.yaml", "base_model: gpt2\nsequence_len: long\n", "line 2: sequence_len is 'long', not a whole number"),
-    ("a.yaml", "base_model: gpt2\nsequence_len: 8\nrl: gdpo\n", "rl is another step than fine-tuning"),
+    ("a.yaml", "base_model: gpt2\nsequence_len: 8\nrl: ebft\n", "rl is another step than fine-tuning"),
     ("a.json", '{"zero_optimization": 1', "is not JSON"),
 ]  # fmt: skip
 

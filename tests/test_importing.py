@@ -432,7 +432,7 @@ def test_inputs_that_do_not_fit_a_module_are_refused(inputs, more, said):
         (lambda lc: lc.report({"model_type": "gpt2"}), "report requires the name of a model"),
         (
             lambda lc: lc.train(".", model=lc.layer("one(X) -> Y\nY[B d] = tanh(X[B d])")),
-            "one is a table, which checkpoints do not support",
+            "one is a table, which has no initial weights: use lc.Training",
         ),
     ],
 )
@@ -587,7 +587,7 @@ def test_the_second_time_nothing_is_run_and_pytorch_is_not_imported(folder, caps
     [
         (["cost", "gpt2", "--input", "x: int B"], "--input requires an imported module"),
         (["import", "gpt2"], "'gpt2' is not a Python module to import: write FILE.py:NAME"),
-        (["train", ".", "--model", "two.py:Blocks"], "two.py:Blocks is a module, which checkpoints do not support"),
+        (["train", ".", "--model", "two.py:Blocks"], "no such file: two.py"),
         (["train", "two.py:Blocks"], "no such file or folder: two.py:Blocks"),
         (["import", "none.py:build"], "no such file: none.py"),
         (["cost", "none.py:build", "--unknown", "one"], "--unknown is refuse or zero, not 'one'"),

@@ -46,6 +46,53 @@ from trainings_on_disk import (
     weights_of,
 )
 
+OWN = """
+import sys
+sys.path.insert(0, {examples!r})
+import transformer
+inputs = transformer.inputs
+def build():
+    return transformer.Model({words}, 8, 2, 2)
+"""
+
+
+@pytest.mark.slow  # its refusals: tests/test_importing.py
+def test_a_module_of_a_file_learns(text, tmp_path, monkeypatch):
+    """The run begins with the module's weights and ends with a state_dict; going on does not run the file again."""
+    torch = pytest.importorskip("torch")
+    examples = os.path.join(os.path.dirname(__file__), "..", "examples", "modules")
+    file, run = tmp_path / "own.py", tmp_path / "run"
+    model, sizes = f"{file}:build", {"seq_len": 8, "batch_size": 2, "learning_rate": 0.1}
+    sizes |= {"optimizer": "sgd", "weight_decay": 0.0}
+    file.write_text(OWN.format(examples=examples, words=96), encoding="utf-8")
+    with pytest.raises(InputError, match=r"own\.py:build has 96 different tokens, and the tokenizer has 257"):
+        lc.train(text, out=run, model=model, steps=2, **sizes)
+    file.write_text(OWN.format(examples=examples, words=257), encoding="utf-8")
+    named = {}
+    exec(file.read_text(encoding="utf-8"), named)
+    torch.manual_seed(0)
+    module = named["build"]()
+    lc.train(text, out=run, model=model, steps=1, engine="numpy", **sizes)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    data = Text(next_tokens, Bytes()).load(Folder(run).options(), run, "")
+
+    def loss_of(step):
+        batch = data.batch(step)
+        return module(**{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()})
+
+    first = loss_of(0)
+    first.backward()
+    optimizer.step()
+    saved = {name: torch.from_numpy(array) for name, array in load_file(run / "model.safetensors").items()}
+    for name, array in module.state_dict().items():
+        torch.testing.assert_close(saved[name], array, rtol=0, atol=1e-6)
+    module.load_state_dict(saved)
+    file.unlink()
+    lc.train(resume=run, steps=2)
+    second = loss_of(1)
+    losses = [line["loss"] for line in losses_of(run)]
+    assert losses == pytest.approx([first.item(), second.item()], rel=1e-5)
+
 
 def written(folder):
     folder.mkdir()

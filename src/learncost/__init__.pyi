@@ -1474,7 +1474,8 @@ def train(
     or_resume: Continue the run in the folder of `out` if there is one, otherwise start it: the same command
         starts and continues.
     trace: The number of steps to time line by line, from the second on.
-    model: nano (the default) or small, a preset (`learncost list models`), or a config.json.
+    model: nano (the default) or small, a preset (`learncost list models`), a config.json, or FILE.py:NAME, a
+        module whose inputs are tokens and targets.
     start: Start from a transformers checkpoint in this folder, of a GPT-2 or Llama model.
     tokenizer: bytes, or a tokenizer.json of Hugging Face.
     engine: The engine that executes the steps: torch (the default if PyTorch is installed), numpy or jax.

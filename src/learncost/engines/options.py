@@ -37,7 +37,8 @@ class Options(Serializable):
         FILE,LABEL of images (or a folder for each class), a .tsv FILE, tab, TEXT of WAVs, one of SOURCE and TARGET, or
         of TEXT and LABEL.
     model
-        nano (the default) or small, a preset (`learncost list models`), or a config.json. Sizes as flags change it.
+        nano (the default) or small, a preset (`learncost list models`), a config.json, or FILE.py:NAME, a module whose
+        inputs are tokens and targets. Sizes as flags change it.
     start
         Start from a transformers checkpoint in this folder, of a GPT-2 or Llama model.
     tokenizer

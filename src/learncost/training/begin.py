@@ -8,9 +8,12 @@ from typing import Any
 
 from learncost.dataclass import dataclass, replace
 from learncost.engines import hugging_face
+from learncost.engines.inputs import data
 from learncost.engines.options import Options, presets, suited
+from learncost.engines.state import from_state, stored
 from learncost.engines.tokenizer import TOKENIZER, Bytes, Tokenizer
 from learncost.ir.errors import InputError
+from learncost.layers.layer import Layer
 from learncost.models.argument import find, layer_given, names_module
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
@@ -22,17 +25,18 @@ from learncost.reports.memory.memory import Memory, memory
 from learncost.training.data.task import Task
 from learncost.training.data.tasks import next_token, task, tokenizer_of
 from learncost.training.engine import NumPyEngine, engine, usual
-from learncost.training.folder import CONFIG
+from learncost.training.folder import CONFIG, TABLE
 from learncost.training.generate import Decoder
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The contents of a new run's folder: its options, its config.json, the files of its tokenizer."""
+    """The contents of a new run's folder: its options, its config.json, the files of its tokenizer and of a module."""
 
     options: Options
     config: Mapping[str, Any]
     files: Mapping[str, bytes]
+    initial: Mapping[str, Any]
 
 
 def begin(options: Options) -> Beginning:
@@ -67,7 +71,12 @@ def begin(options: Options) -> Beginning:
         keys = read_json(Path(options.start) / CONFIG, hugging_face.ADVICE)
     else:
         keys = hugging_face.config(configuration, options.dropout, tokenizer)
-    return Beginning(options, keys, {} if tokenizer is None else tokenizer.files())
+    files, initial = {} if tokenizer is None else dict(tokenizer.files()), dict[str, Any]()
+    if (layer := configuration.layer) is not None:
+        assert layer.origin is not None
+        initial = from_state(stored(layer, build(configuration).sizes), layer.origin.values(), options.model)
+        files |= {TABLE: layer.text.encode()}
+    return Beginning(options, keys, files, initial)
 
 
 def _within(configuration: Configuration, options: Options) -> str:
@@ -167,9 +176,12 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
     known = layer_given(options.model) is None and called in presets()
     model = presets()[called].config if known else options.model
     layer = layer_given(model)
-    if layer is not None or names_module(called):
-        kind = "module" if layer is None or layer.steps is not None else "table"
-        raise InputError(f"{called} is a {kind}, which checkpoints do not support: use lc.Training or lc.LayerTraining")
+    if layer is None and names_module(called):
+        from learncost.importer.files.reading import layer_of  # imports PyTorch
+
+        layer = layer_of(called)
+    if layer is not None:
+        return _of_module(called, layer, options, name)
     has_words = "vocab_size" in FAMILIES[_model_type(model)].sizes
 
     def configured(size: int, **more: int) -> Configuration:
@@ -185,6 +197,29 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
             more = {}
     tokenizer = tokenizer_of(with_vocabulary, name)
     return (with_vocabulary if tokenizer is None else configured(tokenizer.size, **more)), tokenizer
+
+
+def _of_module(called: str, layer: Layer, options: Options, name: str) -> tuple[Configuration, Tokenizer]:
+    """Return the model of an imported module that predicts the next token, and the tokenizer."""
+    if layer.origin is None:
+        raise InputError(f"{called} is a table, which has no initial weights: use lc.Training or lc.LayerTraining")
+    if not isinstance(options.model, str):
+        raise InputError(f"train takes a module by its file, such as FILE.py:build, and not {called}: use lc.compile")
+    configuration = configure(layer, options.sizes)
+    reads = {datum.name: datum for datum in data(build(configuration))}
+    if reads.keys() != {"tokens", "targets"}:
+        raise InputError(
+            f"{called} reads {', '.join(reads)}, and train gives a module tokens and targets [B, M]: use lc.compile"
+        )
+    tokenizer = tokenizer_of(configuration, name)
+    assert tokenizer is not None
+    for datum in reads.values():
+        if (size := configuration.values.get(datum.places, tokenizer.size)) < tokenizer.size:
+            raise InputError(
+                f"{called} has {size:,} different {datum.name}, and the tokenizer has {tokenizer.size:,}: build it "
+                "with as many"
+            )
+    return configuration, tokenizer
 
 
 def _model_type(model: Any) -> str:

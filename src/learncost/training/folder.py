@@ -17,9 +17,11 @@ from typing import Any
 from learncost.dataclass import dataclass, replace
 from learncost.engines import hugging_face
 from learncost.engines.options import Options, from_dict
+from learncost.engines.state import from_state, stored, to_state
 from learncost.engines.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, configure
+from learncost.models.files import read_layer
 from learncost.models.model import Model
 from learncost.models.storage import (
     TEMPORARY,
@@ -42,6 +44,8 @@ from learncost.training.processes import Processes
 
 OPTIONS, CONFIG, WEIGHTS = "training.json", "config.json", hugging_face.WEIGHTS
 SAMPLES = "samples.txt"
+TABLE, INITIAL = "model.table", "initial.safetensors"
+"""Of a module that was imported: its table, which is read again where the module is not, and its weights."""
 LOGS = ("metrics.jsonl", SAMPLES)
 OURS = "learncost"
 
@@ -80,7 +84,7 @@ class Folder:
             raise InputError(
                 f"{self.path} already contains a run: continue it with {self.again}, or give another --out"
             )
-        ours = (CONFIG, TOKENIZER, TOKENIZER_CONFIG)
+        ours = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, TABLE, INITIAL)
         if self.path.is_dir() and any(p.name not in ours and p.suffix != TEMPORARY for p in self.path.iterdir()):
             raise InputError(f"{self.path} is not empty and no run: give another --out")
         try:
@@ -88,10 +92,14 @@ class Folder:
         except OSError as error:
             raise cannot_write(self.path, error) from None
 
-    def begin(self, options: Options, config: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    def begin(
+        self, options: Options, config: Mapping[str, Any], files: Mapping[str, bytes], initial: Mapping[str, Any]
+    ) -> None:
         """Write the run's options, and the files of its tokenizer; with the options, the last, it is a run."""
         for name, content in files.items():
             write_bytes(self.path / name, content)
+        if initial:
+            write_arrays(self.path / INITIAL, initial, {"format": "pt"})
         write_json(self.path / CONFIG, config)
         write_json(self.path / OPTIONS, options.to_dict())
 
@@ -128,6 +136,8 @@ class Folder:
 
     def configuration(self) -> Configuration:
         """Return the model of the run."""
+        if (self.path / TABLE).exists():
+            return configure(read_layer(self.path / TABLE), self.options().sizes)
         path = self.path / CONFIG
         if not path.exists():
             raise InputError(f"no such file: {path}; {self.advice}")
@@ -147,8 +157,7 @@ class Folder:
         last_one = last_checkpoint(last)
         check_finite({**weights, **state}, f"step {steps:,}", f"give a smaller --learning-rate; {last_one}")
         kept = WriteAdvice(last_one, self.again)
-        ours = model.configuration.family not in hugging_face.layouts()
-        theirs = dict(weights) if ours else hugging_face.to_checkpoint(model, weights)
+        theirs = _to_checkpoint(model, weights)
         optimizer = self._optimizer(steps)
         fingerprint = write_arrays(optimizer, state, {OURS: json.dumps({"steps": steps})}, kept)
         facts = {"steps": steps, "optimizer": fingerprint, "logs": {name: self._length(name) for name in LOGS}}
@@ -198,9 +207,8 @@ class Folder:
         state, metadata, _ = self._read(self._optimizer(steps), steps)
         if facts.get("optimizer", metadata["digest"]) != metadata["digest"]:
             raise InputError(f"{self._optimizer(steps)} is of another run than {WEIGHTS}; {self.advice}")
-        if model.configuration.family in hugging_face.layouts():
-            weights = hugging_face.from_checkpoint(model, weights, str(self.path / WEIGHTS))
-        return Checkpoint(weights, state, steps, self.lengths(facts.get("logs", {})))
+        named = _from_checkpoint(model, weights, self.path / WEIGHTS)
+        return Checkpoint(named, state, steps, self.lengths(facts.get("logs", {})))
 
     def _from_parts(self) -> Checkpoint | None:
         """Return the last checkpoint with shards joined, if it was written in shards."""
@@ -230,8 +238,12 @@ class Folder:
         if not self._saved():
             raise InputError(f"{self.path} has no checkpoint yet; {self.again} goes on")
         weights, _, _ = self._read(self.path / WEIGHTS)
-        ours = model.configuration.family not in hugging_face.layouts()
-        return weights if ours else hugging_face.from_checkpoint(model, weights, str(self.path / WEIGHTS))
+        return _from_checkpoint(model, weights, self.path / WEIGHTS)
+
+    def initial(self, model: Model) -> Mapping[str, Any] | None:
+        """Return the weights that an imported module had; None for other models."""
+        path = self.path / INITIAL
+        return read_arrays(path, self.advice)[0] if path.exists() else None
 
     def _saved(self) -> bool:
         """Return whether there is a checkpoint. Raises InputError if steps were logged but weights are missing."""
@@ -260,6 +272,22 @@ class Folder:
     def _length(self, name: str) -> int:
         path = self.path / name
         return path.stat().st_size if path.exists() else 0
+
+
+def _to_checkpoint(model: Model, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights with the names of transformers, or of the module that was imported, or with their own."""
+    if (layer := model.configuration.layer) is not None:
+        return to_state(stored(layer, model.sizes), weights)
+    ours = model.configuration.family not in hugging_face.layouts()
+    return dict(weights) if ours else hugging_face.to_checkpoint(model, weights)
+
+
+def _from_checkpoint(model: Model, weights: dict[str, Any], path: Path) -> Mapping[str, Any]:
+    """Return weights by the names of the model's table."""
+    if (layer := model.configuration.layer) is not None:
+        return from_state(stored(layer, model.sizes), weights, str(path))
+    ours = model.configuration.family not in hugging_face.layouts()
+    return weights if ours else hugging_face.from_checkpoint(model, weights, str(path))
 
 
 def last_checkpoint(steps: int) -> str:

@@ -157,7 +157,7 @@ def start(
         beginning = begin(options)
         folder.make()
         with folder.alone():
-            folder.begin(beginning.options, beginning.config, beginning.files)
+            folder.begin(beginning.options, beginning.config, beginning.files, beginning.initial)
 
     processes.of_first(write)
     with _alone(folder, processes):
@@ -252,6 +252,8 @@ class _TrainingRun:
             weights = checkpoint.weights if engine.is_plain else checkpoint.state
             engine.load(weights, checkpoint.state, checkpoint.steps)
             return checkpoint.logs
+        if (initial := folder.initial(self.model)) is not None:
+            engine.load(initial, engine.state, 0)
         if self.options.start is not None:
             engine.load(hugging_face.read(self.model, Path(self.options.start)), engine.state, 0)
         return None
@@ -269,7 +271,8 @@ class _TrainingRun:
     def _threads(self) -> AbstractContextManager[None]:
         """Limit small NumPy products to one thread, by a rule of sizes alone, so that results stay bit-identical."""
         tokens = (self.options.batch_size or 1) * (self.options.seq_len or 1)
-        width: int = self.configuration.sizes["hidden_size"]
+        sizes = self.configuration.sizes
+        width: int = sizes["hidden_size"] if self.configuration.layer is None else max(sizes.values())
         return one_thread() if 2 * tokens * width * width < SMALL else nullcontext()
 
     def _measure(self) -> None:
@@ -384,7 +387,8 @@ class _TrainingRun:
         losses, counts, rights = [], [], 0
         for batch in self.data.check():
             counts.append(count(batch))
-            loss, scores = (self.engine.loss(batch), None) if self.writes else self.engine.look(batch)
+            alone = self.writes or self.configuration.layer is not None  # what a module returns is its loss
+            loss, scores = (self.engine.loss(batch), None) if alone else self.engine.look(batch)
             rights += right(batch, scores) if self.task.classes else 0
             losses.append(loss)
         loss = float(np.average(losses, weights=counts))
@@ -394,6 +398,8 @@ class _TrainingRun:
         return replace(step, validation_loss=loss, bits_per_byte=bits, accuracy=accuracy)
 
     def _sample(self) -> None:
+        if self.configuration.layer is not None:
+            return
         prompt, text = (self.options.prompt, self._written()) if self.writes else ("", self._shown())
         self.processes.of_first(lambda: self.samples.add(f"--- step {self.engine.steps}\n{prompt}{text}\n"))
         self.report.sampled(self.engine.steps, text)

@@ -327,6 +327,8 @@ def summary(result: TrainingResult) -> str:
         lines.append(f"validation: {text}, after {count:,} {unit}; {result.seconds:.0f} s")
     if result.last is not None:
         lines += _memory(result.last)
-    writes = f"learncost sample {result.folder} --prompt TEXT lets it write"
-    lines.append(writes if result.writes else f"what it says of some examples is in {result.folder / SAMPLES}")
+    if result.writes:
+        lines.append(f"learncost sample {result.folder} --prompt TEXT lets it write")
+    elif (result.folder / SAMPLES).stat().st_size:
+        lines.append(f"what it says of some examples is in {result.folder / SAMPLES}")
     return "\n".join(map(wrapped, lines))

@@ -31,6 +31,8 @@ def _inputs(model: Model) -> frozenset[str]:
 def _rule(model: Model) -> Rule | None:
     """Return the prediction rule for plain text; None where the files contain the targets."""
     head = model.configuration.head
+    if model.configuration.layer is not None:
+        return next_tokens
     if head == "language-model" and not model.two_sided:
         return next_tokens if model.causal else masked
     return _RULES.get(head)
@@ -38,7 +40,7 @@ def _rule(model: Model) -> Rule | None:
 
 def next_token(configuration: Configuration) -> bool:
     """Return whether the model predicts the next token of plain text, so that it can continue one."""
-    return _rule(build(configuration)) is next_tokens
+    return configuration.layer is None and _rule(build(configuration)) is next_tokens
 
 
 def tokenizer_of(configuration: Configuration, name: str) -> Tokenizer | None:

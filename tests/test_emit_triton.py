@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -378,16 +379,25 @@ def test_what_a_gpu_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(lc.InputError, match=r"needs compute capability 8.0, that of an A100, and Tesla T4 has 7.5"):
         in_triton.check_gpu("cuda")
 
+    raised: list[Exception] = []
+
     def refused(*_: Any) -> None:
-        raise TritonError("at 3:4:\n    tl.dot(a)\nout of resource: shared memory\n")
+        raise raised.pop()
 
     step = object.__new__(in_triton.StepInTriton)
     step.device, step._replay, step._captured, step._memory = "cuda", None, refused, None  # type: ignore[assignment]
-    step.deterministic, step._kernels = False, None  # type: ignore[assignment]
-    with pytest.raises(
-        lc.InputError, match="does not compile in Triton: out of resource: shared memory: give --device cpu"
-    ):
-        step._run()
+    step.deterministic, step._kernels = True, SimpleNamespace()
+    step.program = SimpleNamespace(functions=())  # type: ignore[assignment]
+    for error, said in (
+        (TritonError("at 3:4:\n    tl.dot(a)\nout of resource: shared memory\n"),
+         "does not compile in Triton: out of resource: shared memory: give --device cpu"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "cuda has no memory left for workspaces: give a smaller"),
+        (RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation, but you set"),
+         "cumsum_cuda_kernel does not have a deterministic implementation: remove --deterministic"),
+    ):  # fmt: skip
+        raised.append(error)
+        with pytest.raises(lc.InputError, match=said):
+            step._run()
     monkeypatch.setattr(in_triton, "find_spec", lambda name: None)
     with pytest.raises(lc.InputError, match="--device cuda needs Triton: pip install triton"):
         in_triton.check_gpu("cuda")

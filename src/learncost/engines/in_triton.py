@@ -110,6 +110,12 @@ class StepInTriton(InPlace):
         except TritonError as error:
             reason = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no reason")
             raise InputError(f"a kernel does not compile in Triton: {reason}: give --device cpu") from None
+        except torch.OutOfMemoryError:
+            raise InputError(f"{self.device} has no memory left for workspaces: give a smaller --batch-size") from None
+        except RuntimeError as error:
+            if not (self.deterministic and "deterministic" in str(error)):
+                raise
+            raise InputError(f"{str(error).partition(',')[0]}: remove --deterministic") from None
 
     @property
     def _first(self) -> SimpleNamespace:

@@ -309,13 +309,22 @@ class _TorchStep(TensorStep):
 
     def _check_memory(self, prepared: Prepared, precision: str, gpu: str) -> None:
         """Raise `MemoryNeededError` for an arena that a GPU has no memory for, with the plan whose arena fits."""
+        import torch
+
         from learncost.backends import triton
         from learncost.engines.in_triton import free_bytes
 
         def arena(plan: str) -> int:
             return triton.laid_out(planned(self.table, plan), self.sizes, precision).bytes
 
-        held = sum(self.pool.tensor(name, prepared.values[name]).nbytes for name in self.owned)
+        try:
+            held = sum(self.pool.tensor(name, prepared.values[name]).nbytes for name in self.owned)
+        except torch.OutOfMemoryError:
+            size = sum(prepared.values[name].nbytes for name in self.owned)
+            raise MemoryNeededError(
+                f"weights and states take {size:,} bytes, for which {gpu} has no memory: give a smaller model, an "
+                "optimizer with fewer states, or --device cpu"
+            ) from None
         free, needed = free_bytes(gpu), arena(self.plan)
         if free is None or needed <= free + (self.pool.arena.nbytes if self.pool.arena is not None else 0):
             return

@@ -318,7 +318,7 @@ def _total(kernel: PrintedKernel, line: Line, point: Block, programs: int, part:
     place = f"program * {size} + {offset.text}" if offset.text else "program"
     kernel.after.append(kernel.store(parts.name, replace(offset, text=place), f"{output}_total"))
     kernel.scratch.append(parts)
-    stage = f"add_parts[(triton.cdiv({size}, 64),)]({parts.name}, {output}, {programs}, {size})"
+    stage = f"add_parts[(triton.cdiv({size}, 32),)]({parts.name}, {output}, {programs}, {size})"
     kernel.stages.append((output, stage))
 
 

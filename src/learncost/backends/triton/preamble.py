@@ -96,10 +96,10 @@ ADD_PARTS = '''\
 @triton.jit
 def add_parts(parts, total, number, size):
     """total[i] = sum over p of parts[p i], always in the same order."""
-    i = tl.program_id(0) * 64 + tl.arange(0, 64)[None, :]
-    sums = tl.zeros([1, 64], parts.dtype.element_ty)
-    for first in range(0, number, 16):
-        p = first + tl.arange(0, 16)[:, None]
+    i = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
+    sums = tl.zeros([1, 32], parts.dtype.element_ty)
+    for first in range(0, number, 64):
+        p = first + tl.arange(0, 64)[:, None]
         part = tl.load(parts + p * size + i, mask=(p < number) & (i < size), other=0.0)
         sums += tl.sum(part, 0, keep_dims=True)
     tl.store(total + i, sums, mask=i < size)

@@ -103,7 +103,8 @@ def _jagged(value: Any, name: str) -> Filled:
     def fill(tensors: Mapping[str, Any]) -> Any:
         if getattr(get_proxy_mode(), "pre_dispatch", False):  # of which an export has no operators above autograd
             raise GradientTakenError(NESTED)
-        return nested_view_from_values_offsets(tensors[name], offsets, **ends)
+        made: Any = nested_view_from_values_offsets
+        return made(tensors[name], offsets, **ends)
 
     return fill
 

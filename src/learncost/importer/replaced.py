@@ -175,7 +175,8 @@ def spaced(start: Any, end: Any, steps: Any, **named: Any) -> Any:
     if not isinstance(steps, torch.SymInt):
         return torch.linspace(start, end, steps, **named)
     named["dtype"] = named.get("dtype") or torch.get_default_dtype()
-    return start + torch.arange(steps, **named) * ((end - start) / cast("Any", torch.sym_max)(steps - 1, 1))
+    of_sizes: Any = torch
+    return start + of_sizes.arange(steps, **named) * ((end - start) / of_sizes.sym_max(steps - 1, 1))
 
 
 def mean_of_windows(pool: Any, count: int) -> Callable[..., Any]:
@@ -206,7 +207,8 @@ def attention_of_lengths(query: Any, key: Any, value: Any, *more: Any, **named: 
         for at in places
     ]
     bounds = {"min_seqlen": query._get_min_seqlen(), "max_seqlen": query._get_max_seqlen()}
-    return nested_view_from_values_offsets(torch.cat(parts, 1), query.offsets(), 2, **bounds)
+    made: Any = nested_view_from_values_offsets
+    return made(torch.cat(parts, 1), query.offsets(), 2, **bounds)
 
 
 def root(value: Any, of_numbers: Any = math.sqrt) -> Any:

@@ -63,8 +63,10 @@ def plain(results: Any) -> Any:
             if not values:
                 raise InputError(f"the result {type(leaf).__name__} is not a tensor: return its parameter tensors")
             return plain(values)
+        if getattr(leaf, "is_nested", False):
+            return leaf.values()
         if isinstance(leaf, torch.Tensor | torch.nn.Module | type):
-            return leaf.values() if getattr(leaf, "is_nested", False) else leaf
+            return leaf
         if dataclasses.is_dataclass(leaf):
             return plain({each.name: getattr(leaf, each.name) for each in dataclasses.fields(leaf)})
         held = dict(getattr(leaf, "__dict__", {}))

@@ -14,11 +14,13 @@ import pytest
 import learncost
 import learncost as lc
 from learncost.cli.command import COMMAND_GROUPS, COMMANDS, MERGED, main
+from learncost.cli.completion import completion, following
 from learncost.cli.help import page
 from learncost.cli.typed import read
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.errata import errata
 from learncost.cost_models.formula import formulas
+from learncost.devices.device import device, devices, short_name
 from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.reports.question import FLAGS
 
@@ -637,3 +639,41 @@ def test_every_answer_is_written_to_a_file_in_every_format(line, tmp_path, capsy
 def test_a_file_that_cannot_be_written(tmp_path, capsys):
     for name in (".", "no/answer"):
         assert "cannot be written" in refused(["errata", "--output", str(tmp_path / name)], capsys)
+
+
+@pytest.mark.parametrize(
+    ("typed", "some"),
+    [
+        ("me", {"memory"}),
+        ("memory gpt2-", {"gpt2-xl"}),
+        ("memory --bs 4 bert-l", {"bert-large"}),
+        ("memory gpt2 --on rtx", {"RTX-4090"}),
+        ("search gpt2 --on dgx-h", {"DGX-H100"}),
+        ("cost gpt2 --plan flash,chu", {"flash,chunked-loss"}),
+        ("cost gpt2 --gradient", {"--gradient-checkpointing"}),
+        ("memory --f", {"--fit", "--format"}),
+        ("explain att", {"attention"}),
+        ("figure cr", {"crossover"}),
+        ("list dev", {"devices"}),
+        ("nothing ", set()),
+    ],
+)
+def test_a_shell_completes_commands_flags_models_and_devices(typed: str, some: set[str]) -> None:
+    found = list(following(typed.split(" ")))
+    assert some <= {*found}
+    last = typed.split(" ")[-1].lower()
+    assert all(each.lower().startswith(last) for each in found)
+
+
+def test_every_device_that_is_completed_is_the_one_of_its_name() -> None:
+    assert {short_name(name): device(short_name(name)).name for name in devices()} == {
+        short_name(name): name for name in devices()
+    }
+
+
+def test_bash_asks_for_what_follows() -> None:
+    program = f"{completion('bash')}\nCOMP_WORDS=(learncost memory gpt2 --on l4); COMP_CWORD=4; _learncost\n"
+    lines = f'learncost() {{ {shlex.quote(sys.executable)} -m learncost.cli.command "$@"; }}\nexport -f learncost\n'
+    program += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    ran = subprocess.run(["bash", "-c", lines + program], capture_output=True, text=True)
+    assert {"L40S", "L4"} <= {*ran.stdout.split()}

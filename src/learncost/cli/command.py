@@ -166,6 +166,12 @@ _COMMANDS: Mapping[str, Command] = {
         "cli.cite:cite", "BibTeX of learncost, and of the works behind price books and learning procedures.", ()
     ),
     "errata": Command("cli.errata:errata", "Errata of the publications, and their effect on totals."),
+    "completion": Command(
+        "cli.completion:completion",
+        "The completion of commands, flags, models and devices, for bash, zsh, fish.",
+        (),
+        False,
+    ),
     "list": Command("cli.lists.listing:listing", "Models, sizes, price books, procedures, layers, operators and more."),
 }
 
@@ -200,6 +206,7 @@ MERGED = {
     "sample": "train",
     "contest": "train",
     "emit": "train",
+    "completion": "list",
 }
 """The other commands, each the flag of its name of one of the twelve: learncost memory --fit is learncost fit."""
 
@@ -224,6 +231,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     if arguments is None:
         gc.set_threshold(*COLLECTED)
+        if "LEARNCOST_COMPLETE" in os.environ:
+            from learncost.cli.completion import following
+
+            print(*following(sys.argv[1:]), sep="\n")
+            return GOOD
     words = list(sys.argv[1:] if arguments is None else arguments)
     with like_ctrl_c():
         return _ended(words)
@@ -231,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _ended(words: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
-    words = _unmerged(words)
+    words = unmerged(words)
     try:
         if words[:1] == ["--version"]:
             answer: Any = __version__
@@ -256,7 +268,7 @@ def _ended(words: Sequence[str]) -> int:
         return _refuse(f"the file name {shown(error.filename)} is too long")
 
 
-def _unmerged(words: Sequence[str]) -> Sequence[str]:
+def unmerged(words: Sequence[str]) -> Sequence[str]:
     """Return a command line under the name of the command that answers it: a flag of one of the twelve, or `more`."""
     if words[:1] == [MORE] and words[1:2] and (words[1] in COMMANDS or not words[1].startswith("-")):
         return words[1:]

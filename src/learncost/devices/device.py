@@ -301,8 +301,13 @@ def _place(name: str) -> int:
 
 def _words(name: str) -> list[str]:
     """Return the words of a name in lower case, without the maker."""
-    words = re.findall(r"[a-z0-9.]+", name.lower())
-    return [word for word in words if word not in _MAKERS] or words
+    return [word for word in short_name(name).lower().split("-") if word]
+
+
+def short_name(name: str) -> str:
+    """Return the name of a device or cluster without its maker as one word, such as A100-SXM-80GB."""
+    words = re.findall(r"[A-Za-z0-9.]+", name)
+    return "-".join([word for word in words if word.lower() not in _MAKERS] or words)
 
 
 def _squeeze(name: str) -> str:

@@ -116,13 +116,13 @@ def listing(
         Devices with their peaks, for other programs.
     """
     if what is None:
-        listed = Listed([{"what": name, "count": _how_many(name, like)} for name in _REGISTRIES])
+        listed = Listed([{"what": name, "count": _how_many(name, like)} for name in LISTS])
         listed.columns.update({"what": cell_of("what"), "how many": lambda entry: str(entry["count"])})
         return replace(listed, heading="learncost list WHAT")
     if what in RETIRED["list"]:
         raise InputError(f"the list {what!r} is called {RETIRED['list'][what]!r} now")
-    if what not in _REGISTRIES:
-        raise InputError(f"no list of {shown(what)}{nearest(what, _REGISTRIES)} (there are {', '.join(_REGISTRIES)})")
+    if what not in LISTS:
+        raise InputError(f"no list of {shown(what)}{nearest(what, LISTS)} (there are {', '.join(LISTS)})")
     if support and what != "families":
         raise InputError(f"--support applies to families only: learncost list families --support, not {what}")
     if of is not None and what != "procedures":
@@ -131,7 +131,7 @@ def listing(
         raise InputError(
             f"--{next(iter(sizes)).replace('_', '-')} requires a model: learncost list procedures --of MODEL"
         )
-    listed = support_of_families() if support else procedures_of(of, sizes) if of is not None else _REGISTRIES[what]()
+    listed = support_of_families() if support else procedures_of(of, sizes) if of is not None else LISTS[what]()
     entries = _like(listed, like)
     if not entries:
         raise InputError(f"no {what} contain {shown(like)}")
@@ -200,7 +200,7 @@ def _how_many(name: str, text: str | None) -> int:
         "models": lambda: len(presets()) + len(table_presets()) + len(GENERIC),
         "peaks": lambda: len({run.name for run in measured()}),
     }
-    return quick[name]() if text is None and name in quick else len(_like(_REGISTRIES[name](), text))
+    return quick[name]() if text is None and name in quick else len(_like(LISTS[name](), text))
 
 
 def _like(listed: Listed, text: str | None) -> list[Known]:
@@ -208,4 +208,4 @@ def _like(listed: Listed, text: str | None) -> list[Known]:
     return [entry for entry in listed.entries if text is None or mentions(entry.values(), text)]
 
 
-_REGISTRIES: Mapping[str, Callable[[], Listed]] = {**MODELS, **LEARNING, **NOTATION, **MACHINES, **COMMANDS_AND_FLAGS}
+LISTS: Mapping[str, Callable[[], Listed]] = {**MODELS, **LEARNING, **NOTATION, **MACHINES, **COMMANDS_AND_FLAGS}

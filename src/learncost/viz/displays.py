@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from functools import partial
 from html import escape
 from operator import attrgetter
 from typing import Any
@@ -102,21 +101,15 @@ def _inference(inference: Inference) -> str:
     return cache + "".join(_titled(name, _equations(table)) for name, table in passes.items())
 
 
-def _cell(name: str, row: Mapping[str, Any]) -> str:
-    return _text_of(row[name])
-
-
 def _of_rows(title: str, rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the rows that a data frame has as a table."""
     several = list(rows)
-    columns = (
-        TableColumn(
-            _SAID.get(name, name.replace("_", " ")),
-            partial(_cell, name),
-            words=isinstance(value, str),
-        )
-        for name, value in (several[0].items() if several else ())
-    )
+
+    def column(name: str, value: Any) -> TableColumn:
+        heading = _SAID.get(name, name.replace("_", " "))
+        return TableColumn(heading, lambda row: _text_of(row[name]), words=isinstance(value, str))
+
+    columns = (column(name, value) for name, value in (several[0].items() if several else ()))
     return table(title, columns, several).html()
 
 

@@ -273,3 +273,13 @@ def test_rows_over_a_mesh_sum_to_its_compute(mesh):
     asked = {"n_layer": 4, "vocab_size": 513, "seq_len": 64, "batch_size": 4, "mesh": mesh, "plan": "flash,fused"}
     found = lc.cost("gpt2", on="DGX-H100", precision="bf16-masters", **asked)
     assert sum(row.seconds or 0 for row in found.rows) == pytest.approx(found.over_time.lines, rel=1e-9)
+
+
+def test_a_measured_rate_sets_the_time_of_a_mesh_and_stands_beside_the_modelled_step() -> None:
+    asked = {"on": "DGX-H100", "devices": 8, "mesh": "dp=8", "batch_size": 16, "seq_len": 1024}
+    modelled = lc.run_cost("gpt2", 1e9, **asked)
+    run = lc.run_cost("gpt2", 1e9, tokens_per_second=1e6, **asked)
+    assert run.figures["time"].value * 86_400 == pytest.approx(1e9 / 1e6)
+    assert run.figures["step"].value == pytest.approx(16 * 1024 / 1e6, rel=1e-3), "a step of all devices together"
+    assert run.figures["modelled_step"].value == modelled.figures["step"].value
+    assert {each.convention for each in run.utilizations} >= {"palm", "matmul"}

@@ -89,8 +89,12 @@ def show_step_over(figures: dict[str, Figure], many: Spread) -> None:
     figures["waiting"] = Figure(step.waiting, "s", "modelled", "for collectives that are not overlapped with compute")
 
 
-def days_over(figures: dict[str, Figure]) -> str:
-    """Add the days of steps of all devices."""
+def days_over(figures: dict[str, Figure], typed: Mapping[str, Figure], device: str) -> str:
+    """Add the days, and return the figure that makes them: given tokens per second, or the steps of all devices."""
+    if "tokens_per_second" in typed:
+        _days_of_measured(figures, typed["tokens_per_second"], device)
+        _show_implied_step(figures, "mfu", "time / steps", [])
+        return "tokens_per_second"
     figures["time"] = computed(
         "d", "steps x step", [figures["steps"], figures["step"]], (), 1 / published.SECONDS_A_DAY
     )
@@ -148,7 +152,7 @@ def days_on(
     """
     if "tokens_per_second" in typed:
         _days_of_measured(figures, typed["tokens_per_second"], f"{machine.name} in {kind}")
-        _show_implied_step(figures, "mfu")
+        _show_implied_step(figures, "mfu", "time x devices / steps", [figures["devices"]])
         return "tokens_per_second"
     if "step" in figures and not typed.keys() & {"mfu", "hfu"}:
         figures["time"] = published.days_of_steps(figures["steps"], figures["step"], figures["devices"])
@@ -157,7 +161,7 @@ def days_on(
     if "peak" in figures:
         _days_of_utilization(figures, typed, usual, most)
         by = "hfu" if "hfu" in typed else "mfu"
-        _show_implied_step(figures, by)
+        _show_implied_step(figures, by, "time x devices / steps", [figures["devices"]])
         return by
     has = ", ".join(machine.peak_tflops) or "none"
     raise InputError(
@@ -166,15 +170,16 @@ def days_on(
     )
 
 
-def _show_implied_step(figures: dict[str, Figure], by: str) -> None:
+def _show_implied_step(figures: dict[str, Figure], by: str, formula: str, devices: Sequence[Figure]) -> None:
     """Add the step that a rate implies; the modelled step and its utilization become comparisons with it.
 
-    by  mfu, or hfu where the FLOPs are those of the hardware, recomputation included
+    by       mfu, or hfu where the FLOPs are those of the hardware, recomputation included
+    formula  how the step follows from the time
+    devices  their number where each runs steps alone, and none where all of them run one together
     """
     names = {"step": "modelled_step", "step_mfu": f"modelled_step_{by}"}
     modelled = {now: figures.pop(name) for name, now in names.items() if name in figures}
-    of_all, steps = [figures["time"], figures["devices"]], [figures["steps"]]
-    figures["step"] = computed("s", "time x devices / steps", of_all, steps, published.SECONDS_A_DAY)
+    figures["step"] = computed("s", formula, [figures["time"], *devices], [figures["steps"]], published.SECONDS_A_DAY)
     figures |= modelled
 
 

@@ -202,10 +202,9 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     over_devices = group is not None or request.mesh is not None or bool(request.place or request.placement)
     if over_devices and (flag := "offload" if request.offload else "task" if request.task else ""):
         raise InputError(f"run-cost does not time --{flag} over a mesh: give one device, or learncost memory --mesh")
-    if over_devices and (speeds := [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]):
-        flag = speeds[0].replace("_", "-")
+    if over_devices and (speeds := [name for name in ("mfu", "hfu") if name in typed]):
         raise InputError(
-            f"--{flag} and the mesh both set the speed: give one of them, or a device in place of a cluster"
+            f"--{speeds[0]} and the mesh both set the speed: give one of them, or a device in place of a cluster"
         )
     dtype, precision = _type(request.dtype, request.precision)
     if group is not None:
@@ -242,7 +241,7 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
         on_device = DeviceMemory(int(many.memory), many.peak, request.engine or GRAPH)
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
         show_step_over(figures, many)
-        total_by, plan = days_over(figures), many.plan
+        total_by, plan = days_over(figures, typed, f"{machine.name} in {kind}"), many.plan
         show_attained(figures, usual, most)
     else:
         alone = replace(one, price_book="run", on=on, precision=precision)

@@ -876,6 +876,7 @@ def test_a_script_for_slurm_says_its_devices(name: str, tmp_path: Path) -> None:
         ("deepspeed --num_gpus 2 --num_nodes 2", "finetune.py", (4, "sft")),
         ("torchrun --nproc_per_node 2", "reward_modeling.py", (2, "reward")),
         ("torchrun --nproc_per_node 2", "run_dpo.py", (2, "dpo")),
+        ("torchrun --nproc_per_node 2", "train_endpoint_support_of_general_corpora.py", (2, "sft")),
         ("torchrun --nproc_per_node 2", "run_glue.py", "another task"),
     ],
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ ANY = "*"  # in a condition, any value
 class KeyRule:
     """A rule from keys to the fields of a step.
 
-    conditions   by key, the values at which the rule holds; `ANY` is any value, and within a text any letters; a list
-                 has each of its items, in which `ANY` is any, too
+    conditions   by key, the values at which the rule holds; `ANY` is any value, and `*dpo*` a text with that word; a
+                 list has each of its items, in which `ANY` is any, too
     unless       by key, values at which it does not hold
     absent       keys that the file does not have
     where        by field, the values that the files before give the step; `none` is no value
@@ -88,9 +88,9 @@ def _is_one_of(value: Any, wanted: tuple[Any, ...]) -> bool:
 
 
 def _matches(value: Any, wanted: Any) -> bool:
-    """Return whether a value is the wanted one, or a list of those; `ANY` is any value, in a text any letters."""
-    if isinstance(value, str) and isinstance(wanted, str) and ANY in wanted:
-        return fnmatchcase(value, wanted)
+    """Return whether a value is the wanted one, or a list of those, where conditions are those of `KeyRule`."""
+    if isinstance(value, str) and isinstance(wanted, str) and wanted.strip(ANY) != wanted != ANY:
+        return bool(re.search(f"(?<![a-z]){re.escape(wanted.strip(ANY))}(?![a-z])", value.lower()))
     if wanted == ANY or type(value) is not type(wanted) or not isinstance(value, list):
         return wanted == ANY or (type(value) is type(wanted) and bool(value == wanted))
     return len(value) == len(wanted) and all(map(_matches, value, wanted))

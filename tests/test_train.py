@@ -68,6 +68,8 @@ def test_a_module_of_a_file_learns(text, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"own\.py:build has 96 different tokens, and the tokenizer has 257"):
         lc.train(text, out=run, model=model, steps=2, **sizes)
     file.write_text(OWN.format(examples=examples, words=257), encoding="utf-8")
+    with pytest.raises(InputError, match=r"--prompt applies to models that continue a text, not to Model"):
+        lc.train(text, out=run, model=model, steps=2, prompt="a", **sizes)
     named = {}
     exec(file.read_text(encoding="utf-8"), named)
     torch.manual_seed(0)

@@ -61,6 +61,7 @@ def sample(
     options, configuration = folder.options(), folder.configuration()
     tokenizer = folder.tokenizer()
     if tokenizer is None or not next_token(configuration):
-        raise InputError(f"{run} cannot continue a text: its outputs for examples are in {folder.path / SAMPLES}")
+        where = f": its outputs for examples are in {folder.path / SAMPLES}" if configuration.layer is None else ""
+        raise InputError(f"{run} cannot continue a text{where}")
     decoder = Decoder(configuration, folder.weights(build(configuration)), precision_of(options.dtype).array)
     return prompt + compose(decoder, tokenizer, prompt, how)

@@ -286,8 +286,9 @@ def checked(inputs: Sequence[Input], module: Any, called: str) -> tuple[Input, .
     names = [each.name for each in inputs]
     missing = [name for name, each in named.items() if each.default is kinds.empty and name not in names]
     if missing:
-        example = f"--input '{missing[0]}: float B 3 64 64'"
-        raise InputError(f"the input {missing[0]} is missing; {takes}: describe it, for example {example}")
+        name, shape = missing[0], "float B 3 64 64"
+        example = f"--input '{name}: {shape}', or inputs = {{'{name}': '{shape}'}} in its file"
+        raise InputError(f"the input {name} is missing; {takes}: describe it, for example {example}")
     order = [*named]
     return tuple(sorted(inputs, key=lambda each: order.index(each.name) if each.name in order else len(order)))
 

@@ -53,6 +53,9 @@ def begin(options: Options) -> Beginning:
         )
     name = _tokenizer(options)
     configuration, tokenizer = _configuration(options, name)
+    for flag, given in {"prompt": options.prompt != Options.prompt, "sample-every": options.sample_every}.items():
+        if given and not next_token(configuration) and (flag == "prompt" or configuration.layer is not None):
+            raise InputError(f"--{flag} applies to models that continue a text, not to {configuration.name}")
     options = suited(options, configuration)
     assert options.batch_size is not None
     options = replace(options, engine=options.engine or usual())

@@ -191,16 +191,9 @@ class MeshAccount:
             result.append(segments)
         return result
 
-    def places_of(
-        self, rows: Sequence[PricedLine], parts: Sequence[StagePart], placed: Placed | None = None
-    ) -> frozenset[int]:
-        """Return the places of the priced lines of a placed table, by default the step's, that a device runs.
-
-        parts  the stages of the device
-        """
+    def places_of(self, rows: Sequence[PricedLine], part: StagePart, placed: Placed | None = None) -> frozenset[int]:
+        """Return the places of the priced lines of a placed table, by default the step's, that a stage runs."""
         segments = self.segments_of(rows, placed or self.step.placed)
         return frozenset(
-            row.place
-            for row, of_row in zip(rows, segments, strict=True)
-            if any(self.step.within(of_row, part) for part in parts)
+            row.place for row, of_row in zip(rows, segments, strict=True) if self.step.within(of_row, part)
         )

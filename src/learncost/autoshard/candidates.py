@@ -23,6 +23,7 @@ from learncost.autoshard.step import (
     DeviceTimes,
     ParallelConfig,
     between_stages,
+    devices_of,
     once_per_step,
     order_in_flight,
     sizes_of,
@@ -276,6 +277,7 @@ class StructureCost:
         placed_sizes = {**sizes, "B": batch}
         self.account = MeshAccount(model, placed_sizes, two, structure.config)
         self._parts: dict[int, tuple[StagePart, ...]] = {}
+        self._devices: dict[tuple[int, int], tuple[StagePart, ...]] = {}
         self._allowed: dict[tuple[Any, ...], bool] = {}
 
     def parts(self, way: ParallelConfig) -> tuple[StagePart, ...]:
@@ -284,6 +286,13 @@ class StructureCost:
         if number not in self._parts:
             self._parts[number] = stages_of(self.account, way, self.sizes)
         return self._parts[number]
+
+    def devices(self, way: ParallelConfig) -> tuple[StagePart, ...]:
+        """Return what each device of the pipeline of a configuration has of its stages."""
+        key = way.stages, way.chunks
+        if key not in self._devices:
+            self._devices[key] = devices_of(self.parts(way), way)
+        return self._devices[key]
 
     def allows(self, way: ParallelConfig) -> bool:
         """Return whether a mesh can shard the sizes, with timed collectives and blocks split into stages."""
@@ -311,7 +320,7 @@ class StructureCost:
     ) -> tuple[list[tuple[str, StageGroup]], list[dict[StagePart, tuple[int, int]]]]:
         """Return the distinct stages of configurations in groups, and the place of each by group and row.
 
-        by_gradients  whether those whose gradients live longer have separate groups
+        by_gradients  whether those whose gradients live longer have separate groups; else the devices are among them
         fill          the sizes of shards
         """
         rows: dict[tuple[Any, ...], list[tuple[int, StagePart]]] = {}
@@ -319,7 +328,7 @@ class StructureCost:
         order: dict[tuple[Any, ...], int] = {}
         for number, way in enumerate(several):
             places.append({})
-            for part in dict.fromkeys(self.parts(way)):
+            for part in dict.fromkeys((*self.parts(way), *(() if by_gradients else self.devices(way)))):
                 key = part.outside, tuple(part.iterations), way.gradients if by_gradients else SUMMED
                 mine = rows.setdefault(key, [])
                 places[number][part] = order.setdefault(key, len(order)), len(mine)
@@ -384,12 +393,13 @@ class StructureCost:
         for way, place, of_axes in zip(several, places, mesh_groups, strict=True):
             parts = self.parts(way)
             each = [[column[place[part][1]] for column in columns[place[part][0]]] for part in parts]
-            forward, backward, update, once = map(list, zip(*each, strict=True))
+            forward, backward, update, _ = map(list, zip(*each, strict=True))
+            once = [columns[place[part][0]][-1][place[part][1]] for part in self.devices(way)]
             way_sizes = self.account.sizes.filled(sizes_of(self.account, way, self.sizes))
             send = between_stages(self.account, way_sizes, of_axes, self.cluster)
-            tied = tied_sums(self.account, way_sizes, parts, self.cluster, of_axes.get(PIPELINE, ALONE))
+            tied = tied_sums(self.account, way_sizes, self.devices(way), self.cluster, of_axes.get(PIPELINE, ALONE))
             times = StageTimes(forward, backward, update, send)
-            result.append(ConfigTime(way, times, once_per_step(once, way, tied) + rates.step))
+            result.append(ConfigTime(way, times, once_per_step(once, tied) + rates.step))
         return result
 
     def _computed(self, several: Sequence[ParallelConfig], rates: Rates) -> dict[SegmentPass, Any]:

@@ -77,6 +77,16 @@ class StagePart(Displayed):
         return hash(self._key)
 
 
+def together(parts: Iterable[StagePart]) -> StagePart:
+    """Return several stages of a device as one, with the iterations of all."""
+    iterations: dict[str, Any] = {}
+    outside = frozenset[int]()
+    for part in parts:
+        iterations |= {name: iterations.get(name, 0) + number for name, number in part.iterations.items()}
+        outside |= part.outside
+    return StagePart(iterations, outside)
+
+
 def blocks_of(table: Table) -> tuple[str, ...]:
     """Return the counts of a forward table's block loops, in order."""
     return tuple(base(line.count).partition("/")[0] for line in table.repeats)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass, Sending
 from learncost.autoshard.passes import ONCE, PARTED, SUMMED, Static
-from learncost.autoshard.placed_step import StagePart, parts_of
+from learncost.autoshard.placed_step import StagePart, parts_of, together
 from learncost.dataclass import dataclass, field
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, Transfer, groups, transfer
@@ -205,6 +205,7 @@ class StepUsage(Displayed):
     passes     seconds of a microbatch by the letter of a pass, on each stage by its number
     padded     padded sizes that are not divisible by the mesh
     updating   the seconds in which the optimizer of its busiest device computes
+    busiest    the number of this device, whose stages take longest
     """
 
     way: ParallelConfig
@@ -225,6 +226,7 @@ class StepUsage(Displayed):
     passes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     padded: tuple[Padded, ...] = ()
     updating: float = 0.0
+    busiest: int = 0
 
     @property
     def peak(self) -> int:
@@ -280,6 +282,16 @@ def stages_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int
         chunks = f" x {way.chunks} --chunks" if way.chunks > 1 else ""
         raise InputError(f"{total} blocks are too few for --mesh pp={way.stages}{chunks}: at most {total} stages")
     return parts_of(account.step.model.table, sizes, layers)
+
+
+def devices_of(parts: Sequence[StagePart], way: ParallelConfig) -> tuple[StagePart, ...]:
+    """Return what each device of a pipeline has of the stages: it updates all of its weights together."""
+    return tuple(together(parts[device :: way.stages]) for device in range(way.stages))
+
+
+def sends_of(way: ParallelConfig, device: int) -> int:
+    """Return how often a device sends to the stage before or after one of its stages, for each microbatch."""
+    return 2 * way.chunks - (device == 0) - (device == way.stages - 1)
 
 
 def sizes_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -372,9 +384,10 @@ def step_of(
         return _moved(sending, sizes, mesh_groups, cluster, way)
 
     times_of = DeviceTimes(computed, moved, cluster.shared, rates)
-    made = {part: stage_seconds(account, part, way_sizes, way, times_of) for part in {*parts}}
-    passes = [made[part] for part in parts]
-    columns = {name: [sum(entry[name]) for entry in passes] for name in "FBWO"}
+    devices = devices_of(parts, way)
+    made = {part: stage_seconds(account, part, way_sizes, way, times_of) for part in {*parts, *devices}}
+    passes, updates = [made[part] for part in parts], [made[part]["O"] for part in devices]
+    columns = {name: [sum(entry[name]) for entry in passes] for name in "FBW"}
     send = between_stages(account, way_sizes, mesh_groups, cluster)
     of_stages = StageTimes(columns["F"], columns["B"], columns["W"], send)
     pipeline = seconds(way.schedule, way.stages, way.microbatches, way.chunks, of_stages)
@@ -382,20 +395,20 @@ def step_of(
         [sum(columns[name][chunk * way.stages + device] for chunk in range(way.chunks)) for name in "FBW"]
         for device in range(way.stages)
     ]
-    tied = tied_sums(account, way_sizes, parts, cluster, mesh_groups.get(PIPELINE, ALONE))
-    once = once_per_step(columns["O"], way, tied) + rates.step
+    tied = tied_sums(account, way_sizes, devices, cluster, mesh_groups.get(PIPELINE, ALONE))
+    once = once_per_step(map(sum, updates), tied) + rates.step
     busiest = max(range(way.stages), key=lambda device: sum(per_device[device]))
     busy = way.microbatches * sum(per_device[busiest])
     mine = passes[busiest :: way.stages]
     waited = way.microbatches * sum(sum(entry[name][1:]) for entry in mine for name in "FBW")
     late = way.microbatches * sum(entry[name][2] for entry in mine for name in "FBW")
     times = {device: (*per_device[device], send) for device in range(way.stages)}
-    sent = _sent(account, way_sizes, parts, way, mesh_groups, cluster, tied)
+    sent = _sent(account, way_sizes, devices, way, mesh_groups, cluster, tied)
     batch = way_sizes["B"] * way.microbatches
     total = pipeline + once
     low = rates.low
     if rates.most and total:
-        low = min(1.0, max(low, way.microbatches * _most_products(account, way, products, parts, rates) / total))
+        low = min(1.0, max(low, way.microbatches * _most_products(account, products, devices, rates) / total))
     return StepUsage(
         way,
         cluster,
@@ -409,43 +422,29 @@ def step_of(
         batch * tokens,
         low=low,
         high=rates.high,
-        exposed=late + sum(entry["O"][2] for entry in mine),
+        exposed=late + updates[busiest][2],
         groups=mesh_groups,
-        passes={name: tuple(columns[name]) for name in "FBW"},
+        passes={name: tuple(column) for name, column in columns.items()},
         padded=padded,
-        updating=rates.step + sum(entry["O"][0] for entry in mine),
+        updating=rates.step + updates[busiest][0],
+        busiest=busiest,
     )
 
 
 def _most_products(
-    account: MeshAccount,
-    way: ParallelConfig,
-    flops: Mapping[SegmentPass, Any],
-    parts: Sequence[StagePart],
-    rates: Rates,
+    account: MeshAccount, flops: Mapping[SegmentPass, Any], devices: Iterable[StagePart], rates: Rates
 ) -> float:
     """Return the matrix-product seconds of one microbatch on the busiest device, at the highest measured rate."""
-    of_part = {
-        part: sum(
-            each * _iterations(account, part, where.segment) for where, each in flops.items() if where.letter != "O"
-        )
-        for part in {*parts}
-    }
     of_devices = (
-        sum(of_part[parts[chunk * way.stages + device]] for chunk in range(way.chunks)) for device in range(way.stages)
+        sum(each * _iterations(account, part, where.segment) for where, each in flops.items() if where.letter != "O")
+        for part in {*devices}
     )
     return float(max(of_devices)) / rates.most
 
 
-def once_per_step(
-    seconds_of_parts: Sequence[float], way: ParallelConfig, tied: Iterable[tuple[Transfer, frozenset[int]]]
-) -> float:
-    """Return the seconds of what runs once per step: on the device that takes longest, and the sums of tied gradients.
-
-    seconds_of_parts  of each stage, of which a device has several
-    """
-    longest = max(sum(seconds_of_parts[device :: way.stages]) for device in range(way.stages))
-    return longest + sum(moved.seconds for moved, _ in tied)
+def once_per_step(updates: Iterable[float], tied: Iterable[tuple[Transfer, frozenset[int]]]) -> float:
+    """Return the seconds of what runs once per step: the longest update of a device, and the sums of tied gradients."""
+    return max(updates) + sum(moved.seconds for moved, _ in tied)
 
 
 @dataclass(frozen=True)
@@ -537,38 +536,38 @@ def between_stages(
 
 
 def tied_gradients(
-    account: MeshAccount, way_sizes: Mapping[str, int], parts: Sequence[StagePart], stages: int
+    account: MeshAccount, way_sizes: Mapping[str, int], devices: Sequence[StagePart]
 ) -> Iterator[tuple[str, int, frozenset[int]]]:
     """Yield the trained weights that several devices of a pipeline have: name, bytes of the gradient, and devices.
 
     Their gradients are summed once per step, before the update, as in Megatron-LM
     (megatron/core/distributed/finalize_model_grads.py, _allreduce_word_embedding_grads).
     """
-    for held in account.weights.held if stages > 1 else ():
+    for held in account.weights.held if len(devices) > 1 else ():
         outside = held.learns and all(segment % 2 == 0 for segment in held.segments)
-        having = (number % stages for number, part in enumerate(parts) if account.step.within(held.segments, part))
-        if outside and len(devices := frozenset(having)) > 1:
-            yield held.name, int(held.gradient.at(way_sizes)) * account.step.kind.gradient, devices
+        having = (number for number, part in enumerate(devices) if account.step.within(held.segments, part))
+        if outside and len(those := frozenset(having)) > 1:
+            yield held.name, int(held.gradient.at(way_sizes)) * account.step.kind.gradient, those
 
 
 def tied_sums(
     account: MeshAccount,
     way_sizes: Mapping[str, int],
-    parts: Sequence[StagePart],
+    devices: Sequence[StagePart],
     cluster: Cluster,
     pipeline: MeshGroup,
 ) -> list[tuple[Transfer, frozenset[int]]]:
     """Return the all_reduces of `tied_gradients` over the links of a cluster, and the devices that take part."""
     return [
         (transfer("all_reduce", float(size), MeshGroup(len(those), min(len(those), pipeline.inside)), cluster), those)
-        for _, size, those in tied_gradients(account, way_sizes, parts, pipeline.devices)
+        for _, size, those in tied_gradients(account, way_sizes, devices)
     ]
 
 
 def _sent(
     account: MeshAccount,
     way_sizes: Mapping[str, int],
-    parts: Sequence[StagePart],
+    devices: Sequence[StagePart],
     way: ParallelConfig,
     mesh_groups: Mapping[str, MeshGroup],
     cluster: Cluster,
@@ -577,25 +576,20 @@ def _sent(
     """Return the traffic in a step of the device that sends the most, by collective, axis and purpose."""
     best: tuple[StepTraffic, ...] = ()
     seen: set[tuple[object, ...]] = set()
-    for device in range(way.stages):
-        mine = [chunk * way.stages + device for chunk in range(way.chunks)]
-        ends = sum((stage < len(parts) - 1) + (stage > 0) for stage in mine)
-        identical = ends, *(parts[stage] for stage in mine)
-        if identical in seen:
+    for device, part in enumerate(devices):
+        ends = sends_of(way, device)
+        if (ends, part) in seen:
             continue
-        seen.add(identical)
+        seen.add((ends, part))
         table: dict[tuple[str, str, str], StepTraffic] = {}
-        for chunk in range(way.chunks):
-            part = parts[chunk * way.stages + device]
-            for sending in account.sendings:
-                once = PASSES.get(sending.phase) == "O"
-                if not account.step.within((sending.segment,), part):
-                    continue
-                inner = account.sizes.of_stage(way_sizes, part)
-                moved = _moved(sending, inner, mesh_groups, cluster, way)
-                calls = 1 if once else int(sending.iterations.at(inner)) * way.microbatches
-                if moved.group.devices > 1:
-                    add_traffic(table, sending, moved, calls)
+        for sending in account.sendings:
+            if not account.step.within((sending.segment,), part):
+                continue
+            inner = account.sizes.of_stage(way_sizes, part)
+            moved = _moved(sending, inner, mesh_groups, cluster, way)
+            calls = 1 if PASSES.get(sending.phase) == "O" else int(sending.iterations.at(inner)) * way.microbatches
+            if moved.group.devices > 1:
+                add_traffic(table, sending, moved, calls)
         if way.stages > 1:
             size = float(carried(account).at(way_sizes)) * account.step.kind.value
             moved = transfer("send", size, mesh_groups[PIPELINE], cluster)

@@ -112,7 +112,11 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         run, several = over_mesh(request)
         where = (cluster, rates) if cluster and rates else None
         plan = run.executed(procedure, run.book, rates).plan if rates else ""
-        answer = run.cost_over(procedure, run.book, by, several, where, plan if plan != run.plan else "")
+        plan = plan if plan != run.plan else ""
+        answer = run.cost_over(procedure, run.book, by, several, where, plan)
+        if answer.over_time and several.device not in (None, answer.over_time.busiest):
+            run, several = over_mesh(request, answer.over_time.busiest)  # whose time is that of the step
+            answer = run.cost_over(procedure, run.book, by, several, where, plan)
     else:
         run = prepare(request)
         answer = run.cost(procedure, run.book, by, rates)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.passes import ONCE
 from learncost.autoshard.placed_step import StepConfig
-from learncost.autoshard.step import ParallelConfig, carried, sizes_of, stages_of, tied_gradients
+from learncost.autoshard.step import ParallelConfig, carried, devices_of, sends_of, sizes_of, stages_of, tied_gradients
 from learncost.cost_models import price
 from learncost.dataclass import HIDDEN, Key, Serializable, dataclass, field, replace
 from learncost.devices.collective import kind_of
@@ -301,23 +301,22 @@ def _on_device(over: OverMesh, account: MeshAccount, run: PreparedRun, device: i
     """Return the part of a step that a device of a pipeline runs."""
     assert over.pipeline is not None
     assert over.way is not None
-    way, parts = over.way, stages_of(account, over.way, over.sizes)
+    way, devices = over.way, devices_of(stages_of(account, over.way, over.sizes), over.way)
     rows = price(over.placed.table, {}, run.book).rows
-    devices = [parts[number :: way.stages] for number in range(way.stages)]
     several = []
-    for mine in dict.fromkeys(map(tuple, devices)) if device is None else (tuple(devices[device]),):
-        counts = {name: sum(part.iterations.get(name, 0) for part in mine) for name in account.step.blocks}
+    for mine in dict.fromkeys(devices) if device is None else (devices[device],):
+        counts = {name: mine.iterations.get(name, 0) for name in account.step.blocks}
         sizes = {**over.sizes, **over.placed.sizes, **counts}
         places = account.places_of(rows, mine, over.placed)
         several.append((sum(row.flops.at(sizes) for row in rows if row.place in places), mine, counts, places))
     _, mine, counts, places = max(several, key=lambda each: each[0])
-    number = devices.index(mine)
-    ends = sum((stage < len(parts) - 1) + (stage > 0) for stage in range(number, len(parts), way.stages))
+    number, most = devices.index(mine), "computes most" if device is None else "takes longest"
+    ends = sends_of(way, number)
     sizes = account.sizes.filled(sizes_of(account, way, over.of_model))
     size = int(carried(account).at(sizes)) * account.step.kind.value
     why, of_step = "values and gradients between stages", ("forward", "", None, "values", way.stages, -1)
     sends = [Collective("send", over.pipeline.axis, size, 0, "", "", ends * way.microbatches, *of_step, why)]
-    for name, summed, those in tied_gradients(account, sizes, parts, way.stages):
+    for name, summed, those in tied_gradients(account, sizes, devices):
         if number in those:
             why = f"stages {' and '.join(map(str, sorted(those)))} have the same weight: its gradients are summed"
             of_update = "optimizer_step", "", None, "gradients", len(those), -1, why
@@ -328,7 +327,7 @@ def _on_device(over: OverMesh, account: MeshAccount, run: PreparedRun, device: i
         collectives=tuple(sends),
         places=places,
         device=number,
-        stage=f"Stage {number + 1} of {way.stages} computes most ({way.order}).",
+        stage=f"Stage {number + 1} of {way.stages} {most} ({way.order}).",
     )
 
 

@@ -7,13 +7,14 @@ from math import prod
 from typing import Any
 
 from learncost.autoshard.account import MeshAccount
-from learncost.autoshard.placed_step import StepConfig
+from learncost.autoshard.placed_step import StepConfig, together
 from learncost.autoshard.step import (
     ASSUMED,
     ParallelConfig,
     StepTraffic,
     StepUsage,
     add_traffic,
+    devices_of,
     sizes_of,
     stages_of,
     step_of,
@@ -100,9 +101,8 @@ def over_time(
     account = MeshAccount(run.model, sizes, over.placed.mesh, config, table)
     shares = prod(over.placed.mesh.sizes[axis] for axis in account.sizes.batch_axes)
     way = over.way or ParallelConfig(over.placed.mesh.sizes, sizes.get("B", shares) // shares)
-    several = stages_of(account, way, sizes)
-    mine = several if over.device is None else several[over.device :: way.stages]
-    here = account.places_of(account.rows, mine)
+    devices = devices_of(stages_of(account, way, sizes), way)
+    here = account.places_of(account.rows, together(devices) if over.device is None else devices[over.device])
     as_run = [row.times(over.times(row.macro_operation)) if row.place in here else row.times(0) for row in account.rows]
     placed = account.step.placed
     widths = optimizer_widths(placed.table, kind, placed.whole, placed.holds)

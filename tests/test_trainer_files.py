@@ -878,6 +878,10 @@ def test_a_script_for_slurm_says_its_devices(name: str, tmp_path: Path) -> None:
         ("torchrun --nproc_per_node 2", "run_dpo.py", (2, "dpo")),
         ("torchrun --nproc_per_node 2", "train_endpoint_support_of_general_corpora.py", (2, "sft")),
         ("torchrun --nproc_per_node 2", "run_glue.py", "another task"),
+        ("torchrun --nproc_per_node gpu", "train.py", "does not say over how many devices"),
+        ("deepspeed --include localhost:0,1", "train.py", "does not say over how many devices"),
+        ("python -u -m torch.distributed.run --nproc_per_node 2 -m", "train.py", (2, "sft")),
+        ("torchrun --nproc_per_node=$(nvidia-smi -L | wc -l)", "train.py", (None, "sft")),
     ],
 )
 def test_launchers_and_scripts_say_devices_and_task(launcher: str, script: str, expected: Any, tmp_path: Path) -> None:
@@ -907,11 +911,13 @@ def test_the_file_of_accelerate_is_followed_from_the_folder_of_the_command(
         lc.request_of(str(path))
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "fsdp.yaml").write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\n"
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\nmixed_precision: bf16\n"
     )
     monkeypatch.chdir(tmp_path)
     request = lc.request_of(str(path))
     assert (request.mesh, request.precision, request.lora_rank) == ("dp=4", "nf4", 8)
+    path.write_text(path.read_text().partition(" --packing")[0] + " --block_size 64")
+    assert read_files([str(path)]).step.precision == "amp", "transformers reads ACCELERATE_MIXED_PRECISION"
 
 
 def test_a_file_of_no_trainer_is_no_request(tmp_path: Path) -> None:

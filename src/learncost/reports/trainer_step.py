@@ -107,9 +107,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         raise InputError(f"{where} names {named_file} that is not in its folder: give that file behind it")
     if given.get("mesh") is None and given.get("devices") is None and "devices" in reading.asks:
         inner = f",{mesh}" if mesh else ""
-        raise InputError(
-            f"{where} shards the step ({placement}) and does not say over how many devices: add --mesh dp=N{inner}"
-        )
+        shards = f"shards the step ({placement}) and " if placement else ""
+        raise InputError(f"{where} {shards}does not say over how many devices: add --mesh dp=N{inner}")
     if step.seq_len is None and given.get("seq_len") is None:
         raise InputError(f"{where} does not say the length of sequences: add --seq-len N")
     if "batch_size" in reading.asks and given.get("batch_size") is None:

@@ -152,9 +152,9 @@ class Framework:
         return any(key in rule.taken or ANY not in rule.conditions.get(key, (ANY,)) for rule in self.rules)
 
     def gives(self, key: str) -> set[str]:
-        """Return the fields whose values are those of a key, and an empty name for those that it decides."""
+        """Return the fields whose values are those of a key, and an empty name if it decides others."""
         fields = {name for rule in self.rules if key in rule.taken for name in rule.fields or ()}
-        return fields | {"" for rule in self.rules if ANY not in rule.conditions.get(key, (ANY,))}
+        return fields | {"" for rule in self.rules if not rule.asks and ANY not in rule.conditions.get(key, (ANY,))}
 
     def is_automatic(self, key: str, value: Any) -> bool:
         """Return whether a value of a sharding engine leaves the key to the trainer, and no rule is for that."""

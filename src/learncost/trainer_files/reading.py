@@ -21,7 +21,6 @@ ORDER = (LAUNCH, STEP, ENGINE)
 
 NAMED_FILES = {"the DeepSpeed file": ENGINE, "the accelerate file": LAUNCH}
 """Files that another one names and that are asked for where they are not found, by the role that they have."""
-"""The question of a step whose sharding is in another file."""
 
 BATCHES = ("micro_batch_size", "accumulate", "global_batch_size")
 """Fields of a step that two files must not have with different values."""
@@ -146,13 +145,13 @@ def joined(known: Sequence[tuple[Framework, Document]]) -> Reading:
 
 def _followed(framework: Framework, document: Document) -> Iterator[Document]:
     """Yield the documents that a file names by a path in its folder, or in the folder of the command."""
-    folders = [Path(document.name).parent.resolve(), Path.cwd()]
     for rule in framework.rules:
         if rule.follows and rule.holds(document.values, {}):
-            paths = [(folder / str(document.values[rule.follows])).resolve() for folder in folders]
-            found = [path for path, folder in zip(paths, folders, strict=True) if path.is_relative_to(folder)]
-            for path in [path for path in found if path.is_file() and path.suffix.lower() in DATA_FILES][:1]:
-                yield read_document(str(path))
+            for folder in (Path(document.name).parent.resolve(), Path.cwd()):
+                path = (folder / str(document.values[rule.follows])).resolve()
+                if path.is_relative_to(folder) and path.is_file() and path.suffix.lower() in DATA_FILES:
+                    yield read_document(str(path))
+                    break
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ ARGUMENT = re.compile(r"--(?P<flag>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?|\+*(?P<ke
 PRINTED = re.compile(rf"\$\({NESTED}\)|`[^`]*`")
 """A command whose output stands in its place."""
 
+WORD = re.compile(rf"(?:{PRINTED.pattern}|\S)+")
+
 REDIRECTED = re.compile(r"\d?>|&>|<|\|")
 
 SUBMITTED = re.compile(r"^#SBATCH\s+(?:--([a-z-]+)|-(\w))[=\s]\s*(?:gpu:(?:\w+:)?)?(\d+)\s*(?:#.*)?$", re.MULTILINE)
@@ -53,6 +55,9 @@ SLURM: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("gres", "gpus-per-node"), ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")),
 }
 """The options of sbatch with the variables that they give the script."""
+
+LAUNCHERS = ("python", "python3", "torchrun", "deepspeed", "accelerate", "bash")
+"""The words that end the arguments of a command in front of them."""
 
 OPENS, CLOSES = ("if", "for", "while", "until", "case", "{"), ("fi", "done", "esac", "}")
 """The words before and behind what may run once, never or several times."""
@@ -162,7 +167,7 @@ def _add(script: ShellScript, line: int, words: Sequence[str], is_branch: bool) 
     """Add a statement: its assignments, and the words of its command."""
     assigned = [found for word in words if (found := ASSIGNED.fullmatch(word))]
     if not assigned or len(assigned) < len([word for word in words if word not in ("export", "local", "readonly")]):
-        command = [part for word in words for part in _expanded(word, script).split()]
+        command = [part for word in words for part in WORD.findall(_expanded(word, script))]
         (script.branches if is_branch else script.commands).append((line, command))
         return
     for found in assigned:
@@ -257,6 +262,8 @@ def _arguments(words: Sequence[str]) -> dict[str, str | list[str]]:
         if given := ARGUMENT.fullmatch(word):
             key = given["flag"] or ""
             found[key or given["key"]] = [text] if (text := given["value"] or given["text"]) else []
+        elif word in LAUNCHERS or re.match("-[A-Za-z]", word):
+            key = ""
         elif word.endswith(".py"):  # the script that a launcher runs
             key = ""
             found.setdefault("script", [word.rpartition("/")[2]])

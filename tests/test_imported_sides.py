@@ -27,6 +27,8 @@ FUNCTIONS = {
     "a mean over a border": lambda y: functional.avg_pool2d(y, 3, 2, 1, True, True),
     "a mean without a border": lambda y: functional.avg_pool2d(y, 3, 1, 1, False, False),
     "a sum over what is left": lambda y: functional.avg_pool2d(y, 3, 2, 0, True, True, 1),
+    "a mean over both sides": lambda y: functional.avg_pool2d(y, y.shape[2:]),
+    "places of a line": lambda y: y + torch.linspace(-1, 1, y.shape[3], dtype=y.dtype),
     "the largest of what is left": lambda y: functional.max_pool2d(y, 2, 2, 0, ceil_mode=True),
     "between places": lambda y: functional.interpolate(y, scale_factor=2, mode="bilinear"),
     "to a size": lambda y: functional.interpolate(y, (2 * y.shape[2] + 1, 5), mode="bicubic", align_corners=True),

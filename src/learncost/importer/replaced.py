@@ -172,9 +172,9 @@ def flexible_attention(query: Any, key: Any, value: Any, score_mod: Any, block_m
 
 def spaced(start: Any, end: Any, steps: Any, **named: Any) -> Any:
     """Return `linspace`, also of a symbolic number of steps, which PyTorch converts to a number."""
-    if not isinstance(steps, torch.SymInt):
-        return torch.linspace(start, end, steps, **named)
     named["dtype"] = named.get("dtype") or torch.get_default_dtype()
+    if not (isinstance(steps, torch.SymInt) and named["dtype"].is_floating_point):
+        return torch.linspace(start, end, steps, **named)
     of_sizes: Any = torch
     return start + of_sizes.arange(steps, **named) * ((end - start) / of_sizes.sym_max(steps - 1, 1))
 
@@ -182,12 +182,13 @@ def spaced(start: Any, end: Any, steps: Any, **named: Any) -> Any:
 def mean_of_windows(pool: Any, count: int) -> Callable[..., Any]:
     """Return an average pool over this many sides, also over whole sides of symbolic size."""
 
-    def answer(x: Any, kernel_size: Any, *more: Any, **named: Any) -> Any:
+    def answer(x: Any, kernel_size: Any, stride: Any = None, *more: Any, **named: Any) -> Any:
         several = kernel_size if isinstance(kernel_size, tuple | list) else [kernel_size] * count
         is_open = any(isinstance(each, torch.SymInt) for each in several)
-        if is_open and all(size == side for size, side in zip(several, x.shape[-count:], strict=True)):
+        is_plain = not any((*more, *named.values()))  # with padding or another divisor it is no mean of the side
+        if is_open and is_plain and all(size == side for size, side in zip(several, x.shape[-count:], strict=True)):
             return x.mean(tuple(range(-count, 0)), keepdim=True)
-        return pool(x, kernel_size, *more, **named)
+        return pool(x, kernel_size, stride, *more, **named)
 
     return answer
 

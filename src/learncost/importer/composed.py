@@ -203,13 +203,14 @@ def spread(name: str) -> Callable[..., Any]:
     def parts(x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
         along = list(dims or range(x.dim()))
         middle = x.mean(along, True)
-        apart, less = x - middle, math.prod(x.shape[dim] for dim in along) - (1 if correction is None else correction)
+        count = math.prod(x.shape[dim] for dim in along) - (1 if correction is None else correction)
+        centered = x - middle
         if name.startswith("std"):
-            value = torch.linalg.vector_norm(apart, 2, along, keepdim) * less**-0.5
+            value = torch.linalg.vector_norm(centered, 2, along, keepdim) * count**-0.5
         elif correction == 0:
-            value = (apart * apart).mean(along, keepdim)
+            value = (centered * centered).mean(along, keepdim)
         else:
-            value = (apart * apart).sum(along, keepdim) / less
+            value = (centered * centered).sum(along, keepdim) / count
         return (value, middle if keepdim else middle.squeeze(along)) if name.endswith("_mean") else value
 
     return parts

@@ -119,10 +119,7 @@ class Request:
 
             object.__setattr__(self, "plan", "" if self.plan.strip() == NONE else self.plan.strip())
         if self.task:
-            from learncost.program.autograd.losses import (
-                TASKS,
-                TrainedTask,
-            )  # imported where it is needed: start-up counts
+            from learncost.program.autograd.losses import TASKS, TrainedTask  # imported where used, for a fast start
 
             row = TASKS.get(self.task, TrainedTask())
             object.__setattr__(self, "sizes", {**row.sizes, **self.sizes})

@@ -44,10 +44,8 @@ def ledger(
         passes["recomputation"] = 1  # a plan's, where the procedure has none
     phases = {name: (passes[name], Amount(0, 0)) for name in MACRO_OPERATIONS}
     for (name,), part in price.by("macro_operation").items():
-        phases[name] = (
-            passes[name] + (len({*again.values()}) if name == "forward" else 0),
-            Amount(part.maccs, part.flops),
-        )
+        more = len({*again.values()}) if name == "forward" else 0
+        phases[name] = passes[name] + more, Amount(part.maccs, part.flops)
     batch_size, seq_len, target_len = model.lengths(axes)
     infers = chosen.name in INFERENCE
     sizes = over.of_model if over else axes

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -328,14 +329,10 @@ def _model(step: Step, reading: Reading) -> str:
 def _teacher(step: Step, reading: Reading) -> str:
     """Return the preset of a file's teacher. Raises `InputError` for an unknown one."""
     name = step.teacher or ""
-    rules = [rule for framework in reading.frameworks for rule in framework.rules if "model" in (rule.fields or {})]
-    own = {
-        value: rule.fields["model"]
-        for rule in rules
-        if rule.fields
-        for each in rule.conditions.values()
-        for value in each
-    }
+    own: dict[Any, str] = {}
+    for rule in [rule for framework in reading.frameworks for rule in framework.rules]:
+        if rule.fields and "model" in rule.fields:
+            own |= dict.fromkeys(chain(*rule.conditions.values()), rule.fields["model"])
     known = named(own.get(name, name)) or copied(name)[0]
     if known is None:
         raise InputError(

@@ -126,9 +126,7 @@ def _try(configuration: Configuration, options: Options, data_task: Task) -> Non
     target = options.target_len if model.two_sided else None
     run_sizes(model, options.batch_size, options.seq_len, target)  # checks the lengths
     engine(configuration, options)
-    numpy_engine = NumPyEngine(
-        configuration, replace(options, engine="numpy", plan=None, device="cpu")
-    )  # compiles nothing
+    numpy_engine = NumPyEngine(configuration, replace(options, engine="numpy", plan=None, device="cpu"))  # no compiler
     if options.start:
         numpy_engine.load(hugging_face.read(model, Path(options.start)), numpy_engine.state, 0)
     try:

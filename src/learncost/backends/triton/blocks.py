@@ -255,7 +255,7 @@ class SweptRows:
             for line in reduced:
                 over = {block for axis in summed(line) for block in values.canonical[axis].blocks}
                 over |= {point} if line in totals else set()
-                found = values.existing(line, values.summand(line, self.at), over | {self.block})
+                found = values.masked(line, values.summand(line, self.at), over | {self.block})
                 how, name = reduction(line), values.let(f"{values.names.of(line.name)}_all", "")
                 values.body.pop()
                 shape = [1] * self.kernel.rank

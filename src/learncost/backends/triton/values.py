@@ -237,9 +237,9 @@ class KernelValues:
     def over(self, line: Line, elements: BlockValue, blocks: Iterable[Block]) -> BlockValue:
         """Return the elements reduced along the dimensions of blocks."""
         several = {*blocks}
-        return self.reduced(line, self.existing(line, elements, several), several)
+        return self.reduced(line, self.masked(line, elements, several), several)
 
-    def existing(self, line: Line, elements: BlockValue, blocks: Iterable[Block]) -> BlockValue:
+    def masked(self, line: Line, elements: BlockValue, blocks: Iterable[Block]) -> BlockValue:
         """Return the elements that a line reduces along blocks, with a neutral number where none exists."""
         several = sorted(blocks, key=lambda block: -block.dim)
         tests = [block.inside for block in several if block.inside]

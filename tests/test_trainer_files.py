@@ -391,6 +391,8 @@ def test_the_memory_of_a_device_is_one_in_every_answer_about_files(names: list[s
     found = lc.cost(paths, **given)
     assert found.memory.peak == lc.memory(paths, **given).peak == lc.run_cost(paths, tokens=1e9, **given).memory.peak
     if "mesh" not in given:
+        compared = lc.compare(paths, "recompute", **given).costs["run"]["recompute"]
+        assert compared.memory.peak == found.memory.peak
         assert found.counted.endswith("counts and time are of the undivided batch, memory of 4 microbatches")
 
 
@@ -548,6 +550,9 @@ def test_files_join_by_their_roles(tmp_path: Path) -> None:
     sft, zero3 = str(EXAMPLES / "sft.yaml"), str(EXAMPLES / "zero3.json")
     with pytest.raises(lc.InputError, match=r"does not say over how many devices: add mesh=.dp=N"):
         lc.memory(sft)  # the DeepSpeed file beside it is followed
+    for question, path, why in ((lc.compare, sft, "mesh dp=N"), (lc.sweep, EXAMPLES / "qlora.yaml", "lora all-linear")):
+        with pytest.raises(lc.InputError, match=rf"\({why}\), which learncost memory, cost and run-cost predict"):
+            question(str(path), on="RTX-4090")
     launch = tmp_path / "accelerate.yaml"
     launch.write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_processes: 4\n")
     request = lc.request_of(sft, zero3, str(launch))

@@ -364,6 +364,17 @@ def _check_task(task: str | None, names: Collection[str]) -> None:
         raise InputError(f"the step is of task {task}, which learncost memory, cost and run-cost predict alone")
 
 
+def _check_on_device(of_files: Mapping[str, Any], names: Collection[str], is_placed: bool) -> None:
+    """Raise `InputError` for adapters or a mesh of trainers' files in a question on a device that has no such field.
+
+    is_placed  whether the question chooses a mesh itself
+    """
+    for name, what in {"lora": "has adapters", "mesh": "is over several devices"}.items():
+        if name in of_files and "on" in names and name not in names and not (name == "mesh" and is_placed):
+            said = of_files[name] or "dp=N"
+            raise InputError(f"the step {what} ({name} {said}), which learncost memory, cost and run-cost predict")
+
+
 def _of_files(given: dict[str, Any], names: Collection[str], devices: object) -> dict[str, Any]:
     """Return the fields of a question about trainers' files: what the files say, replaced by what is given.
 
@@ -378,8 +389,12 @@ def _of_files(given: dict[str, Any], names: Collection[str], devices: object) ->
     if not (paths := paths_of(model)):
         return given
     typed = {name: value for name, value in given.items() if name != "model"}
-    of_files = keywords_of(*read_step(paths), **{"devices": devices, **typed})
+    reading, model = read_step(paths)
+    if devices is None and "devices" in reading.asks and typed.get("mesh") is None:
+        _check_on_device({"mesh": ""}, names, is_placed=False)  # nothing else would be asked for in vain
+    of_files = keywords_of(reading, model, **{"devices": devices, **typed})
     _check_task(of_files.get("task"), names)
+    _check_on_device(of_files, names, is_placed=devices is not None)
     if "engine" not in typed:
         of_files = for_question(of_files, names)
     kept = {*names, "model"} if typed.get("procedure") in INFERENCE else {*names, "model", *OF_MEMORY}

@@ -517,7 +517,7 @@ class TrainerStep(Shown):
         if self.command:
             yield f"The same with flags: {self.command}"
         if self.left_out:
-            yield f"No flags of this command, which counts them in a device's memory alone: {' '.join(self.left_out)}"
+            yield f"No flags of this command, where they change a device's memory at most: {' '.join(self.left_out)}"
 
     def heading(self) -> Sheet:
         """Return what was read in a few lines, to stand above an answer."""

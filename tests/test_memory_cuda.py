@@ -135,3 +135,19 @@ def test_a_step_that_fits_at_no_size_has_its_peak_all_the_same():
     assert sheet.title.endswith(" of 10.0 MB")
     needed = int(sheet.answer.split("alone need ")[1].split(";")[0].replace(",", ""))
     assert needed in (3 * found.split["weights"], 4 * found.split["weights"])  # two moments; and gradients at the peak
+
+
+def test_the_largest_batch_lays_a_step_out_once_for_each_batch_and_plan(monkeypatch):
+    from learncost.reports.memory.engines import in_place
+
+    asked, lay_out = [], in_place.laid_out_on_gpu
+
+    def counted(step, sizes, check=True):
+        asked.append((sizes["B"], step.plan))
+        return lay_out(step, sizes, check)
+
+    monkeypatch.setattr(in_place, "laid_out_on_gpu", counted)
+    flags = {"seq_len": 8, "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64, "engine": "cuda"}
+    (row,) = lc.fit("gpt2", "100MB", on="H100-SXM", procedures="bp", **flags).rows
+    assert {(row.largest + more, row.plan) for more in (0, 1)} <= {*asked}  # one fits, and one more does not
+    assert len(asked) == len({*asked}) + 1  # the smallest batch is that of the row, too

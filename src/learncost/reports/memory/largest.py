@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from math import inf, isinf
 
 from learncost.ir.errors import InputError
@@ -20,7 +21,7 @@ def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
     peak    the bytes of a batch: lines that bend where another moment becomes the worst. A step of Newton's method
             from a batch goes to where its own line meets the capacity.
     """
-    batch, before = 1, -1
+    batch, before, peak = 1, -1, cache(peak)
     for _ in range(64):
         level = peak(batch)
         if batch == 1 and level > capacity:

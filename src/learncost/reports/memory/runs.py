@@ -100,10 +100,13 @@ def largest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int:
     if step.run.plan != CHOSEN:
         return _largest(step, chosen_engine, budget)
     unit = _unit(step)
-    batch, more = 0, _largest(step.at(unit), chosen_engine, budget)
+    planned = step.at(unit)
+    batch, more = 0, _largest(planned, chosen_engine, budget)
     while more > batch:
-        batch = more
-        more = _largest(step.at(batch + unit), chosen_engine, budget)
+        batch, before, planned = more, planned, step.at(more + unit)
+        if planned.plan == before.plan or chosen_engine.peak(planned, planned.sizes()) > budget:
+            break  # a search takes ten peaks
+        more = _largest(planned, chosen_engine, budget)
     return batch
 
 

@@ -77,8 +77,7 @@ def _no_gpu(step: MemoryStep) -> str:
     return "requires a GPU in --on, such as --on H100-SXM" if step.regions and step.eager.device != GPU else ""
 
 
-def _on_gpu(step: MemoryStep, sizes: Mapping[str, int], check: bool = False) -> dict[str, int]:
-    layout = laid_out_on_gpu(step, sizes, check)
+def _on_gpu(step: MemoryStep, sizes: Mapping[str, int], layout: InPlaceLayout) -> dict[str, int]:
     library = max((function.allocates for function in layout.functions), default=0)
     return _parts(step, layout, sizes) | {"workspaces": WORKSPACES + library}
 
@@ -103,9 +102,15 @@ def _largest_on_gpu(step: MemoryStep, budget: int) -> int:
     """Return the largest batch that fits and whose arrays kernels can index."""
     from learncost.backends.triton import LONGEST, longest
 
-    batch = largest_batch(lambda batch: sum(_on_gpu(step, step.sizes(batch)).values()), budget)
-    _, elements = longest(laid_out_on_gpu(step, step.sizes(batch), check=False)) if batch else ("", 0)
-    return batch if elements <= LONGEST else batch * LONGEST // elements
+    elements = {0: 0}
+
+    def peak(batch: int) -> int:
+        layout = laid_out_on_gpu(step, sizes := step.sizes(batch), check=False)
+        elements[batch] = longest(layout)[1]
+        return sum(_on_gpu(step, sizes, layout).values())
+
+    batch = largest_batch(peak, budget)
+    return batch if elements[batch] <= LONGEST else batch * LONGEST // elements[batch]
 
 
 SAID = (
@@ -146,8 +151,8 @@ ENGINES = (
     ),
     Engine(
         GPU,
-        lambda step, sizes: sum(_on_gpu(step, sizes).values()),
-        lambda step, sizes: _use(_on_gpu(step, sizes, check=True)),
+        lambda step, sizes: sum(_on_gpu(step, sizes, laid_out_on_gpu(step, sizes, check=False)).values()),
+        lambda step, sizes: _use(_on_gpu(step, sizes, laid_out_on_gpu(step, sizes))),
         _RULES,
         SAID_ON_GPU,
         lambda step: _no_gpu(step) or refusal(step, (*TYPES, "bf16-masters")),

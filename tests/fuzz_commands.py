@@ -142,7 +142,7 @@ def _line(chance: random.Random, files: list[str]) -> str:
     flags = _flags(command)
     words += NEEDED.get(command, ()) if chance.random() < 0.8 else ()
     for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 3, 4, 6))):
-        flag = chance.choice(flags) if chance.random() < 0.85 else chance.choice(_sizes())
+        flag = chance.choice(flags) if flags and chance.random() < 0.85 else chance.choice(_sizes())
         words += _given(chance, flag, files)
     if chance.random() < 0.1:
         words.insert(chance.randrange(1, len(words) + 1), chance.choice((*TEXTS, *NUMBERS, *files)))

@@ -18,9 +18,9 @@ def test_a_sweep_is_a_line_for_each_procedure_and_other_size() -> None:
     assert len(drawn.lines) == 4
     for line in drawn.lines:
         ops = line.name.replace(",", "").split()
-        fixed = int(ops[-1])
+        assert (drawn.x, ops[-1]) == ("tokens", "blocks")
         for place, flops in zip(line.places, line.values, strict=True):
-            sizes = {drawn.x: int(place), ops[-2]: fixed}
+            sizes = {"seq_len": int(place), "n_layer": int(ops[1])}
             assert flops == lc.cost("gpt2", ops[0], optimizer="sgd", **sizes).total.flops
     assert sweep.plot().rests_on["Title"] == drawn.finding
     with pytest.raises(lc.InputError, match="requires a size with several values"):

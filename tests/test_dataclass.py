@@ -1,4 +1,4 @@
-"""learncost.dataclass gives a class what the decorator of the standard library gives it."""
+"""learncost.ir.dataclass gives a class what the decorator of the standard library gives it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 
 Decorator = Callable[..., Callable[[type[Any]], type[Any]]]
 

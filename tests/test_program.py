@@ -18,7 +18,6 @@ from learncost.devices.gpus import gpu
 from learncost.importer.recorder import ModuleStep
 from learncost.program.optimizer_step import Stepping
 from learncost.program.program import (
-    FEW,
     Buffer,
     Operand,
     Program,
@@ -68,12 +67,12 @@ def test_a_buffer_is_in_use_until_the_last_op_that_reads_or_writes_it_or_a_varia
 
 def test_what_iterations_leave_counts_for_those_that_do_not_run():
     """Every iteration makes 3 bytes that nothing reads after it, and 7 that are read when all have run."""
-    builder, count, left = ProgramBuilder(), 2 * FEW, []
+    builder, count, left = ProgramBuilder(), 24, []
     for _ in builder.iterations(count):
         several = [builder.make(3), builder.make(7)]
         builder.run("make", (), [Operand(buffer, (1,), "uint8", (1,), 0) for buffer in several])
         left.append(several[1])
-    assert len(left) < FEW
+    assert len(left) < count
     builder.run("read", [Operand(buffer, (1,), "uint8", (1,), 0) for buffer in left])
     assert levels(builder.program())[-2:] == [7 * count + 3, 7 * count]
 

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import pytest
 
-from learncost.dataclass import HIDDEN, OPTIONAL, Key, Serializable, attributes, dictionary_of
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, attributes, dictionary_of
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from learncost.autodiff.derive import Derived, derive
-from learncost.dataclass import HIDDEN, Serializable, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, Serializable, dataclass, field, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op

@@ -14,7 +14,7 @@ from learncost.autoshard.passes import MicrobatchPasses, StepWeights, StoredWeig
 from learncost.autoshard.placed_step import CutSizes, ShardedStep, StagePart, StepConfig, Walker, placed_step
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial

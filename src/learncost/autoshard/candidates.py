@@ -31,9 +31,9 @@ from learncost.autoshard.step import (
     stages_of,
     tied_sums,
 )
-from learncost.dataclass import dataclass
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, groups, transfer
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import walk

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from learncost.autoshard.placed_step import BACKWARD, CutSizes, ShardedStep, StagePart, Walker
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import Loop, map_lines, map_loops, walk
 from learncost.ir.polynomial import Polynomial, base, shape_of, size_of

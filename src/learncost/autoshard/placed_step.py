@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop, map_loops, repeats, walk

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass, Sending
 from learncost.autoshard.passes import ONCE, PARTED, SUMMED, Static
 from learncost.autoshard.placed_step import StagePart, parts_of, together
-from learncost.dataclass import dataclass, field
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, Transfer, groups, transfer
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line

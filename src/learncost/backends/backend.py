@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from learncost.backends import between
 from learncost.backends.expression import ATOM, Code, shape
 from learncost.backends.shard_map import sharded
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import named_one
 
 # Helpers at the top of programs that use them.

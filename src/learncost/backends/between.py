@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from learncost.backends import threads
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 
 MESH = "mesh"
 """The name of the device mesh in programs."""

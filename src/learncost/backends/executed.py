@@ -9,7 +9,7 @@ from typing import Any
 from learncost.backends import ProgramText, fill, leaves, program
 from learncost.backends.placed import TYPES as IN_PLACE
 from learncost.backends.placed import InPlaceProgram as InPlace
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, to_install
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table

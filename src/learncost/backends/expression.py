@@ -10,7 +10,7 @@ import keyword
 import re
 from collections.abc import Iterable
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 
 COMPARISON, SUM, PRODUCT, POWER, ATOM = range(5)
 WIDTH = 110

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from learncost.backends.scope import EmittedStatement, FunctionScope, Mask
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.polynomial import base, sharded_over, whole
 
 COLUMN = 64

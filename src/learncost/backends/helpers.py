@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from learncost.backends.backend import Backend
 from learncost.backends.expression import COMPARISON, POWER, PRODUCT, SUM, Code, binary, number, shape
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.term import Literal, Operand
 from learncost.ops import entry

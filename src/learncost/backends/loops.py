@@ -12,7 +12,7 @@ from learncost.backends.function import FunctionParameter, SizeSource
 from learncost.backends.records import Record, WeightGroup, WeightRecords
 from learncost.backends.scope import FIRST, FunctionScope, Layout
 from learncost.backends.scope import EmittedStatement as Made
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.polynomial import base, comes_round, sharded_over
 from learncost.ir.table import Table

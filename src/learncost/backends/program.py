@@ -20,7 +20,7 @@ from learncost.backends.records import RecordNode, Tree, WeightRecords, leaves, 
 from learncost.backends.scope import FIRST, FunctionScope
 from learncost.backends.scope import EmittedStatement as Made
 from learncost.backends.shard_map import NAME as OVER
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, check_derived, walk, windows

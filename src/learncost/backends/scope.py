@@ -8,8 +8,8 @@ from math import isinf
 from learncost.backends.backend import Backend
 from learncost.backends.expression import COMPARISON, POWER, PRODUCT, SUM, Code, Identifiers, number, shape
 from learncost.backends.helpers import Helpers
-from learncost.dataclass import dataclass, field
 from learncost.ir.affine import Affine, AffineTerm
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.line import Condition
 from learncost.ir.polynomial import base, factors, marked, sharded_over, summands
 from learncost.ir.term import Literal, Operand, Read, Term

@@ -14,7 +14,7 @@ from learncost.backends.between import ALONG
 from learncost.backends.expression import shape
 from learncost.backends.program import FunctionWriter, Stops, closed, in_types
 from learncost.backends.records import RecordNode, Tree, leaves
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.polynomial import base, whole
 from learncost.ir.table import Table
 from learncost.ops.collectives import is_collective

@@ -16,9 +16,9 @@ from time import perf_counter
 from typing import TypeAlias
 
 from learncost.calibration.operations import Bench, TimedCall
-from learncost.dataclass import dataclass, replace
 from learncost.devices.calibration import Calibration
 from learncost.engines import processor
+from learncost.ir.dataclass import dataclass, replace
 from learncost.timing.rates import FRESH, ORIENTATIONS, MatmulGrid, RateCurve, Rates
 
 Report: TypeAlias = Callable[[str], None]

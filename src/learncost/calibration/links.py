@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass
 from learncost.devices.calibration import save_text
 from learncost.devices.collective import algorithm
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, to_install
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)

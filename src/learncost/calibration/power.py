@@ -18,8 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import dataclass, field
 from learncost.devices.figure import Figure
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 
 POWERCAP = Path("/sys/class/powercap")

@@ -13,11 +13,11 @@ import numpy as np
 
 from learncost.backends.c99.layout import given
 from learncost.cost_models import Book, price
-from learncost.dataclass import dataclass
 from learncost.devices.device import STACK
 from learncost.engines.boards import BOARDS, Board, LinkedProgram, build, run
 from learncost.engines.inputs import random_batch
 from learncost.engines.made import names_made
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.verification.report import Check
 

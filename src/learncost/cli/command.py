@@ -18,8 +18,8 @@ from typing import Any
 
 from learncost import __version__
 from learncost.cli.typed import read
-from learncost.dataclass import dataclass
 from learncost.interrupt import like_ctrl_c
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.reports.question import FLAGS, Flag, flags_of, in_flags, schema_of
 from learncost.reports.sheet import FORMATS, SPELLED, Shown

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import dataclass
 from learncost.interrupt import asked_to_stop
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, named_one, shown
 from learncost.models.sizes import check_size
 from learncost.models.storage import write_json

@@ -11,7 +11,7 @@ from learncost import __version__
 from learncost.autodiff.derive import derive
 from learncost.backends import program
 from learncost.backends.precision import check_runs
-from learncost.dataclass import dataclass, fields, replace
+from learncost.ir.dataclass import dataclass, fields, replace
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.precision import either, precision_of
 from learncost.ir.table import Table

@@ -14,7 +14,6 @@ import numpy as np
 from learncost import __version__
 from learncost.backends.c99 import Firmware, FirmwareInputs, firmware
 from learncost.backends.c99.layout import varies
-from learncost.dataclass import dataclass, field, replace
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.engines.boards.board import linker_script
@@ -24,6 +23,7 @@ from learncost.engines.made import names_made
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import StateArray, evaluated, from_state, stored, to_state
 from learncost.engines.weights import DEVIATION, deviations, initial_weights
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.line import Product
 from learncost.ir.precision import precision_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from learncost.dataclass import dataclass
 from learncost.engines.in_stages import StageUpdate, program_in_stages, step_in_stages
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.models.configuration import family_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from learncost.cost_models.errata import Erratum
 from learncost.cost_models.errata import errata as every
-from learncost.dataclass import asdict, dataclass
+from learncost.ir.dataclass import asdict, dataclass
 from learncost.ir.errors import InputError, mentions, nearest, shown
 from learncost.reports.question import question
 from learncost.reports.sheet import FACTS, WIDTH, Sheet, Shown, TableColumn, table, words_of

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from inspect import Parameter
 from typing import TYPE_CHECKING
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.reports.question import GROUPS, Flag, docstring_parts, typed
 from learncost.reports.sheet import styled
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from learncost.cli.typed import reading
-from learncost.dataclass import dataclass
 from learncost.importer.files.reading import evaluation, imported, say
 from learncost.importer.files.user_file import target
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, shown
 from learncost.ir.polynomial import Polynomial
 from learncost.layers.active import parameters

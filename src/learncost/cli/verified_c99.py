@@ -14,13 +14,13 @@ from learncost.cli import boards
 from learncost.cli.emit_c99 import FirmwareOptions, FirmwareProgram, program_of
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
-from learncost.dataclass import dataclass, replace
 from learncost.engines import freestanding as alone
 from learncost.engines.compiler import compiler
 from learncost.engines.inputs import random_batch
 from learncost.engines.numpy_engine import Training
 from learncost.engines.rounding import real, whole
 from learncost.interpreter.operation import mixed
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import shape_of
 from learncost.ir.precision import precision_of

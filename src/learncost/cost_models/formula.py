@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from learncost.cost_models import Book, PricedLine, kind
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
 from learncost.ir.loop import walk

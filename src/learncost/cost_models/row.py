@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line, Op, Opaque, Product, alias
 from learncost.ir.polynomial import ZERO, Polynomial, least, total

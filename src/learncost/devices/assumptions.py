@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from statistics import mean, median
 
-from learncost.dataclass import dataclass
 from learncost.devices.device import Device, devices
 from learncost.devices.figure import Figure
+from learncost.ir.dataclass import dataclass
 
 ENDS = (0.025, 0.975)
 """The percentiles of the rows that bound an interval."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import asdict, dataclass
+from learncost.ir.dataclass import asdict, dataclass
 from learncost.ir.errors import InputError, shown
 from learncost.models.files import read_path
 from learncost.timing.rates import ORIENTATIONS, MatmulGrid, RateCurve, Rates

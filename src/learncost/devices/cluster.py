@@ -10,8 +10,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import HIDDEN, Key, Serializable, dataclass, field, fields
 from learncost.devices.device import LARGEST, Device, above_0, device
+from learncost.ir.dataclass import HIDDEN, Key, Serializable, dataclass, field, fields
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.models.files import looks_like_path, read_path

@@ -9,8 +9,8 @@ from functools import cache
 from math import ceil, log2
 from pathlib import Path
 
-from learncost.dataclass import dataclass
 from learncost.devices.cluster import Cluster, Link
+from learncost.ir.dataclass import dataclass
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.polynomial import Polynomial

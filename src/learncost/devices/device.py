@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from learncost.dataclass import dataclass, field, fields, replace
+from learncost.ir.dataclass import dataclass, field, fields, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.precision import BYTES, PRODUCTS_ALONE
@@ -237,8 +237,8 @@ def device(name: object) -> Device:
         many, one = several[1] or several[4], several[2] or several[3]
         how = f"--on {quote(one)} with --devices {many}, or over --mesh dp={many}"
         raise InputError(f"no device is called {shown(name)}: give {how}")
-    hint = nearest(" ".join(_words(name)), [*(spelling for _, spelling in _spellings()), *clusters()])
-    hint = hint or _near_words(name)
+    known = [*(spelling for _, spelling in _spellings()), *clusters()]
+    hint = nearest(name, known) or nearest(" ".join(_words(name)), known) or _near_words(name)
     more = ": see `learncost list devices` and `learncost list clusters`, or give a TOML or JSON file that describes it"
     raise InputError(f"no device or cluster is called {shown(name)}{hint or more}")
 

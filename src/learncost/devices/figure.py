@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, hypot, log, prod
 
-from learncost.dataclass import HIDDEN, OPTIONAL, Serializable, dataclass, field
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Serializable, dataclass, field
 from learncost.ir.displayed import Displayed
 
 LABELS = {

@@ -9,12 +9,12 @@ from itertools import product
 from math import sqrt
 from pathlib import Path
 
-from learncost.dataclass import dataclass
 from learncost.devices import assumptions
 from learncost.devices.assumptions import groups, utilizations
 from learncost.devices.calibration import is_calibration, load, own_file
 from learncost.devices.device import FILES, Device, devices
 from learncost.devices.device import device as find_device
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, shown
 from learncost.ir.precision import check_stored
 from learncost.models.files import looks_like_path, read_path

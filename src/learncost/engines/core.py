@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from learncost.backends.precision import typed
-from learncost.dataclass import dataclass, replace
 from learncost.engines.rounding import eight_bits, results, rounded, stored, whole, widened
 from learncost.engines.weights import DEVIATION, generator, in_rows, kinds, shape
 from learncost.interpreter import execute
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line

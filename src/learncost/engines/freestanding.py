@@ -15,8 +15,8 @@ import numpy as np
 
 from learncost.backends.c99 import Firmware
 from learncost.backends.c99.functions import known
-from learncost.dataclass import dataclass
 from learncost.engines.compiler import compiler
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import shape_of
 

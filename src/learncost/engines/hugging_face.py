@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass
 from learncost.engines.tokenizer import Tokenizer
 from learncost.engines.weights import shape
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.model import Model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from learncost.backends.stages import StagesProgram, StageTables, stages_program
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import Loop, Statement, defined, walk
 from learncost.ir.table import Table

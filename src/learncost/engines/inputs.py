@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass
 from learncost.engines.made import made_inputs, names_made
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base, shape_of, size_of
 from learncost.ir.stated import indexed

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import Serializable, dataclass, field, fields, replace
+from learncost.ir.dataclass import Serializable, dataclass, field, fields, replace
 from learncost.ir.errors import InputError
 from learncost.ir.precision import check_trained, precision_of
 from learncost.models.configuration import Configuration, family_of

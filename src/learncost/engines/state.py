@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import Loop, Statement, repeats
 from learncost.ir.polynomial import shape_of, size_of

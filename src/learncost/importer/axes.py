@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import sympy
 from torch.utils._sympy.functions import CeilToInt, FloorDiv, FloorToInt, IntTrueDiv, Max, Min, ToFloat, TruncToInt
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 
 Size: TypeAlias = Any
 """An int, or a sympy expression in the symbols of the inputs."""

@@ -12,10 +12,10 @@ from functools import lru_cache
 from itertools import permutations
 from typing import TypeAlias
 
-from learncost.dataclass import dataclass, field, replace
 from learncost.importer.equations import DimensionCondition, Equation, NamedView, NumberOperand, Operand
 from learncost.importer.text import through
 from learncost.importer.views import At, AxisIndex, Index, StoredValue, ViewAxis
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.term import Literal, Term
 from learncost.ops import entries

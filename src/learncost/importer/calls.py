@@ -18,13 +18,13 @@ from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from learncost.dataclass import dataclass, field
 from learncost.importer.constants import GivenError, NodeConstants
 from learncost.importer.functions import answers_of_gradients, own_functions_held
 from learncost.importer.materialize import has_numbers
 from learncost.importer.nodes import AGAIN, mark, operator_name
 from learncost.importer.replaced import WRITTEN_OUT, attributes_replaced, calling, root, unchecked
 from learncost.importer.unseen import REQUIRES_GRAD, answers_of_learning, changed_by, memory_of, moved, node_of
+from learncost.ir.dataclass import dataclass, field
 
 
 @dataclass

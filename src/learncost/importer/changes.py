@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from learncost.dataclass import dataclass
 from learncost.importer.equations import Equation
 from learncost.importer.export import Exported
 from learncost.importer.nodes import is_float, operator_name
 from learncost.importer.reader import GraphReader
 from learncost.importer.views import ChosenPlaces, Complex, GivenTensor, StoredValue, View
+from learncost.ir.dataclass import dataclass
 from learncost.layers.products import PRODUCT_OPERATORS
 
 

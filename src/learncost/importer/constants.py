@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 
 LONGEST = 6_000
 """The largest side of a mask that is evaluated; masks are tried at the size that their settings name, and twice that.

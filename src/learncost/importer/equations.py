@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
-from learncost.dataclass import dataclass, field, replace
 from learncost.importer.axes import ApartError, AxisClass, make_same, product
 from learncost.importer.constants import Mask
 from learncost.importer.views import At, AxisIndex, Dimension, Index, StoredValue, View, ViewAxis, in_one
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import Opaque
 
 Letters: TypeAlias = Sequence[Hashable]

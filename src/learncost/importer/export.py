@@ -9,7 +9,6 @@ from typing import Any
 import sympy
 import torch
 
-from learncost.dataclass import dataclass, field
 from learncost.importer.as_run import SELECTING
 from learncost.importer.examples import arguments, distinct_examples, dynamic, flattened, parts_of
 from learncost.importer.functions import check_hooks
@@ -17,6 +16,7 @@ from learncost.importer.registered import Unused
 from learncost.importer.sized import constants, exact, interval, open_sizes
 from learncost.importer.traced import traced
 from learncost.importer.wrappers import readable
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.ir.stated import LARGEST, Limit
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TypeAlias
 
-from learncost.dataclass import dataclass, field
 from learncost.importer.axes import AxisClass, equal
 from learncost.importer.equations import Equation
 from learncost.importer.text import TextWriter
 from learncost.importer.views import StoredValue
+from learncost.ir.dataclass import dataclass, field
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from learncost.dataclass import dataclass, field
 from learncost.importer.examples import at_sizes, parts_of, size_at, sizes_of
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError, nearest, shown
 
 KINDS: Mapping[str, str] = {

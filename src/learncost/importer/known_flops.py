@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from learncost.dataclass import dataclass
 from learncost.importer.constants import GivenError, NodeConstants
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 
 _GOLUB = "Golub & Van Loan 2013, Matrix Computations"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from learncost.dataclass import dataclass, field, replace
 from learncost.importer.axes import AxisClass
 from learncost.importer.equations import Equation
 from learncost.importer.export import Exported
 from learncost.importer.fold import Fold, Item, carried_again, made_of, reads_of
 from learncost.importer.text import TextWriter, identifier, tail
 from learncost.importer.views import StoredValue
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.polynomial import Polynomial
 from learncost.ir.stated import Limit, StateDictEntry
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from learncost.dataclass import dataclass, replace
 from learncost.importer.inputs import Input
 from learncost.importer.pipeline import UNOBSERVED, ImportObserver, ImportOptions, table_of
 from learncost.importer.walk import ImportedModule
+from learncost.ir.dataclass import dataclass, replace
 
 
 @dataclass

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from learncost.dataclass import dataclass
 from learncost.importer.axes import AxisClass, equal
 from learncost.importer.equations import Equation, NamedView
 from learncost.importer.nodes import is_empty, size_of
 from learncost.importer.registered import name_of, registered, run_bodies
 from learncost.importer.tried import has_fraction
 from learncost.importer.views import ChosenPlaces, Complex, GivenTensor, IntegerValue, StoredValue, View, ViewAxis
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Op
 
 if TYPE_CHECKING:

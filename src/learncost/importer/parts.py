@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from learncost.dataclass import dataclass
 from learncost.importer.examples import as_called
 from learncost.importer.refusals import exports
 from learncost.importer.walk import read_module
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.loop import walk
 from learncost.layers.layer import layer

@@ -9,7 +9,6 @@ from typing import Any
 
 import sympy
 
-from learncost.dataclass import dataclass, field, replace
 from learncost.importer.axes import ApartError, Size
 from learncost.importer.examples import flattened, parts_of, size_at
 from learncost.importer.export import Exported
@@ -24,6 +23,7 @@ from learncost.importer.refusals import (
     raises_too,
 )
 from learncost.importer.walk import ImportedModule
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 
 

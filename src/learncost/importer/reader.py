@@ -12,7 +12,6 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from learncost.dataclass import dataclass, field
 from learncost.importer.axes import AxisClass, Size, equal, product
 from learncost.importer.constants import Mask, NodeConstants
 from learncost.importer.equations import (
@@ -38,6 +37,7 @@ from learncost.importer.nodes import (
 from learncost.importer.rule import RULES, VIEW_RULES, rule_of
 from learncost.importer.sized import expression_of, lines_of, number_of
 from learncost.importer.views import ChosenPlaces, GivenTensor, IntegerValue, ShapeError, StoredValue, View, is_inside
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError, shown
 
 AS_RUN = "; its size depends on values: --as-run (in Python as_run=True) takes those of one run"

@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from learncost.dataclass import dataclass, field
 from learncost.importer.constants import NodeConstants
 from learncost.importer.functions import FUNCTIONS
 from learncost.importer.known_flops import FORMULAS, OVER_SEQUENCES, OpenError, flops, has_offsets, sequences
 from learncost.importer.nodes import module_of, operator_name, size_of
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.line import Opaque
 
 

@@ -9,11 +9,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv
 
-from learncost.dataclass import dataclass, field, replace
 from learncost.importer.axes import AxisClass, Size, equal, leaves
 from learncost.importer.equations import DimensionCondition, Equation, NamedView, NumberOperand, Operand, indices_of
 from learncost.importer.sized import without_rests
 from learncost.importer.views import At, AxisIndex, Index, StoredValue, View, ViewAxis
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.models.tables import LENGTHS
 

@@ -13,7 +13,6 @@ import torch
 from torch._export.utils import _is_preservable_cia_op
 from torch.utils.flop_counter import flop_registry
 
-from learncost.dataclass import dataclass, replace
 from learncost.importer.as_run import written_through
 from learncost.importer.calls import answered, decided
 from learncost.importer.composed import WRITTEN_OUT
@@ -27,6 +26,7 @@ from learncost.importer.rule import RULES
 from learncost.importer.sized import plain_sizes
 from learncost.importer.unseen import ChangedError, check_changes
 from learncost.importer.wrappers import named_inputs, plain
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 
 

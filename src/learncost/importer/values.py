@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learncost.dataclass import dataclass
 from learncost.importer.nodes import operator_name
 from learncost.importer.registered import OVER_POSITIONS, run_bodies
 from learncost.importer.walk import ImportedModule
+from learncost.ir.dataclass import dataclass
 
 
 @dataclass

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from learncost.dataclass import dataclass, field, replace
 from learncost.importer.axes import AxisClass, Size, equal, product, quotient
 from learncost.importer.nodes import shape_of
+from learncost.ir.dataclass import dataclass, field, replace
 
 
 @dataclass(eq=False)

@@ -10,7 +10,6 @@ import sympy
 import torch
 from torch.utils._sympy import functions
 
-from learncost.dataclass import dataclass, field
 from learncost.importer import rules  # they register themselves on import
 from learncost.importer.axes import AxisClass, Size
 from learncost.importer.bodies import before_masks, with_ops
@@ -28,6 +27,7 @@ from learncost.importer.registered import body_of
 from learncost.importer.text import TextWriter, needed, read_in_products
 from learncost.importer.unit_dims import as_given, kept_axes
 from learncost.importer.views import ChosenPlaces, Complex, GivenTensor, IntegerValue, StoredValue, View
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit
 

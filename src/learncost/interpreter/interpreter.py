@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from learncost.autodiff.derive import derive
-from learncost.dataclass import dataclass, replace
 from learncost.interpreter.moves import Array, Exchange, Sizes
 from learncost.interpreter.operation import Operation, prepared
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import Loop, Statement, added, begun, check_derived, empty, walk, windows

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.term import Literal, Operand, Term
 

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from math import lcm, prod
 from typing import Any, TypeAlias, cast
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 
 Monomial = tuple[str, ...]  # size names in sorted order; a square has the name twice

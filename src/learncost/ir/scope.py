@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from learncost.dataclass import dataclass, replace
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import NotationError, advice
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.line_reader import twice

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from learncost.dataclass import dataclass, field
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError, NotationError
 from learncost.ir.loop import walk, windows
 from learncost.ir.parse import split_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Sum
 from learncost.ir.loop import Loop, Statement, repeats

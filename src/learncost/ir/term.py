@@ -7,8 +7,8 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import TypeAlias
 
-from learncost.dataclass import dataclass, replace
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import factors, size_of, summands
 

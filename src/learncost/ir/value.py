@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 
 Axes: TypeAlias = tuple[str, ...]
 

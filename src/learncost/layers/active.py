@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, base, total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import NotationError
 from learncost.ir.line import Condition, Line, Meta
 from learncost.ir.loop import Carry, Loop, Statement, walk, windows

@@ -9,7 +9,7 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import NotationError, advice
 from learncost.ir.line import Line, Op, Opaque

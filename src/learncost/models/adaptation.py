@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from math import isfinite
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, shown
 from learncost.ir.table import Table
 from learncost.layers.gradient_plan import GradientPlan

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError, nearest, printable, shown
 from learncost.layers.layer import Layer, shipped, shipped_layer, usual_names
 from learncost.models.families import names as family_names

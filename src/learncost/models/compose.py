@@ -14,7 +14,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, shown
 from learncost.ir.line import Line
 from learncost.ir.parse import parse_lines, split_names

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, nearest, printable, shown
 from learncost.ir.loop import defined

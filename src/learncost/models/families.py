@@ -14,7 +14,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.layers.layer import Layer
 
 FOLDER = Path(__file__).with_name("families")

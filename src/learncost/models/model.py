@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, map_lines, walk

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, counted, nearest, shown
 from learncost.ir.polynomial import LARGEST as LARGEST
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, shown, to_install
 
 Arrays = Mapping[str, Any]

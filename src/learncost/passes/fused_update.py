@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, defined, map_loops, repeats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Role, Value

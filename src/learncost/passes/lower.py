@@ -13,8 +13,8 @@ from itertools import count
 from math import prod
 from typing import Any
 
-from learncost.dataclass import dataclass, field, replace
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, whole

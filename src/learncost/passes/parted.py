@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.loop import Loop, Statement, groups, in_kernel, walk
 from learncost.ir.table import Table

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table

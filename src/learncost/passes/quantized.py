@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.polynomial import base, shape_of
 from learncost.ir.precision import BLOCKS, BYTES, BlockScales
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.loop import Carry, Loop, walk

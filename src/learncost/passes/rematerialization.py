@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.loop import Loop, Statement, defined, groups, in_kernel, map_lines, map_scopes, visit, walk
 from learncost.ir.table import Table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from learncost.dataclass import dataclass, replace
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product
 from learncost.ir.loop import Loop, Statement, repeats, walk

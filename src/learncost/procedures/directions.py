@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.line import Line, Meta
 from learncost.ir.loop import Loop
 from learncost.ir.polynomial import base

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, map_lines, map_loops, walk

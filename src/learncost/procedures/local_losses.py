@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from learncost.autodiff.derive import derive
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Meta, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement, defined

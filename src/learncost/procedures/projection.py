@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, map_lines, map_loops

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from learncost.autodiff.tangent import MARK
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Meta, Product
 from learncost.ir.loop import Loop

@@ -14,7 +14,7 @@ from random import Random
 
 import numpy as np
 
-from learncost.dataclass import Serializable, dataclass
+from learncost.ir.dataclass import Serializable, dataclass
 from learncost.ir.errors import InputError
 from learncost.program.lifetimes import FOREVER, Lifetimes, ScheduledArray
 

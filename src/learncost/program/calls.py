@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Protocol, TypeAlias
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Line, Product, alias
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 
 if TYPE_CHECKING:
     from learncost.program.program import ProgramBuilder

@@ -13,7 +13,7 @@ from itertools import chain
 from operator import ge
 from typing import NamedTuple
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, named_one
 

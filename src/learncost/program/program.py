@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.program.optimizer_step import Stepping
 
 CUDA = "cuda"

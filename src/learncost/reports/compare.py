@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from learncost.cost_models import Book
 from learncost.cost_models.books import book as find_book
-from learncost.dataclass import HIDDEN, Key, Serializable, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.polynomial import Polynomial, total

@@ -10,7 +10,7 @@ from math import gcd
 from typing import Any
 
 from learncost.cost_models.books import price
-from learncost.dataclass import HIDDEN, Key, Serializable, dataclass, field
+from learncost.ir.dataclass import HIDDEN, Key, Serializable, dataclass, field
 from learncost.ir.errors import InputError, shown
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, base, total

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from learncost.cost_models import Book, PricedLine
 from learncost.cost_models.books import every
-from learncost.dataclass import HIDDEN, OPTIONAL, Key, Serializable, attributes, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.polynomial import total

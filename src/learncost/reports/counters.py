@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import BOOKS
-from learncost.dataclass import Key, Serializable, dataclass, field
+from learncost.ir.dataclass import Key, Serializable, dataclass, field
 from learncost.ir.line import Op, Product, Sum
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total

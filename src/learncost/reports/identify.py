@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import every
-from learncost.dataclass import HIDDEN, Key, Serializable, dataclass, field
+from learncost.ir.dataclass import HIDDEN, Key, Serializable, dataclass, field
 from learncost.ir.errors import InputError, shown
 from learncost.ir.polynomial import total
 from learncost.layers.active import Part, part_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import Price, PricedLine, price
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial, size_of, total
 from learncost.ir.precision import BYTES

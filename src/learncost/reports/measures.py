@@ -8,7 +8,7 @@ from functools import cached_property
 
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import book as find_book
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Product
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total

@@ -12,8 +12,8 @@ from learncost.autoshard.passes import ONCE
 from learncost.autoshard.placed_step import StepConfig
 from learncost.autoshard.step import ParallelConfig, carried, devices_of, sends_of, sizes_of, stages_of, tied_gradients
 from learncost.cost_models import price
-from learncost.dataclass import HIDDEN, Key, Serializable, dataclass, field, replace
 from learncost.devices.collective import kind_of
+from learncost.ir.dataclass import HIDDEN, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError, counted
 from learncost.ir.loop import round_rings, walk
 from learncost.ir.polynomial import shape_of, sharded_over, whole

@@ -20,9 +20,9 @@ from learncost.autoshard.step import (
     step_of,
 )
 from learncost.cost_models import PricedLine
-from learncost.dataclass import attributes
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import groups, transfer
+from learncost.ir.dataclass import attributes
 from learncost.ir.table import Table
 from learncost.procedures.optimizer import default_optimizer
 from learncost.reports.mesh_cost import OverMesh

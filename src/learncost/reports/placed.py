@@ -7,7 +7,7 @@ from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from learncost.dataclass import HIDDEN, OPTIONAL, Key, dataclass, field
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, dataclass, field
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, Statement, visit
 from learncost.ir.table import Table

@@ -17,7 +17,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import RETIRED, InputError, counted, shown
 from learncost.models.files import looks_like_path
 from learncost.models.sizes import CANONICAL, OF_A_RUN, spelled

@@ -7,7 +7,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from learncost.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.reports.sheet import AtLength, Drawn
 
 if TYPE_CHECKING:

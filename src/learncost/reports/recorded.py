@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from learncost.dataclass import HIDDEN, OPTIONAL, Serializable, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.models.module import runs_otherwise
 from learncost.program.program import starred

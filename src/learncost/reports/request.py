@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from learncost.dataclass import dataclass, field, fields, replace
+from learncost.ir.dataclass import dataclass, field, fields, replace
 from learncost.ir.errors import InputError
 from learncost.ir.precision import Precision, either, training_precision
 from learncost.layers.layer import Layer

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import Price, PricedLine
-from learncost.dataclass import Serializable, dataclass, replace
+from learncost.ir.dataclass import Serializable, dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Opaque
 from learncost.ir.precision import BYTES

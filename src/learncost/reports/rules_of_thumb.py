@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import HIDDEN, Key, Serializable, attributes, dataclass, field
+from learncost.ir.dataclass import HIDDEN, Key, Serializable, attributes, dataclass, field
 from learncost.ir.polynomial import Polynomial, total
 from learncost.reports.sheet import AtLength
 

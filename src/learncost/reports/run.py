@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from learncost.cost_models import Book, Price, PricedLine, price
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, counted, named_one, shown
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table

@@ -12,8 +12,8 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from learncost.dataclass import HIDDEN, Serializable, dataclass, field
 from learncost.ir import displayed
+from learncost.ir.dataclass import HIDDEN, Serializable, dataclass, field
 from learncost.ir.displayed import Framed
 from learncost.ir.errors import InputError
 

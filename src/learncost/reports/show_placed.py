@@ -7,7 +7,7 @@ from math import prod
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
-from learncost.dataclass import dictionary_of
+from learncost.ir.dataclass import dictionary_of
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, walk
 from learncost.ir.polynomial import shape_of

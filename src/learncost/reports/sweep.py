@@ -16,7 +16,7 @@ import numpy as np
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
-from learncost.dataclass import HIDDEN, Key, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, Key, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.polynomial import Polynomial, total

@@ -8,7 +8,8 @@ from typing import Any
 
 from learncost.backends.precision import rounds_states
 from learncost.cost_models import Book, PricedLine
-from learncost.dataclass import HIDDEN, OPTIONAL, Key, Serializable, attributes, dataclass, field, replace
+from learncost.devices.figure import Figure, computed
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.precision import BYTES, Precision
@@ -77,9 +78,11 @@ class Timing(Serializable):
         """The joules of a step: lowest, expected, highest; seconds times modelled watts."""
         if self.rates.watts is None:
             return None
-        seconds = (self.time.low, self.time.total, self.time.high)
-        low, usual, high = (time * watts for time, watts in zip(seconds, self.rates.watts, strict=True))
-        return low, usual, high
+        least, usual, most = self.rates.watts
+        seconds = Figure(self.time.total, "s", "modelled", "", self.time.low, self.time.high)
+        energy = computed("J", "", [seconds, Figure(usual, "W", "modelled", "", least, most)])
+        low, high = energy.interval or (energy.value, energy.value)
+        return low, energy.value, high
 
     @property
     @Key(optional=True)

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import dataclass, field, fields, replace
+from learncost.ir.dataclass import dataclass, field, fields, replace
 from learncost.ir.errors import InputError, counted, printable, shown
 from learncost.ir.precision import PRECISIONS, training_precision
 from learncost.passes.plan import NONE

@@ -14,7 +14,7 @@ from copy import copy
 from functools import lru_cache
 from math import lcm
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import repeats, walk
 from learncost.ir.polynomial import base, size_of

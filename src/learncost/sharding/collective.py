@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from math import prod
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, Statement, defined, map_loops, walk
 from learncost.ir.polynomial import Polynomial, base, shape_of, size_of

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass
 from learncost.interpreter import execute, program
 from learncost.interpreter.moves import filled_up
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Line
 from learncost.ir.polynomial import held, here, sharded_over, size_of
 from learncost.passes.lower import lower

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import here
 

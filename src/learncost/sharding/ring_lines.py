@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import Condition, Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement
 from learncost.ir.polynomial import ROUND, base

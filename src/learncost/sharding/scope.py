@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import Line, Op, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, whole

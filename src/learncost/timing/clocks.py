@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from math import sqrt
 from typing import NamedTuple
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.program.program import BACKWARD, FORWARD, OPTIMIZER, Program, ProgramOp
 from learncost.timing.kernels import Kernel, KernelModel, is_view
 from learncost.timing.rates import GPU, HostCPU

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, inf, log2, prod, sqrt
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.program.program import CLIP, MOVED, Operand, Program, ProgramOp
 from learncost.timing.rates import GPU

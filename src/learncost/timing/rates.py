@@ -11,7 +11,7 @@ from itertools import product
 from math import exp, log, prod
 from typing import Any
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.displayed import Displayed
 from learncost.ir.polynomial import larger
 

@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 
 EMITTED = "<emitted by learncost>"
 """The file name of emitted programs."""

@@ -11,7 +11,7 @@ from functools import partial, reduce
 from math import prod
 from typing import Any, Protocol
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum, alias, sides
 from learncost.ir.loop import check_derived, groups, in_kernel
 from learncost.ir.polynomial import Polynomial, base, comes_round, larger, size_of, smaller, whole

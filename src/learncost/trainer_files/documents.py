@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError, printable, shown, to_install
 from learncost.models.files import PYTHON, SHELL, YAML, parse_json, parse_toml
 from learncost.trainer_files.shell import arguments_of

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import dataclass, field, fields, replace
+from learncost.ir.dataclass import dataclass, field, fields, replace
 from learncost.ir.errors import InputError, printable
 from learncost.models.files import PYTHON, SHELL
 from learncost.trainer_files.documents import Document

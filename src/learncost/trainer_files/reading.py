@@ -9,7 +9,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import OPTIONAL, dataclass, field, fields, replace
+from learncost.ir.dataclass import OPTIONAL, dataclass, field, fields, replace
 from learncost.ir.errors import InputError, nearest, printable, shown
 from learncost.models.files import DATA_FILES, YAML
 from learncost.trainer_files.documents import Document, read_document

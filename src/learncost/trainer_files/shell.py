@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 
 CHANGED = "\0"  # behind the value of a variable that a branch replaces

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 
 FULL, SELECTIVE = "full", "selective"  # checkpointing of every block; of some, or of some operators
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import dataclass, replace
 from learncost.engines import hugging_face
 from learncost.engines.inputs import data
 from learncost.engines.options import Options, presets, suited
 from learncost.engines.state import from_state, stored
 from learncost.engines.tokenizer import TOKENIZER, Bytes, Tokenizer
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
 from learncost.models.argument import find, layer_given, names_module

@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from learncost.dataclass import dataclass, replace
 from learncost.engines import hugging_face
 from learncost.engines.options import Options, from_dict
 from learncost.engines.state import from_state, stored, to_state
 from learncost.engines.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, configure
 from learncost.models.files import read_layer

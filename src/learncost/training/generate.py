@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass
 from learncost.engines.made import made_inputs
 from learncost.engines.tokenizer import Tokenizer
 from learncost.interpreter import execute
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import shape_of
 from learncost.models.configuration import Configuration

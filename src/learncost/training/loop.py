@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learncost.dataclass import dataclass, replace
 from learncost.engines import hugging_face
 from learncost.engines.options import LEARNS, MINUTES, Options
 from learncost.engines.processor import one_thread
 from learncost.engines.weights import shape
 from learncost.interrupt import asked_to_stop
 from learncost.ir import displayed
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
 from learncost.models.model import build

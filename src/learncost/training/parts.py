@@ -15,7 +15,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, to_install
 from learncost.models.storage import WriteAdvice, cannot_write, check_finite, read_json, write_json
 from learncost.training.processes import ALONE, Processes, is_of_peers

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass, field
 from learncost.engines.core import Prepared, Values
 from learncost.engines.emitted import EmittedProgram
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
 from learncost.engines.rounding import widened
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError, to_install
 from learncost.ir.precision import precision_of
 from learncost.ir.table import Table

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.line import Product
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, size_of

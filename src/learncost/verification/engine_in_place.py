@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from learncost.backends.c.sides import is_ended, is_library
 from learncost.backends.placed import InPlaceProgram
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import base, shape_of

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from learncost.dataclass import dataclass
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import size_of

@@ -10,7 +10,6 @@ from warnings import catch_warnings
 
 import numpy as np
 
-from learncost.dataclass import dataclass, replace
 from learncost.importer.examples import arguments, as_called, flattened
 from learncost.importer.nodes import operator_name
 from learncost.importer.recorder.module_step import backward, ends
@@ -20,6 +19,7 @@ from learncost.importer.values import run_graph
 from learncost.importer.walk import WITHOUT_GRADIENT, ImportedModule
 from learncost.importer.wrappers import plain
 from learncost.interpreter import run_with
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import map_lines

@@ -9,7 +9,7 @@ import numpy as np
 
 from learncost.autodiff.derive import derive
 from learncost.autodiff.tangent import MARK
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.line import Product
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, shape_of

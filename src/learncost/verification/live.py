@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from learncost.dataclass import dataclass
 from learncost.importer.examples import as_called, flattened
 from learncost.importer.inputs import attempts, checked, examples_of, sized, tensors
 from learncost.importer.live import LiveModule
@@ -16,6 +15,7 @@ from learncost.importer.refusals import one_line
 from learncost.importer.tried import copied, restored, size_of_example
 from learncost.importer.walk import ImportedModule
 from learncost.importer.wrappers import plain
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit
 from learncost.layers.layer import Layer, layer

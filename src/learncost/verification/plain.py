@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 
 Array = Any
 

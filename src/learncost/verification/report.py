@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from learncost.dataclass import HIDDEN, Key, dataclass, field
+from learncost.ir.dataclass import HIDDEN, Key, dataclass, field
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
 
 _MARKS = {True: "passed", False: "FAILED", None: "not made"}

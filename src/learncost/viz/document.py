@@ -15,8 +15,8 @@ from typing import Any
 from learncost import __version__
 from learncost.cost_models.books import book as find_book
 from learncost.cost_models.errata import errata
-from learncost.dataclass import attributes
 from learncost.devices.device import device as find_device
+from learncost.ir.dataclass import attributes
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.layers.active import shown_layer

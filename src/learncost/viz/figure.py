@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from learncost.dataclass import Key, dataclass, field
+from learncost.ir.dataclass import Key, dataclass, field
 from learncost.ir.errors import InputError, counted, named_one, shown
 from learncost.models.storage import path_of
 from learncost.reports.cost import cost

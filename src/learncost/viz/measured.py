@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from learncost import __version__
-from learncost.dataclass import dataclass
 from learncost.devices.rates import HERE
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.timing.traced import TracedStep, TraceMark
 from learncost.viz.predicted import phases

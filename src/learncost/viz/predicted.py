@@ -8,7 +8,7 @@ from itertools import count, groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from learncost.cost_models import Price, PricedLine
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Line, alias
 from learncost.ir.loop import Loop, Statement, groups
 from learncost.ir.polynomial import size_of

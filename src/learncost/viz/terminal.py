@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.reports.sheet import WIDTH, size_of
 from learncost.viz.data.curve import MemoryCurve, curve

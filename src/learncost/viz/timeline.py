@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from struct import pack
 from typing import Any
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 
 
 @dataclass

@@ -19,7 +19,7 @@ from learncost.backends.c.printer import Printer, indented
 from learncost.backends.c.schedule import KernelSchedule
 from learncost.backends.c.sides import groups, joined
 from learncost.backends.c.unify import lowered, unified
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Sum
 from learncost.ir.term import Term

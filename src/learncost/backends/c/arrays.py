@@ -10,7 +10,7 @@ from learncost.backends.c.printer import Printer
 from learncost.backends.c.schedule import MAIN, KernelSchedule, ScheduledValue
 from learncost.backends.c.tree import ITERATION, ONE, ZERO, larger, minus, plus, smaller, times
 from learncost.backends.expression import Identifiers
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Condition, Line
 from learncost.ir.polynomial import base
 from learncost.ir.term import Term

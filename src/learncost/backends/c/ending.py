@@ -14,7 +14,7 @@ from learncost.backends.c.printer import Printer
 from learncost.backends.c.schedule import KernelSchedule
 from learncost.backends.c.sides import is_library, sides_within
 from learncost.backends.c.tree import ONE, ZERO, minus, plus, smaller, times
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Product
 from learncost.ir.term import Term
 

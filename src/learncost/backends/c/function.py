@@ -11,7 +11,7 @@ from learncost.backends.c.numbers import Numbers
 from learncost.backends.c.schedule import AFTER, BEFORE, MAIN, LoopNode, ScheduledValue
 from learncost.backends.c.sides import sides_within
 from learncost.backends.c.tree import ITERATION, ONE, ZERO, joined, minus, plus, smaller, times
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Product
 from learncost.ir.term import Term

@@ -11,8 +11,8 @@ from learncost.backends.c import tree
 from learncost.backends.c.arrays import Arrays, Positions
 from learncost.backends.c.schedule import KINDS, LoopNode, ScheduledValue
 from learncost.backends.c.tree import ZERO, chosen, joined, times
-from learncost.dataclass import dataclass, field
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.line import Condition, Op, Product, Sum
 from learncost.ir.polynomial import factors, summands
 from learncost.ir.term import Literal, Operand, Read, Term

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from learncost.backends.c import tree
 from learncost.backends.c.tree import ONE, ZERO
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 
 STORED = {
     "fp32": "float",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from learncost.backends.c.sides import groups, is_library, is_move, joined, sides_within
 from learncost.backends.c.unify import is_point, is_reduction, needs
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.term import Literal, Term

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from functools import cached_property
 from math import prod
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 
 
 class CNode:

@@ -10,7 +10,7 @@ from learncost.backends.c import kernel
 from learncost.backends.c.c99 import C99
 from learncost.backends.placed.kernels import KernelTable
 from learncost.backends.placed.layout import ArenaRules, InPlaceLayout, laid_out
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table

@@ -27,7 +27,7 @@ from learncost.backends.c99.steps import CODES, StepsWriter
 from learncost.backends.expression import Identifiers
 from learncost.backends.placed.kernels import KernelTable
 from learncost.backends.placed.layout import InPlaceLayout
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.table import Table
 from learncost.program.arena import ARENA, Region, label
 from learncost.program.calls import Call

@@ -12,7 +12,7 @@ from learncost.backends.expression import Identifiers
 from learncost.backends.lines import headed
 from learncost.backends.loops import loop_title
 from learncost.backends.placed.layout import InPlaceLayout
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Line, Op
 from learncost.program.calls import Axes, Call, CallLoop, Item, MatrixView, axes_within
 from learncost.program.lifetimes import ScheduledArray

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from learncost.backends.c import KernelFunction, SizeNeededError, kernel
 from learncost.backends.expression import Identifiers
-from learncost.dataclass import dataclass, replace
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.line import FusedKernel, Line, Meta, Op
 from learncost.ir.polynomial import base, names_of_sizes, size_of
 from learncost.ir.term import Literal, Read, Term, terms_of

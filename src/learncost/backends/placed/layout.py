@@ -9,7 +9,7 @@ from math import prod
 from learncost.backends.c import KernelFunction
 from learncost.backends.placed.kernels import KernelTable
 from learncost.backends.precision import Rounding, typed
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import check_derived

@@ -16,7 +16,7 @@ from learncost.backends.lines import comment, headed
 from learncost.backends.loops import loop_title
 from learncost.backends.placed import between
 from learncost.backends.placed.layout import InPlaceLayout, laid_out
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.line import Op
 from learncost.ir.table import Table
 from learncost.ops.collectives import is_collective

@@ -7,7 +7,7 @@ from math import prod
 
 from learncost.backends.c import KernelFunction, Launch, SizeNeededError
 from learncost.backends.expression import Identifiers, call
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Condition, Line, Product
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.precision import BYTES

@@ -19,7 +19,7 @@ from learncost.backends.triton.values import (
     reduction,
     summed,
 )
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.term import Operand, Term

@@ -11,8 +11,8 @@ from math import isinf, prod
 from learncost.backends.c import SizeNeededError
 from learncost.backends.c.schedule import KINDS
 from learncost.backends.expression import Identifiers, spelled
-from learncost.dataclass import dataclass, field, replace
 from learncost.ir.affine import Affine, AffineTerm
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.polynomial import base, size_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from learncost.dataclass import attributes, dataclass, field, plain
+from learncost.ir.dataclass import attributes, dataclass, field, plain
 from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
 
 Known = dict[str, Any]

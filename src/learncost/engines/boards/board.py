@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from learncost.dataclass import dataclass
 from learncost.devices.device import STACK, Device
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.program.arena import Region
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learncost import __version__
-from learncost.dataclass import dataclass, replace
 from learncost.importer.configured import check_installed
 from learncost.importer.files.user_file import Target, target
 from learncost.importer.inputs import Input, checked, parse_inputs
 from learncost.importer.recorder.device import RecordingProcess, compiled, is_with_cuda, packed, unpacked
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, printable, to_install
 from learncost.layers.layer import Layer, Origin, layer
 from learncost.models.files import read_path, user_folder

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from learncost.dataclass import dataclass
 from learncost.importer.refusals import is_local, one_line
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, nearest, printable, shown
 from learncost.models.argument import described_elsewhere
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from learncost.dataclass import dataclass
 from learncost.importer.replaced import attributes_replaced
+from learncost.ir.dataclass import dataclass
 
 aten = torch.ops.aten
 NARROW = (torch.bfloat16, torch.float16)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from learncost.dataclass import dataclass
 from learncost.importer.axes import AxisClass, Size, equal, product
 from learncost.importer.equations import NamedView, NumberOperand, WrittenAxis
 from learncost.importer.nodes import shape_of, size_of
@@ -16,6 +15,7 @@ from learncost.importer.rules.reductions import summed
 from learncost.importer.rules.views import called, merged, reshaped
 from learncost.importer.unit_dims import along, at_its_place, matrix_product, written
 from learncost.importer.views import AxisIndex, Dimension, View, ViewAxis
+from learncost.ir.dataclass import dataclass
 
 SIDES = {1: "x", 2: "yx", 3: "zyx"}
 """The names of the spatial dimensions of signals, images and volumes."""

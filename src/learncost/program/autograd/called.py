@@ -7,8 +7,8 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from learncost.dataclass import dataclass, replace
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from typing import TypeGuard
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.term import Literal, Term

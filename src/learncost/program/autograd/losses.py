@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.program.autograd.operators import FLOAT, INTEGER, Gradients, TapeTensor, cat, cross_entropy
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.line import Line, Op
 from learncost.program.autograd.calls import Linear, Mixer, Projection
 from learncost.program.autograd.operators import BOOLEAN, FLOAT, TapeTensor, cat, convolution

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ops import op_called
 
 if TYPE_CHECKING:

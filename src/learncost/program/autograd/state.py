@@ -7,7 +7,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.table import Table

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from math import prod
 
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
 from learncost.program.program import (
     ACTIVATIONS,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
 from learncost.program.autograd.tape import Tape, TapeNode
 from learncost.program.program import BEFORE, GRADIENTS, WEIGHTS

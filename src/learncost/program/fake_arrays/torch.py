@@ -18,7 +18,7 @@ import torch.distributed._functional_collectives  # the results of collectives o
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.program.fake_arrays.program import FewIterations, namespace
 from learncost.program.program import ProgramBuilder
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import Book
-from learncost.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import Line
 from learncost.ir.polynomial import Polynomial, total
 from learncost.reports import notation as write

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from learncost.cost_models import Book, PricedLine, price
-from learncost.dataclass import attributes, dataclass, replace
+from learncost.ir.dataclass import attributes, dataclass, replace
 from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.table import Table
 from learncost.layers.active import OUTSIDE_BLOCKS, part_of

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 from learncost.cost_models import PricedLine
-from learncost.dataclass import HIDDEN, Key, dataclass, field
 from learncost.engines.made import written
+from learncost.ir.dataclass import HIDDEN, Key, dataclass, field
 from learncost.ir.errors import InputError, nearest
 from learncost.ir.line import Line
 from learncost.ir.polynomial import Polynomial, total

@@ -12,7 +12,7 @@ from learncost.autodiff.derive import Derived, derive_once, part
 from learncost.autodiff.tangent import along_inputs
 from learncost.cost_models import Book
 from learncost.cost_models.books import book
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, shown
 from learncost.ir.loop import check_known
 from learncost.ir.table import Table

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from learncost.dataclass import HIDDEN, OPTIONAL, Key, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, dataclass, field, replace
 from learncost.ir.errors import InputError, counted, named_one, shown
 from learncost.models.module import usual_module
 from learncost.models.sizes import CANONICAL, spelled

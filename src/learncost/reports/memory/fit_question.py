@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from learncost.dataclass import OPTIONAL, Key, Serializable, dataclass, field, replace
+from learncost.ir.dataclass import OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of, training_precision
 from learncost.ops.optimizers import OPTIMIZERS

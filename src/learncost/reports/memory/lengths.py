@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from learncost.dataclass import Key, dataclass, field, replace
+from learncost.ir.dataclass import Key, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.models.sizes import check_size
 from learncost.reports.memory.engines import GRAPH

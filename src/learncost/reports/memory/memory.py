@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from learncost.dataclass import HIDDEN, OPTIONAL, Key, attributes, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError, named_one, shown
 from learncost.ir.table import Table
 from learncost.liveness import LiveArray, LiveInterval, Moment

@@ -7,9 +7,9 @@ from functools import reduce
 from operator import attrgetter
 from typing import Any
 
-from learncost.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.devices.device import device as find_device
 from learncost.devices.rates import calibrated
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError, counted
 from learncost.models.tables import has_batch
 from learncost.procedures.procedure import INFERENCE

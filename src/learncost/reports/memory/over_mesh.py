@@ -11,7 +11,7 @@ from learncost.autoshard.passes import Static, updated_in_place
 from learncost.autoshard.placed_step import StepConfig, stepped
 from learncost.autoshard.stage_memory import StageMemory
 from learncost.autoshard.step import ParallelConfig, StageUsage, memory_of, static_of
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.procedures.procedure import PAPER
 from learncost.reports.memory.engine import Engine, MemoryUse

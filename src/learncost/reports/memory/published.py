@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.cost_models.formula import FormulaValues, value
-from learncost.dataclass import Key, Serializable, attributes, dataclass, field, replace
+from learncost.ir.dataclass import Key, Serializable, attributes, dataclass, field, replace
 from learncost.ir.errors import BYTES, InputError
 from learncost.ir.polynomial import Polynomial, total
 from learncost.liveness import levels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, named_one
 from learncost.models.model import run_sizes
 from learncost.models.tables import has_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from learncost.dataclass import HIDDEN, Key, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, Key, dataclass, field, replace
 from learncost.ir.precision import precision_of
 from learncost.passes.plan import FUSED_ATTENTION
 from learncost.procedures.optimizer import state_of

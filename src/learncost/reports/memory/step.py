@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from learncost.dataclass import dataclass, replace
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, counted, named_one, shown
 from learncost.ir.line import Line
 from learncost.ir.loop import map_lines, repeats

@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from fractions import Fraction as Ratio
 
-from learncost.dataclass import dataclass
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, visit
 from learncost.ir.polynomial import base, factors, summands

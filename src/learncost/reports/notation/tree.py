@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TypeAlias
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 
 # A mark, how LaTeX writes it, and whether MathML makes it an operator or an identifier.
 _MARKS = {

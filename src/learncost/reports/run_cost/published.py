@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from statistics import quantiles
 
-from learncost.dataclass import dataclass, field
 from learncost.devices.figure import Figure, computed
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError, nearest, shown
 
 HOURS_A_DAY, SECONDS_A_DAY = 24, 86_400

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from learncost.dataclass import OPTIONAL, Key, Serializable, attributes, dataclass, field
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure
+from learncost.ir.dataclass import OPTIONAL, Key, Serializable, attributes, dataclass, field
 from learncost.ir.errors import InputError, counted, shown
 from learncost.reports.record import Cost
 from learncost.reports.run import check_tokens

@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from learncost.cost_models.books import every
-from learncost.dataclass import dataclass, replace
 from learncost.devices import assumptions
 from learncost.devices.cluster import cluster_of, cluster_with
 from learncost.devices.device import RATES, Device
@@ -16,6 +15,7 @@ from learncost.devices.device import device as find_device
 from learncost.devices.figure import Figure, computed
 from learncost.devices.rates import calibrated
 from learncost.devices.sustained import most_of_peak
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.loop import check_known
 from learncost.ir.precision import BYTES, check_stored, either, training_precision

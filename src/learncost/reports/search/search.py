@@ -18,11 +18,11 @@ from learncost.autoshard.candidates import (
 )
 from learncost.autoshard.stage_memory import split_of
 from learncost.autoshard.step import ASSUMED, ParallelConfig, StepUsage, step_of
-from learncost.dataclass import HIDDEN, Key, Serializable, attributes, dataclass, field, replace
 from learncost.devices.cluster import Cluster
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.figure import Figure
 from learncost.devices.sustained import sustained
+from learncost.ir.dataclass import HIDDEN, Key, Serializable, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.precision import stored, training_precision
 from learncost.reports.memory.types import bytes_of, misfit

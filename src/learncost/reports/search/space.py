@@ -24,8 +24,8 @@ from learncost.autoshard.candidates import (
     ways,
 )
 from learncost.autoshard.step import ParallelConfig
-from learncost.dataclass import dataclass, field
 from learncost.devices.cluster import Cluster
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.precision import Precision

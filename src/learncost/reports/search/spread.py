@@ -9,9 +9,9 @@ from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.placed_step import StepConfig, blocks_of, stepped
 from learncost.autoshard.stage_memory import split_of
 from learncost.autoshard.step import PIPELINE, ParallelConfig, StepUsage, step_of
-from learncost.dataclass import dataclass, replace
 from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.table import Table
 from learncost.procedures.optimizer import DEFAULT, default_optimizer

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.reports.run import possible
 from learncost.reports.sheet import Drawn

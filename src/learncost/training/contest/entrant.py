@@ -17,9 +17,9 @@ import numpy as np
 from learncost.backends.executed import executed
 from learncost.cost_models import price
 from learncost.cost_models.books import book
-from learncost.dataclass import dataclass, replace
 from learncost.engines.emitted import Programs
 from learncost.engines.layer_training import LayerTraining
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import BYTES, COUNTS, InputError, named_one, shown, whole_number
 from learncost.ir.table import Table
 from learncost.models.model import Model

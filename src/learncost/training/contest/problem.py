@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass, field, replace
 from learncost.engines.inputs import Batch, derived_inputs
 from learncost.engines.tokenizer import tokenizer
 from learncost.engines.weights import DEVIATION, generator, initial_weights
 from learncost.interpreter import infer_sizes
+from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError, to_install
 from learncost.layers.layer import Layer, layer
 from learncost.models.argument import find

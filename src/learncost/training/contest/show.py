@@ -7,7 +7,7 @@ from math import isfinite
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from learncost.dataclass import attributes
+from learncost.ir.dataclass import attributes
 from learncost.reports.run import left_out_text
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, TableColumn, size_of, table
 from learncost.training.contest.contest import Contest, EntrantResult

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.training.contest.entrant import BudgetShare, Entrant, EntrantTraining, Setting
 from learncost.training.data.examples import Examples
 

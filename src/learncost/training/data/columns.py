@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.models.storage import cannot_write, digest, written
 

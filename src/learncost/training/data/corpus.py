@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import asdict, dataclass
 from learncost.engines.tokenizer import Tokenizer
+from learncost.ir.dataclass import asdict, dataclass
 from learncost.ir.errors import InputError
 from learncost.models.storage import read_json, write_json
 from learncost.training.data.columns import FACTS, PARTS, Split, columns, mapped

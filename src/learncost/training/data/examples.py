@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass
 from learncost.engines.weights import generator
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.models.storage import read_json, write_json
 from learncost.training.data.columns import FACTS, PARTS, Split, columns, mapped

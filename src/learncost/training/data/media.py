@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass
 from learncost.engines.tokenizer import Tokenizer
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, to_install
 from learncost.training.data.corpus import ListLine, lists
 from learncost.training.data.examples import Column, Row

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from learncost.dataclass import dataclass
 from learncost.engines.options import Options
 from learncost.engines.tokenizer import Tokenizer
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.training.data.corpus import ListLine, lines, lists
 from learncost.training.data.examples import Column, Examples, Ragged, Row, load, prepare

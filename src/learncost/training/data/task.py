@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learncost.dataclass import dataclass
 from learncost.engines.options import Options
+from learncost.ir.dataclass import dataclass
 from learncost.training.engine import Batch
 
 Say = Callable[[str], None]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from learncost.dataclass import dataclass
 from learncost.engines.options import Options
 from learncost.engines.tokenizer import Tokenizer
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.training.data import corpus
 from learncost.training.data.corpus import DELIMITERS, Corpus, philox

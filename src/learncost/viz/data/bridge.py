@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from learncost.dataclass import Key, Serializable, dataclass
+from learncost.ir.dataclass import Key, Serializable, dataclass
 from learncost.ir.errors import InputError, named_one
 from learncost.reports.conventions import YARDSTICK, Convention, Conventions
 from learncost.viz.data import made_of

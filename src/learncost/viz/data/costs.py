@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from learncost.cost_models import Price, PricedLine
 from learncost.cost_models.errata import errata
-from learncost.dataclass import attributes, dataclass, field, replace
+from learncost.ir.dataclass import attributes, dataclass, field, replace
 from learncost.ir.line import Line
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total

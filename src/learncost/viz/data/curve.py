@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from learncost.dataclass import Key, Serializable, asdict, dataclass, replace
+from learncost.ir.dataclass import Key, Serializable, asdict, dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.liveness import LiveInterval, Moment
 from learncost.reports.memory.memory import Memory

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from learncost.dataclass import Serializable, dataclass
+from learncost.ir.dataclass import Serializable, dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial
 from learncost.reports.complexity import Complexity

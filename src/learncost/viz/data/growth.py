@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from learncost.cost_models.books import book as find_book
-from learncost.dataclass import Serializable, dataclass, replace
+from learncost.ir.dataclass import Serializable, dataclass, replace
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.polynomial import total
 from learncost.models.configuration import Configuration, family_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from learncost.dataclass import asdict, dataclass, field
+from learncost.ir.dataclass import asdict, dataclass, field
 from learncost.ir.polynomial import size_of
 from learncost.liveness import Instant, SizedArray
 from learncost.program.lifetimes import FEW

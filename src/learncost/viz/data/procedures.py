@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from learncost.dataclass import Serializable, asdict, dataclass, field, replace
+from learncost.ir.dataclass import Serializable, asdict, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.reports.compare import Comparison
 from learncost.reports.memory.memory import Memory, memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from learncost.dataclass import Serializable, asdict, dataclass
+from learncost.ir.dataclass import Serializable, asdict, dataclass
 from learncost.ir.loop import check_known
 from learncost.reports.memory.types import said_bytes
 from learncost.reports.record import Cost

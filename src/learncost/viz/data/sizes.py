@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
-from learncost.dataclass import Serializable, dataclass
+from learncost.ir.dataclass import Serializable, dataclass
 from learncost.ir.errors import InputError
 from learncost.models.compose import SYMBOLS
 from learncost.models.configuration import family_of, in_order

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from learncost.cost_models import PricedLine
-from learncost.dataclass import attributes
+from learncost.ir.dataclass import attributes
 from learncost.ir.polynomial import Polynomial, total
 from learncost.reports.record import Cost
 from learncost.timing.rates import FRESH, MatmulGrid, Rates

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, rows_of_key
 from learncost.viz.figures.style import (
     DARK,

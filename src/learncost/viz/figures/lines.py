@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import log
 from typing import Any
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.viz.figures.panel import HEADING, POINTS, Panel
 from learncost.viz.figures.style import FAINT, GRID, INK, LIGHT, MUTED, SMALL, line_of, place_of, tick, width_of
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import atan2, cos, degrees, hypot, log10, pi, sin, sqrt
 from typing import Any
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.reports.sheet import seconds_of
 from learncost.viz.data.roofline import Point, Roofline, share
 from learncost.viz.figures.bars import BarPart, stacked

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.reports.sheet import size_of
 from learncost.viz.data.curve import MemoryCurve
 from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, step_of

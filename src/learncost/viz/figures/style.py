@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.reports.sheet import significant
 
 INK, MUTED, FAINT, LINK, GRID, EDGE = "#16191D", "#4A525C", "#646D77", "#0B57B0", "#DEE2E6", "#C3C9D0"

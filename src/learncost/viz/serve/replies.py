@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from learncost.dataclass import dataclass
+from learncost.ir.dataclass import dataclass
 
 API = "/api/document"
 """The address at which a page requests documents."""

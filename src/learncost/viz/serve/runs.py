@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost import __version__
-from learncost.dataclass import dataclass, field
+from learncost.ir.dataclass import dataclass, field
 
 SEVERAL = 50
 """Trainings and contests that are watched at most, the latest ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from learncost.dataclass import Key, Serializable, dataclass, dictionary_of, field
+from learncost.ir.dataclass import Key, Serializable, dataclass, dictionary_of, field
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def test_a_sweep_is_a_line_for_each_procedure_and_other_size() -> None:
     assert len(drawn.lines) == 4
     for line in drawn.lines:
         ops = line.name.replace(",", "").split()
-        assert (drawn.x, ops[-1]) == ("tokens", "blocks")
+        assert (drawn.x, ops[-1]) == ("tokens", "block" if ops[1] == "1" else "blocks")
         for place, flops in zip(line.places, line.values, strict=True):
             sizes = {"seq_len": int(place), "n_layer": int(ops[1])}
             assert flops == lc.cost("gpt2", ops[0], optimizer="sgd", **sizes).total.flops

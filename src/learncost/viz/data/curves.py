@@ -171,7 +171,7 @@ def of_sweep(answer: Sweep) -> Curves:
         for place, group in enumerate(groups):
             chosen = np.flatnonzero(which.ravel() == place)
             order = chosen[np.argsort(answer.sizes[along][chosen], kind="stable")]
-            more = ", ".join(f"{size:,} {_said(other)}" for other, size in zip(others, group, strict=True))
+            more = ", ".join(f"{size:,} {_said(other, size)}" for other, size in zip(others, group, strict=True))
             places, values = (tuple(map(float, column[order])) for column in (answer.sizes[along], series.flops))
             lines.append(CurveLine(", ".join(filter(None, (name, more))) or "FLOPs", places, values))
     first, last = float(several[along][0]), float(several[along][-1])
@@ -190,9 +190,10 @@ def of_sweep(answer: Sweep) -> Curves:
     )
 
 
-def _said(size: str) -> str:
-    """Return the name of a size as people say it."""
-    return _SIZES.get(size, size.replace("_", " "))
+def _said(size: str, value: float = 0) -> str:
+    """Return the name of a size as people say it, of a value of one in the singular."""
+    said = _SIZES.get(size, size.replace("_", " "))
+    return said.removesuffix("s") if size in _SIZES and value == 1 else said
 
 
 def _follows(values: np.ndarray, others: np.ndarray) -> bool:

@@ -23,15 +23,15 @@ def copied(name: str) -> tuple[Preset | None, bool]:
     A copy has the name of a known repository behind another owner, or with an ending such as -GPTQ; with one such as
     -Instruct, of the same owner.
     """
-    owner, _, own = name.lower().rpartition("/")
-    by_name = {hub.rpartition("/")[2].lower(): known for known in presets() for hub in known.hub}
-    for ending in ("", *_names()["stored"], *_names()["quantized"]):
-        if own.endswith(ending) and (known := by_name.get(own[: len(own) - len(ending)])):
-            return known, ending in _names()["quantized"]
-    for known in presets():
-        for hub in known.hub:
-            if any(hub.lower() + ending == f"{owner}/{own}" for ending in _names()["tuned"]):
-                return known, False
+    whole = name.lower()
+    by_hub = {hub.lower(): known for known in presets() for hub in known.hub}
+    by_name = {hub.rpartition("/")[2]: known for hub, known in by_hub.items()}
+    quantized = _names()["quantized"]
+    of_anyone = by_name, whole.rpartition("/")[2], ("", *_names()["stored"], *quantized)
+    for known, written, endings in (of_anyone, (by_hub, whole, _names()["tuned"])):
+        for ending in endings:
+            if written.endswith(ending) and (found := known.get(written[: len(written) - len(ending)])):
+                return found, ending in quantized
     return None, False
 
 

@@ -16,8 +16,7 @@ from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.program.fake_arrays.array import FakeArray
-from learncost.program.fake_arrays.program import NumPyRun
+from learncost.program.fake_arrays.numpy import FakeArray, NumPyRun
 from learncost.program.program import ProgramBuilder, peak
 from learncost.sharding.collective import bucketed
 
@@ -207,6 +206,6 @@ def test_every_operation_takes_what_numpy_takes(text, given):
         tracemalloc.stop()
     assert result.shape == other.shape
     assert result.dtype == other.dtype
-    assert (result.layout.flags.c_contiguous, result.layout.strides) == (other.flags.c_contiguous, other.strides)
+    assert (result.flags.c_contiguous, result.strides) == (other.flags.c_contiguous, other.strides)
     assert abs(most - predicted) < 64 * KIB + KIB
     assert abs(now - stays) < 8 * KIB

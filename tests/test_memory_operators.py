@@ -9,7 +9,7 @@ import learncost as lc
 from learncost.backends import fill, leaves, program
 from learncost.ir.polynomial import shape_of
 from learncost.ir.precision import precision_of
-from learncost.program.fake_arrays.array import chosen
+from learncost.program.fake_arrays.numpy import chosen
 from learncost.program.program import ProgramBuilder, peak
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.request import Request

@@ -14,7 +14,7 @@ import learncost as lc
 from learncost.ir.stated import size_names
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.program.fake_arrays.array import FakeArray
+from learncost.program.fake_arrays.numpy import FakeArray
 from learncost.program.program import ProgramBuilder
 from learncost.verification.sample import small_sizes
 from learncost.viz.document import document

@@ -14,8 +14,7 @@ from learncost.ir.errors import InputError, to_install
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.layers.spelling import condition_names
-from learncost.program.fake_arrays.array import OBJECTS
-from learncost.program.fake_arrays.program import NumPyRun, line_that_runs
+from learncost.program.fake_arrays.numpy import OBJECTS, NumPyRun, line_that_runs
 from learncost.program.program import Program, ProgramBuilder, peak
 
 TYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}

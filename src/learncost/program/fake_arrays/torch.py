@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from learncost.ir.dataclass import dataclass
-from learncost.program.fake_arrays.program import FewIterations, namespace
+from learncost.program.fake_arrays.numpy import FewIterations, namespace
 from learncost.program.program import ProgramBuilder
 
 _OF_ROWS = (

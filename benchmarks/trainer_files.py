@@ -38,7 +38,13 @@ READINGS = Path(__file__).with_name("trainer_files_readings.json")
 """A hundred files of the list, drawn by the two seeds that stand there and read by hand before they were compared."""
 
 PEAKS = Path(__file__).with_name("trainer_files_peaks.json")
-"""Published peaks: allocated ones of litgpt, and numbers of axolotl that do not say which memory they are.
+"""Published peaks: allocated ones of litgpt and fms-acceleration, reserved ones of torchtitan, and numbers of axolotl
+that do not say which memory they are. All are compared with the predicted allocated peak, without a factor: of what
+the allocator reserves, nothing is predicted.
+
+fms-acceleration's are all those of its table that PyTorch, transformers and bitsandbytes ran (no replaced kernels, no
+GPTQ) with models that are presets; torchtitan's all those of bf16 in eager, of models from 8B, whose message or table
+gives the TOML and what is changed. The files of a row with a commit lie in OWNER/NAME@COMMIT.
 
 litgpt's with quantization are of bitsandbytes 0.42 (litgpt 2b195c7f, pyproject.toml), which kept the operands of all
 products, those of the microbatch before too (fixed in bitsandbytes 9e753741); litgpt 26857050 requires 0.45.2.

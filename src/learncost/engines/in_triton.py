@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from threading import Lock
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -167,7 +168,7 @@ def _deterministic(chosen: bool) -> Iterator[None]:
 
 
 class ProgramInTriton:
-    """A table as a function of tensors by name, in an arena that is allocated for each call."""
+    """A table as a function of tensors by name. Its views of the arena are made once, those of tensors at each call."""
 
     def __init__(self, table: Table, sizes: Mapping[str, int], dtype: str) -> None:
         self.program = printed.in_triton(table, sizes, dtype, "A pass of a module.")
@@ -183,12 +184,89 @@ class ProgramInTriton:
             return None
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the results, which share the memory of the arena."""
+        """Return the results in new tensors."""
         given = {name: values[name].to(kind).contiguous() for name, kind in self.given.items()}
         device = next(iter(values.values())).device
-        m = self.names["lay_out"](given, torch.empty(self.program.bytes, dtype=torch.uint8, device=device))
-        self.names["step"](m, self.names["KERNELS"])
-        return {name: getattr(m, field).view(shape) for name, (field, shape) in self.program.results.items()}
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        with _ONE_AT_A_TIME:
+            arena = _ARENAS.get((device, stream))
+            if arena is None or len(arena.memory) < self.program.bytes:
+                memory = torch.empty(self.program.bytes, dtype=torch.uint8, device=device)
+                arena = _ARENAS[device, stream] = SharedArena(memory, {})
+            if self not in arena.records:
+                arena.records[self] = self._prepared(given, arena.memory)
+            m, views = arena.records[self]
+            for view in views:
+                view.put(given)
+            self.names["step"](m, self.names["KERNELS"])
+            for view in views:
+                view.drop()
+            results = self.program.results
+            return {name: getattr(m, field).view(shape).clone() for name, (field, shape) in results.items()}
+
+    def _prepared(
+        self, given: Mapping[str, torch.Tensor], memory: torch.Tensor
+    ) -> tuple[SimpleNamespace, list[GivenView]]:
+        """Return the record of the step's views, and those fields of records that are views of given tensors."""
+        places, m = self.names["PLACES"], self.names["lay_out"](given, memory)
+        views: list[GivenView] = []
+        records = {"step": [m]}
+        for scope, (around, _, fields) in reversed(places.items()):  # what is around a loop comes before it
+            if around:
+                records[scope] = [each for record in records[around] for each in getattr(record, scope)]
+            for field, (shape, _, place) in fields.items():
+                several = place if isinstance(place, list) else [place] * len(records[scope])
+                parts = [
+                    (record, _part(at, i)) for i, (record, at) in enumerate(zip(records[scope], several, strict=True))
+                ]
+                if there := [(record, part) for record, part in parts if part]:
+                    views.append(GivenView(field, shape, *zip(*there, strict=True)))
+        return m, views
+
+
+def _part(place: Any, iteration: int) -> tuple[Any, ...]:
+    """Return the given tensor of one of `lay_out`'s places and the indices in it; none in the arena."""
+    if isinstance(place, str):
+        return (place[:-2], iteration) if place.endswith("[]") else (place,)
+    return place if isinstance(place, tuple) else ()
+
+
+class GivenView(NamedTuple):
+    """A field of records that is a view of a given tensor, or of a part in each record."""
+
+    field: str
+    shape: tuple[int, ...]
+    records: tuple[SimpleNamespace, ...]
+    parts: tuple[tuple[Any, ...], ...]
+
+    def put(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Set the field in every record."""
+        (name, *index), number = self.parts[0], len(self.parts)
+        views: Sequence[torch.Tensor]
+        if self.parts == tuple([(name, row) for row in range(number)]):
+            views = given[name].view(-1, *self.shape).unbind()[:number]
+        elif not index and self.parts.count(self.parts[0]) == number:
+            views = [given[name].view(self.shape)] * number
+        else:
+            views = [given[name][tuple(index)].view(self.shape) for name, *index in self.parts]
+        for record, view in zip(self.records, views, strict=True):
+            setattr(record, self.field, view)
+
+    def drop(self) -> None:
+        """Clear the field in every record, so that nothing given is kept."""
+        for record in self.records:
+            setattr(record, self.field, None)
+
+
+class SharedArena(NamedTuple):
+    """The memory of all programs of modules on a stream, of which one runs at a time, with their views."""
+
+    memory: torch.Tensor
+    records: dict[ProgramInTriton, tuple[SimpleNamespace, list[GivenView]]]
+
+
+_ARENAS: dict[tuple[torch.device, int], SharedArena] = {}
+_ONE_AT_A_TIME = Lock()
 
 
 def names_of(text: str) -> dict[str, Any]:

@@ -91,11 +91,11 @@ def opaque(table: Table, sizes: Mapping[str, int], precision: str, otherwise: Pa
         key = tuple(numbers)
         if key not in programs:
             programs[key] = ProgramInTriton.of(table, dict(zip(lengths, numbers, strict=True)), precision)
-        values = dict(zip(given, tensors, strict=True))
-        if programs[key] is None:
-            made = otherwise(values, dict(zip(lengths, numbers, strict=True)))
-        else:
-            made = programs[key](values)
+        values, program = dict(zip(given, tensors, strict=True)), programs[key]
+        if program is not None:
+            made = program(values)
+            return [made[name] for name in outputs]
+        made = otherwise(values, dict(zip(lengths, numbers, strict=True)))
         return [made[name].to(kinds[name], copy=True) for name in outputs]
 
     def shapes(tensors: list[torch.Tensor], numbers: list[int]) -> list[torch.Tensor]:

@@ -141,8 +141,9 @@ class ModelModule(TableModule):
         """Compute an input that depends on positions alone; torch.compile does not trace it."""
         if (name, lengths, device, dtype) in self._at:
             return
-        tensor = torch.tensor(made_inputs(self.configuration, dict(lengths))[name], device=device)
-        self._at[name, lengths, device, dtype] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        with torch.inference_mode(False):  # a tensor for training, too
+            tensor = torch.tensor(made_inputs(self.configuration, dict(lengths))[name], device=device)
+            self._at[name, lengths, device, dtype] = tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     def load_hugging_face(self, source: str | Path | Mapping[str, torch.Tensor]) -> ModelModule:
         """Load the weights of a transformers state dict, or of a folder that it saved. Raises InputError."""

@@ -11,7 +11,7 @@ from decoding import MODELS, llama, rewritten
 from learncost.cli.command import main
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total
-from learncost.layers.layer import shipped_layer
+from learncost.layers.layer import CachedAlong, shipped_layer
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build
@@ -280,7 +280,7 @@ def test_llama_3_8b(tmp_path):
 
 
 def keeps_keys(model):
-    return any(line.meta.cached is not None for line, _ in walk(model.table.lines))
+    return any(isinstance(line.meta.note, CachedAlong) for line, _ in walk(model.table.lines))
 
 
 @pytest.mark.one_in(every=26)

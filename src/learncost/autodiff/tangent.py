@@ -135,7 +135,7 @@ class _Tangents:
 
     def meta(self, line: Line, local: str = "") -> Meta:
         local = local or f"{line.meta.local}{MARK}"
-        return replace(line.meta, local=local, locals=(), gradients=(), jacobian="", equation="", cached=None)
+        return replace(line.meta, local=local, locals=(), gradients=(), jacobian="", equation="", note=None)
 
     def part(self, line: Line, number: int, axes: tuple[str, ...] | None = None) -> Term:
         """Return the term of the next part of a result's tangent."""

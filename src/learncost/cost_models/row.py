@@ -14,6 +14,7 @@ from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.ir.term import Axis, Read, terms_of
 from learncost.layers.products import matrix_maccs
+from learncost.passes.rematerialization import dequantization
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Price(Displayed):
         width = BYTES[self.dtype]
         narrow = total(row.narrow for row in self.rows) * (width - 1)
         wide = (total(row.elements for row in self.rows) * width - narrow).at(self.sizes)
-        packed = [row for row in self.rows if isinstance(row.source, Line) and row.source.meta.types]
+        packed = (row for row in self.rows if dequantization(row.source))
         return sum((_packed(row, 8 * width, self.sizes) for row in packed), wide)
 
     def by(self, *fields: str) -> dict[tuple[Any, ...], Price]:

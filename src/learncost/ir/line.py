@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -149,20 +149,18 @@ class Meta:
     origin: int = -1  # for a lowered line: the number of the line it comes from, among all lines in order
     jacobian: str = ""  # the paper's equation number of the explicit Jacobian
     binding: tuple[tuple[str, str], ...] = ()  # the axes of the layer, and the caller's axes for them
-    cached: int | None = None  # for a value in the KV cache: the number of its axis of key positions
     kernel: FusedKernel | None = None  # the fused kernel that the line belongs to
-    types: tuple[str, ...] = ()  # for a dequantization: the types of the codes, of the scales and of the result
     module: str = ""  # the path of the line's module, with * for a block's number; "." is the root module
     operator: str = ""  # the operator that computes it there, such as linear
-    why: str = ""  # for a collective: the reason for it
+    note: Hashable = None  # what the package that wrote the line says about it, in its own terms
     # The checkpoints around it, outermost first: 1!/2-, where ! recomputes all, !! does and has no gradient unless one
     # of its inputs has, and - saves the result.
     again: str = ""
     running: RunningStatistics | None = None  # for a normalization: the statistics that a training step updates
 
-    def of_step(self, name: str, why: str = "", kernel: FusedKernel | None = None) -> Meta:
+    def of_step(self, name: str, note: Hashable = None, kernel: FusedKernel | None = None) -> Meta:
         """Return the metadata of an additional line, beside this one, that defines a name."""
-        return Meta(self.layer, self.block, self.phase, local=name, kernel=kernel, module=self.module, why=why)
+        return Meta(self.layer, self.block, self.phase, local=name, kernel=kernel, module=self.module, note=note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,13 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class CachedAlong:
+    """The note on a line that computes a value of the KV cache: the number of its axis of key positions."""
+
+    keys: int
+
+
+@dataclass(frozen=True)
 class Layer(Displayed):
     """A layer: its forward equations as a table, with their source.
 
@@ -261,7 +268,7 @@ def marked(layer: Layer) -> Table:
     def mark(line: Line) -> tuple[Line]:
         if line.name not in layer.cache:
             return (line,)
-        return (replace(line, meta=replace(line.meta, cached=layer.table.axes[line.name].index(KEYS))),)
+        return (replace(line, meta=replace(line.meta, note=CachedAlong(layer.table.axes[line.name].index(KEYS)))),)
 
     return replace(layer.table, lines=map_lines(layer.table.lines, mark)) if layer.cache else layer.table
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import Line, Op, Product
@@ -19,6 +20,23 @@ from learncost.ir.value import Value
 
 Values = dict[str, Value]
 Chosen = Callable[[Statement], bool]
+
+
+class Dequantization(NamedTuple):
+    """The note on a line that dequantizes a weight, or its scales: the types of its codes, its scales and its result.
+
+    A result of "" has the data type of the run.
+    """
+
+    codes: str
+    scales: str
+    result: str = ""
+
+
+def dequantization(line: object) -> Dequantization | None:
+    """Return the note of a line that dequantizes; None for anything else."""
+    note = line.meta.note if isinstance(line, Line) else None
+    return note if isinstance(note, Dequantization) else None
 
 
 def recomputed(table: Table, chosen: Callable[[Line], bool], whole: bool = False) -> Table:
@@ -77,7 +95,7 @@ def _once(lines: Sequence[Statement]) -> tuple[Statement, ...]:
     result: list[Statement] = []
     for line in reversed(lines):
         again = phases((line,)) <= {"recomputation"}
-        if not again or (isinstance(line, Line) and line.meta.types and not needed.isdisjoint(line.makes)):
+        if not again or (dequantization(line) and not needed.isdisjoint(line.makes)):
             needed |= set(line.reads) if isinstance(line, Line) else set()
             result.append(line)
     return tuple(reversed(result))

@@ -30,7 +30,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Value
 from learncost.passes.quantized import Quantized, QuantizedArray, blocks_of, levels_axis, levels_of, places_of
-from learncost.passes.rematerialization import recomputed
+from learncost.passes.rematerialization import Dequantization, dequantization, recomputed
 from learncost.passes.rewrite_lora import is_linear
 
 SCALES = "scales"
@@ -225,18 +225,15 @@ class _QuantizedScope:
             values[scales.name] = Value(scales.declared)
             factor = self._at_block(second, out, quantized.second)
             right = (self._level(quantized.second, first), factor)
-            types = (self.kind.scales, quantized.second.scales, quantized.second.scales)
-            own_meta = replace(meta, local=_local(scales.name), types=types)
+            types = Dequantization(self.kind.scales, quantized.second.scales, quantized.second.scales)
+            own_meta = replace(meta, local=_local(scales.name), note=types)
             dequantizing.append(Product((scales,), right, (), _bound(own_meta, right)))
         if self.kind.block:
             scales = self._at_block(scales, summed, self.kind)
         right = (self._level(self.kind, codes), scales)
         wide = quantized.second.scales if quantized.second else self.kind.scales
-        dequantizing.append(
-            Product(
-                (Term(inside, weight_axes),), right, (), _bound(replace(meta, types=(self.kind.name, wide, "")), right)
-            )
-        )
+        own_meta = replace(meta, note=Dequantization(self.kind.name, wide))
+        dequantizing.append(Product((Term(inside, weight_axes),), right, (), _bound(own_meta, right)))
         return dequantizing
 
     def _level(self, kind: BlockScales, codes: Term) -> Term:
@@ -269,11 +266,11 @@ def bits_of(line: Line, bits: int) -> dict[str, int]:
     bits   the bits of an element in the data type of the run
     Levels and block numbers count 0 bits, as they are inside of a kernel.
     """
-    if not line.meta.types:
+    if (types := dequantization(line)) is None:
         return {}
     levels, scales = line.right
-    codes, wide = (_bits(kind, bits) for kind in (line.meta.types[0], line.meta.types[2]))
-    bits_of_name = {line.name: wide, levels.name: 0, scales.name: _bits(line.meta.types[1], bits)}
+    codes, narrow, wide = (_bits(kind, bits) for kind in types)
+    bits_of_name = {line.name: wide, levels.name: 0, scales.name: narrow}
     bits_of_name |= dict.fromkeys(scales.names[1:], 0)
     return bits_of_name | dict.fromkeys(levels.names[1:], codes)
 

@@ -14,6 +14,7 @@ from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.ir.value import Value
+from learncost.layers.layer import CachedAlong
 from learncost.ops import applied, entry
 from learncost.procedures.needed import needed
 
@@ -36,8 +37,9 @@ class Keys:
 
     def __init__(self, table: Table, name: str) -> None:
         self.name = name
-        line_of = {line.name: line for line, _ in walk(table.lines) if line.meta.cached is not None}
-        self.places = {n: line.meta.cached for n, line in line_of.items() if line.meta.cached is not None}
+        line_of = {line.name: line for line, _ in walk(table.lines)}
+        notes = {name: line.meta.note for name, line in line_of.items()}
+        self.places = {name: note.keys for name, note in notes.items() if isinstance(note, CachedAlong)}
         self.grows = {n for n, place in self.places.items() if base(str(line_of[n].left[0].axes[place])) == TOKENS}
         self.windows: dict[tuple[str, int], str] = {}
         self._find(table)
@@ -247,7 +249,7 @@ class Decoding:
         self.cached.append((cache(name), True, window))
         self.outputs.append(left.name)
         local = f"{line.meta.local}.cache"
-        meta = replace(line.meta, equation="", local=local, locals=(local, line.meta.local), cached=None)
+        meta = replace(line.meta, equation="", local=local, locals=(local, line.meta.local), note=None)
         right = (Term(cache(name), cached), Term(name, axes))
         return applied("append", left, right, meta, (all_axes[place],))
 

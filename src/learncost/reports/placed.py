@@ -8,7 +8,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, dataclass, field
-from learncost.ir.line import Op
 from learncost.ir.loop import Loop, Statement, visit
 from learncost.ir.table import Table
 from learncost.procedures.optimizer import DEFAULT
@@ -16,7 +15,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.mesh_cost import OverMesh, over_stages
 from learncost.reports.request import REQUIRED, Request, takes_request
 from learncost.reports.sheet import AtLength
-from learncost.sharding.collective import Collective, formulas
+from learncost.sharding.collective import Collective, formulas, reason_of
 
 if TYPE_CHECKING:
     from learncost.autoshard.step import StepTraffic
@@ -135,7 +134,7 @@ class PlacedStep(AtLength):
         lines = []
         for depth, line, collective in self.statements(over):
             text = str(line).partition("\n")[0]
-            why = line.meta.why if isinstance(line, Op) else ""
+            why = reason_of(line)
             lines.append({"line": text, "depth": depth, "why": why, "sends": collective is not None})
         return lines
 

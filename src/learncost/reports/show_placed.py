@@ -24,6 +24,7 @@ from learncost.reports.sheet import (
     size_of,
     table,
 )
+from learncost.sharding.collective import reason_of
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -157,7 +158,6 @@ def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:
         rows[-1] = SheetRow(rows[-1].cells, "", depth)
         if is_moved:
             times = f" {number(collective.times)} times." if collective and collective.times > 1 else ""
-            why = line.meta.why[:1] + line.meta.why[1:]
-            rows.append(SheetRow((f"{why}.{times}", ""), "dim", depth + 2))
+            rows.append(SheetRow((f"{reason_of(line)}.{times}", ""), "dim", depth + 2))
     notes = ("> is communication, or takes a device's shard; rules: docs/many-devices.md.",)
     return Sheet(heading, ("line", "payload"), tuple(rows), notes)

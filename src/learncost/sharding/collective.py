@@ -20,6 +20,11 @@ from learncost.sharding.clauses import kind_of
 from learncost.sharding.place import Placed
 
 
+def reason_of(line: object) -> str:
+    """Return the reason for a collective, which sharding notes on it; "" for any other line."""
+    return line.meta.note if is_collective(line) and isinstance(line.meta.note, str) else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A collective of a sharded step, as every device of the mesh runs it.
@@ -175,7 +180,7 @@ def collectives(
                 role,
                 len(meet) or placed.mesh.sizes[line.axes[0]],
                 number,
-                meta.why,
+                reason_of(line),
             )
         )
     return tuple(result)

@@ -132,7 +132,7 @@ def _with_sends(placed: Placed, step: StageStep, received: Mapping[str, StageVal
         axes = values[operand or name].axes
         values[name] = replace(values[operand or name], axes=axes)
         right = (Term(operand, axes),) if operand else ()
-        meta = Meta("pipeline", phase=phase, local=name, why=why)
+        meta = Meta("pipeline", phase=phase, local=name, note=why)
         return applied(op, Term(name, axes), right, meta, (axis, *map(str, places)))
 
     for last in table.lines:

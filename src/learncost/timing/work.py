@@ -21,6 +21,7 @@ from learncost.layers.active import is_norm
 from learncost.layers.products import direct, matrix_maccs
 from learncost.ops.collectives import is_collective
 from learncost.passes.lower import lower_line
+from learncost.passes.rematerialization import dequantization
 
 
 class Priced(Protocol):
@@ -488,7 +489,7 @@ def _points(line: Line, op_names: frozenset[str]) -> Iterator[tuple[str, Extent]
 
 def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
     """Return the bits per element of arrays with another type than the run: codes and scales of weights."""
-    if not any(line.meta.types for line in lines):
+    if not any(map(dequantization, lines)):
         return {}
     from learncost.passes.rewrite_quantized import bits_of  # only where weights are quantized
 

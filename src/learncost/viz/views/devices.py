@@ -12,7 +12,6 @@ from learncost.devices.cluster import Cluster, cluster_with
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.device import device as find_device
 from learncost.ir.errors import InputError, counted, shown
-from learncost.ir.line import Op
 from learncost.ir.loop import Loop
 from learncost.ir.precision import precision_of
 from learncost.ops.collectives import is_collective
@@ -24,6 +23,7 @@ from learncost.reports.request import Request, takes_request
 from learncost.reports.search.search import Found, Search, said_of, search
 from learncost.reports.search.spread import Spread, described, spread
 from learncost.reports.sheet import number, seconds_of, size_of
+from learncost.sharding.collective import reason_of
 from learncost.viz.views.picture import MADE, BarRow, Bars, Chart, Lanes, Picture, TableRows, TextLines
 
 DEVICES = 8
@@ -257,7 +257,7 @@ def _placed(request: Request, many: Spread) -> list[Chart]:
             phase = line.meta.phase
             rows.append((0, phase.replace("_", " "), False, None, ""))
         moves = is_collective(line)
-        why = line.meta.why if isinstance(line, Op) else ""
+        why = reason_of(line)
         times = f", {number(collective.times)} times" if collective and collective.times > 1 else ""
         amount = collective.payload_bytes if collective else None
         rows.append((depth + 1, str(line).partition("\n")[0], moves, amount, f"{why}{times}" if moves else ""))

@@ -125,7 +125,7 @@ def layer_page(name: str) -> str:
     ]
     if explained.kept:
         parts.append(folded("Saved tensors", kept_of(explained)))
-    notes = " ".join(plain(note) for note in explained.notes)
+    notes = " ".join(plain(note) for note in explained._notes)
     page = "\n\n".join([*parts, f"Notes on the lines and the saved tensors: {notes}"]) + "\n"
     if "[n_parameters]" in page:
         page = page.replace("[n_parameters]", "[n]").replace("<mi>n_parameters</mi>", "<mi>n</mi>")
@@ -156,9 +156,9 @@ def lines_of(explained: Explanation, part: ExplainedPhase) -> str:
     rows = []
     for one in part.steps:
         line = f"{code(one.text)}<br>{one.mathml}" if one.latex else one.text
-        counts = (print_reading.breakable(explained.written(c)) for c in (one.maccs, one.flops))
+        counts = (print_reading.breakable(explained._written(c)) for c in (one.maccs, one.flops))
         rows.append((one.equation, line, *counts))
-    sums = (print_reading.breakable(explained.written(c)) for c in (part.maccs, part.flops))
+    sums = (print_reading.breakable(explained._written(c)) for c in (part.maccs, part.flops))
     return table(("", "line", "MACCs", "FLOPs"), [*rows, ("", "**total**", *sums)])
 
 
@@ -172,12 +172,12 @@ def kept_of(explained: Explanation) -> str:
     rows = [
         (
             code(kept.text) + (" (input)" if kept.given else ""),
-            print_reading.breakable(explained.written(kept.elements)),
+            print_reading.breakable(explained._written(kept.elements)),
             ", ".join(f"`{reader}`" for reader in kept.readers) or "later iterations",
         )
         for kept in explained.kept
     ]
-    whole = ("**total**", print_reading.breakable(explained.written(explained.kept_total)), "")
+    whole = ("**total**", print_reading.breakable(explained._written(explained.kept_total)), "")
     return table(("value", "elements", "read by"), [*rows, whole])
 
 
@@ -186,9 +186,9 @@ def costs_of(answers: Mapping[str, Formulas], phase: str) -> str:
     rows: dict[tuple[str, ...], list[str]] = {}
     for book, found in answers.items():
         row = next(row for row in (*found.rows, found.total) if row.macro_operation == phase or row is found.total)
-        counts = tuple(print_reading.breakable(found.written(c)) for c in (row.maccs, row.flops))
+        counts = tuple(print_reading.breakable(found._written(c)) for c in (row.maccs, row.flops))
         rows.setdefault(counts, []).append(f"`{book}`")
-    times = "Per sequence; a batch of B sequences costs B times as much." if found.per_sequence else ""
+    times = "Per sequence; a batch of B sequences costs B times as much." if found._per_sequence else ""
     shown = ((", ".join(books), *counts) for counts, books in rows.items())
     return f"{table(('[price book](../conventions.md)', 'MACCs', 'FLOPs'), shown)}\n{times}".rstrip()
 
@@ -200,7 +200,7 @@ def costs(answers: Mapping[str, Formulas]) -> str:
         rows = []
         for row in (*found.rows, *found.others, found.total) if len(found.rows) > 1 else found.rows:
             label = f"{row.title} {row.subtitle}".strip()
-            counts = (print_reading.breakable(found.written(c)) for c in (row.maccs, row.flops))
+            counts = (print_reading.breakable(found._written(c)) for c in (row.maccs, row.flops))
             rows.append((f"**{label}**" if row is found.total else label, *counts))
         parts.setdefault(table(("", "MACCs", "FLOPs"), rows), []).append(book)
     return "\n".join(

@@ -228,7 +228,7 @@ def test_a_step_over_a_mesh_has_one_time_and_one_peak_whoever_is_asked(model, me
     peak = lc.memory(model, **asked, accumulate=microbatches).peak
     assert run.spread.peak == peak == cost.memory.peak
     assert run.plan == more.get("plan", "flash")
-    rows = sum(row.seconds or 0 for row in cost.rows)
+    rows = sum(row.time or 0 for row in cost.rows)
     assert cost.over_time.lines == pytest.approx(cost.timing.seconds, rel=1e-6) == pytest.approx(rows, rel=1e-6)
 
 

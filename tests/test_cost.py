@@ -409,7 +409,7 @@ def test_a_longer_context_than_4096_is_no_default_length(model, context):
     "model", ["gpt2", "llama-2-7b", "t5-small", "vit-base-patch16-224", "whisper-tiny", "bloom-560m"]
 )
 def test_a_context_of_at_most_4096_is_the_default_length(model):
-    assert lc.cost(model, batch_size=1).length_note == ""
+    assert lc.cost(model, batch_size=1)._length_note == ""
 
 
 def test_the_default_length_is_in_the_first_line_of_every_command(capsys):

@@ -172,7 +172,7 @@ def test_compare_has_the_time_and_the_memory_of_each_procedure(capsys):
     of_run = found.to_dict()["price_books"]["run"]
     plain = lc.compare("gpt2", "bp,recompute,pepita", batch_size=8)
     for name in ("bp", "recompute", "pepita"):
-        assert of_run[name]["time"]["seconds"] == lc.cost("gpt2", name, **asked_of).seconds
+        assert of_run[name]["time"]["seconds"] == lc.cost("gpt2", name, **asked_of).time
         assert of_run[name]["memory"]["peak"] == lc.memory("gpt2", procedure=name, **asked_of).peak
         assert found.costs["run"][name].total == plain.costs["run"][name].total
         assert "time" not in plain.to_dict()["price_books"]["run"][name]
@@ -195,13 +195,13 @@ def test_recomputation_costs_time_in_every_answer(ways):
     plain = {"plan": "flash", "engine": "graph"} if "plan" in ways else {}
     more = plain | {"plan": f"flash,{ways['plan']}"} if "plan" in ways else ways
     without, with_it = lc.cost("gpt2", **plain, **asked_of), lc.cost("gpt2", **more, **asked_of)
-    forward = sum(row.seconds or 0.0 for row in without.rows if row.macro_operation == "forward")
-    added = with_it.seconds - without.seconds
+    forward = sum(row.time or 0.0 for row in without.rows if row.macro_operation == "forward")
+    added = with_it.time - without.time
     assert 0.3 * forward < added < 1.1 * forward
     run = [lc.run_cost("gpt2", tokens="1e9", **each, **asked_of).figures["step"].value for each in (plain, more)]
-    assert run == [without.seconds, with_it.seconds]
+    assert run == [without.time, with_it.time]
     for cost, each in ((without, plain), (with_it, more)):
         timeline = lc.trace("gpt2", **each, **asked_of).timeline
         traced = sum(part.length for process in timeline.processes for part in process.slices)
-        assert traced == pytest.approx(cost.seconds * 1e9, rel=1e-6)
-        assert document("gpt2", **each, **asked_of)["totals"]["seconds"] == cost.seconds
+        assert traced == pytest.approx(cost.time * 1e9, rel=1e-6)
+        assert document("gpt2", **each, **asked_of)["totals"]["seconds"] == cost.time

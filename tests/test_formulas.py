@@ -137,11 +137,11 @@ def test_written_counts_keep_their_value(name: str, book: str) -> None:
         if {"d", "h", "k"} <= set(sizes):
             sizes["d"] = sizes["h"] * sizes["k"]
         values = {write.SYMBOLS.get(axis, axis): size for axis, size in sizes.items()}
-        times = sizes.get("B", 1) if answer.per_sequence else 1
-        for count in answer.counts:
-            written_text = write.python(answer.written(count))
+        times = sizes.get("B", 1) if answer._per_sequence else 1
+        for count in answer._counts:
+            written_text = write.python(answer._written(count))
             assert eval(written_text, {"__builtins__": {}}, values) * times == count.at(sizes)
-            assert write.plain(answer.written(count)) == written_text.replace("**", "^")
+            assert write.plain(answer._written(count)) == written_text.replace("**", "^")
 
 
 @pytest.mark.one_in(every=3)

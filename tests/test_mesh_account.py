@@ -102,7 +102,7 @@ def test_memory_run_cost_and_cost_have_the_same_bytes_and_seconds(number):
     cost = lc.cost(case.model, on="DGX H100", microbatch=case.microbatch, **case.asked)
     assert cost.over_time.seconds == run_cost["figures"]["step"]["value"], shown
     assert cost.memory.peak == found.peak, shown
-    assert sum(row.seconds or 0 for row in cost.rows) == pytest.approx(cost.timing.seconds), shown
+    assert sum(row.time or 0 for row in cost.rows) == pytest.approx(cost.timing.seconds), shown
     assert cost.over_time.way.stages == 1 or cost.timing.seconds == pytest.approx(cost.over_time.lines, rel=1e-9), shown
     assert sum(found.split.values()) == found.peak, shown
     levels = [0] * len(found.curve)
@@ -195,7 +195,7 @@ def test_memory_of_a_pipeline_is_that_of_its_fullest_stage(schedule, capsys):
     assert "blocks over pp" in text
     assert found.to_dict()["over"]["mesh"] == {"pp": 2, "dp": 2}
     cost = lc.cost("llama-3-8b", on="DGX H100", accumulate=8, **asked)  # a device updates all of its chunks at once
-    assert sum(row.seconds or 0 for row in cost.rows) == pytest.approx(cost.over_time.lines, rel=1e-9)
+    assert sum(row.time or 0 for row in cost.rows) == pytest.approx(cost.over_time.lines, rel=1e-9)
 
 
 def test_fit_finds_the_batch_the_length_and_what_does_not_fit_of_a_pipeline(capsys):

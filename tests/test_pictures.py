@@ -160,7 +160,7 @@ def test_a_roofline_has_every_second_and_every_operation_once(model: str, plan: 
         roof = min(lines_roof.peak, point.intensity * lines_roof.roofs[0].bandwidth)
         assert 0 <= point.speed <= roof * (1 + 1e-9)
     inside = [name for point in lines_roof.points for name in point.inside]
-    guests = [row for row in answer.rows if row.seconds is None]
+    guests = [row for row in answer.rows if row.time is None]
     assert sorted(inside) == sorted(f"{row.layer}.{row.line}" for row in guests)
     assert sum(lines_roof.limits.values()) + lines_roof.outside == pytest.approx(lines_roof.seconds, rel=1e-12)
 

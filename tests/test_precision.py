@@ -242,7 +242,7 @@ def test_states_of_eight_bits_are_read_and_written_in_a_byte():
 
     def seconds(precision, optimizer):
         rows = lc.cost("gpt2", precision=precision, optimizer=optimizer, by="macro-operation", **sizes).rows
-        return next(row.seconds for row in rows if row.macro_operation == "optimizer_step")
+        return next(row.time for row in rows if row.macro_operation == "optimizer_step")
 
     masters, narrow, eight = (
         seconds("bf16-masters", "adamw"),

@@ -145,7 +145,7 @@ def test_every_line_is_the_command_lines(opened: Watched) -> None:
         [row.macro_operation, row.layer, row.line, str(row.maccs), str(row.flops), str(row.bytes)] for row in rows
     ]
     assert [line[:6] for line in lines_shown] == expected
-    assert [line[6] for line in lines_shown] == pytest.approx([row.seconds or 0.0 for row in rows], rel=1e-9)
+    assert [line[6] for line in lines_shown] == pytest.approx([row.time or 0.0 for row in rows], rel=1e-9)
 
 
 def test_sliders_agree_with_python(opened: Watched) -> None:

@@ -17,7 +17,7 @@ class Point:
 
 @dataclass
 class Answer(Serializable):
-    schema = 3
+    _schema = 3
 
     name: str
     points: tuple[Point, ...]

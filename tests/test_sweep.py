@@ -315,7 +315,7 @@ def test_a_row_on_a_device_is_cost_and_memory_on_it(model, sizes):
         one = {name: int(columns[aliases[name] if aliases.get(name) in columns else name][place]) for name in names}
         one |= {name: sizes[name] for name in sizes if name not in names}
         asked = {"procedure": str(columns["procedure"][place]), "on": "A100-SXM-40GB", **one}
-        assert columns["seconds"][place] == lc.cost(model, **asked).seconds
+        assert columns["seconds"][place] == lc.cost(model, **asked).time
         peak = lc.memory(model, **asked).peak
         assert columns["memory"][place] == peak
         assert columns["fits"][place] == (peak <= 40 * 10**9)
@@ -347,5 +347,5 @@ def test_a_sweep_on_a_device_is_written(tmp_path, capsys):
     first, second = list(csv.DictReader(path.read_text().splitlines()))
     assert (first["fits"], second["fits"]) == ("true", "false")
     assert int(second["memory"]) == lc.memory("gpt2", batch_size=64, on="A100-SXM-40GB").peak
-    assert float(first["seconds"]) == lc.cost("gpt2", batch_size=64, seq_len=64, on="A100-SXM-40GB").seconds
+    assert float(first["seconds"]) == lc.cost("gpt2", batch_size=64, seq_len=64, on="A100-SXM-40GB").time
     assert "rows that do not fit the device, or whose memory is not known: 1" in capsys.readouterr().err

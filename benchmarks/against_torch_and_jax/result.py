@@ -150,7 +150,7 @@ class Case:
 class Bench(Shown):
     """All cases, with the machine they were measured on; `interrupted` before the end."""
 
-    sheets_module = f"{__package__}.show"
+    _sheets_module = f"{__package__}.show"
 
     machine: Mapping[str, Any]
     rounds: int

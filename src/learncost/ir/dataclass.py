@@ -201,7 +201,7 @@ class Serializable:
 
     __slots__ = ()
 
-    schema: ClassVar[int] = 0
+    _schema: ClassVar[int] = 0
     """The version of the dictionary's form, which it begins with; 0 where it is a part of another one."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Serializable:
 
 def dictionary_of(record: Any) -> dict[str, Any]:
     """Return a dataclass as a dictionary for JSON."""
-    result = {"schema": schema} if (schema := getattr(record, "schema", 0)) else {}
+    result = {"schema": schema} if (schema := getattr(record, "_schema", 0)) else {}
     for name, key, default in _keys(record.__class__):
         if key.when is not None and not key.when(record):
             continue

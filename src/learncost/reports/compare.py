@@ -75,10 +75,6 @@ class Comparison(Drawn):
         Positions that the model learns; longer sequences are marked in `crossings`. None where there is no limit.
     left_out
         Procedures that the model cannot be trained by, with the reason.
-    run
-        The priced run: the model and the sizes of all axes.
-    request
-        The request.
 
     Examples
     --------
@@ -91,10 +87,10 @@ class Comparison(Drawn):
     ['paper', 'run']
     """
 
-    sheets_module = "learncost.reports.show_comparison"
-    figures = ("procedures", "crossover", "scaling")
-    notebook_figure = "crossover"
-    schema = SCHEMA
+    _sheets_module = "learncost.reports.show_comparison"
+    _figures = ("procedures", "crossover", "scaling")
+    _notebook_figure = "crossover"
+    _schema = SCHEMA
 
     price_book: str
     costs: Mapping[str, Mapping[str, Cost]] = field(metadata=HIDDEN)
@@ -102,20 +98,20 @@ class Comparison(Drawn):
     varied: tuple[str, ...]
     positions: int | None
     left_out: str = ""
-    run: PreparedRun | None = field(default=None, metadata=HIDDEN)
-    request: Request | None = field(default=None, metadata=HIDDEN)
+    _run: PreparedRun | None = field(default=None, metadata=HIDDEN)
+    _request: Request | None = field(default=None, metadata=HIDDEN)
 
     @property
     @Key(inline=True, after="schema")
-    def common(self) -> dict[str, Any]:
+    def _common(self) -> dict[str, Any]:
         """Return what all ledgers have in common, as data."""
         names = ["model", "batch_size", "seq_len", "target_len", "dtype", "optimizer", "counted", "parameters"]
         names += ["trained_parameters", "trained", *(["plan"] if self.first.plan else [])]
         return {name: value for name, value in self.first.to_dict().items() if name in names}
 
     @property
-    @Key(after="price_book")
-    def price_books(self) -> dict[str, dict[str, Any]]:
+    @Key("price_books", after="price_book")
+    def _price_books(self) -> dict[str, dict[str, Any]]:
         """Return the ledgers as data, by price book and procedure."""
         by_book = self.costs.items()
         return {book: {name: self._one(cost, book) for name, cost in costs.items()} for book, costs in by_book}
@@ -222,8 +218,8 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
     costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
     if rates is not None:
         costs[run.book.name] = {
-            name: replace(run.cost(name, run.book, on=rates), dtype=kind.name, request=replace(request, procedure=name))
-            for name in names
+            name: replace(run.cost(name, run.book, on=rates), dtype=kind.name, _request=asked)
+            for name, asked in ((name, replace(request, procedure=name)) for name in names)
         }
     if request.on is not None and request.timed_by == GPU:
         from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts

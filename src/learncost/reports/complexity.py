@@ -141,10 +141,10 @@ class Complexity(Drawn):
     `sizes` holds what was given, by letter; with it counts are numbers where every letter is known.
     """
 
-    figures = ("complexity",)
-    schema = 1
+    _figures = ("complexity",)
+    _schema = 1
 
-    sheets_module = "learncost.reports.show_complexity"
+    _sheets_module = "learncost.reports.show_complexity"
 
     kinds: tuple[LayerKind, ...] = field(metadata=HIDDEN)
     crossings: tuple[LengthCrossing, ...] = field(metadata=HIDDEN)
@@ -177,7 +177,7 @@ class Complexity(Drawn):
 
     @property
     @Key("crossings")
-    def written_crossings(self) -> list[dict[str, Any]]:
+    def _written_crossings(self) -> list[dict[str, Any]]:
         """Return the crossings as data, with their lengths at the sizes."""
         return [crossing.to_dict(self.sizes) for crossing in self.crossings]
 

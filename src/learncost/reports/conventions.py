@@ -115,9 +115,9 @@ class Conventions(AtLength, Drawn):
     'price book nanogpt is a formula of language models with their head'
     """
 
-    sheets_module = "learncost.reports.show_conventions"
-    figures = ("conventions",)
-    schema = SCHEMA
+    _sheets_module = "learncost.reports.show_conventions"
+    _figures = ("conventions",)
+    _schema = SCHEMA
 
     model: str
     batch_size: int
@@ -131,8 +131,8 @@ class Conventions(AtLength, Drawn):
     letters: str = field(default="", metadata=HIDDEN)
 
     @property
-    @Key(after="conventions")
-    def price_books(self) -> list[dict[str, Any]]:
+    @Key("price_books", after="conventions")
+    def _price_books(self) -> list[dict[str, Any]]:
         """Return the entries as data, each with its ratio to matrix products alone."""
         return [each.to_dict() | {"ratio": self.ratio(each.book.name)} for each in self.conventions]
 
@@ -219,7 +219,7 @@ def conventions(
         conventions=(yardstick, *others),
         counters=counters(run, plain),
         letters=letters_of(run.model.configuration.layer, run.axes),
-        length_note=run.length_note,
+        _length_note=run.length_note,
     )
     return result if identify is None else replace(result, identified=identified_number(run, identify, result))
 

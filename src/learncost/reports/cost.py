@@ -120,7 +120,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     else:
         run = prepare(request)
         answer = run.cost(procedure, run.book, by, rates)
-        if rates is not None and answer.built and (answer.built.configuration.layer or request.timed_by == GPU):
+        if rates is not None and answer._built and (answer._built.configuration.layer or request.timed_by == GPU):
             from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
 
             answer = with_kernels(answer, request)
@@ -131,7 +131,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
             raise InputError(f"accumulate must be a divisor of the batch size {answer.batch_size}, not {wrong}")
         whole = f"{answer.counted}; counts and time are of the undivided batch, memory of {parts:,} microbatches"
         answer = replace(answer, counted=whole)
-    answer = replace(answer, dtype=kind.name, request=asked)
+    answer = replace(answer, dtype=kind.name, _request=asked)
     if request.engine and answer.over_time and answer.memory and answer.memory.unavailable:
         raise InputError(answer.memory.unavailable)
     return by_module(answer, depth) if by == "module" else answer

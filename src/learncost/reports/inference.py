@@ -91,7 +91,7 @@ def cost_of_inference(priced: Served, procedure: Procedure, by: str) -> Cost:
         last_only=last_only,
         plan=run.plan,
         over_time=priced.takes,
-        length_note=priced.length_note(procedure.name == "decode"),
+        _length_note=priced.length_note(procedure.name == "decode"),
     )
 
 

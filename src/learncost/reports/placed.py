@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from learncost.reports.memory.on_device import DeviceMemory
 
 
-_CLUSTER = Key(form=attrgetter("name"), optional=True, after="written_stages").field
+_CLUSTER = Key(form=attrgetter("name"), optional=True, after="_written_stages").field
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,9 +77,9 @@ class PlacedStep(AtLength):
     over: OverMesh = field(metadata=Key(inline=True).field)
     stages: tuple[OverMesh, ...] = field(default=(), metadata=HIDDEN)
     cluster: Cluster | None = field(default=None, metadata=_CLUSTER)
-    memory: DeviceMemory | None = field(default=None, metadata=Key(optional=True, after="written_stages").field)
+    memory: DeviceMemory | None = field(default=None, metadata=Key(optional=True, after="_written_stages").field)
 
-    sheets_module: ClassVar[str] = "learncost.reports.show_placed"
+    _sheets_module: ClassVar[str] = "learncost.reports.show_placed"
 
     def times(self, over: OverMesh | None = None) -> tuple[StepTraffic, ...]:
         """Return the time of the collectives over the links of the cluster, each without overlap, by default of all."""
@@ -91,7 +91,7 @@ class PlacedStep(AtLength):
 
     @property
     @Key("times", when=attrgetter("cluster"), after="cluster")
-    def times_of_all(self) -> list[dict[str, Any]]:
+    def _times_of_all(self) -> list[dict[str, Any]]:
         """Return the time of all collectives as data."""
         from learncost.reports.mesh_time import traffic_of  # only where a cluster is given: start-up counts
 
@@ -123,7 +123,7 @@ class PlacedStep(AtLength):
 
     @property
     @Key("stages")
-    def written_stages(self) -> list[dict[str, Any]]:
+    def _written_stages(self) -> list[dict[str, Any]]:
         """Return the stages of a pipeline as data."""
         return [
             {"iterations": stage.placed.iterations, **stage.to_dict(), "lines": self._lines_of(stage)}
@@ -132,13 +132,13 @@ class PlacedStep(AtLength):
 
     def _lines_of(self, over: OverMesh) -> list[dict[str, Any]]:
         lines = []
-        for depth, line, collective in self.statements(over):
+        for depth, line, collective in self._statements(over):
             text = str(line).partition("\n")[0]
             why = reason_of(line)
             lines.append({"line": text, "depth": depth, "why": why, "sends": collective is not None})
         return lines
 
-    def statements(self, over: OverMesh | None = None) -> Iterator[tuple[int, Statement, Collective | None]]:
+    def _statements(self, over: OverMesh | None = None) -> Iterator[tuple[int, Statement, Collective | None]]:
         """Yield lines with their depth and collectives; for a loop its heading.
 
         over  the stage whose lines are meant; else what each device runs
@@ -219,5 +219,5 @@ def place(request: Request) -> PlacedStep:
         several if several[0].placed.iterations else (),
         cluster,
         memory,
-        length_note=run.length_note,
+        _length_note=run.length_note,
     )

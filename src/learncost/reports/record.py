@@ -43,20 +43,20 @@ class LedgerRow(Serializable):
     kind: str = field(default="", metadata=_NAMED)
     module: str = field(default="", metadata=_NAMED)
     payload_bytes: int | None = field(default=None, metadata=OPTIONAL)  # of the collectives of a device of a mesh
-    time: RowTime | None = field(default=None, metadata=Key(inline=True).field)  # on a device
+    timing: RowTime | None = field(default=None, metadata=Key(inline=True).field)  # on a device
     not_derived: bool = field(default=False, metadata=OPTIONAL)  # whether a line of it has a cost and no meaning
     unknown: bool = field(default=False, metadata=Key("at_least", optional=True).field)  # whether a cost is unknown
     outside_paper: bool = field(default=False, metadata=OPTIONAL)
 
     @property
-    def seconds(self) -> float | None:
-        """The seconds on the device; None without one, and for a row inside other rows' kernels."""
-        return None if self.time is None else self.time.seconds
+    def time(self) -> float | None:
+        """The time in seconds on the device; None without one, and for a row inside other rows' kernels."""
+        return None if self.timing is None else self.timing.seconds
 
     @property
     def bound(self) -> str:
         """The bound of most of its time: compute, memory or launch."""
-        return "" if self.time is None else self.time.bound
+        return "" if self.timing is None else self.timing.bound
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,6 @@ class Cost(AtLength, Drawn):
         With `on`: the seconds of a step, their interval and what bounds them.
     recorded
         Of an imported module on a published GPU: the time of its recorded step, by kind of kernel and by module.
-    instead
-        Why the time is that of the table, where the module's step was not recorded.
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
     over_time
@@ -197,12 +195,6 @@ class Cost(AtLength, Drawn):
         beside what is computed.
     over
         With a mesh: its devices, what is cut over them, and what each sends. All counts are those of one device.
-    priced
-        The lines that the rows are put together from, as `lc.price` returns them: polynomials, and the sizes.
-    built
-        The model whose step it is: its table, what learns, and the rules of its sizes.
-    request
-        The request that was answered.
 
     Examples
     --------
@@ -215,9 +207,9 @@ class Cost(AtLength, Drawn):
     'gpt2'
     """
 
-    sheets_module = "learncost.reports.show"
-    figures = ("macro-operations", "roofline")
-    schema = SCHEMA
+    _sheets_module = "learncost.reports.show"
+    _figures = ("macro-operations", "roofline")
+    _schema = SCHEMA
 
     model: str
     procedure: str
@@ -248,21 +240,21 @@ class Cost(AtLength, Drawn):
     tokens_per_step: int = field(default=0, metadata=HIDDEN)
     source: str = field(default="", metadata=HIDDEN)
     letters: str = field(default="", metadata=HIDDEN)
-    instead: str = field(default="", metadata=HIDDEN)
-    priced: Price | None = field(default=None, compare=False, metadata=HIDDEN)
-    built: Model | None = field(default=None, compare=False, metadata=HIDDEN)
-    request: Request | None = field(default=None, compare=False, metadata=HIDDEN)
+    _instead: str = field(default="", metadata=HIDDEN)  # why the time is the table's: no step was recorded
+    _priced: Price | None = field(default=None, compare=False, metadata=HIDDEN)  # the lines of the rows
+    _built: Model | None = field(default=None, compare=False, metadata=HIDDEN)  # whose step it is
+    _request: Request | None = field(default=None, compare=False, metadata=HIDDEN)
 
     @cached_property
     @Key(optional=True, after="timing")
     def memory(self) -> DeviceMemory | None:
         """Return the peak memory on the device, as in `lc.memory`, and the memory that it has; None without `on`."""
-        if self.request is None or self.request.on is None:
+        if self._request is None or self._request.on is None:
             return None
         from learncost.reports.memory.on_device import memory_on_device  # only on a device: start-up counts
 
         way = self.over.way if self.over else None
-        request = self.request if way is None else replace(self.request, accumulate=way.microbatches, microbatch=None)
+        request = self._request if way is None else replace(self._request, accumulate=way.microbatches, microbatch=None)
         return memory_on_device(request)
 
     @property
@@ -277,7 +269,7 @@ class Cost(AtLength, Drawn):
         """The operations that are not derived: their cost is stated or unknown."""
         from learncost.reports.rows import not_derived_of
 
-        return not_derived_of(self.priced.rows, self.priced.sizes) if self.priced else ()
+        return not_derived_of(self._priced.rows, self._priced.sizes) if self._priced else ()
 
     @property
     @Key(optional=True, after="over")
@@ -288,12 +280,12 @@ class Cost(AtLength, Drawn):
 
     @property
     def _figure(self) -> str:
-        return self.figures[1 if self.timing is not None and self.by == "equation" else 0]
+        return self._figures[1 if self.timing is not None and self.by == "equation" else 0]
 
     @property
-    def sample(self) -> str:
+    def _sample(self) -> str:
         """Return the noun of what a batch has: sequence, or image."""
-        return self.built.sample if self.built else "sequence"
+        return self._built.sample if self._built else "sequence"
 
     @property
     def is_training(self) -> bool:
@@ -311,8 +303,8 @@ class Cost(AtLength, Drawn):
         return self.total.flops
 
     @property
-    def seconds(self) -> float | None:
-        """The seconds of a step on the device or cluster, if one is given."""
+    def time(self) -> float | None:
+        """The time of a step in seconds on the device or cluster, if one is given."""
         timed = self.over_time or self.recorded or self.timing
         return None if timed is None else timed.seconds
 
@@ -320,14 +312,14 @@ class Cost(AtLength, Drawn):
     @Key("serving", optional=True)
     def served(self) -> dict[str, float] | None:
         """The latency and throughput of inference on a device, if one is given; the batch is that of all devices."""
-        if self.is_training or self.seconds is None:
+        if self.is_training or self.time is None:
             return None
         tokens = self.seq_len if self.target_len is None else self.target_len
-        per_second = self.batch_size / self.seconds
+        per_second = self.batch_size / self.time
         if self.cache is None:
-            return {"latency": self.seconds, "samples_per_second": per_second}
+            return {"latency": self.time, "samples_per_second": per_second}
         name = "time_to_first_token" if self.context is None else "time_per_output_token"
-        waited = self.seconds if self.context is None else self.seconds / tokens
+        waited = self.time if self.context is None else self.time / tokens
         return {name: waited, "tokens_per_second": tokens * per_second}
 
     @property

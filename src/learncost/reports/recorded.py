@@ -128,10 +128,10 @@ def _share(part: float, whole: float) -> str:
 
 def with_kernels(answer: Cost, request: Request) -> Cost:
     """Return an answer with the time of its kernels, where these are known, or why it has none."""
-    if answer.built is None:
+    if answer._built is None:
         return answer
-    found = recorded_time(request, answer.built, answer.optimizer)
-    return replace(answer, instead=found) if isinstance(found, str) else replace(answer, recorded=found)
+    found = recorded_time(request, answer._built, answer.optimizer)
+    return replace(answer, _instead=found) if isinstance(found, str) else replace(answer, recorded=found)
 
 
 def recorded_time(request: Request, model: Model, optimizer: str) -> RecordedTime | str:

@@ -74,8 +74,8 @@ def ledger(
         timing=timed,
         over=over,
         letters=letters_of(model.configuration.layer, axes),
-        priced=price,
-        built=model,
+        _priced=price,
+        _built=model,
     )
 
 
@@ -91,12 +91,12 @@ BY: Mapping[str, tuple[str, ...]] = {
 
 def by_module(cost: Cost, depth: Any) -> Cost:
     """Return the ledger with a row for each module, up to a depth of its path; None: for each complete path."""
-    assert cost.priced is not None
-    if not any(row.module for row in cost.priced.rows):
+    assert cost._priced is not None
+    if not any(row.module for row in cost._priced.rows):
         raise InputError(f"--by module requires an imported module; {cost.model} has no module paths")
     parts = None if depth is None else check_size("depth", depth)
     passes = {name: times for name, (times, _) in cost.macro_operations.items()}
-    return replace(cost, rows=_rows(cost.priced, "module", passes, cost.timing, parts, over=cost.over))
+    return replace(cost, rows=_rows(cost._priced, "module", passes, cost.timing, parts, over=cost.over))
 
 
 def _path(row: PricedLine, depth: int | None) -> str:
@@ -162,7 +162,7 @@ def _rows(
             outside_paper=any(row.outside_paper for row in part.rows),
             not_derived=any(row.opaque for row in rows),
             unknown=any(row.unknown for row in rows),
-            time=(timed.of_lines if by == "equation" else timed.of)(rows) if timed else None,
+            timing=(timed.of_lines if by == "equation" else timed.of)(rows) if timed else None,
             payload_bytes=sum(payloads.get(row.place, 0) for row in rows) if over else None,
         )
         result.append(row)

@@ -79,7 +79,7 @@ def rules(request: Request) -> Rules:
         target_len=target_len,
         tokens=tokens_in_all,
         parameters=measures.parameters,
-        length_note=prepared.length_note,
+        _length_note=prepared.length_note,
         rules=(*(rule for key, cases in cases_of_rules if (rule := _rule(key, cases)).cases), *_gpt3()),
     )
 

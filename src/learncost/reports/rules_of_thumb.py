@@ -106,8 +106,8 @@ class Rules(AtLength):
     (1024, 124439808)
     """
 
-    sheets_module = "learncost.reports.show_rules"
-    schema = 1
+    _sheets_module = "learncost.reports.show_rules"
+    _schema = 1
 
     model: str
     batch_size: int

@@ -143,7 +143,7 @@ class PreparedRun:
     @property
     def _asked(self) -> dict[str, Any]:
         """Return the fields of the request that a ledger repeats."""
-        return {"plan": self.plan, "tokens": self.tokens, "length_note": self.length_note}
+        return {"plan": self.plan, "tokens": self.tokens, "_length_note": self.length_note}
 
     def counted_apart(self) -> PreparedRun:
         """Return the run with a name for the trip count of every loop over blocks, of which pipeline stages have parts.

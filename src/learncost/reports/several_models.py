@@ -34,7 +34,7 @@ class ModelComparison(Shown):
     [('gpt2', 'bp'), ('gpt2', 'pepita'), ('gpt2-medium', 'bp'), ('gpt2-medium', 'pepita')]
     """
 
-    schema = 1
+    _schema = 1
 
     models: tuple[Comparison, ...]
 
@@ -65,7 +65,7 @@ class ModelComparison(Shown):
             scaled("MACCs", [row.total.maccs for row in rows]),
             scaled("FLOPs", [row.total.flops for row in rows]),
             TableColumn("of bp", ratio, shown=any(map(ratio, rows))),
-            TableColumn("time", lambda row: seconds_of(row.seconds or 0.0), shown=all(row.timing for row in rows)),
+            TableColumn("time", lambda row: seconds_of(row.time or 0.0), shown=all(row.timing for row in rows)),
             TableColumn(
                 "peak memory",
                 lambda row: size_of(row.memory.peak) if row.memory else "-",

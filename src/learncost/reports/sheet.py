@@ -55,7 +55,7 @@ class Readable(Framed):
 class Shown(Serializable, Readable):
     """An answer: its fields, and the sheets that show them. All output formats derive from these."""
 
-    sheets_module: ClassVar[str] = ""
+    _sheets_module: ClassVar[str] = ""
     """The module that makes the sheets, by a function `sheets(answer, width)`; it is imported when they are wanted.
 
     Where a file holds something else than a screen, it has `tables(answer)` for Markdown and LaTeX and
@@ -68,7 +68,7 @@ class Shown(Serializable, Readable):
         return result
 
     def _by(self, name: str) -> Any:
-        return getattr(import_module(self.sheets_module), name, None) if self.sheets_module else None
+        return getattr(import_module(self._sheets_module), name, None) if self._sheets_module else None
 
     def _tables(self) -> tuple[Sheet, ...]:
         make = self._by("tables")
@@ -127,15 +127,9 @@ class Shown(Serializable, Readable):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class AtLength(Shown):
-    """An answer about sequences of a given or default length.
+    """An answer about sequences of a given or default length."""
 
-    Attributes
-    ----------
-    length_note
-        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
-    """
-
-    length_note: str = field(default="", compare=False, metadata=HIDDEN)
+    _length_note: str = field(default="", compare=False, metadata=HIDDEN)  # of a default below the context
 
 
 def plan_text(counted: str, executed: str = "", what: str = "timed") -> str:
@@ -180,10 +174,10 @@ def batch_text(
 class Drawn(Shown):
     """An answer with figures."""
 
-    figures: ClassVar[tuple[str, ...]] = ()
+    _figures: ClassVar[tuple[str, ...]] = ()
     """The kinds, the usual one first."""
 
-    notebook_figure: ClassVar[str] = ""
+    _notebook_figure: ClassVar[str] = ""
     """The kind that a notebook shows over the table, where matplotlib is installed."""
 
     def plot(self, figure: str = "", columns: int = 1) -> Any:
@@ -205,17 +199,17 @@ class Drawn(Shown):
 
     @property
     def _figure(self) -> str:
-        return self.figures[0]
+        return self._figures[0]
 
     @property
-    def panels(self) -> tuple[Shown, ...]:
+    def _panels(self) -> tuple[Shown, ...]:
         """Return the answers with one panel each."""
         return (self,)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         picture = ""
-        if self.notebook_figure:
-            picture = displayed.drawing().figure_html(self.notebook_figure, self)
+        if self._notebook_figure:
+            picture = displayed.drawing().figure_html(self._notebook_figure, self)
         return {"text/plain": str(self), "text/html": picture + self._repr_html_()}
 
 

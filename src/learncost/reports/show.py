@@ -81,9 +81,9 @@ def _timed_cells(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
         return _payload(cost, rows)
     bounds: dict[str, float] = {}
     for row in rows:
-        bounds[row.bound] = bounds.get(row.bound, 0.0) + (row.seconds or 0.0)
-    inside = [name.partition(".")[2] for row in rows if row.time for name in row.time.inside]
-    if inside and all(row.seconds is None for row in rows):
+        bounds[row.bound] = bounds.get(row.bound, 0.0) + (row.time or 0.0)
+    inside = [name.partition(".")[2] for row in rows if row.timing for name in row.timing.inside]
+    if inside and all(row.time is None for row in rows):
         return {"time": "", "energy": "", "bound": f"in {inside[0]}"}
     seconds = sum(bounds.values())
     watts = cost.timing.rates.watts
@@ -183,13 +183,13 @@ def step_title(cost: Cost, procedure: str = "") -> str:
 
 def procedure_of(cost: Cost) -> str:
     """Return the procedure with what is trained for: bp for dpo."""
-    return f"{cost.procedure} for {cost.request.task}" if cost.request and cost.request.task else cost.procedure
+    return f"{cost.procedure} for {cost._request.task}" if cost._request and cost._request.task else cost.procedure
 
 
 def batch_of(answer: Cost | Memory) -> str:
     """Return the batch and the lengths of a step."""
     lengths = answer.batch_size, answer.seq_len, answer.target_len, answer.context
-    return batch_text(*lengths, answer.sample, answer.letters, answer.length_note)
+    return batch_text(*lengths, answer._sample, answer.letters, answer._length_note)
 
 
 def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
@@ -256,8 +256,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.extend(cost.recorded.notes())
     elif cost.timing:
         notes.extend(_timing_notes(cost.timing))
-    if cost.instead:
-        notes.append(f"The module's own step was not recorded on a GPU: {cost.instead}.")
+    if cost._instead:
+        notes.append(f"The module's own step was not recorded on a GPU: {cost._instead}.")
     if cost.over:
         payload = "payload: the larger of input and output of each collective, on one device."
         notes += [cost.over.said, payload, cost.over.sentence]
@@ -265,13 +265,13 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append(f"All devices together: {of_all['maccs']:,} MACCs, {of_all['flops']:,} FLOPs.")
     if cost.memory and cost.memory.batch_size:
         notes.append(_largest(cost, cost.memory))
-    if cost.request and cost.request.task:
+    if cost._request and cost._request.task:
         passes, _ = cost.macro_operations["forward"]
         more = f"; {passes - 1} of {passes} forward passes are without gradients" if passes > 1 else ""
-        notes.append(f"Task {cost.request.task}: the loss is counted as a cross-entropy{more}.")
+        notes.append(f"Task {cost._request.task}: the loss is counted as a cross-entropy{more}.")
     if cost.memory and cost.memory.offload:
         notes.append(cost.memory.offload)
-    elif cost.request and cost.request.offload and not cost.memory:
+    elif cost._request and cost._request.offload and not cost.memory:
         notes.append("What is offloaded changes no count; on a published device (--on) its copies are timed.")
     if cost.memory and cost.memory.unavailable:
         notes.append(f"Whether it fits the memory of the device is not known: {cost.memory.unavailable}.")
@@ -279,7 +279,7 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         from learncost.reports.mesh_time import notes as of_mesh  # imported where it is needed: start-up counts
 
         notes.extend(of_mesh(cost.over_time))
-        if cost.built and cost.built.configuration.layer and cost.built.configuration.layer.steps:
+        if cost._built and cost._built.configuration.layer and cost._built.configuration.layer.steps:
             notes.append("The time is that of the module's equations; on one device it is that of its recorded step.")
     if cost.served:
         notes.append(_served(cost, cost.served))
@@ -297,7 +297,7 @@ def _largest(cost: Cost, memory: DeviceMemory) -> str:
     if cost.letters:
         return f"Up to B = {memory.batch_size:,} fits in {size_of(memory.available)}."
     batch, tokens = memory.batch_size or 0, cost.seq_len if cost.target_len is None else cost.target_len
-    several = f"{batch:,} {cost.sample}" + ("s" if batch > 1 else "")
+    several = f"{batch:,} {cost._sample}" + ("s" if batch > 1 else "")
     each = f"of {tokens:,} tokens" if cost.context is None else f"with {cost.context:,} tokens in the cache"
     return f"In {size_of(memory.available)} fit{'' if batch > 1 else 's'} {several} {each}."
 

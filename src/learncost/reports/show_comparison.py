@@ -89,7 +89,7 @@ def _on_device(costs: Mapping[str, Cost]) -> Iterator[SheetRow]:
     if not all(timings):
         return
     yield SheetRow((f"on {timings[0].rates.name}" if timings[0] else "", *("" for _ in costs)), "dim")
-    yield SheetRow(("time", *(seconds_of(cost.seconds or 0.0) for cost in costs.values())), depth=1)
+    yield SheetRow(("time", *(seconds_of(cost.time or 0.0) for cost in costs.values())), depth=1)
     if memories := _memories(costs):
         *peaks, _ = _sizes(memories)
         yield SheetRow(("peak memory", *peaks), depth=1)

@@ -146,7 +146,7 @@ def _books(answer: Conventions, width: int) -> Sheet:
 
 def _batch(answer: Conventions) -> str:
     lengths = answer.batch_size, answer.seq_len, answer.target_len
-    return batch_text(*lengths, letters=answer.letters, length_note=answer.length_note)
+    return batch_text(*lengths, letters=answer.letters, length_note=answer._length_note)
 
 
 def _why(answer: Conventions, width: int) -> Sheet:

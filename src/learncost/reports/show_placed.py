@@ -96,7 +96,7 @@ def title(step: PlacedStep) -> str:
     on = f" of {step.cluster.name}" if step.cluster else ""
     note = step.memory.note if step.memory else ""
     plan = plan_text(step.plan, step.memory.plan if step.memory else "", "memory")
-    batch = batch_text(step.batch_size, step.seq_len, step.target_len, length_note=step.length_note)
+    batch = batch_text(step.batch_size, step.seq_len, step.target_len, length_note=step._length_note)
     over = f"over {step.over.mesh} ({number(step.over.devices)} devices{on})"
     what = f"{step.model}, one step of {step.procedure} with {step.optimizer} in {step.precision}{plan}"
     return f"{what}: {batch}, {over}{note}"
@@ -144,7 +144,7 @@ def _formulas(step: PlacedStep) -> Iterator[Sheet]:
 def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:
     rows: list[SheetRow] = []
     phase = ""
-    for depth, line, collective in step.statements(over):
+    for depth, line, collective in step._statements(over):
         if isinstance(line, Loop):
             rows.append(SheetRow((str(line).partition("\n")[0], ""), depth=depth))
             continue

@@ -28,7 +28,7 @@ def records(rules: Rules) -> Iterator[dict[str, Any]]:
 
 def title(rules: Rules) -> str:
     """Return the title of the rules: the model, its parameters, the batch and the lengths."""
-    batch = batch_text(rules.batch_size, rules.seq_len, rules.target_len, length_note=rules.length_note)
+    batch = batch_text(rules.batch_size, rules.seq_len, rules.target_len, length_note=rules._length_note)
     of_step = rules.batch_size * (rules.target_len or rules.seq_len)
     run = "" if rules.tokens == of_step else f", {rules.tokens:,} tokens in all"
     return (

@@ -115,8 +115,8 @@ class Sweep(Drawn):
     0
     """
 
-    figures = ("sweep",)
-    schema = 1
+    _figures = ("sweep",)
+    _schema = 1
 
     model: str
     sizes: Mapping[str, NDArray[np.int64]] = field(metadata=HIDDEN)
@@ -325,7 +325,7 @@ def _on_device(request: Request, series: SweepSeries, combinations: SweepGrid) -
     peaks = [answer.memory for answer in answers]
     known = [peak.peak if peak and not peak.unavailable else np.nan for peak in peaks]
     fits = [bool(peak and not peak.unavailable and peak.fits) for peak in peaks]
-    return SweepOnDevice(np.array([answer.seconds for answer in answers]), np.array(known, float), np.array(fits))
+    return SweepOnDevice(np.array([answer.time for answer in answers]), np.array(known, float), np.array(fits))
 
 
 _Wanted = tuple[str, str, str | None, tuple[Polynomial, Polynomial]]

@@ -109,7 +109,7 @@ def _within(configuration: Configuration, options: Options) -> str:
     )
     assert isinstance(prediction, Memory)  # one procedure, one engine
     if prediction.nothing_fits:
-        raise InputError(f"budget: {prediction.lacking}")
+        raise InputError(f"budget: {prediction._lacking}")
     assert prediction.budget is not None
     if prediction.peak > prediction.budget:
         raise InputError(

@@ -27,7 +27,7 @@ class Check:
 class VerificationReport(Shown):
     """All comparisons; `passed` if none failed. Prints as a table of them, or if `summed` of their numbers."""
 
-    schema = 1
+    _schema = 1
 
     title: str = field(metadata=HIDDEN)
     checks: tuple[Check, ...]

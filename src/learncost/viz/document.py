@@ -78,9 +78,9 @@ def document(request: Request, side_by_side: str | None = None) -> dict[str, Any
         optimizer = request.optimizer or default_optimizer(find_book(request.price_book))
         request = replace(request, optimizer=optimizer)
     step = cost(request, by="equation")
-    assert step.built is not None
-    check_known(step.built.table.lines, "a report")
-    family = family_of(step.built.configuration)
+    assert step._built is not None
+    check_known(step._built.table.lines, "a report")
+    family = family_of(step._built.configuration)
     sizes = {size_meant(family, name): value for name, value in request.sizes.items()}  # as controls call them
     lengths_given = {name: sizes.pop(name) for name in RUN if name in sizes}
     request = replace(request, sizes=sizes, **lengths_given)
@@ -90,7 +90,7 @@ def document(request: Request, side_by_side: str | None = None) -> dict[str, Any
     formulas: dict[str, int] = {}
     lengths = {name for name in (*RUN, "context") if getattr(request, name) is not None}
     controls = sizes_of(step, lengths, _builder(request))
-    rows = [_pooled(line.to_dict(monomials, symbols_of(step.built)), formulas) for line in lines]
+    rows = [_pooled(line.to_dict(monomials, symbols_of(step._built)), formulas) for line in lines]
     return {
         "schema": SCHEMA,
         "version": __version__,
@@ -181,7 +181,7 @@ _ERRATUM = attributes("id document where printed right effect")
 
 def _facts(step: Cost) -> dict[str, Any]:
     """Return the names and descriptions of the step."""
-    assert step.built is not None
+    assert step._built is not None
     return {
         "title": title(step),
         **_STEP(step),
@@ -220,12 +220,12 @@ def _errata(lines: tuple[CostLine, ...]) -> list[dict[str, str]]:
 
 def _legend(step: Cost) -> list[dict[str, Any]]:
     """Return the legend of formulas: symbols, sizes and values."""
-    assert step.priced is not None
-    assert step.built is not None
-    symbols = symbols_of(step.built)
+    assert step._priced is not None
+    assert step._built is not None
+    symbols = symbols_of(step._built)
     return [
         {"axis": axis, "mathml": write.size_mathml(axis, symbols), "value": value}
-        for axis, value in step.priced.sizes.items()
+        for axis, value in step._priced.sizes.items()
     ]
 
 

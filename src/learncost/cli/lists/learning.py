@@ -71,7 +71,7 @@ def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
         "memory": lambda entry: "-" if entry["bytes"] is None else size_of(entry["bytes"]),
         "of bp ": ratio("bytes_of_bp"),
     }
-    return Listed(entries, columns, notes=tuple(notes))
+    return Listed(entries, columns, _notes=tuple(notes))
 
 
 def _optimizers() -> Listed:

@@ -49,10 +49,10 @@ class Listed(Shown):
     """The entries of a list, and their cells by column heading."""
 
     entries: list[Known]
-    columns: dict[str, Cell] = field(default_factory=dict)
-    heading: str = ""
-    notes: tuple[str, ...] = ()
-    noted: Callable[[Known], Iterable[str]] = field(default=lambda entry: ())  # notes below the table, once each
+    _columns: dict[str, Cell] = field(default_factory=dict)
+    _heading: str = ""
+    _notes: tuple[str, ...] = ()
+    _noted: Callable[[Known], Iterable[str]] = field(default=lambda entry: ())  # notes below the table, once each
 
     def __iter__(self) -> Iterator[Known]:
         return iter(self.entries)
@@ -68,6 +68,6 @@ class Listed(Shown):
         return self.entries
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        columns = (TableColumn(name, cell, words=name not in _NUMBERS) for name, cell in self.columns.items())
-        notes = dict.fromkeys(note for entry in self.entries for note in self.noted(entry))
-        return (table(self.heading, columns, self.entries, (*self.notes, *notes)),)
+        columns = (TableColumn(name, cell, words=name not in _NUMBERS) for name, cell in self._columns.items())
+        notes = dict.fromkeys(note for entry in self.entries for note in self._noted(entry))
+        return (table(self._heading, columns, self.entries, (*self._notes, *notes)),)

@@ -117,8 +117,8 @@ def listing(
     """
     if what is None:
         listed = Listed([{"what": name, "count": _how_many(name, like)} for name in LISTS])
-        listed.columns.update({"what": cell_of("what"), "how many": lambda entry: str(entry["count"])})
-        return replace(listed, heading="learncost list WHAT")
+        listed._columns.update({"what": cell_of("what"), "how many": lambda entry: str(entry["count"])})
+        return replace(listed, _heading="learncost list WHAT")
     if what in RETIRED["list"]:
         raise InputError(f"the list {what!r} is called {RETIRED['list'][what]!r} now")
     if what not in LISTS:
@@ -136,7 +136,7 @@ def listing(
     if not entries:
         raise InputError(f"no {what} contain {shown(like)}")
     of_all = f" of {len(listed.entries)}" if like else ""
-    return replace(listed, entries=entries, heading=f"{len(entries)}{of_all} {what.replace('-', ' ')}")
+    return replace(listed, entries=entries, _heading=f"{len(entries)}{of_all} {what.replace('-', ' ')}")
 
 
 def list_models(like: str | None = None) -> Listed:

@@ -20,7 +20,7 @@ def _devices() -> Listed:
             f"{kind} {rate:g}" for kind, rate in entry["peak_tflops"].items()
         ),
     }
-    return Listed(entries, columns, notes=("Clusters of them: learncost list clusters. --on takes both.",))
+    return Listed(entries, columns, _notes=("Clusters of them: learncost list clusters. --on takes both.",))
 
 
 def _clusters() -> Listed:

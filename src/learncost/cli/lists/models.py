@@ -68,7 +68,7 @@ def support_of_families() -> Listed:
     def cannot(entry: Known) -> str:
         return ", ".join(f"{' and '.join(names)} ({numbers[reason]})" for reason, names in _why(entry).items())
 
-    return Listed(entries, {**columns, "what it does not support (reasons below)": cannot}, noted=noted)
+    return Listed(entries, {**columns, "what it does not support (reasons below)": cannot}, _noted=noted)
 
 
 def _done(group: str, entry: Known) -> str:

@@ -98,23 +98,23 @@ class InLetters(Shown):
     jacobian: bool
 
     @property
-    def counts(self) -> tuple[Polynomial, ...]:
+    def _counts(self) -> tuple[Polynomial, ...]:
         """All counts that are shown in letters."""
         raise NotImplementedError
 
     @cached_property
-    def per_sequence(self) -> bool:
+    def _per_sequence(self) -> bool:
         """Return whether counts are per sequence: every one has the batch as a factor, which is omitted."""
-        return any(self.counts) and write.divided(self.counts, "B") is not None
+        return any(self._counts) and write.divided(self._counts, "B") is not None
 
-    def written(self, count: Polynomial) -> Polynomial:
+    def _written(self, count: Polynomial) -> Polynomial:
         """Return the displayed count: per sequence if possible, with h d_k as d_model."""
-        if self.per_sequence:
+        if self._per_sequence:
             (count,) = write.divided((count,), "B") or (count,)
         return write.one_width(count, self.axes)
 
     @property
-    def book_notes(self) -> list[str]:
+    def _book_notes(self) -> list[str]:
         """Return the notes on the price book and its backward pass."""
         book = self.price_book
         backward = f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}."
@@ -180,7 +180,7 @@ class Explanation(InLetters):
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return the lines of all phases, and the saved tensors, as one table."""
         columns, rows = ("", "line", "MACCs", "FLOPs"), tuple(self._sheet_rows())
-        return (Sheet(f"{self.layer}: {self.source}", columns, rows, self.notes, frozenset({0, 1})),)
+        return (Sheet(f"{self.layer}: {self.source}", columns, rows, self._notes, frozenset({0, 1})),)
 
     def _rows(self) -> list[Mapping[str, Any]]:
         parts = self.to_dict()["macro_operations"]
@@ -191,11 +191,11 @@ class Explanation(InLetters):
         for part in self.parts:
             yield SheetRow(("", part.title, "", ""), "bold")
             for step in part.steps:
-                counts = (self.short(step.maccs), self.short(step.flops))
+                counts = (self._short(step.maccs), self._short(step.flops))
                 yield SheetRow((step.equation, step.text, *counts), "", step.depth)
-            yield SheetRow(("", "", self.total_text(part.maccs), self.total_text(part.flops)), "bold")
+            yield SheetRow(("", "", self._total_text(part.maccs), self._total_text(part.flops)), "bold")
         for array in self.kept:
-            yield SheetRow(("kept", array.text, self.short(array.elements), ""))
+            yield SheetRow(("kept", array.text, self._short(array.elements), ""))
 
     def show(self, format: str = "table") -> str:
         """Return the explanation as table, json, csv, md, latex or html."""
@@ -206,7 +206,7 @@ class Explanation(InLetters):
         """Return the explanation as data; counts are Python expressions, to be multiplied by `times`."""
 
         def expression(count: Polynomial) -> str:
-            return write.python(self.written(count), {} if self.sizes else write.SYMBOLS)
+            return write.python(self._written(count), {} if self.sizes else write.SYMBOLS)
 
         def value(part: str, count: Polynomial) -> dict[str, Any]:
             return {f"{part}_value": self._at(count)} if self.sizes else {}
@@ -217,7 +217,7 @@ class Explanation(InLetters):
             "source": self.source,
             "price_book": {"name": self.price_book.name, "source": self.price_book.source},
             "jacobian": self.jacobian,
-            "times": "B" if self.per_sequence else "",
+            "times": "B" if self._per_sequence else "",
             **({"sizes": dict(self.sizes)} if self.sizes else {}),
             "macro_operations": {
                 part.macro_operation: {
@@ -257,7 +257,7 @@ class Explanation(InLetters):
     # How counts are written.
 
     @property
-    def counts(self) -> tuple[Polynomial, ...]:
+    def _counts(self) -> tuple[Polynomial, ...]:
         """All counts; none of a model, whose are at its sizes."""
         counts = [c for part in self.parts for step in part.steps for c in (step.maccs, step.flops)]
         return () if self.sizes else (*counts, *(array.elements for array in self.kept))
@@ -266,17 +266,17 @@ class Explanation(InLetters):
         """Return the count at the model's sizes."""
         return int(count.at(self.sizes)) if count.terms else 0
 
-    def short(self, count: Polynomial) -> str:
+    def _short(self, count: Polynomial) -> str:
         """Return the count in the letters of the axes; for a model, the number."""
-        return number(self._at(count)) if self.sizes else write.plain(self.written(count), {})
+        return number(self._at(count)) if self.sizes else write.plain(self._written(count), {})
 
-    def total_text(self, count: Polynomial) -> str:
+    def _total_text(self, count: Polynomial) -> str:
         """Return a total in letters, and for a model also as a number."""
-        letters = write.plain(self.written(count), {})
-        return f"{letters} = {self.short(count)}" if self.sizes and count.terms else letters
+        letters = write.plain(self._written(count), {})
+        return f"{letters} = {self._short(count)}" if self.sizes and count.terms else letters
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def _notes(self) -> tuple[str, ...]:
         """Return the notes: axes, meaning of counts, price book and its source."""
         letters = (
             []
@@ -288,7 +288,7 @@ class Explanation(InLetters):
             notes.append(f"{self.letters}.")
         if {"d", "h", "k"} <= self.axes and "g" not in self.axes:
             notes.append("h k is written d in counts.")
-        if self.per_sequence:
+        if self._per_sequence:
             sequence = "Counts are per sequence; multiply by B for a batch of B sequences."
             notes.append("Counts are for B = 1." if self.letters else sequence)
         if any(step.depth for part in self.parts for step in part.steps):
@@ -296,7 +296,7 @@ class Explanation(InLetters):
         if any(step.outside_paper for part in self.parts for step in part.steps):
             notes.append("* not in the publication, priced by run.")
         notes += [f"{array.name} is line {array.line} of the body of {array.op}." for array in self.kept if array.line]
-        notes += self.book_notes
+        notes += self._book_notes
         if self.made:
             notes += ["Computed once, outside the step, from positions and settings:", *self.made]
         return tuple(notes)
@@ -318,12 +318,12 @@ class Explanation(InLetters):
         for part in self.parts:
             parts += [self._grid(part, numbers), Text()]
             if len(part.steps) > 1:
-                totals = f"MACCs  {self.total_text(part.maccs)}\nFLOPs  {self.total_text(part.flops)}"
+                totals = f"MACCs  {self._total_text(part.maccs)}\nFLOPs  {self._total_text(part.flops)}"
                 parts[-1:] = [Padding(Text(totals, "bold"), (0, 0, 0, numbers + 1)), Text()]
         if self.kept:
             parts += [self._kept_grid(numbers), Text()]
         heading = Text.assemble((self.layer, "bold"), f"  {self.source}" if self.source else "")
-        return Group(heading, Text(), *parts, *(Text(note, "dim") for note in self.notes))
+        return Group(heading, Text(), *parts, *(Text(note, "dim") for note in self._notes))
 
     def _grid(self, part: ExplainedPhase, numbers: int) -> RenderableType:
         from rich.text import Text
@@ -339,7 +339,7 @@ class Explanation(InLetters):
         for step in part.steps:
             text = Text("\n".join(_wrapped(step.text, _WHOLE - numbers - maccs - flops, step.depth)))
             mark = "*" if step.outside_paper else ""
-            counted = (self.short(step.maccs), self.short(step.flops))
+            counted = (self._short(step.maccs), self._short(step.flops))
             if self.sizes:
                 counted = (counted[0].rjust(maccs), counted[1].rjust(flops - 1))
             costs = (counted[0], counted[1] + mark) if step.latex or step.equation else ()
@@ -351,7 +351,7 @@ class Explanation(InLetters):
         if not self.sizes:
             return _MACCS, _FLOPS
         longest = [
-            max(5, *(len(self.short(getattr(step, kind))) for step in part.steps)) for kind in ("maccs", "flops")
+            max(5, *(len(self._short(getattr(step, kind))) for step in part.steps)) for kind in ("maccs", "flops")
         ]
         return longest[0], longest[1] + 1
 
@@ -362,15 +362,15 @@ class Explanation(InLetters):
         grid.add_row("", Text("Saved tensors", "bold"), Text("elements", "dim"))
         for array in self.kept:
             readers = f"  {'input, ' if array.given else ''}read by {', '.join(array.readers) or 'later iterations'}"
-            grid.add_row("", Text.assemble(array.text, (readers, "dim")), Text(self.short(array.elements)))
-        grid.add_row("", "", Text(self.short(self.kept_total), "bold"))
+            grid.add_row("", Text.assemble(array.text, (readers, "dim")), Text(self._short(array.elements)))
+        grid.add_row("", "", Text(self._short(self.kept_total), "bold"))
         return grid
 
     def markdown(self) -> str:
         """Return the explanation as Markdown with LaTeX formulas between dollar signs."""
 
         def formula(count: Polynomial) -> str:
-            return f"${write.latex(self.written(count))}$"
+            return f"${write.latex(self._written(count))}$"
 
         lines = [f"# {self.layer}", "", self.source, ""]
         for part in self.parts:
@@ -391,7 +391,7 @@ class Explanation(InLetters):
                 name = f"`{array.text}`" + (" (input)" if array.given else "")
                 lines.append(f"| {name} | {formula(array.elements)} | {', '.join(f'`{r}`' for r in array.readers)} |")
             lines += [f"| **total** | {formula(self.kept_total)} | |", ""]
-        return "\n".join([*lines, *(note + "\n" for note in self.notes)]).rstrip() + "\n"
+        return "\n".join([*lines, *(note + "\n" for note in self._notes)]).rstrip() + "\n"
 
     def _latex(self) -> str:
         lines = [f"% {self.layer}: {self.source}" if self.source else f"% {self.layer}"]
@@ -401,12 +401,12 @@ class Explanation(InLetters):
             lines += [rf"\paragraph{{{part.title}}}", r"\begin{align*}"]
             rows = []
             for step in part.steps:
-                maccs, flops = write.latex(self.written(step.maccs)), write.latex(self.written(step.flops))
+                maccs, flops = write.latex(self._written(step.maccs)), write.latex(self._written(step.flops))
                 number = rf" \tag{{{step.equation.strip('()')}}}" if step.equation else ""
                 left = step.latex or rf"\text{{{step.text}}}"
                 rows.append(rf"& {left} && {maccs}\ \text{{MACCs}},\ {flops}\ \text{{FLOPs}}{number}")
             lines += [" \\\\\n".join(rows), r"\end{align*}"]
-        return "\n".join([*lines, *(f"% {note}" for note in self.notes)])
+        return "\n".join([*lines, *(f"% {note}" for note in self._notes)])
 
 
 def plain(table: RenderableType, width: int = 80) -> str:

@@ -107,10 +107,10 @@ class Formulas(InLetters):
         rows = []
         for row in self._shown():
             style = "bold" if row is self.total else ""
-            rows.append(SheetRow((row.title, "MACCs", write.plain(self.written(row.maccs))), style))
-            rows.append(SheetRow((row.subtitle, "FLOPs", write.plain(self.written(row.flops))), style))
+            rows.append(SheetRow((row.title, "MACCs", write.plain(self._written(row.maccs))), style))
+            rows.append(SheetRow((row.subtitle, "FLOPs", write.plain(self._written(row.flops))), style))
         title = f"{self.layer}: {self.source}" if self.source else self.layer
-        return (Sheet(title, ("", "", "formula"), tuple(rows), self.notes, frozenset({0, 1, 2})),)
+        return (Sheet(title, ("", "", "formula"), tuple(rows), self._notes, frozenset({0, 1, 2})),)
 
     def _repr_html_(self) -> str:
         return self._mathml()
@@ -127,8 +127,8 @@ class Formulas(InLetters):
             **attributes("layer source")(self),
             "price_book": attributes("name title source")(self.price_book),
             **attributes("procedure jacobian")(self),
-            "times": "B" if self.per_sequence else "",
-            "one_width": self.one_width,
+            "times": "B" if self._per_sequence else "",
+            "one_width": self._one_width,
             "rows": [self._row(formula) for formula in (*self.rows, *self.others)],
             "total": self._row(self.total),
         }
@@ -141,29 +141,29 @@ class Formulas(InLetters):
             "macro_operation": formula.macro_operation,
             "passes": formula.passes,
             "procedures": list(formula.procedures),
-            "maccs": write.python(self.written(formula.maccs)),
-            "flops": write.python(self.written(formula.flops)),
+            "maccs": write.python(self._written(formula.maccs)),
+            "flops": write.python(self._written(formula.flops)),
         }
 
     # How counts are written.
 
     @property
-    def counts(self) -> tuple[Polynomial, ...]:
+    def _counts(self) -> tuple[Polynomial, ...]:
         """All MACCs and FLOPs, as polynomials."""
         return tuple(c for row in (*self.rows, *self.others, self.total) for c in (row.maccs, row.flops))
 
     @property
-    def one_width(self) -> bool:
+    def _one_width(self) -> bool:
         """Return whether some count has h d_k written as d_model."""
-        return any(write.one_width(count, self.axes).terms != count.terms for count in self.counts)
+        return any(write.one_width(count, self.axes).terms != count.terms for count in self._counts)
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def _notes(self) -> tuple[str, ...]:
         """Return the notes: batch, width, price book and its source."""
         notes = []
-        if self.per_sequence:
+        if self._per_sequence:
             notes.append("Per sequence; multiply by B for a batch of B sequences.")
-        if self.one_width:
+        if self._one_width:
             notes.append("h d_k is written d_model.")
         book = self.price_book
         compares = find_procedure(self.procedure).compares
@@ -171,7 +171,7 @@ class Formulas(InLetters):
             notes.append("Forward: all passes, the modulated one counted as dense.")
         elif book.rule == "executed" and compares:
             notes.append(f"{self.procedure} also compares values; `learncost cost` includes those lines.")
-        return (*notes, *self.book_notes)
+        return (*notes, *self._book_notes)
 
     # The formats.
 
@@ -182,15 +182,15 @@ class Formulas(InLetters):
         lines = [f"% {self.layer}: {self.source}" if self.source else f"% {self.layer}", r"\begin{array}{lll}"]
         for row in self._shown():
             label = row.title.replace("×", r"$\times$")
-            lines.append(rf"\text{{{label}}} & \text{{MACCs}} & {write.latex(self.written(row.maccs))} \\")
-            lines.append(rf"\text{{{row.subtitle}}} & \text{{FLOPs}} & {write.latex(self.written(row.flops))} \\")
-        return "\n".join([*lines, r"\end{array}", *(f"% {note}" for note in self.notes)])
+            lines.append(rf"\text{{{label}}} & \text{{MACCs}} & {write.latex(self._written(row.maccs))} \\")
+            lines.append(rf"\text{{{row.subtitle}}} & \text{{FLOPs}} & {write.latex(self._written(row.flops))} \\")
+        return "\n".join([*lines, r"\end{array}", *(f"% {note}" for note in self._notes)])
 
     def _mathml(self) -> str:
         rows = []
         for row in self._shown():
-            rows += [(row.title, "MACCs", self.written(row.maccs)), (row.subtitle, "FLOPs", self.written(row.flops))]
-        return write.mathml_grid(rows, self.notes)
+            rows += [(row.title, "MACCs", self._written(row.maccs)), (row.subtitle, "FLOPs", self._written(row.flops))]
+        return write.mathml_grid(rows, self._notes)
 
 
 @takes_request("subject layer / * price_book procedure jacobian optimizer batch_size seq_len target_len")

@@ -69,8 +69,6 @@ class ModelFormulas(Shown):
         The names of these sizes in the model's configuration.
     layer
         The layer that was asked for; "" where all are here.
-    two_sided
-        True if there is an encoder and a decoder.
 
     Examples
     --------
@@ -82,7 +80,7 @@ class ModelFormulas(Shown):
     '2 B M^2 h k n_layer + 4 B M d h k n_layer'
     """
 
-    schema = 1
+    _schema = 1
 
     model: str
     procedure: str
@@ -91,11 +89,11 @@ class ModelFormulas(Shown):
     sizes: Mapping[str, int] = field(metadata=HIDDEN)
     names: Mapping[str, str]
     layer: str = field(default="", metadata=Key(form=lambda layer: layer or None, after="model").field)
-    two_sided: bool = field(default=False, metadata=HIDDEN)
+    _two_sided: bool = field(default=False, metadata=HIDDEN)
 
     @property
     @Key("sizes", after="price_book")
-    def sizes_used(self) -> dict[str, int]:
+    def _sizes_used(self) -> dict[str, int]:
         """Return the sizes of the letters of the formulas."""
         return {name: self.sizes[name] for name in used(self.total, self.sizes)}
 
@@ -110,7 +108,7 @@ class ModelFormulas(Shown):
         for phase in dict.fromkeys(row.macro_operation for row in self.rows):
             rows.append(Cells((phase.replace("_", " "), "", ""), "bold"))
             for row in (row for row in self.rows if row.macro_operation == phase):
-                place = f"{row.block or ''} {row.place}" if self.two_sided else row.place
+                place = f"{row.block or ''} {row.place}" if self._two_sided else row.place
                 rows.append(Cells((place.strip(), "MACCs", _said(row.maccs, row.values[0])), depth=1))
                 rows.append(Cells(("", "FLOPs", _said(row.flops, row.values[1])), depth=1))
         if self.layer:

@@ -88,12 +88,6 @@ class Fit(AtLength, Drawn):
         Of many devices: what is cut over them; `budget` is then what each of them has, `largest` of all together.
     regions
         Of a microcontroller that was named, the regions of its RAM with the bytes that are left of each for arrays.
-    sample
-        The noun of what a batch has: sequence, or image.
-    smallest
-        The smallest batch: of which `ram` is the memory.
-    caches
-        Whether the model decodes with a KV cache in inference.
     page_size
         Of inference, tokens in a page of the KV cache.
     context
@@ -108,7 +102,7 @@ class Fit(AtLength, Drawn):
     (False, True)
     """
 
-    figures = ("fit",)
+    _figures = ("fit",)
 
     model: str
     dtype: str
@@ -123,16 +117,16 @@ class Fit(AtLength, Drawn):
     on: str = field(default="", metadata=Key(after="engine").field)
     over: OverMesh | None = field(default=None, metadata=SHARDED)
     regions: tuple[Region, ...] = field(default=(), metadata=Key(form=_bytes_of_regions, optional=True).field)
-    sample: str = field(default="sequence", metadata=HIDDEN)
-    smallest: int = field(default=1, metadata=HIDDEN)
-    caches: bool = field(default=True, metadata=HIDDEN)
+    _sample: str = field(default="sequence", metadata=HIDDEN)
+    _smallest: int = field(default=1, metadata=HIDDEN)
+    _caches: bool = field(default=True, metadata=HIDDEN)
     page_size: int = field(default=1, metadata=HIDDEN)
     context: int | None = field(default=None, metadata=Key(optional=True, after="seq_len").field)
     without_dropout: str = field(default="", metadata=OPTIONAL)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return a table with a row for each procedure and plan."""
-        batch = self.smallest
+        batch = self._smallest
         columns = (
             *words_of("procedure plan"),
             TableColumn("engine", attrgetter("engine"), words=True, shown=len({row.engine for row in self.rows}) > 1),
@@ -145,7 +139,7 @@ class Fit(AtLength, Drawn):
         where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.budget)}"
         optimizer = "" if self._alone else f"{self.optimizer}, "
         title = f"{where} of {self._kind}{flash}{each_of(self.over)}: {self.dtype}, {optimizer}"
-        title += batch_text(None, self.seq_len, context=self.context, sample=self.noun, length_note=self.length_note)
+        title += batch_text(None, self.seq_len, context=self.context, sample=self._noun, length_note=self._length_note)
         return (table(title, columns, self.rows, (*self.advice, self._rule), self.answer),)
 
     @property
@@ -159,9 +153,9 @@ class Fit(AtLength, Drawn):
         return next((row.procedure for row in self.rows if row.procedure in ONE_PASS), "")
 
     @property
-    def noun(self) -> str:
+    def _noun(self) -> str:
         """Return the noun of what a batch has."""
-        return self.sample if self.seq_len else "sample"
+        return self._sample if self.seq_len else "sample"
 
     @property
     def answer(self) -> str:
@@ -174,7 +168,7 @@ class Fit(AtLength, Drawn):
             return "Nothing fits; suggested changes are below."
         fitting = []
         for name, row in best.items():
-            batch = batch_text(row.largest, 0, sample=self.noun)
+            batch = batch_text(row.largest, 0, sample=self._noun)
             fitting.append(f"{name} {batch}{plan_text(row.plan)}")
         return f"Largest batches: {'; '.join(fitting)}."
 
@@ -195,7 +189,7 @@ class Fit(AtLength, Drawn):
         if any(row.procedure == NAME for row in self.rows):
             cached = "prefill of a prompt of this length, or decoding of its last token with the KV cache"
             cached += f" in pages of {self.page_size:,} tokens" if self.page_size > 1 else ""
-            rule += f" Inference is {cached if self.caches else 'a forward pass'}; all weights are frozen."
+            rule += f" Inference is {cached if self._caches else 'a forward pass'}; all weights are frozen."
         if any(find_procedure(row.procedure, INFERENCE).modes for row in self.rows):
             rule += " pepita and mempepita use --mode paper, as in learncost memory."
         engines = dict.fromkeys(row.engine for row in self.rows)
@@ -411,9 +405,9 @@ def fit(
         regions,
         run.model.sample,
         question.least * microbatches,
-        length_note=one_pass.length_note(alone == "decode") if one_pass else run.length_note,
+        _length_note=one_pass.length_note(alone == "decode") if one_pass else run.length_note,
         context=one_pass.context if one_pass and alone == "decode" else None,
-        caches=all(row.procedure != NAME for row in rows) or bool(question.serving(run).cache),
+        _caches=all(row.procedure != NAME for row in rows) or bool(question.serving(run).cache),
         page_size=request.tokens_in_page,
         without_dropout="" if INFERENCE.keys() >= {*names} else run.model.without_dropout,
     )

@@ -122,12 +122,6 @@ class Memory(AtLength, Drawn):
         Bytes in the memory of the host of what is offloaded, at most.
     unfit
         The reason why it does not fit the RAM regions of the named device; else "".
-    sample
-        The noun of what a batch has: sequence, or image.
-    where
-        The remark that the named device is one of several in a cluster; else "".
-    positions
-        The length that the model was made for; None where it has none.
 
     Examples
     --------
@@ -138,9 +132,9 @@ class Memory(AtLength, Drawn):
     ('optimizer state', (1, 995518464))
     """
 
-    sheets_module = "learncost.reports.memory.show"
-    figures = ("memory",)
-    notebook_figure = "memory"
+    _sheets_module = "learncost.reports.memory.show"
+    _figures = ("memory",)
+    _notebook_figure = "memory"
 
     model: str
     procedure: str
@@ -176,9 +170,9 @@ class Memory(AtLength, Drawn):
     arrays: tuple[LiveInterval, ...] = ()
     arena: Arena | None = field(default=None, metadata=OPTIONAL)
     letters: str = field(default="", metadata=HIDDEN)  # of a run of a table: its sizes as the table calls them
-    sample: str = field(default="sequence", metadata=HIDDEN)
-    where: str = field(default="", metadata=HIDDEN)  # the remark that the device is one of several
-    positions: int | None = field(default=None, metadata=HIDDEN)  # the length that the model was made for
+    _sample: str = field(default="sequence", metadata=HIDDEN)
+    _where: str = field(default="", metadata=HIDDEN)  # the remark that the device is one of several
+    _positions: int | None = field(default=None, metadata=HIDDEN)  # the length that the model was made for
 
     @property
     def nothing_fits(self) -> bool:
@@ -186,7 +180,7 @@ class Memory(AtLength, Drawn):
         return self.budget is not None and not any((self.fits or {}).values())
 
     @property
-    def lacking(self) -> str:
+    def _lacking(self) -> str:
         """Return why nothing fits the budget: what does not grow with the batch, or what one sequence takes."""
         inferring = self.procedure in INFERENCE
         each = " of each device" if self.over and inferring else ""
@@ -372,7 +366,7 @@ def memory(request: Request) -> Memory | MemoryComparison:
                 f"no batch fits: weights and optimizer state take {needed} of {present}; learncost fit shows what fits"
             )
         answer = replace(
-            answered(question.step(procedure, engine), engine, limit), where=question.request.one_of_several
+            answered(question.step(procedure, engine), engine, limit), _where=question.request.one_of_several
         )
         if answer.unfit and answer.nothing_fits:
             raise InputError(
@@ -477,9 +471,9 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         updates=_updates(step),
         letters=letters_of(step.model.configuration.layer, axes),
         over=step.over,
-        sample=step.model.sample,
-        positions=step.model.positions,
-        length_note=step.run.length_note,
+        _sample=step.model.sample,
+        _positions=step.model.positions,
+        _length_note=step.run.length_note,
         plan=chosen.plan,
         peak=needs.bytes,
         moment=needs.moment,

@@ -128,7 +128,7 @@ class PublishedMemory(AtLength):
                 cells += ["-", ""] if elements is None else [number(elements), f"{100 * elements / base[name]:.1f} %"]
             rows.append(SheetRow(tuple(cells)))
         sides = "" if self.target_len is None else f" and {self.target_len:,}"
-        sequence = f"one sequence of {self.seq_len:,}{sides} tokens{self.length_note}"
+        sequence = f"one sequence of {self.seq_len:,}{sides} tokens{self._length_note}"
         title = f"{self.model}, memory for activations of {sequence}, in elements"
         columns = ("", "as published", "of bp", "mended", "of bp", "exactly", "of bp")
         return (Sheet(title, columns, tuple(rows), self._notes()),)
@@ -160,7 +160,7 @@ def published_memory(request: Request, convention: str = "pau-aymone") -> Publis
     axes, two_sided = run.axes, run.model.two_sided
     first, second = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
     return PublishedMemory(
-        run.model.configuration.name, first, second, counting, tuple(rows), length_note=run.length_note
+        run.model.configuration.name, first, second, counting, tuple(rows), _length_note=run.length_note
     )
 
 

@@ -147,7 +147,7 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     what = f"{name}, memory of {step}{plan}: {batch_of(memory)}{parts}"
     what += f", on {memory.over.devices:,} devices together; memory of one device" if memory.over else ""
     if with_engine and with_procedure and memory.budget is not None:
-        what += misfit(memory.peak, memory.budget, memory.unfit, where=memory.where)
+        what += misfit(memory.peak, memory.budget, memory.unfit, where=memory._where)
     return what
 
 
@@ -230,7 +230,7 @@ def _fits(memory: Memory) -> str:
     needed, present = sizes_of(abs(memory.peak - memory.budget), memory.budget)
     too_much = f"{needed} too much" if memory.peak > memory.budget else ""
     if memory.nothing_fits:
-        return f"{too_much}{': ' if too_much else ''}{memory.lacking}."
+        return f"{too_much}{': ' if too_much else ''}{memory._lacking}."
     decodes = memory.context is not None
     batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "context" if decodes else "seq_len"))
     most = f"up to {batch:,}" if batch else "no"
@@ -247,8 +247,8 @@ def _fits(memory: Memory) -> str:
         of_tokens = "with up to {:,} tokens in the cache" if decodes else "of up to {:,} tokens"
         samples = f"{memory.batch_size:,} {_samples(memory, memory.batch_size)}"
         text += f", {'or' if batch else 'but'} {samples} {of_tokens.format(length)}"
-        if memory.positions and length > memory.positions:
-            text += f", beyond the model's context of {memory.positions:,}"
+        if memory._positions and length > memory._positions:
+            text += f", beyond the model's context of {memory._positions:,}"
     if not batch and memory.optimizer:
         text += (
             ". Recomputation and other plans use less memory: run learncost fit with the same "
@@ -258,7 +258,7 @@ def _fits(memory: Memory) -> str:
 
 
 def _samples(memory: Memory, count: int) -> str:
-    return memory.sample if count == 1 else f"{memory.sample}s"
+    return memory._sample if count == 1 else f"{memory._sample}s"
 
 
 def _executed(memory: Memory) -> bool:
@@ -306,8 +306,8 @@ class MemoryComparison(Drawn):
     left_out  procedures that the model cannot learn by, with the reason
     """
 
-    sheets_module = "learncost.reports.memory.show"
-    figures = ("memory",)
+    _sheets_module = "learncost.reports.memory.show"
+    _figures = ("memory",)
 
     memories: tuple[Memory, ...] = field(metadata=HIDDEN)
     by: str = field(default="procedure", metadata=HIDDEN)
@@ -333,7 +333,7 @@ class MemoryComparison(Drawn):
         return {"from": first.engine, "by_engine": {each.engine: list(differences(each, first)) for each in others}}
 
     @property
-    def panels(self) -> tuple[Memory, ...]:
+    def _panels(self) -> tuple[Memory, ...]:
         """Return a panel for each answer."""
         return self.memories
 

@@ -101,8 +101,8 @@ class RunCost(Shown):
     (True, True)
     """
 
-    sheets_module = "learncost.reports.run_cost.show"
-    schema = 1
+    _sheets_module = "learncost.reports.run_cost.show"
+    _schema = 1
 
     step: Cost = field(metadata=Key(form=_STEP, inline=True).field)
     device: Device = field(metadata=Key(form=attrgetter("name")).field)
@@ -122,6 +122,11 @@ class RunCost(Shown):
     def flops(self) -> int:
         """FLOPs of the whole run, as the price book counts them."""
         return int(self.figures["flops"].value)
+
+    @property
+    def time(self) -> float:
+        """The time of the run in seconds."""
+        return 86_400 * self.days
 
     @property
     def days(self) -> float:

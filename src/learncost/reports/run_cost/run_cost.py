@@ -214,9 +214,9 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     if over_devices:  # operations are counted on one device, without microbatches and stages
         one = replace(one, plan=None, microbatch=None, chunks=None, schedule="1f1b", accumulate=1)
     step = cost(one, by="macro-operation")
-    if step.built is not None:
-        check_batch(step.built.table, step.model, step.built.configuration.layer)
-        check_known(step.built.table.lines, "a run's cost")
+    if step._built is not None:
+        check_batch(step._built.table, step.model, step._built.configuration.layer)
+        check_known(step._built.table.lines, "a run's cost")
     again = "forward again" in find_procedure(procedure, INFERENCE).moves
     model_flops = replace(one, procedure="bp" if again else procedure, plan=None)
     # what is run again is no part of MFU

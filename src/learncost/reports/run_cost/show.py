@@ -146,7 +146,7 @@ def _title(run: RunCost) -> str:
     if run.spread is not None:
         batch = run.spread.step.tokens // (step.target_len or step.seq_len)
         letters = letters.replace(f"B = {step.batch_size:,}", f"B = {batch:,}", 1)
-    a_step = batch_text(batch, step.seq_len, step.target_len, None, step.sample, letters, step.length_note)
+    a_step = batch_text(batch, step.seq_len, step.target_len, None, step._sample, letters, step._length_note)
     what = f"{model}, {tokens:,} tokens by {procedure_of(step)} in {run.precision}{plan}"
     if number > 1 and run.spread is None:
         return f"{what}: {a_step} a step of one device, on {number:,} x {run.device.name} without communication{note}"

@@ -86,6 +86,16 @@ class Found(Serializable):
         return self.step.way.mesh
 
     @property
+    def time(self) -> float:
+        """The seconds of a step."""
+        return self.step.seconds
+
+    @property
+    def peak(self) -> int:
+        """The bytes on the fullest device."""
+        return self.step.peak
+
+    @property
     @Key(after="precision")
     def schedule(self) -> str:
         """Return the schedule of the pipeline; empty without one."""
@@ -117,7 +127,7 @@ class Search(AtLength):
     memory
         Bytes that a device has.
     found
-        The configurations that fit, each with `step`, `days` and why it is worse than the best.
+        The configurations that fit, each with its `time` and `peak`, `step`, `days` and why it is worse than the best.
     fit
         The number of configurations that fit.
     too_large
@@ -128,8 +138,6 @@ class Search(AtLength):
         The reasons why the model is not sharded over some axes.
     source
         The source of the rates of matrix products.
-    fastest
-        The request of the fastest configuration, which `lc.run_cost` answers; None if none fits.
     price_per_hour
         The price of one device per hour; None where it was not given.
     precision
@@ -142,7 +150,7 @@ class Search(AtLength):
     True
     """
 
-    schema = 1
+    _schema = 1
 
     model: str
     cluster: Cluster
@@ -157,7 +165,7 @@ class Search(AtLength):
     source: str = field(metadata=Key("assumed", form=lambda source: [*ASSUMED.values(), source], after="found").field)
     nearest: tuple[int, str] | None = field(default=None, metadata=Key(form=_nearest).field)
     refused: tuple[str, ...] = ()
-    fastest: Request | None = field(default=None, metadata=HIDDEN)  # the question of the fastest configuration alone
+    _fastest: Request | None = field(default=None, metadata=HIDDEN)  # the question of the fastest configuration alone
     price_per_hour: float | str | None = field(default=None, metadata=HIDDEN)
     precision: str = field(default="", metadata=HIDDEN)
 
@@ -167,21 +175,21 @@ class Search(AtLength):
 
         Raises `InputError` if none fits.
         """
-        if self.fastest is None:
+        if self._fastest is None:
             raise InputError(self._none())
         from learncost.reports.run_cost.run_cost import CONVENTION, RunAssumptions, run_over  # is built on this module
         from learncost.reports.search.spread import Spread
 
-        best, memory, placed = self.best, float(self.cluster.device.ram), str(self.fastest.place)
+        best, memory, placed = self.best, float(self.cluster.device.ram), str(self._fastest.place)
         many = Spread(best.step, placed, memory, True, best.step.peak, best.split, best.plan)
-        request = replace(self.fastest, devices=self.devices, price_book=CONVENTION)
+        request = replace(self._fastest, devices=self.devices, price_book=CONVENTION)
         return run_over(request, RunAssumptions(price_per_hour=self.price_per_hour), many)
 
     @property
     @Key("run_cost", optional=True, after="schema")
     def figures(self) -> Mapping[str, Figure]:
         """The figures of that cost, by name; empty if none fits."""
-        return self.run.figures if self.fastest else {}
+        return self.run.figures if self._fastest else {}
 
     @property
     def best(self) -> Found:
@@ -210,7 +218,7 @@ class Search(AtLength):
         """Return the table: a row for each configuration, and below it why it is slower than the best."""
         title = (
             f"{self.model} in {self.precision} on {self.devices:,} x {self.cluster.device.name} ({self.cluster.name}), "
-            f"{batch_text(self.batch_size, self.seq_len, length_note=self.length_note)} a step"
+            f"{batch_text(self.batch_size, self.seq_len, length_note=self._length_note)} a step"
         )
         if not self.found:
             assert self.nearest is not None
@@ -436,7 +444,7 @@ def search(
         None if best is None else _alone(asked, shown_ways[0][0], cluster),
         price_per_hour,
         " or ".join(kind.name for kind in kinds),
-        length_note=run.length_note,
+        _length_note=run.length_note,
     )
 
 

@@ -64,9 +64,9 @@ class Contest(Drawn):
     left_out  entrants by whose procedure the problem's model cannot learn, with the reason
     """
 
-    figures = ("contest",)
+    _figures = ("contest",)
 
-    sheets_module = "learncost.training.contest.show"
+    _sheets_module = "learncost.training.contest.show"
 
     setting: Setting
     budget: Budget

@@ -118,9 +118,9 @@ _TIME = attributes("seconds joules bound inside")
 def cost_lines(step: Cost) -> tuple[CostLine, ...]:
     """Return the lines of a step that was asked for `by` equation, in the order of its rows."""
     assert step.by == "equation"
-    assert step.priced is not None
-    assert step.built is not None
-    price, model = step.priced, step.built
+    assert step._priced is not None
+    assert step._built is not None
+    price, model = step._priced, step._built
     axis_names = frozenset(model.table.axes)
     weights = _weights(model)
     called = () if model.configuration.layer else plan(model.configuration).layers
@@ -153,10 +153,10 @@ def cost_lines(step: Cost) -> tuple[CostLine, ...]:
                 formulas=formulas,
                 errata=_errata_of(_table(first.layer, bases), row.macro_operation, row.equation),
                 outside_paper=row.outside_paper,
-                seconds=row.seconds,
+                seconds=row.time,
                 bound=row.bound,
-                inside=", ".join(row.time.inside) if row.time and row.seconds is None else "",
-                joules=row.seconds * watts[1] if watts and row.seconds is not None else None,
+                inside=", ".join(row.timing.inside) if row.timing and row.time is None else "",
+                joules=row.time * watts[1] if watts and row.time is not None else None,
                 rows=tuple(row.place for row in rows),
                 module=first.module.strip("."),
             )

@@ -128,7 +128,7 @@ def growth(
     Raises `InputError` for names that are not known, and for a model whose depth or width cannot be changed.
     """
     named_one("along", along, ALONG)
-    run, book = answer.run, price_book or answer.price_book
+    run, book = answer._run, price_book or answer.price_book
     if run is None:
         raise InputError("this figure requires a result of lc.compare")
     family, polynomials = family_of(run.model.configuration), dict[str, tuple[int, ...]]()

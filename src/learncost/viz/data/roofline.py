@@ -138,10 +138,10 @@ def roofline(answer: Cost) -> Roofline:
 
 
 def _points(rows: tuple[LedgerRow, ...]) -> Iterator[Point]:
-    hosts = [row for row in rows if row.time is not None and row.seconds]
-    guests = [(row, _hosts_of(row, hosts)) for row in rows if row.time is not None and row.seconds is None]
+    hosts = [row for row in rows if row.time]
+    guests = [(row, _hosts_of(row, hosts)) for row in rows if row.timing is not None and row.time is None]
     for row in hosts:
-        timing, seconds = row.time, row.seconds
+        timing, seconds = row.timing, row.time
         assert timing is not None
         assert seconds is not None
         yield made_of(
@@ -162,7 +162,7 @@ def _points(rows: tuple[LedgerRow, ...]) -> Iterator[Point]:
 
 def _hosts_of(guest: LedgerRow, rows: Sequence[LedgerRow]) -> list[LedgerRow]:
     """Return the rows in whose kernels a row without separate time runs: of its pass if there are such."""
-    assert guest.time is not None
-    names = {(shown_layer(layer), line) for layer, _, line in (name.partition(".") for name in guest.time.inside)}
+    assert guest.timing is not None
+    names = {(shown_layer(layer), line) for layer, _, line in (name.partition(".") for name in guest.timing.inside)}
     hosts = [row for row in rows if (row.layer, row.line) in names and row.block == guest.block]
     return [row for row in hosts if row.macro_operation == guest.macro_operation] or hosts

@@ -74,8 +74,8 @@ def shares(costs: Iterable[Cost]) -> Shares:
 
 
 def _bar(cost: Cost) -> StackedBar:
-    if cost.built is not None:
-        check_known(cost.built.table.lines, "a figure")
+    if cost._built is not None:
+        check_known(cost._built.table.lines, "a figure")
     return made_of(StackedBar, cost, maccs=cost.total.maccs, flops=cost.total.flops, parts=passes_of(cost))
 
 

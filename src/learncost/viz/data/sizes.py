@@ -56,9 +56,9 @@ def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapp
     names_given  the sizes of the run that were asked for: they follow from nothing
     built_with   the same model with other sizes; raises `InputError` where there is none
     """
-    assert step.built is not None
-    assert step.priced is not None
-    model, axes = step.built, step.priced.sizes
+    assert step._built is not None
+    assert step._priced is not None
+    model, axes = step._built, step._priced.sizes
     configuration, family = model.configuration, family_of(model.configuration)
     fixed = family.fixed and evaluate(family.fixed, configuration.values)
     free = {name for name in configuration.sizes if _changes(model, name, built_with)}
@@ -95,13 +95,13 @@ def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapp
 
 def _usual(name: str, step: Cost, values: Mapping[str, Any], free: Container[str]) -> Tree | None:
     """Return the rule of a size's default: lengths follow the model's context, at most 4,096."""
-    assert step.built is not None
-    family = family_of(step.built.configuration)
+    assert step._built is not None
+    family = family_of(step._built.configuration)
     rule = {"seq_len": family.fixed or family.usual_length, "target_len": family.usual_target_length or "seq_len"}.get(
         name
     )
     if step.context is not None:
-        new = "target_len" if step.built.two_sided else "seq_len"
+        new = "target_len" if step._built.two_sided else "seq_len"
         rule = f"{family.usual_target_length or family.usual_length} - {new}" if name == "context" else None
     try:
         usual = tree(rule, {**values, "seq_len": step.seq_len, "target_len": step.target_len}, free) if rule else 0
@@ -117,8 +117,8 @@ def _axes(
 
     said  the sizes of the run that there are
     """
-    assert step.priced is not None
-    axes = step.priced.sizes
+    assert step._priced is not None
+    axes = step._priced.sizes
     new_tokens = "target_len" if model.two_sided else "seq_len"
     meant = {"B": "batch_size", "M": new_tokens, "N": "seq_len"}
     run: dict[str, Tree] = {axis: name if name in said else 1 for axis, name in meant.items()}

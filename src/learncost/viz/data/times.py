@@ -22,12 +22,12 @@ def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
     monomials here.
     """
     assert step.timing is not None
-    assert step.priced is not None
+    assert step._priced is not None
     rates, rows = step.timing.rates, step.timing.rows
     shown = {row: place for place, line in enumerate(lines) for row in line.rows}
     places = {place: shown[row] for place, row in step.timing.places.items()}
     monomials = Monomials()
-    several = works_axes(rows, step.priced.dtype, rates.operators, rates.ops, step.timing.updated)
+    several = works_axes(rows, step._priced.dtype, rates.operators, rates.ops, step.timing.updated)
     works = [_work(work, rows, places, monomials) for work in several]
     return {
         "device": rates.name,

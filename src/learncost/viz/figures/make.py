@@ -100,9 +100,9 @@ def _drawable(data: Any) -> Any:
 
 def of_answer(kind: str, answer: Any, columns: int = 1) -> Any:
     """Return a Figure of one answer. Raises `InputError` if the answer does not have the data of the kind."""
-    if kind not in answer.figures:
-        raise InputError(f"{type(answer).__name__} has the figures {', '.join(answer.figures)}, not {shown(kind)}")
-    return plotted(kind, tuple(map(figure_row(kind).of, answer.panels)), columns)
+    if kind not in answer._figures:
+        raise InputError(f"{type(answer).__name__} has the figures {', '.join(answer._figures)}, not {shown(kind)}")
+    return plotted(kind, tuple(map(figure_row(kind).of, answer._panels)), columns)
 
 
 def as_html(kind: str, answer: Any) -> str:

@@ -163,7 +163,7 @@ def _memory(models: Sequence[str], arguments: Arguments) -> list[MemoryCurve]:
     """Return a panel for each model and procedure, of the engine that `learncost memory` has."""
     keywords = keywords_of("memory", memory, arguments, "procedures", "price_book")
     answers = (memory(model, name, **keywords) for model in models for name in procedures_of(arguments))
-    return [curve(panel) for answer in answers for panel in answer.panels if isinstance(panel, Memory)]
+    return [curve(panel) for answer in answers for panel in answer._panels if isinstance(panel, Memory)]
 
 
 def _memory_notes(data: MemoryCurve) -> Iterator[str]:
@@ -197,8 +197,8 @@ def _procedures(models: Sequence[str], arguments: Arguments) -> list[Procedures]
     data = []
     for model in models:
         answer = compare(model, **keywords)
-        assert answer.request is not None
-        request = answer.request.in_precision(answer.request.kind(trains=True).name)
+        assert answer._request is not None
+        request = answer._request.in_precision(answer._request.kind(trains=True).name)
         data.append(procedures(answer, table_memories(answer.procedures, of_memory(request))))
     return data
 

@@ -69,11 +69,11 @@ def modules(request: Request) -> Picture:
 
 def of_modules(step: Cost) -> bool:
     """Return whether lines of a step have modules."""
-    return step.priced is not None and any(row.module for row in step.priced.rows)
+    return step._priced is not None and any(row.module for row in step._priced.rows)
 
 
 def _values(row: LedgerRow, timed: bool) -> list[float]:
-    return [row.flops, row.maccs, row.bytes, *([row.seconds or 0.0] if timed else [])]
+    return [row.flops, row.maccs, row.bytes, *([row.time or 0.0] if timed else [])]
 
 
 def _walk(node: _ModuleNode, name: str, depth: int, rows: list[tuple[int, str, tuple[float, ...]]]) -> None:

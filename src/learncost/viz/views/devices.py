@@ -252,7 +252,7 @@ def _placed(request: Request, many: Spread) -> list[Chart]:
     except InputError as error:
         return [TextLines(f"The table of every device is not shown: {error}", "bytes", ())]
     rows, phase = list[tuple[int, str, bool, int | None, str]](), ""
-    for depth, line, collective in answer.statements():
+    for depth, line, collective in answer._statements():
         if not isinstance(line, Loop) and line.meta.phase != phase:
             phase = line.meta.phase
             rows.append((0, phase.replace("_", " "), False, None, ""))

@@ -92,6 +92,56 @@ def draw_memory(chance: random.Random, request: Request) -> Request:
     return replace(request, **fields)
 
 
+FILES = {
+    "axolotl": {
+        "base_model": None, "micro_batch_size": (1, 2), "sequence_len": (128, 256),
+        "gradient_accumulation_steps": (None, 1, 4), "bf16": (None, True, False, "auto"), "max_grad_norm": (None, 0.0),
+        "optimizer": (None, "adamw_torch", "adamw_bnb_8bit", "lion_8bit", "adafactor"), "sample_packing": (None, True),
+        "adapter": (None, None, "lora"), "lora_r": (8,), "lora_alpha": (16,), "lora_target_linear": (True,),
+        "lora_dropout": (None, 0.05), "gradient_checkpointing": (None, True), "dp_shard_size": (None, None, None, 2),
+        "liger_fused_linear_cross_entropy": (None, None, True),
+    },
+    "trl": {
+        "model_name_or_path": None, "packing": (True,), "per_device_train_batch_size": (1, 4), "max_length": (128, 256),
+        "gradient_accumulation_steps": (None, 4), "bf16": (None, True, False), "use_liger_kernel": (None, None, True),
+        "optim": (None, "adamw_torch", "adamw_torch_fused", "sgd"), "gradient_checkpointing": (None, True, False),
+        "use_peft": (None, None, True), "lora_target_modules": (["q_proj"],), "lora_r": (8,),
+    },
+    "transformers": {
+        "model_name_or_path": None, "do_train": (True,), "block_size": (128,), "per_device_train_batch_size": (1, 8),
+        "optim": (None, "adamw_torch", "sgd"), "fp16": (None, None, True), "gradient_checkpointing": (None, True),
+        "gradient_accumulation_steps": (None, 2), "fsdp": (None, None, None, "full_shard"),
+    },
+    "llamafactory": {
+        "model_name_or_path": None, "template": ("default",), "per_device_train_batch_size": (1, 2),
+        "cutoff_len": (128, 256), "finetuning_type": (None, "full", "lora"), "pure_bf16": (None, None, True),
+        "quantization_bit": (None, None, 4), "disable_gradient_checkpointing": (None, True), "lora_rank": (None, 16),
+        "gradient_accumulation_steps": (None, 4), "flash_attn": (None, "fa2", "disabled"), "stage": (None, "dpo"),
+    },
+    "litgpt": {
+        "checkpoint_dir": None, "train.global_batch_size": (8,), "train.micro_batch_size": (1, 2),
+        "train.max_seq_length": (128, 256), "precision": ("bf16-true", "32-true", "bf16-mixed"), "lora_r": (None, 8),
+        "devices": (None, 1, 4),
+    },
+}  # fmt: skip
+"""Keys of trainers' files with values; None is left out, and the model is that of the first key."""
+
+NAMED = ("openai-community/gpt2", "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-0.6B", "google/gemma-2-2b")
+
+
+def draw_file(chance: random.Random) -> tuple[dict, dict]:
+    """A trainer's file, and flags that replace what it says: a model of two blocks, on a device or over several."""
+    keys = FILES[chance.choice([*FILES])]
+    file = {key: chance.choice(values or NAMED) for key, values in keys.items()}
+    file = {key: value for key, value in file.items() if value is not None}
+    flags = {"n_layer" if NAMED[0] in file.values() else "num_hidden_layers": 2}
+    if chance.random() < 0.2:
+        flags["on"] = chance.choice(("H100-SXM", "A100-SXM-40GB"))
+    if "dp_shard_size" in file or "fsdp" in file:
+        flags["mesh"] = "dp=2"
+    return file, flags
+
+
 def typed(capsys, command: str):
     """What a command line prints as JSON, or the line with which it refuses."""
     code = main([*shlex.split(command)[1:], "--json"])

@@ -1,4 +1,4 @@
-"""One request has one answer: in Python, on the command line, in the data of a report, from the explorer's server."""
+"""A request, or a trainer's file, has one answer: in Python, on the command line, in a report, from the server."""
 
 import json
 import math
@@ -8,23 +8,25 @@ import shlex
 from dataclasses import replace
 
 import pytest
+import yaml
 
 import learncost as lc
 from learncost.cli.command import COMMANDS
-from learncost.reports.question import in_flags
+from learncost.reports.question import flags_typed, in_flags
 from learncost.reports.request import Request
 from learncost.viz.document import document
 from learncost.viz.serve.answers import answer
-from requests_drawn import draw, draw_memory, typed
+from requests_drawn import draw, draw_file, draw_memory, typed
 
 SEED = int(os.environ.get("LEARNCOST_TEST_SEED") or random.randrange(2**32))
 print(f"LEARNCOST_TEST_SEED={SEED}")
 
 
-def in_python(function, request):
-    """An answer as data, or the line with which it is refused."""
+def in_python(function, request, **flags):
+    """An answer about a request, or a trainer's file with flags, as data; or the line with which it is refused."""
+    model, given = (request.model, request.given) if type(request) is Request else (request, flags)
     try:
-        found = function(request.model, **request.given)
+        found = function(model, **given)
     except lc.InputError as error:
         return " ".join(error.written.split())
     return json.loads(json.dumps(found.to_dict(), default=str))
@@ -80,6 +82,7 @@ def test_one_request_about_memory_has_one_answer_over_devices_too(number, capsys
         assert sum(found["split"].values()) == found["peak"]
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 300))])
 def test_the_server_has_the_memory_of_the_engine_or_refuses_what_the_explorer_does_not_have(number):
     asked = drawn_memory(number)
@@ -100,6 +103,42 @@ def test_the_server_has_the_memory_of_the_engine_or_refuses_what_the_explorer_do
     refusals = [in_python(function, asked_of(asked, function)) for function in (lc.cost, lc.memory)]
     assert reply.status == 400
     assert any(isinstance(refusal, str) for refusal in refusals), (shown, read["error"])
+
+
+@pytest.mark.one_in(every=10)
+@pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 300))])
+def test_a_file_of_a_trainer_has_one_answer_whoever_asks_and_its_printed_command_the_same(number, capsys, tmp_path):
+    file, flags = draw_file(random.Random(f"{SEED} file {number}"))
+    path = tmp_path / "file.yaml"
+    path.write_text(yaml.safe_dump(file))
+    shown, answers = f"LEARNCOST_TEST_SEED={SEED} {file} {flags}", {}
+    for name, function in (("memory", lc.memory), ("cost", lc.cost)):
+        command = shlex.join(["learncost", name, str(path), *flags_typed(flags)])
+        found = typed(capsys, command)
+        answers[name] = in_python(function, str(path), **flags)
+        if isinstance(found, str):
+            assert found == flagged(answers[name], command), shown
+            continue
+        read = found.pop("trainer_files")
+        assert found == answers[name] == in_python(function, lc.request_of(str(path), **flags)), shown
+        assert found == typed(capsys, read["command"]), (shown, read["command"])
+    try:
+        page = document(str(path), **flags)
+    except lc.InputError as error:
+        page = error.written
+    reply = answer("files", (), json.dumps({"file.yaml": path.read_text()}))
+    chosen = json.loads(reply.content)
+    if reply.status == 200:
+        pairs = [*chosen["chosen"].items(), *((name, str(value)) for name, value in flags.items())]
+        reply = answer("document", pairs, chosen["config"])
+    if isinstance(page, str):
+        assert reply.status == 400, shown
+        is_refused = any(isinstance(found, str) for found in answers.values())
+        assert is_refused or "which learncost memory, cost and run-cost predict" in page, (shown, page)
+        return
+    for memory in (page["memory"], json.loads(reply.content)["memory"]):
+        assert [memory["peak"], memory["split"]] == [answers["memory"]["peak"], answers["memory"]["split"]], shown
+    assert of_page(page) == of_page(json.loads(reply.content)) == numbers(answers["cost"]), shown
 
 
 def asked_of(asked, function):

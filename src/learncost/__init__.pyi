@@ -668,6 +668,15 @@ def compare(
     precision: _Precision | str | None = None,
     on: _Device | Any = None,
     engine: _Engine | str = "",
+    *,
+    accumulate: int | str = 1,
+    offload: _Offload | str = "",
+    clip: float | str | None = None,
+    module: _Module | str = "",
+    optimizer_implementation: _OptimizerImplementation | str = "",
+    loss: _Loss | str = "",
+    checkpoint_every: int | str = 1,
+    lora_dropout: float | str = 0.0,
     **sizes: Any,
 ) -> Comparison | ModelComparison:
     r"""Compare learning procedures, and find the sequence lengths at which one becomes cheaper than another.
@@ -699,6 +708,23 @@ def compare(
     precision: Data types for memory traffic, and with `on` for time and memory.
     on: The device, as in learncost cost: adds the time of a step and its peak memory under every procedure.
     engine: The engine of the step's time and memory: eager, graph or cuda.
+    accumulate: Number of microbatches for gradient accumulation, on which the memory of a step depends.
+    offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
+        bitsandbytes' PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host:
+        states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
+        offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
+        tensors, activation_offloading).
+    clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
+    module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
+        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
+    optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
+        default), foreach or for-loop.
+    loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
+        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
+    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+        `procedure` recompute.
+    lora_dropout: The dropout probability of what the adapters read, under --engine eager.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
     """
@@ -781,6 +807,14 @@ def cost(
     offload: _Offload | str = "",
     task: _Task | str = "",
     *,
+    clip: float | str | None = None,
+    module: _Module | str = "",
+    optimizer_implementation: _OptimizerImplementation | str = "",
+    loss: _Loss | str = "",
+    checkpoint_every: int | str = 1,
+    lora_dropout: float | str = 0.0,
+    no_sync: bool = False,
+    communication_buffers: int | str | None = None,
     by: _By | str = "layer",
     depth: int | str | None = None,
     **sizes: Any,
@@ -841,6 +875,21 @@ def cost(
     task: What is trained for, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs of
         sequences, of which the batch has an even number; kto; grpo or grpo-kl (its penalty), on completions
         that a separate request generates; or distillation, from a `teacher`.
+    clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
+    module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
+        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
+    optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
+        default), foreach or for-loop.
+    loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
+        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
+    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+        `procedure` recompute.
+    lora_dropout: The dropout probability of what the adapters read, under --engine eager.
+    no_sync: Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as
+        under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
+    communication_buffers: Communication buffers on each device, in bytes, which no engine knows of: DeepSpeed's
+        ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.
     by: Rows of the table: layer, macro-operation, equation, kind (linear, attention, elementwise), or module
         for imported modules.
     depth: With `by` module: the number of levels of the module path in a row; 2 merges all of encoder.layers.
@@ -977,11 +1026,13 @@ def fit(
         (`learncost list precisions`).
     plan: Try only this plan (`learncost list plans`).
     engine: The engine that executes the step, as in learncost memory.
-    module: The module whose autograd step is simulated: transformers (the default) or plain, as in learncost
-        memory.
+    module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
+        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
-    loss: The loss that is computed together with the head, under `engine` eager, as in learncost memory.
+    loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
+        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
     offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
         bitsandbytes' PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host:
         states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
@@ -1252,6 +1303,13 @@ def run_cost(
     communication_buffers: int | str | None = None,
     offload: _Offload | str = "",
     task: _Task | str = "",
+    no_sync: bool = False,
+    clip: float | str | None = None,
+    module: _Module | str = "",
+    optimizer_implementation: _OptimizerImplementation | str = "",
+    loss: _Loss | str = "",
+    checkpoint_every: int | str = 1,
+    lora_dropout: float | str = 0.0,
     mfu: float | str | None = None,
     hfu: float | str | None = None,
     tokens_per_second: float | str | None = None,
@@ -1318,6 +1376,19 @@ def run_cost(
     task: What is trained for, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs of
         sequences, of which the batch has an even number; kto; grpo or grpo-kl (its penalty), on completions
         that a separate request generates; or distillation, from a `teacher`.
+    no_sync: Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as
+        under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
+    clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
+    module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
+        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
+    optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
+        default), foreach or for-loop.
+    loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
+        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
+    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+        `procedure` recompute.
+    lora_dropout: The dropout probability of what the adapters read, under --engine eager.
     mfu: Model FLOPs utilization, above 0 to 1: the run then takes as long as it says.
     hfu: Hardware FLOPs utilization: recomputed operations (`procedure` recompute) count as work too.
     tokens_per_second: The measured rate of all devices together, instead of a utilization.
@@ -1551,6 +1622,14 @@ def report(
     lora_rank: object = None,
     lora_alpha: object = None,
     engine: _Engine | str = "",
+    accumulate: int | str = 1,
+    offload: _Offload | str = "",
+    clip: float | str | None = None,
+    module: _Module | str = "",
+    optimizer_implementation: _OptimizerImplementation | str = "",
+    loss: _Loss | str = "",
+    checkpoint_every: int | str = 1,
+    lora_dropout: float | str = 0.0,
     **sizes: Any,
 ) -> Report:
     r"""Write one HTML file with the cost of a step by layer and line, its memory, its time, and every formula.
@@ -1586,6 +1665,23 @@ def report(
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
     engine: The engine of the step's time and memory: eager, graph or cuda.
+    accumulate: Number of microbatches for gradient accumulation, on which the memory of a step depends.
+    offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
+        bitsandbytes' PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host:
+        states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
+        offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
+        tensors, activation_offloading).
+    clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
+    module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
+        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
+    optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
+        default), foreach or for-loop.
+    loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
+        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
+    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+        `procedure` recompute.
+    lora_dropout: The dropout probability of what the adapters read, under --engine eager.
     sizes: Any size or setting of the models, such as `num_hidden_layers` 4.
     """
 

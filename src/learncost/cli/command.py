@@ -391,7 +391,9 @@ def _of_files(name: str, files: tuple[str, ...], answer: Any, flags_given: Mappi
 
     if isinstance(answer, TrainerStep) or not isinstance(answer, Shown):
         return answer
-    flags = [flag.name for flag in flags_of(COMMANDS[name].question)]
+    question = COMMANDS[name].question
+    unused = getattr(question, "device_alone", ()) if "on" not in flags_given else ()
+    flags = [flag.name for flag in flags_of(question) if flag.name not in unused]
     return AnswerOfFiles(trainer_step(files, name, flags, **flags_given), answer)
 
 

@@ -18,7 +18,7 @@ from learncost.models.model import axes_of
 from learncost.procedures.procedure import several
 from learncost.reports.crossing import coefficients, stretches
 from learncost.reports.record import Cost
-from learncost.reports.request import GPU, Request, takes_request
+from learncost.reports.request import GPU, ON_DEVICE, Request, takes_request
 from learncost.reports.run import PreparedRun, left_out_text, possible, prepare
 from learncost.reports.sheet import Drawn
 
@@ -149,7 +149,7 @@ def compare(model: object, *given: Any, **more: Any) -> Comparison: ...
 
 @takes_request(
     "model procedures price_book batch_size seq_len target_len tokens optimizer dropout dtype train train_layers lora "
-    "lora_rank lora_alpha plan precision on engine"
+    f"lora_rank lora_alpha plan precision on engine | accumulate offload {ON_DEVICE}"
 )
 def compare(request: Request, procedures: Iterable[str] | str | None = None) -> Comparison | ModelComparison:
     """Compare learning procedures, and find the sequence lengths at which one becomes cheaper than another.

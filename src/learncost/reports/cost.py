@@ -8,7 +8,7 @@ from learncost.ir.errors import InputError, counted, shown
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.record import Cost
-from learncost.reports.request import GPU, Request, takes_request
+from learncost.reports.request import GPU, ON_DEVICE, Request, takes_request
 from learncost.reports.rows import BY, by_module
 from learncost.reports.run import check_choice, prepare
 
@@ -16,7 +16,7 @@ from learncost.reports.run import check_choice, prepare
 @takes_request(
     "model procedure price_book batch_size seq_len target_len tokens optimizer dropout dtype context train "
     "train_layers lora lora_rank lora_alpha plan on precision mesh place placement schedule microbatch chunks "
-    "page_size engine accumulate offload task"
+    f"page_size engine accumulate offload task | {ON_DEVICE} no_sync communication_buffers"
 )
 def cost(request: Request, by: str = "layer", depth: int | str | None = None) -> Cost:
     """The exact MACCs, FLOPs, bytes and parameters of a training step or of inference, by layer and macro-operation.

@@ -42,6 +42,9 @@ OF_MEMORY = (
 )
 """The fields of a step on which its memory depends: every answer about a device has those of a trainer's file."""
 
+ON_DEVICE = "clip module optimizer_implementation loss checkpoint_every lora_dropout"
+"""Those on which one device's memory depends, and no count: what a question with a device takes behind `|`."""
+
 TIMED = {"eager": "operators", "graph": "kernels", "c99": "kernels", "cuda": "kernels"}
 """The engines whose time is modelled, and what each runs."""
 
@@ -311,7 +314,7 @@ def takes_request(
 
     names     the fields of the request that the question has, in the order of its parameters, among them the names of
               the function's own parameters; those before `/` are no keywords, and those behind `*` are keywords only,
-              as are own ones that are not named
+              as are own ones that are not named; those behind `|` are keywords that are refused without a device
     grouped   a dataclass whose fields are keywords too: the function takes it whole, as its second argument
     defaults  of fields that have another default in this question
     """
@@ -319,9 +322,11 @@ def takes_request(
 
     def make(function: Callable[Concatenate[Request, Own], Answer]) -> Callable[..., Answer]:
         own = [*signature(function).parameters.values()][1 if grouped is None else 2 :]
+        device_alone = names.partition("|")[2].split()
         several = [parameter for parameter in own if parameter.kind is Parameter.VAR_POSITIONAL]
         more = {p.name: p for p in (*own, *(signature(grouped).parameters.values() if grouped else ()))}
-        named = [*_parameters(f"* {names}" if several else names, {**more, **defaults})]
+        words = names.replace("|", "" if several or "*" in names else "*")
+        named = [*_parameters(f"* {words}" if several else words, {**more, **defaults})]
         listed = {parameter.name for parameter in (*named, *several)}
         keywords = [p.replace(kind=Parameter.KEYWORD_ONLY) for name, p in more.items() if name not in listed]
         accepted = Signature([*several, *named, *keywords, sizes])
@@ -331,7 +336,7 @@ def takes_request(
 
         def call(*args: Any, **arguments: Any) -> Answer:
             if args and isinstance(args[0], Request):
-                _check_task(args[0].task, accepted.parameters)
+                check_has({"task": args[0].task}, accepted.parameters)
                 return function(*args, **arguments)
             try:
                 bound = accepted.bind(*args, **arguments).arguments
@@ -341,6 +346,8 @@ def takes_request(
             of_function = {name: bound.pop(name) for name in [*bound] if name in more}
             models: tuple[Any, ...] = of_function.pop(several[0].name, ()) if several else ()
             named_bound = {CALLED.get(name, name): value for name, value in bound.items()}
+            if alone := [name for name in device_alone if name in bound and bound.get("on") is None]:
+                raise InputError(f"--{alone[0].replace('_', '-')} requires --on: counts do not depend on it")
             one_model = len(models) == 1 and several[0].name == "models"
             if one_model:
                 named_bound["model"] = models[0]
@@ -353,25 +360,25 @@ def takes_request(
             request = Request(**{"model": "", **usual, **named_bound})
             return function(request, *((grouped(**of_group),) if grouped else ()), *models, **of_function)
 
-        return asked(function, accepted, call, docstring_parts(grouped).parameters if grouped else {})
+        question = asked(function, accepted, call, docstring_parts(grouped).parameters if grouped else {})
+        question.__dict__["device_alone"] = frozenset(device_alone)
+        return question
 
     return make
 
 
-def _check_task(task: str | None, names: Collection[str]) -> None:
-    """Raise `InputError` for a step of a task that a question without this field would take for another."""
-    if task and "task" not in names:
-        raise InputError(f"the step is of task {task}, which learncost memory, cost and run-cost predict alone")
+def check_has(of_step: Mapping[str, Any], names: Collection[str], is_placed: bool = False) -> None:
+    """Raise `InputError` for a task, or on a device adapters or a mesh, that a question without their field would drop.
 
-
-def _check_on_device(of_files: Mapping[str, Any], names: Collection[str], is_placed: bool) -> None:
-    """Raise `InputError` for adapters or a mesh of trainers' files in a question on a device that has no such field.
-
+    of_step    the fields of a step, as trainers' files say them
     is_placed  whether the question chooses a mesh itself
     """
+    if of_step.get("task") and "task" not in names:
+        task = of_step["task"]
+        raise InputError(f"the step is of task {task}, which learncost memory, cost and run-cost predict alone")
     for name, what in {"lora": "has adapters", "mesh": "is over several devices"}.items():
-        if name in of_files and "on" in names and name not in names and not (name == "mesh" and is_placed):
-            said = of_files[name] or "dp=N"
+        if name in of_step and "on" in names and name not in names and not (name == "mesh" and is_placed):
+            said = of_step[name] or "dp=N"
             raise InputError(f"the step {what} ({name} {said}), which learncost memory, cost and run-cost predict")
 
 
@@ -391,14 +398,14 @@ def _of_files(given: dict[str, Any], names: Collection[str], devices: object) ->
     typed = {name: value for name, value in given.items() if name != "model"}
     reading, model = read_step(paths)
     if devices is None and "devices" in reading.asks and typed.get("mesh") is None:
-        _check_on_device({"mesh": ""}, names, is_placed=False)  # nothing else would be asked for in vain
+        check_has({"mesh": ""}, names)  # nothing else would be asked for in vain
     of_files = keywords_of(reading, model, **{"devices": devices, **typed})
-    _check_task(of_files.get("task"), names)
-    _check_on_device(of_files, names, is_placed=devices is not None)
+    check_has(of_files, names, is_placed=devices is not None)
     if "engine" not in typed:
         of_files = for_question(of_files, names)
-    kept = {*names, "model"} if typed.get("procedure") in INFERENCE else {*names, "model", *OF_MEMORY}
-    return {name: value for name, value in of_files.items() if name in kept} | typed
+    kept = {*names, "model", "sizes"} | ({*OF_MEMORY} if typed.get("procedure") not in INFERENCE else set())
+    sizes = {**of_files.pop("sizes", {}), **typed.pop("sizes", {})}
+    return {name: value for name, value in of_files.items() if name in kept} | typed | {"sizes": sizes}
 
 
 def _model_given(model: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -31,8 +31,9 @@ from learncost.reports.cost import cost
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.step import MemoryStep
+from learncost.reports.question import flags_of
 from learncost.reports.record import Cost
-from learncost.reports.request import GPU, Request, takes_request
+from learncost.reports.request import GPU, OF_MEMORY, ON_DEVICE, Request, takes_request
 from learncost.reports.run import prepare
 from learncost.reports.show import convention, title
 from learncost.viz.comparisons import comparisons, of_memory
@@ -48,7 +49,7 @@ SCHEMA = 1
 
 @takes_request(
     "model procedure price_book batch_size seq_len target_len optimizer dropout dtype context page_size train "
-    "train_layers lora lora_rank lora_alpha plan on precision engine accumulate clip side_by_side"
+    f"train_layers lora lora_rank lora_alpha plan on precision engine accumulate offload {ON_DEVICE} side_by_side"
 )
 def document(request: Request, side_by_side: str | None = None) -> dict[str, Any]:
     """Return all data of the page of one step: cost line by line with formulas, memory and time.
@@ -239,7 +240,9 @@ def _calls(request: Request) -> dict[str, str]:
     """Return the equivalent command and Python call."""
     usual = request.optimizer == default_optimizer(find_book(request.price_book))
     optimizer = None if usual else request.optimizer
-    request = replace(request, engine="", accumulate=1, clip=None, optimizer=optimizer)
+    taken = {flag.name for flag in flags_of(cost)}
+    others: dict[str, Any] = {each.name: each.default for each in fields(Request) if each.name in {*OF_MEMORY} - taken}
+    request = replace(request, optimizer=optimizer, **others)
     return {"command": request.command("cost"), "python": request.call("cost")}
 
 

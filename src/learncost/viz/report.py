@@ -13,7 +13,7 @@ from learncost.layers.layer import Layer
 from learncost.models.argument import NamedLayer
 from learncost.models.storage import written
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
-from learncost.reports.request import Request, takes_request
+from learncost.reports.request import ON_DEVICE, Request, takes_request
 from learncost.reports.sheet import Readable, wrapped
 from learncost.viz.document import document
 from learncost.viz.page import page
@@ -66,7 +66,7 @@ class Report(Readable):
 
 @takes_request(
     "procedure on output price_book batch_size seq_len target_len optimizer dropout dtype context precision plan train "
-    "train_layers lora lora_rank lora_alpha engine"
+    f"train_layers lora lora_rank lora_alpha engine accumulate offload {ON_DEVICE}"
 )
 def report(request: Request, *models: str, procedure: str | None = None, output: str | None = "report.html") -> Report:
     """Write one HTML file with the cost of a step by layer and line, its memory, its time, and every formula.

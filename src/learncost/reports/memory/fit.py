@@ -260,10 +260,6 @@ def fit(
         The engine that executes the step, as in learncost memory. The default is eager, and graph over a mesh, with
         `flash_size`, and where PyTorch's autograd has no step of the procedure or type. Without `plan`, rows of plans
         that eager does not support use graph, and say so.
-    module
-        The module whose autograd step is simulated: transformers (the default) or plain, as in learncost memory.
-    loss
-        The loss that is computed together with the head, under `engine` eager, as in learncost memory.
     on
         A published device (`learncost list devices`) or a file that describes one; the defaults of `budget` and
         `flash_size`. On a GPU `engine` eager uses the GPU's kernels; cuda is any GPU. For a microcontroller the

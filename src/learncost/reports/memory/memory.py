@@ -289,18 +289,6 @@ def memory(request: Request) -> Memory | MemoryComparison:
         step of emit --backend triton on a GPU, which was never measured on one), or c99. The default is eager, and
         graph over a mesh and where PyTorch's autograd has no step of the procedure, type or model, but for a `module`;
         flags that the default does not support are refused. Comma-separated list; results are compared.
-    module
-        The module whose autograd step is simulated: transformers (the default), transformers-uncached
-        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
-        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
-    loss
-        The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-entropy),
-        torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework. The default is the
-        module's own.
-    checkpoint_every
-        A checkpoint for the first of every so many blocks alone, under `engine` eager with `procedure` recompute. The
-        default is 1: every block. With op, torchtitan's selection of operators, checkpoints keep the results of
-        attention and of every second matrix product without a bias.
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
 

@@ -24,7 +24,7 @@ from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.cost import cost
 from learncost.reports.record import Cost
-from learncost.reports.request import Request, takes_request
+from learncost.reports.request import ON_DEVICE, Request, takes_request
 from learncost.reports.run import check_tokens
 from learncost.reports.run_cost import published, record
 from learncost.reports.run_cost.duration import (
@@ -82,7 +82,7 @@ class RunAssumptions:
 @takes_request(
     "model tokens on devices * mesh place placement schedule microbatch chunks plan procedure price_book dtype "
     "precision batch_size seq_len target_len optimizer dropout train train_layers lora lora_rank lora_alpha engine "
-    "accumulate communication_buffers offload task",
+    f"accumulate communication_buffers offload task no_sync {ON_DEVICE}",
     RunAssumptions,
     price_book=CONVENTION,
     devices=1,

@@ -31,6 +31,7 @@ from learncost.procedures.procedure import INFERENCE, LEARNING, several
 from learncost.program.pipeline import KINDS
 from learncost.reports.memory.engines import memory_engines
 from learncost.reports.question import Flag, flags_of, schema_of, typed
+from learncost.reports.request import check_has
 from learncost.reports.trainer_step import keywords_of, step_of_reading
 from learncost.sharding.presets import PLACEMENTS
 from learncost.trainer_files.documents import document_of
@@ -129,6 +130,7 @@ def chosen_by(files: str, taken: Collection[str]) -> dict[str, Any]:
         raise InputError("the request has no files: send their texts by name")
     reading = joined([(framework_of(document), document) for document in documents])
     keywords = keywords_of(reading)
+    check_has(keywords, taken)
     model, sizes = keywords.pop("model"), keywords.pop("sizes", {})
     step = step_of_reading(reading, command="report", flags=taken)
     heading = replace(step, command="", left_out=()).heading()

@@ -2,13 +2,14 @@
 
 import io
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import prod
 
 import pytest
 import torch
 import torch.distributed
+from torch.utils.checkpoint import checkpoint
 
 import learncost as lc
 from allocator import apart
@@ -74,11 +75,12 @@ def train(name, dtype, placement, checkpoints, microbatches, no_sync, devices):
         steps.step()
 
 
-def predicted(name, dtype, placement, mesh, number, checkpoints, microbatches, no_sync):
+def predicted(name, dtype, placement, mesh, number, checkpoints, microbatches, no_sync, how=""):
     keys = {"model_type": name, "architectures": [CLASSES[name]], **KEYS[name]}
     configuration = configure("-", {}, io.StringIO(json.dumps(keys)))
     flags = {"precision": dtype, "engine": "eager", "mesh": mesh, "placement": placement, "seq_len": 96}
     flags |= {"batch_size": 4 * number * microbatches, "accumulate": microbatches, "no_sync": no_sync}
+    flags["optimizer_implementation"] = how
     return lc.memory(configuration, "recompute" if checkpoints else "bp", optimizer="adamw", **flags)
 
 
@@ -113,6 +115,192 @@ def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator
     assert said.peak == pytest.approx(most, rel=0.01)
     assert sum(said.split.values()) == said.peak
     assert ("buckets" in said.split) == (placement == "ddp")
+
+
+def parallel(layers, sequences):
+    """The plan of `parallelize_module` for a Llama, with sequences sharded between blocks or not."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
+
+    between = {"output_layouts": Shard(1)} if sequences else {}
+    head = {"input_layouts": Shard(1)} if sequences else {}
+    plan = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), **between),
+        "lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False, **head),
+    }
+    plan |= {"model.norm": SequenceParallel()} if sequences else {}
+    for number in range(layers):
+        block = f"model.layers.{number}"
+        columns = [*(f"self_attn.{letter}_proj" for letter in "qkv"), "mlp.gate_proj", "mlp.up_proj"]
+        plan |= {f"{block}.{name}": ColwiseParallel() for name in columns}
+        plan |= {f"{block}.{name}": RowwiseParallel(**between) for name in ("self_attn.o_proj", "mlp.down_proj")}
+        if sequences:
+            plan |= {f"{block}.{name}_layernorm": SequenceParallel() for name in ("input", "post_attention")}
+            plan[f"{block}.mlp"] = PrepareModuleInput(
+                input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True
+            )
+            plan[f"{block}.self_attn"] = PrepareModuleInput(
+                input_kwarg_layouts={"hidden_states": Shard(1)},
+                desired_input_kwarg_layouts={"hidden_states": Replicate()},
+                use_local_output=True,
+            )
+    return plan
+
+
+def train_in_parallel(dtype, placement, checkpoints, microbatches, devices):
+    """Two steps of a Llama whose tensors are parallel, also under `fully_shard`."""
+    import transformers
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
+
+    config = transformers.AutoConfig.for_model("llama", **KEYS["llama"])
+    kind = torch.bfloat16 if dtype == "bf16-true" else torch.float32
+    module = transformers.LlamaForCausalLM._from_config(config, dtype=kind).train()
+    if checkpoints:
+        module.activation_checkpointing_enable()
+    parallelize_module(module, devices["tp"], parallel(3, "sp" in placement))
+    if "fsdp" in placement:
+        for block in (*module.model.layers, module):
+            fully_shard(block, mesh=devices["dp"])
+    steps = torch.optim.AdamW(module.parameters(), foreach=False)
+    tokens, places = torch.randint(0, 600, (4, 96)), torch.arange(96)[None]
+    for _ in range(2):
+        steps.zero_grad(set_to_none=True)
+        for _ in range(microbatches):
+            with loss_parallel():
+                module(input_ids=tokens, labels=tokens, position_ids=places).loss.backward()
+        steps.step()
+
+
+@pytest.mark.one_in(every=7)
+@pytest.mark.parametrize(
+    ("dtype", "placement", "mesh", "checkpoints", "microbatches"),
+    [
+        ("fp32", "megatron", {"tp": 2}, False, 1),
+        ("bf16-true", "megatron", {"tp": 2}, False, 2),
+        ("fp32", "megatron", {"tp": 2}, True, 1),
+        ("bf16-true", "megatron-sp", {"tp": 2}, False, 1),
+        ("fp32", "megatron-sp", {"tp": 2}, True, 1),
+        ("fp32", "fsdp,megatron-sp", {"dp": 2, "tp": 2}, False, 2),
+        ("fp32", "fsdp,megatron-sp", {"dp": 2, "tp": 2}, True, 1),
+    ],
+)
+def test_the_predicted_peak_of_parallel_tensors_is_that_of_the_allocator(
+    dtype, placement, mesh, checkpoints, microbatches
+):
+    pytest.importorskip("transformers")
+    text = ",".join(f"{axis}={size}" for axis, size in mesh.items())
+    said = predicted("llama", dtype, placement, text, mesh.get("dp", 1), checkpoints, microbatches, False, "for-loop")
+    with one_of(mesh, False) as devices:
+        most = apart(partial(train_in_parallel, dtype, placement, checkpoints, microbatches, devices))[1]
+    assert said.peak == pytest.approx(most, rel=0.015)
+    assert sum(said.split.values()) == said.peak
+
+
+class StageOfLlama(torch.nn.Module):
+    """The blocks of a stage of a pipeline, with the embedding before the first and the head behind the last."""
+
+    def __init__(self, whole, stage, stages, blocks, checkpoints):
+        super().__init__()
+        self.blocks, self.rotary = whole.model.layers[stage * blocks : (stage + 1) * blocks], whole.model.rotary_emb
+        self.embedding = whole.model.embed_tokens if stage == 0 else None
+        last = stage == stages - 1
+        self.norm, self.head, self.loss = (whole.model.norm, whole.lm_head, whole.loss_function) if last else [None] * 3
+        self.checkpoints = checkpoints
+
+    def forward(self, given, labels):
+        hidden = embedded = self.embedding(given) if self.embedding else given
+        angles = self.rotary(embedded, torch.arange(labels.shape[1])[None])
+        for block in self.blocks:
+            run = partial(block, position_embeddings=angles)
+            hidden = checkpoint(run, hidden, use_reentrant=False) if self.checkpoints else run(hidden)
+        if self.head is None:
+            return hidden
+        logits = self.head(self.norm(hidden))
+        return self.loss(logits=logits, labels=labels, vocab_size=600)
+
+
+def train_stages(device, stages, schedule, chunks, microbatches, checkpoints, devices):
+    """Two steps of a device of a pipeline, in the order of a schedule; what a stage has sent is freed, as Megatron's
+    deallocate_pipeline_outputs does it, and stages under `fully_shard` are as torch.distributed.pipelining has them."""
+    import transformers
+    from torch.distributed.fsdp import fully_shard
+
+    from learncost.program.pipeline import schedule as schedule_named
+
+    keys = {**KEYS["llama"], "num_hidden_layers": 6}
+    whole = transformers.LlamaForCausalLM(transformers.AutoConfig.for_model("llama", **keys)).train()
+    number = stages * chunks
+    mine = [StageOfLlama(whole, stage, number, 6 // number, checkpoints) for stage in range(device, number, stages)]
+    del whole.model, whole.lm_head
+    for each in mine if devices else ():
+        for module in (*each.blocks, each):
+            fully_shard(module, mesh=devices, reshard_after_forward=False)
+    steps = torch.optim.AdamW([weight for each in mine for weight in each.parameters()], foreach=False)
+    tokens = torch.randint(0, 600, (2, 96))
+    order = schedule_named(schedule, stages, microbatches, chunks).orders[device]
+    for _ in range(2):
+        steps.zero_grad(set_to_none=True)
+        flying = {}
+        for each in order:
+            stage, place = mine[each.chunk], (each.chunk, each.microbatch)
+            if each.kind == "F":
+                given = tokens.clone() if stage.embedding else torch.zeros(2, 96, 64, requires_grad=True)
+                made = stage(given, tokens)
+                if stage.head is None:
+                    made.data = torch.empty(1)
+                flying[place] = given, made
+                del given, made
+                continue
+            if devices:
+                last = each.microbatch == microbatches - 1
+                stage.set_is_last_backward(last)
+                stage.set_reshard_after_backward(last)
+                stage.set_requires_gradient_sync(last)
+            given, made = flying.pop(place)
+            seed = torch.zeros(2, 96, 64) if stage.head is None else torch.ones(())
+            torch.autograd.Variable._execution_engine.run_backward(
+                (made,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+            del given, made, seed
+        steps.step()
+
+
+@pytest.mark.one_in(every=6)
+@pytest.mark.parametrize(
+    ("stages", "schedule", "chunks", "microbatches", "checkpoints", "sharded"),
+    [
+        (2, "1f1b", 1, 4, False, False),
+        (3, "1f1b", 1, 6, True, False),
+        (2, "interleaved", 3, 4, False, False),
+        (3, "gpipe", 1, 4, False, False),
+        (2, "1f1b", 1, 4, False, True),
+        (3, "1f1b", 1, 6, True, True),
+    ],
+)
+def test_the_predicted_peak_of_stages_is_that_of_the_fullest_device(
+    stages, schedule, chunks, microbatches, checkpoints, sharded
+):
+    pytest.importorskip("transformers")
+    keys = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **KEYS["llama"], "num_hidden_layers": 6}
+    flags = {"engine": "eager", "module": "transformers-uncached", "schedule": schedule, "seq_len": 96}
+    flags |= {"mesh": f"pp={stages},dp=2", "placement": "fsdp,pp"} if sharded else {"mesh": f"pp={stages}"}
+    flags |= {"batch_size": 2 * microbatches * (1 + sharded), "accumulate": microbatches, "optimizer": "adamw"}
+    flags |= {"chunks": chunks} if chunks > 1 else {}
+    configuration = configure("-", {}, io.StringIO(json.dumps(keys)))
+    said = lc.memory(configuration, "recompute" if checkpoints else "bp", optimizer_implementation="for-loop", **flags)
+    most = 0
+    for device in range(stages):
+        run = partial(train_stages, device, stages, schedule, chunks, microbatches, checkpoints)
+        with one_of({"dp": 2}, False) if sharded else nullcontext() as devices:
+            most = max(most, apart(partial(run, devices))[1])
+    assert said.peak == pytest.approx(most, rel=0.015)
+    assert sum(said.split.values()) == said.peak
 
 
 @pytest.mark.one_in(every=4)
@@ -167,8 +355,9 @@ def test_a_reference_model_is_sharded_as_the_model_that_learns(dtype, checkpoint
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"mesh": "dp=2", "placement": "zero-1"}, "DDP and FSDP2 over a mesh \\(placement='ddp', zero-2, fsdp"),
-        ({"mesh": "tp=2", "placement": "megatron"}, "DDP and FSDP2 over a mesh"),
+        ({"mesh": "dp=2", "place": "B over dp, * over dp of gradients"}, "no wrapper that shards gradients alone"),
+        ({"mesh": "tp=2", "loss": "liger", "vocab_size": 50000}, "a head of parts of the vocabulary with the module's"),
+        ({"mesh": "pp=2", "schedule": "zb-h1", "accumulate": 2, "batch_size": 2}, "does not support weight updates"),
         ({"mesh": "dp=2", "placement": "fsdp", "module": "transformers-reentrant"}, "use module='transformers'"),
         ({"mesh": "dp=2", "placement": "ddp", "no_sync": True}, "supports no_sync for fully sharded weights alone"),
     ],

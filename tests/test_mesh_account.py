@@ -243,7 +243,7 @@ def test_fit_finds_the_batch_of_several_microbatches(mesh, unit):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"engine": "eager"}, "engine='eager' does not support pipeline stages"),
+        ({"engine": "numpy"}, "engine='numpy' does not support"),
         ({"plan": "fused-update"}, "sum gradients up to the last microbatch: remove the plan fused-update"),
         ({"mesh": "pp=8,dp=2"}, "4 blocks are too few for mesh='pp=8': at most 4 stages"),
         ({"schedule": "dualpipe"}, "schedule must be one of"),

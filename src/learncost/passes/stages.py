@@ -36,12 +36,14 @@ class Stage(Displayed):
 
     iterations  the number of iterations of each loop, by its trip count's name
     first       the first of the model's iterations that it runs, by the same name
+    between     the values that it receives and sends
     """
 
     number: int
     table: Table
     iterations: Mapping[str, int]
     first: Mapping[str, int]
+    between: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,7 @@ class _Cut:
                     ),
                     self.iterations[number],
                     self.first[number],
+                    (*received, *sends),
                 )
             )
         having = {

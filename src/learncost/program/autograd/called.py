@@ -15,6 +15,7 @@ from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.ops import entry, is_choice
+from learncost.ops.collectives import is_collective
 from learncost.program.autograd.calls import (
     Attention,
     Dropout,
@@ -33,7 +34,7 @@ from learncost.program.autograd.calls import (
 )
 from learncost.program.autograd.mixers import MIXERS, MixerScope
 from learncost.program.autograd.module import AttentionInputs
-from learncost.program.autograd.operators import BOOLEAN, INTEGER, TapeTensor, cat, linear
+from learncost.program.autograd.operators import BOOLEAN, COPIED, INTEGER, TapeTensor, cat, linear
 from learncost.program.autograd.state import ScopeNames, Values
 
 if TYPE_CHECKING:
@@ -177,6 +178,8 @@ def _linear(names: ScopeNames, call: Linear, values: Values) -> None:
         biases = [projection.bias for projection in group if projection.bias]
         bias = names.leaf(*biases) if biases else None
         weight = names.leaf(*(projection.weight for projection in group))
+        if names.is_copied(call.value, group[0].weight):
+            x = x.sent(COPIED, x.elements)
         if local_name(call) in names.module.floats:
             x, weight = x.in_float(), weight.in_float()
         if local_name(call) in names.module.casts:
@@ -273,7 +276,8 @@ def _norm(names: ScopeNames, call: Norm, values: Values) -> TapeTensor:
 
 def _loss(names: ScopeNames, call: Loss, values: Values) -> TapeTensor:
     targets = names.found(call.targets, values) if call.targets else None
-    return names.module.loss(names.found(call.scores, values), targets)
+    parallel = isinstance(call.lines[0], Op) and any("/" in axis for axis in call.lines[0].axes)
+    return names.module.loss(names.found(call.scores, values), targets, parallel)
 
 
 def _linear_loss(names: ScopeNames, call: LinearLoss, values: Values) -> TapeTensor:
@@ -386,6 +390,8 @@ def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
     module = names.module
     if f"{line.meta.layer}.{line.meta.local}" in module.floats:
         result = result.in_float()
+    if is_collective(line):
+        return result.sent(line.op, elements)
     if isinstance(line, Op):
         return module.activated(result, line.op)
     if isinstance(line, Product) and len(line.right) == 2 and line.sides.sums and operands:

@@ -24,6 +24,7 @@ from learncost.program.autograd.operators import (
     flash_attention,
     layer_norm,
     linear,
+    parallel_cross_entropy,
     rms_norm,
 )
 
@@ -197,8 +198,9 @@ class Module:
         """Return a token's gates in the type in which they multiply the experts' results."""
         return shares.in_float() if self.routing == "float" else shares
 
-    def loss(self, scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:
-        return cross_entropy(scores.in_float() if self.upcast else scores, targets)
+    def loss(self, scores: TapeTensor, targets: TapeTensor | None, parallel: bool = False) -> TapeTensor:
+        scores = scores.in_float() if self.upcast else scores
+        return parallel_cross_entropy(scores) if parallel else cross_entropy(scores, targets)
 
 
 @dataclass(frozen=True)

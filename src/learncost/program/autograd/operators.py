@@ -22,6 +22,8 @@ FLOAT = 4
 """Bytes of torch.float32, in which norms, softmax and losses are computed whatever the module's type."""
 BOOLEAN = 1
 """Bytes of torch.bool."""
+COPIED = "copied"
+"""A value that every device has, as the operand of a product with its own part of a weight (Megatron's f)."""
 INTEGER = 8
 """Bytes of torch.int64."""
 
@@ -305,6 +307,18 @@ class TapeTensor:
         """Run `masked_fill`, which saves the boolean mask."""
         return self._sized("masked_fill", self.elements, (mask,))
 
+    def sent(self, op: str, elements: int) -> TapeTensor:
+        """Run a functional collective, whose result is a new tensor, and whose backward is the reverse of it: nothing
+        of a sum, and a sum of what all devices have (`COPIED`).
+        """
+        copied = op == COPIED
+        name, views = ("view", self.storage) if copied else (op, None)
+
+        def backward(gradients: Gradients) -> Gradients:
+            return gradients if op == "all_reduce" else [self.tape.new(self.elements, self.width, name=op)]
+
+        return self.tape.run(name, (self,), ((elements, self.width),), backward, views=views)[0]
+
     # Of two.
 
     def divided(self, other: TapeTensor) -> TapeTensor:
@@ -577,4 +591,28 @@ def cross_entropy(scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:
         (*keeps, 1),
     )
     scores.tape.hold(scores)
+    return loss
+
+
+def parallel_cross_entropy(scores: TapeTensor) -> TapeTensor:
+    """Run `functional.cross_entropy` under `loss_parallel`: this device's log-probabilities are saved, and the gradient
+    of the scores is made in one function (`torch/distributed/tensor/parallel/loss.py`).
+    """
+    scores = scores.in_float() if scores.tape.autocast else scores
+    tape, sizes = scores.tape, (scores.elements, scores.width)
+
+    def backward(_: Gradients) -> Gradients:
+        filled, shares, total = (tape.new(*sizes, name=name) for name in ("zeros_like", "exp", "add"))
+        tape.hold(shares)
+        result = tape.new(*sizes, name="mul")
+        tape.hold(filled, total)
+        return [result]
+
+    tape.read(scores)
+    shifted = tape.new(*sizes, name="sub")
+    tape.new(*sizes, name="exp")
+    (logs,) = tape.run("_log_softmax", (scores,), (sizes,), _same)
+    tape.hold(shifted)
+    (loss,) = tape.run("nll_loss_forward", (logs,), ((1, logs.width),), backward, (logs,))
+    tape.hold(scores)
     return loss

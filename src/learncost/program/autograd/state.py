@@ -8,10 +8,11 @@ from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 from learncost.ir.dataclass import dataclass, field
-from learncost.ir.loop import Loop, Statement
+from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
+from learncost.ops.collectives import is_collective
 from learncost.program.autograd.module import Module
 from learncost.program.autograd.operators import Storage, TapeTensor
 from learncost.program.autograd.tape import Tape, TapeNode
@@ -45,6 +46,7 @@ class StepOptions:
     drops_paths  whether operands of low-rank paths have dropout
     hosted       roles of what lies in the memory of the host
     other        a model that runs behind the forward pass, without gradients; None: there is none
+    between      the values that stages of a pipeline send to each other
     """
 
     module: Module
@@ -66,6 +68,7 @@ class StepOptions:
     other: OtherModel | None = None
     selects: bool = False
     shown: bool = False
+    between: Collection[str] = ()
 
     def place(self, role: str) -> str:
         """Return the device of what has a role: the host, or the default."""
@@ -126,6 +129,11 @@ def places(repeat: Loop) -> list[tuple[int, str]]:
     return single_values
 
 
+SetAside: TypeAlias = (
+    "tuple[list[TapeNode | Callable[[], None]], list[TapeTensor], dict[tuple[object, ...], TapeTensor]]"
+)
+"""Nodes, inputs and masks of a forward pass."""
+
 ROOT = ()
 """The group of weights outside of blocks."""
 
@@ -149,6 +157,21 @@ class StepState:
     tokens: str = ""
     passed: int = 0
 
+    @property
+    def learning(self) -> list[str]:
+        """The trainable weights of its table."""
+        return [name for name in self.table.weights if name in self.asked.learning]
+
+    def set_aside(self) -> SetAside:
+        """Return what a backward pass needs of the forward pass before it, while those of other microbatches run."""
+        aside = self.tape.take_nodes(), self.inputs, self.masks
+        self.inputs, self.masks = [], {}
+        return aside
+
+    def take_up(self, aside: SetAside) -> None:
+        nodes, self.inputs, self.masks = aside
+        self.tape.give_nodes(nodes)
+
     @cached_property
     def sharded(self) -> Sharded | None:
         """The sharded weights, where the module is wrapped with `fully_shard`."""
@@ -156,6 +179,11 @@ class StepState:
         if not wrapping or wrapping.parts == 1:
             return None
         return Sharded(self.tape, wrapping, self.asked.width, self.asked.hosted)
+
+    @cached_property
+    def gathered(self) -> frozenset[str]:
+        """The values that a collective gathers, whose gradients it reduces."""
+        return frozenset(line.name for line, _ in walk(self.table.lines) if is_collective(line))
 
     @cached_property
     def numbers(self) -> dict[int, int]:
@@ -309,6 +337,11 @@ class ScopeNames:
         if keeps and self.module.attention == "disentangled":
             places = places.copied()  # clamped in every layer
         return tensor.gather(places, elements, keeps)
+
+    def is_copied(self, value: str, weight: str) -> bool:
+        """Return whether a value that no collective gathers is whole, and the weight of its product is a part."""
+        parts = [{part for axis in self.axes[name] for part in axis.split("/")[1:]} for name in (value, weight)]
+        return bool(parts[1] - parts[0]) and value not in self.state.gathered
 
     def fresh(self, elements: int) -> TapeTensor:
         return self.tape.new(elements)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import size_of
@@ -22,8 +23,16 @@ from learncost.program.autograd.calls import (
     local_name,
 )
 from learncost.program.autograd.operators import INTEGER, Storage, TapeTensor, cat
-from learncost.program.autograd.state import ScopeNames, StepOptions, StepState, Values, blocks_of, whole_block
-from learncost.program.autograd.tape import RemadeError, Tape
+from learncost.program.autograd.state import (
+    ScopeNames,
+    SetAside,
+    StepOptions,
+    StepState,
+    Values,
+    blocks_of,
+    whole_block,
+)
+from learncost.program.autograd.tape import RemadeError, Tape, TapeNode
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED
 from learncost.program.optimizer_step import STEP, step_weights
 from learncost.program.program import ACTIVATIONS, BEFORE, FORWARD, OPTIMIZER, WEIGHTS
@@ -102,7 +111,9 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
     order = range(iterations)[:: -1 if repeat.reverse else 1]
     # Of two loops a curve shows the inner one folded.
     shown = names.state.asked.shown and any(isinstance(line, Loop) for line in repeat.lines)
-    unlike = sharded or stacks or kept or shown or names.state.asked.every > 1 or tape.offloads
+    unlike = (
+        names.state.asked.between or sharded or stacks or kept or shown or names.state.asked.every > 1 or tape.offloads
+    )
     few = range(iterations) if weighted and unlike else tape.iterations(iterations)
     for iteration in (order[place] for place in few):
         for place, (calls, starts, ends) in enumerate(parts):
@@ -179,36 +190,50 @@ def _iteration(
     return run
 
 
-def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOptions) -> None:
-    """Run one step of a model's forward table on a tape."""
-    state = StepState(tape, table, sizes, asked)
-    builder, tape.selects = tape.builder, asked.selects
+def run_step(tape: Tape, chunks: Sequence[Chunk], asked: StepOptions, passes: Sequence[StepPass] = ()) -> None:
+    """Run one step on a tape.
+
+    chunks  the forward tables of the model, or of the pipeline stages of a device, with their sizes
+    passes  in their order; by default the forward and the backward pass of each microbatch in turn
+    """
+    states = [StepState(tape, table, sizes, asked) for table, sizes in chunks]
+    state, builder, tape.selects = states[0], tape.builder, asked.selects
     for role, size in asked.given.items():
         builder.give(role, size, device=asked.place(role))
     builder.give(ACTIVATIONS, asked.module.buffers, "buffers")
     wrapping, syncs = asked.wrapping, asked.wrapping is None or asked.wrapping.syncs
     if wrapping and wrapping.parts == 1:
-        learned = sum(state.count(table.axes[name]) for name in asked.learning)
+        learned = sum(each.count(each.table.axes[name]) for each in states for name in each.learning)
         builder.give(BUCKETS, learned * wrapping.reduced)
     other = _other(state) if asked.other else state
     several = min(asked.microbatches, DIFFERENT if syncs else DIFFERENT + 1)
-    for builder.microbatch in range(several):
-        if builder.microbatch:
+    waiting, sums = dict[tuple[int, int], tuple[list[TapeTensor], SetAside]](), False
+    passes = passes or [(each, 0, number) for number in range(several) for each in "FB"]
+    last = {chunk: number for letter, chunk, number in passes if letter == "B"}
+    for letter, chunk, builder.microbatch in passes:
+        state = states[chunk]
+        if letter == "F":
+            builder.phase = FORWARD
+            if asked.other and asked.other.before:
+                tape.without_gradients(partial(_forward, other))
+            outputs = _forward(state)
+            if asked.other and not asked.other.before:
+                others = tape.without_gradients(partial(_forward, other))
+                outputs = [asked.other.joined(outputs[0], others[0])] if asked.other.joined else outputs
+                state.release(state.scores)
+            waiting[chunk, builder.microbatch] = outputs, state.set_aside()
+            continue
+        outputs, aside = waiting.pop((chunk, builder.microbatch))
+        state.take_up(aside)
+        if sums:
             tape.accumulate()
+        sums = True
         if state.sharded:
-            state.sharded.reduces = syncs or builder.microbatch == several - 1
-        builder.phase = FORWARD
-        if asked.other and asked.other.before:
-            tape.without_gradients(partial(_forward, other))
-        outputs = _forward(state)
-        if asked.other and not asked.other.before:
-            others = tape.without_gradients(partial(_forward, other))
-            outputs = [asked.other.joined(outputs[0], others[0])] if asked.other.joined else outputs
-            state.release(state.scores)
-        if state.sharded:
+            state.sharded.reduces = syncs or builder.microbatch == last[chunk]
             state.sharded.before_backward(state.root)
         tape.backward(outputs)
-        tape.hold(*outputs)
+        named = zip(state.table.outputs, outputs, strict=False)
+        tape.hold(*(each for name, each in named if name not in asked.between))  # Megatron frees what a stage has sent
         if state.sharded:
             state.sharded.finish()
         state.release(state.inputs)
@@ -216,8 +241,13 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
     tape.label, builder.phase = STEP, OPTIMIZER
     step_weights(asked.stepping, tape.learned, builder)
     builder.run("optimizer")
-    tape.hold(*state.scores)
+    tape.hold(*(scores for each in states for scores in each.scores))
     tape.hold_gradients()
+
+
+Chunk: TypeAlias = "tuple[Table, Mapping[str, int]]"
+StepPass: TypeAlias = "tuple[str, int, int]"
+"""F or B, with the chunk and the microbatch that it is of."""
 
 
 def _other(state: StepState) -> StepState:
@@ -263,6 +293,8 @@ def _forward(state: StepState) -> list[TapeTensor]:
         else:
             values[name] = TapeTensor(state.tape, elements, width, storage)
             # Images or sounds: the caller holds them. transformers' modules create their own constants.
+            if name in asked.between and name not in table.indices:  # of the stage before, which takes its gradient
+                values[name].node = TapeNode(None)
             role = table.values[name].role
             if role == "value" or (role == "constant" and not asked.module.of_family):
                 state.inputs.append(values[name])

@@ -321,6 +321,14 @@ class Tape:
         self._frame = None
         return result
 
+    def take_nodes(self) -> list[TapeNode | Callable[[], None]]:
+        """Take the nodes of a forward pass whose backward pass is not the next."""
+        nodes, self._nodes = self._nodes, []
+        return nodes
+
+    def give_nodes(self, nodes: list[TapeNode | Callable[[], None]]) -> None:
+        self._nodes = nodes
+
     def without_gradients(self, run: Callable[[], list[TapeTensor]]) -> list[TapeTensor]:
         """Run a part of the forward pass as under `torch.no_grad`."""
         self._without = True

@@ -39,6 +39,8 @@ class Wrapping:
     stored   bytes of an element of a trainable shard; 0 where that is the optimizer's copy in float
     reduced  bytes of an element of a gradient during and after its reduction
     reshards whether the weights of a block are freed behind its forward pass (`reshard_after_forward`)
+    staged   whether weights stay gathered from the first pass to the last, as in stages of a pipeline
+    divides  under DDP, whether each device updates a part of the weights (ZeroRedundancyOptimizer)
     syncs    whether gradients are reduced behind every microbatch, and not behind the last alone (`no_sync`)
     """
 
@@ -47,12 +49,16 @@ class Wrapping:
     reduced: int
     reshards: bool = True
     syncs: bool = True
+    divides: bool = False
+    staged: bool = False
 
     @property
     def said(self) -> str:
         """A description of the wrapper."""
         if self.parts == 1:
-            return "DistributedDataParallel, whose buckets are in addition to the gradients"
+            buckets = "in addition to the gradients" if self.reduced else "the sums of the gradients"
+            states = " and ZeroRedundancyOptimizer, whose states are divided evenly" if self.divides else ""
+            return f"DistributedDataParallel, whose buckets are {buckets}{states}"
         kept = "" if self.reshards else ", with reshard_after_forward=False"
         kept += "" if self.syncs else ", which reduces gradients behind the last microbatch alone"
         return f"fully_shard of every block and of the whole module{kept}, with shards exact to the element"
@@ -136,8 +142,9 @@ class Sharded:
 
     def after_forward(self, group: ParameterGroup, keeps: bool = False) -> None:
         """Free a block's weights after its forward; for the root module, free the last bucket."""
-        group.place = len(self._order)
-        self._order.append(group)
+        if group not in self._order:
+            group.place = len(self._order)
+            self._order.append(group)
         if keeps:
             self.tape.builder.hold(self._gathered)
             self._gathered = BEFORE
@@ -154,7 +161,8 @@ class Sharded:
         """Reduce-scatter a block's gradients, so that this device has its shard of each, or keep them whole."""
         nodes, width = [weight.node for weight in group.weights if weight.node], self.wrapping.reduced
         whole = {node: sums for node in nodes if (sums := self._whole(node))}
-        self._resize(group, 0)
+        if self.reduces or not self.wrapping.staged:
+            self._resize(group, 0)
         group.is_done = True
         self.tape.builder.hold(self._scattered)
         self._scattered = BEFORE
@@ -187,7 +195,8 @@ class Sharded:
                 self.after_backward(group)
             group.is_done = False
         self.tape.builder.hold(self._scattered)
-        self._order.clear()
+        if not self.wrapping.staged:
+            self._order.clear()
         self._gathered = self._scattered = BEFORE
 
     def entered(self, group: ParameterGroup, given: Sequence[TapeTensor]) -> list[TapeTensor]:

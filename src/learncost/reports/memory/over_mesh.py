@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from math import prod
 
@@ -10,18 +10,26 @@ from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.passes import Static, updated_in_place
 from learncost.autoshard.placed_step import StepConfig, stepped
 from learncost.autoshard.stage_memory import StageMemory
-from learncost.autoshard.step import ParallelConfig, StageUsage, memory_of, static_of
+from learncost.autoshard.step import ParallelConfig, StageUsage, memory_of, order_in_flight, stages_of, static_of
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Op
+from learncost.ir.loop import Statement
+from learncost.ir.table import Table
+from learncost.ops import is_log_softmax
+from learncost.passes.stages import Stage
+from learncost.passes.stages import cut as cut_in_stages
 from learncost.procedures.procedure import PAPER
+from learncost.program.pipeline import KINDS
 from learncost.reports.memory.engine import Engine, MemoryUse
-from learncost.reports.memory.engines import GRAPH
+from learncost.reports.memory.engines import GRAPH, USUAL
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.mesh_cost import OverMesh, padded_step
 from learncost.reports.request import Request
 from learncost.reports.search.spread import MeshCut, mesh_cut
-from learncost.sharding.clauses import parts_of
+from learncost.sharding.clauses import TOKENS, Clause, parts_of
 from learncost.sharding.collective import collectives, widths_of
+from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.padding import sizes_of, with_filled
 from learncost.sharding.place import place
@@ -47,13 +55,36 @@ class MeshMemory:
             )
         return self.cut.way(microbatch, self.microbatches)
 
+    def forwards(
+        self, table: Table, mesh: Mesh, several: Iterable[Clause], sizes: Mapping[str, int]
+    ) -> tuple[Stage, ...]:
+        """Return the stages of a forward table as the devices of each stage run them."""
+        layers = [part.layers for part in stages_of(self.account, self.way(sizes), _whole(sizes))]
+        return tuple(
+            replace(stage, table=forward_of(stage.table, mesh, several, {**sizes, **stage.iterations}, table))
+            for stage in cut_in_stages(table, sizes, layers).stages
+        )
+
+    def passes(self, sizes: Mapping[str, int], device: int) -> list[tuple[str, int, int]]:
+        """Return the passes of a device with their chunks and microbatches, of as many as have the memory of all."""
+        order = order_in_flight(self.way(sizes)).orders[device]
+        return [(each.kind, each.chunk, each.microbatch) for each in order]
+
+    @property
+    def is_parted(self) -> bool:
+        """Return whether the schedule has weight updates apart from the backward passes."""
+        return KINDS[self.cut.schedule].parted
+
+    def statics(self, sizes: Mapping[str, int]) -> tuple[Static, ...]:
+        """Return the static memory of every device of the pipeline."""
+        return static_of(self.account, self.way(sizes), _whole(sizes))
+
     def stages(self, sizes: Mapping[str, int]) -> tuple[StageUsage, ...]:
         return memory_of(self.account, self.way(sizes), _whole(sizes))
 
     def static(self, sizes: Mapping[str, int]) -> Static:
         """Return the static memory of the device that has the most."""
-        several = static_of(self.account, self.way(sizes), _whole(sizes))
-        return max(several, key=lambda static: int(static.total))
+        return max(self.statics(sizes), key=lambda static: int(static.total))
 
     def fullest(self, sizes: Mapping[str, int]) -> StageMemory:
         """Return the memory of the device with the highest peak."""
@@ -81,6 +112,53 @@ def _whole(sizes: Mapping[str, int]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if "/" not in name}
 
 
+def forward_of(
+    table: Table, mesh: Mesh, several: Iterable[Clause], sizes: Mapping[str, int], whole: Table | None = None
+) -> Table:
+    """Return the forward pass of each device as modules run it: with the axes and the collectives of all clauses but
+    those that wrappers of a module have, and with log-softmax over a sharded vocabulary as a single op.
+
+    whole  the table that this one is a stage of
+    """
+    apart = _apart(several)
+    inner = Mesh(tuple(pair for pair in mesh.axes if pair[0] not in apart))
+    own = [clause for clause in several if clause.mesh not in apart and not clause.largest]
+    if not own:
+        return table
+    here = {**sizes, "B": sizes["B"] // replicas(several, mesh)}
+    placed = place(table, inner, own, here, whole).table
+    lines, parts = list[Statement](), dict[str, Op]()
+    known = {line.name: line for line in table.lines if is_log_softmax(line)}
+    for line in placed.lines:
+        name, _, inside = line.name.partition("!") if isinstance(line, Line) else ("", "", "")
+        if inside and isinstance(line, Op) and name in known:  # as loss_parallel of PyTorch
+            parts.setdefault(name, line)
+        elif isinstance(line, Line) and name in parts and not inside:
+            first = parts[name]
+            lines.append(replace(known[name], left=line.left, right=first.right[:1], axes=first.axes))
+        elif not (inside and name in known):
+            lines.append(line)
+    return replace(placed, lines=tuple(lines))
+
+
+def batch_axes(several: Iterable[Clause]) -> dict[str, tuple[str, ...]]:
+    """Return the axes of the mesh that shard sequences or positions, with the roles whose largest axis they shard."""
+    batch = {clause.mesh for clause in several if {*clause.axes} <= TOKENS and not clause.names}
+    roles = {clause.mesh: tuple(sorted(clause.names)) for clause in several if clause.largest}
+    return {axis: roles.get(axis, ()) for axis in sorted(batch | {*roles})}
+
+
+def _apart(several: Iterable[Clause]) -> frozenset[str]:
+    """Return the axes of the mesh that shard sequences alone, as wrappers of a module do it."""
+    wide = {clause.mesh for clause in several if not clause.largest and clause.axes != ("B",)}
+    return frozenset(clause.mesh for clause in several if clause.mesh not in wide)
+
+
+def replicas(several: Iterable[Clause], mesh: Mesh) -> int:
+    """Return how many devices run the same forward pass on other sequences."""
+    return prod(mesh.sizes[axis] for axis in _apart(several))
+
+
 def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemoryStep:
     """Return a step as an engine has it on each device of a mesh.
 
@@ -91,8 +169,9 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
     trained = chosen_for(grid, step.run.axes, request.place, request.placement) if engine.trains else ()
     cut = mesh_cut(replace(request, procedure=step.procedure), step.model.table, trained)
     pipeline, inner = cut.pipeline, cut.inner
-    if pipeline and engine.name != GRAPH:
-        raise InputError(f"--engine {engine.name} does not support pipeline stages ({pipeline.clause}): use graph")
+    if pipeline and not (engine.module or engine.name == GRAPH):
+        supporting = f"use {GRAPH} or {USUAL}"
+        raise InputError(f"--engine {engine.name} does not support pipeline stages ({pipeline.clause}): {supporting}")
     config = StepConfig(cut.clauses, step.kind, step.plan, step.procedure, step.optimizer.name, step.mode or PAPER)
     _, table, sizes, padded = padded_step(
         step.model, lambda model: stepped(model, config), inner, cut.clauses, step.sizes()
@@ -104,7 +183,12 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
         result = step.of(with_filled(step.run.model, padded), {**step.run.axes, **sizes_of(padded)})
     over = OverMesh(placed, collectives(placed, sizes, widths_of(step.kind)), sizes, padded)
     if pipeline:
-        over = OverMesh(placed, (), sizes, padded, pipeline, memory.said(sizes))
+        over = OverMesh(placed, (), sizes, padded, pipeline, "" if engine.module else memory.said(sizes))
     result.mesh = request, engine
+    if engine.module:
+        plain = result.model.plain or result.model.table
+        result.batch_axes, result.replicas = batch_axes(cut.clauses), replicas(cut.clauses, inner)
+        result.forward = forward_of(plain, inner, cut.clauses, sizes)
+        result.stages = memory.forwards(plain, inner, cut.clauses, sizes) if pipeline else ()
     result.placed(updated_in_place(placed), over, parts_of(table, inner, cut.clauses, sizes), memory)
     return result

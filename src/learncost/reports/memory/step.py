@@ -39,6 +39,7 @@ from learncost.reports.run import PreparedRun, check_probability
 
 if TYPE_CHECKING:
     from learncost.devices.device import Device
+    from learncost.passes.stages import Stage
     from learncost.procedures.accumulation import Accumulated
     from learncost.reports.memory.engine import Engine
     from learncost.reports.memory.over_mesh import MeshMemory
@@ -279,6 +280,11 @@ class MemoryStep:
         self.on_mesh: MeshMemory | None = None  # and its account
         self.mesh: tuple[Request, Engine] | None = None  # and how it was asked for
         self.shares: Mapping[str, int] = {}
+        self.batch_axes: Mapping[str, tuple[str, ...]] = {}  # of the mesh, with the roles that they shard, too
+        self.replicas = 1  # of its forward pass, which has a part of the sequences
+        self.forward = self.model.plain or self.model.table  # as its modules declare it; on a mesh that of each device
+        self.stages: tuple[Stage, ...] = ()  # and those of the stages of a pipeline
+        self.device = 0  # of a pipeline, whose peak is the highest
         self.taped: dict[Hashable, int] = {}  # peaks of programs, which take a while to make
         self.ran: tuple[Hashable, Program] | None = None  # the last one of these
         self.plan = run.plan

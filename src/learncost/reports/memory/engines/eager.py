@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError
 from learncost.ir.loop import walk
-from learncost.ir.polynomial import shape_of, size_of
+from learncost.ir.polynomial import base, shape_of, size_of
 from learncost.ir.precision import BYTES, training_precision
 from learncost.liveness import LiveInterval, Moment
 from learncost.models.model import Model, run_sizes
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
+from learncost.ops import is_log_softmax
 from learncost.passes.plan import NONE, by_eager, plan_of, usual_plan
 from learncost.procedures.optimizer import PAGED
 from learncost.procedures.procedure import procedure
 from learncost.program.autograd.mixers import MIXERS, RECURRENCES
 from learncost.program.autograd.module import Itself, Module
 from learncost.program.autograd.state import OtherModel, StepOptions
-from learncost.program.autograd.step import run_step
+from learncost.program.autograd.step import Chunk, StepPass, run_step
 from learncost.program.autograd.tape import Tape
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
 from learncost.program.optimizer_step import CLASSES, Stepping, default_implementation
@@ -38,9 +39,8 @@ from learncost.program.program import (
     peak,
 )
 from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, curve_of, grouped
-from learncost.reports.memory.step import OFFLOADED, MemoryStep
+from learncost.reports.memory.step import MASTERS, OFFLOADED, MemoryStep
 from learncost.reports.request import CPU, GPU
-from learncost.sharding.presets import chosen
 
 if TYPE_CHECKING:
     from learncost.program.autograd.losses import LossRow, TrainedTask
@@ -82,29 +82,34 @@ HOSTED_LIVE = "Each gradient is copied to the host as soon as it is complete, an
 SUMMED_LIVE = "Each gradient is added to a sum in fp32 in its hook, and freed"
 NOT_ON_GPU = "Neither are cuBLAS workspaces (66 MiB on an H100) and the allocator's rounding. "
 
-WRAPPED = {"ddp": "", "zero-2": "dp", "fsdp": "dp", "hsdp": "shard"}
-"""The placements that modules of PyTorch have: along which axis of the mesh weights are cut. Under zero-2 those of a
-block stay gathered behind its forward pass: FSDP's SHARD_GRAD_OP."""
+WRAPPED: Mapping[tuple[str, ...], str] = {
+    (): "ddp",
+    ("states",): "zero-1",
+    ("gradients", "states"): "zero-2",
+    ("gradients", "states", "weights"): "fsdp",
+}
+"""The placements that modules of PyTorch have, by what is sharded along an axis that also shards the batch. Under
+zero-2 the weights of a block stay gathered behind its forward pass: FSDP's SHARD_GRAD_OP."""
 
 
 def _wrapping(step: MemoryStep) -> Wrapping | None:
     """Return PyTorch's wrapper of the module on a device of a mesh; None if no wrapper has this placement."""
-    if not step.over:
+    if not step.over or not (axes := step.batch_axes):
         return None
-    clauses, sizes, kind = {*step.over.placed.clauses}, step.over.placed.mesh.sizes, step.kind
-    name = next((name for name in WRAPPED if {*chosen(None, name)} == clauses), None)
-    if name is None:
-        return None
-    axis = WRAPPED[name]
-    if not axis:
-        return Wrapping(1, kind.weight, kind.weight)
+    kind, sizes = step.kind, step.over.placed.mesh.sizes
+    name = WRAPPED.get(next(filter(None, axes.values()), ()), "")
+    if name in ("ddp", "zero-1"):
+        return Wrapping(1, kind.weight, 0 if kind.gradient != kind.weight else kind.weight, divides=name == "zero-1")
+    parts = prod(sizes[axis] for axis, roles in axes.items() if roles)
     stored, reduced = 0 if kind.master else kind.weight, kind.master or kind.weight
-    return Wrapping(sizes[axis], stored, reduced, name != "zero-2", not step.eager.no_sync)
+    staged = bool(step.stages)  # as torch.distributed.pipelining and torchtitan do
+    reshards, syncs = name != "zero-2" and not staged, not (step.eager.no_sync or staged)
+    return Wrapping(parts, stored, reduced, reshards, syncs, staged=staged)
 
 
 def _here(step: MemoryStep, sizes: Mapping[str, int]) -> Mapping[str, int]:
     """Return the sizes of one device with its share of the sequences."""
-    return {**sizes, "B": sizes["B"] // step.shares.get("B", 1)} if step.over else sizes
+    return {**sizes, "B": sizes["B"] // step.replicas} if step.over else sizes
 
 
 def _hooked(step: MemoryStep) -> bool:
@@ -148,7 +153,7 @@ def _other(step: MemoryStep, sizes: Mapping[str, int], asked: StepOptions) -> Ot
     """Return the reference model or the teacher of a step; None without one."""
     if not ((task := _task(step)) and (task.reference or task.teacher)):
         return None
-    model, name, asked = _plain(step.model), REFERENCE, replace(asked, learning=(), checkpoint="")
+    model, name, asked = _plain(step), REFERENCE, replace(asked, learning=(), checkpoint="")
     here = _here(step, sizes)
     if teacher := step.eager.teacher:
         module = module_of(teacher, step.module, False, asked.width, _unfused(step))
@@ -174,13 +179,21 @@ def _unfused(step: MemoryStep) -> bool:
 
 def _module(step: MemoryStep) -> Module:
     """Return the module that is emulated."""
-    return module_of(_plain(step.model), step.module, step.recomputes, step.kind.weight, _unfused(step))
+    return module_of(_plain(step), step.module, step.recomputes, step.kind.weight, _unfused(step))
 
 
-def _emulated(step: MemoryStep, sizes: Mapping[str, int], shown: bool = False) -> Program:
-    """Return the step of a module that is emulated; `shown`: for its curve."""
-    model, kind, module = _plain(step.model), step.kind, _module(step)
-    hosted, given = step.eager.hosted, step.states_and_masters | _sums(step, sizes)
+def _emulated(step: MemoryStep, sizes: Mapping[str, int], shown: bool = False, device: int = 0) -> Program:
+    """Return the step of a module that is emulated.
+
+    shown   for its curve
+    device  that of a pipeline
+    """
+    model, kind, module = _plain(step), step.kind, _module(step)
+    chunks, passes = _stages(step, sizes, device), list[StepPass]()
+    hosted, given = step.eager.hosted, step.states_and_masters | _sums(step, chunks)
+    if step.on_mesh and step.stages:
+        static, passes = step.on_mesh.statics(sizes)[device], step.on_mesh.passes(sizes, device)
+        given |= {name: size for name, size in ((STATES, static.states), (MASTERS, static.masters)) if size}
     given |= _hosted_gradients(step, sizes) if GRADIENTS in hosted else {}
     settings = StepOptions(
         module,
@@ -190,40 +203,65 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int], shown: bool = False) -
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
         module.checkpoint if step.recomputes else "",
         step.eager.every,
-        _deep(model),
+        _deep(model) * _blocks(step, chunks[:1]) // _blocks(step) if step.stages else _deep(model),
         replace(_stepping(step), optimizer="") if STATES in hosted else _stepping(step),
         step.accumulate,
         _rows(step, sizes),
-        {weight.weight: weight.bytes(step.run.axes) for weight in model.quantized},
+        _coded(step),
         _wrapping(step),
         _loss(step),
         step.eager.drops_paths,
         hosted,
         selects=step.eager.selects,
         shown=shown,
+        between=frozenset(name for stage in step.stages for name in stage.between),
     )
     settings = replace(settings, other=_other(step, sizes, settings))
-    summed = kind.gradient if _sums(step, sizes) else 0
+    summed = kind.gradient if GRADIENTS in given and GRADIENTS not in hosted else 0
     width, autocast = (kind.weight, kind.value) if kind.autocast else (kind.value, 0)
     hooked = _hooked(step) or (GRADIENTS in hosted and not step.over)
     tape = Tape(width, step.eager.device == GPU, hooked, summed, autocast)
-    run_step(tape, model.table, _here(step, sizes), settings)
+    run_step(tape, chunks, settings, passes)
     return tape.builder.program()
 
 
-def _sums(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
+def _stages(step: MemoryStep, sizes: Mapping[str, int], device: int = 0) -> list[Chunk]:
+    """Return the forward table, or those of the stages of a device of a pipeline, with their sizes on the device."""
+    here = _here(step, sizes)
+    if not (step.over and step.over.pipeline):
+        return [(step.forward, here)]
+    mine = step.stages[device :: step.over.pipeline.stages]
+    return [(stage.table, {**here, **stage.iterations}) for stage in mine]
+
+
+def _fullest(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[Program, int]:
+    """Return the program of the device of a pipeline with the highest peak, and its number.
+
+    Of devices with the same stages the first has the most microbatches in flight.
+    """
+    pipeline = step.over.pipeline if step.over else None
+    different = dict[Hashable, int]()
+    for device in range(pipeline.stages if pipeline else 1):
+        key = [(tuple(here.items()), tuple(table.weights)) for table, here in _stages(step, sizes, device)]
+        different.setdefault(tuple(key), device)
+    programs = ((_emulated(step, sizes, device=device), device) for device in different.values())
+    return max(programs, key=lambda each: peak(each[0]).bytes)
+
+
+def _sums(step: MemoryStep, chunks: Iterable[Chunk]) -> dict[str, int]:
     """Return the bytes of the sums of gradients by their name, where they have another type than the weights."""
-    kind = step.kind
+    kind, learning = step.kind, {*step.model.learning}
     if kind.gradient == kind.weight:
         return {}
-    return {GRADIENTS: bytes_of(_plain(step.model).table, step.model.learning, sizes, lambda _: kind.gradient)}
+    several = ((table, [name for name in table.weights if name in learning], sizes) for table, sizes in chunks)
+    return {GRADIENTS: sum(bytes_of(*each, lambda _: kind.gradient) for each in several)}
 
 
 def _hosted_gradients(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the bytes of gradients on the host, in the type of the update, and on one device the buffer of the largest
     gradient on its way there (DeepSpeed, runtime/zero/stage_1_and_2.py: temp_grad_buffer_for_gpu_offload).
     """
-    kind, wrapping, table = step.kind, _wrapping(step), _plain(step.model).table
+    kind, wrapping, table = step.kind, _wrapping(step), _plain(step).table
     learned = bytes_of(table, step.model.learning, sizes, lambda _: kind.master or kind.gradient)
     if wrapping:
         return {GRADIENTS: wrapping.part(learned)}
@@ -231,10 +269,23 @@ def _hosted_gradients(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, i
     return {GRADIENTS: learned, "offload buffer": largest}
 
 
+def _coded(step: MemoryStep) -> dict[str, int]:
+    """Return the bytes of codes and scales of each quantized weight, of which a device may have a part."""
+    whole, sizes, result = (step.model.plain or step.model.table).axes, step.sizes(), {}
+    for weight in step.model.quantized:
+        all_elements, elements = (prod(shape_of(axes[weight.weight], sizes)) for axes in (whole, step.forward.axes))
+        result[weight.weight] = weight.bytes(step.run.axes) * elements // all_elements
+    return result
+
+
 def _rows(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the number of rows of each weight that is a matrix."""
-    axes = {weight: rows for weight, rows in step.states.rows.items() if rows}
-    return {weight: prod(shape_of(rows, sizes)) for weight, rows in axes.items()}
+    result, here = dict[str, int](), _here(step, sizes)
+    for weight, rows in step.states.rows.items():
+        if rows:
+            axes = (axis for axis in step.forward.axes[weight] if base(axis).partition("/")[0] in {*map(base, rows)})
+            result[weight] = prod(shape_of(axes, here))
+    return result
 
 
 def _recorded(step: MemoryStep, sizes: Mapping[str, int], device: str = "") -> Program | None:
@@ -312,9 +363,9 @@ def _rules(step: MemoryStep) -> Mapping[str, str]:
     return RULES | ({"new weights and states": WRITTEN[how]} if how in WRITTEN else {}) | hooked
 
 
-def _plain(model: Model) -> Model:
-    """Return the model with dequantized weights, as its modules declare them."""
-    return replace(model, table=model.plain) if model.plain else model
+def _plain(step: MemoryStep) -> Model:
+    """Return the model with dequantized weights, as its modules declare them; on a mesh that of each device."""
+    return replace(step.model, table=step.forward)
 
 
 def _program(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
@@ -322,7 +373,8 @@ def _program(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
     key = _key(step, sizes)
     if step.ran is None or step.ran[0] != key:
         program = _recorded(step, sizes) if step.module == Itself.name else None
-        program = program or _emulated(step, sizes)
+        if program is None:
+            program, step.device = _fullest(step, sizes)
         step.ran = _key(step, sizes), program  # which another module has, if its own could not run
     return step.ran[1]
 
@@ -339,7 +391,7 @@ def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
 
 
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
-    program, table = _program(step, sizes), _plain(step.model).table
+    program, table = _program(step, sizes), _plain(step).table
     most, itself = peak(program), step.module == Itself.name
     wrapped = (BUCKETS, GATHERED, MESSAGES) if step.over else ()
     split = dict.fromkeys((WEIGHTS, GRADIENTS, STATES, *step.states_and_masters), 0)
@@ -367,7 +419,7 @@ def _moved(step: MemoryStep, sizes: Mapping[str, int], program: Program) -> tupl
 
     Saved tensors go there and back, and so do gradients and new weights; shards of weights come for every gathering.
     """
-    hosted, kind, wrapping, table = step.eager.hosted, step.kind, _wrapping(step), _plain(step.model).table
+    hosted, kind, wrapping, table = step.eager.hosted, step.kind, _wrapping(step), _plain(step).table
     part = wrapping.part if wrapping else int
     ran = len({op.microbatch for op in program.ops})
     saved = sum(each.bytes for each in program.buffers if each.device == HOST and each.role == ACTIVATIONS)
@@ -392,10 +444,14 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
         return said + (f" Not run on {PLACES[GPU]}: {step.instead}." if step.instead else "")
     module = _module(step)
     said = _convention(module.said, step, step.eager.device)
-    if module.mixes and any(line.meta.layer in MIXERS for line, _ in walk(_plain(step.model).table.lines)):
+    if module.mixes and any(line.meta.layer in MIXERS for line, _ in walk(_plain(step).table.lines)):
         said += f" {RECURRENCES}; fewer tensors are saved with these kernels."
     if wrapping := _wrapping(step):
         said += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
+    if step.forward.lines != (step.model.plain or step.model.table).lines:
+        said += " Tensors are parallel as by parallelize_module, whose collectives make new tensors."
+    if step.over and (pipeline := step.over.pipeline):
+        said += f" Stage {step.device + 1} of {pipeline.stages} has the highest peak; it frees what it has sent."
     for name in step.eager.offload:
         said += f" Not in this memory: {OFFLOADED[name].title}."
     if row := _loss(step):
@@ -414,11 +470,18 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
 
 def _unwrapped(step: MemoryStep) -> str:
     """Return why PyTorch has no wrapper for this placement, as a verb phrase; "" if it has one."""
-    if (wrapping := _wrapping(step)) is None:
-        return (
-            f"supports only DDP and FSDP2 over a mesh (--placement {', '.join(WRAPPED)}); use --engine graph or torch "
-            "for other placements"
-        )
+    if len(several := {roles for roles in step.batch_axes.values() if roles}) > 1:
+        return f"shards the same of every weight alone, not {' and '.join(map(' '.join, sorted(several)))}"
+    if (unknown := next(iter(several), ())) not in WRAPPED:
+        return f"has no wrapper that shards {' '.join(unknown)} alone: use --placement {', '.join(WRAPPED.values())}"
+    parallel = step.forward.lines != (step.model.plain or step.model.table).lines
+    if (parallel or step.stages) and step.module == Itself.name:
+        return "runs an imported module as it is, over dp alone: use --engine graph"
+    if parallel and (_loss(step) or step.eager.task) and any("/" in axis for axis in _classes(step)):
+        return "supports a head of parts of the vocabulary with the module's own loss alone, without --loss and --task"
+    wrapping = _wrapping(step) or Wrapping(1, 0, 0)
+    if step.stages and (why := _unstaged(step)):
+        return f"does not support {why} in stages of a pipeline: use --engine graph"
     if wrapping.parts > 1 and step.model.configuration.layer is not None:
         return "cannot find the blocks of an imported module for fully_shard: use --placement ddp, or --engine graph"
     if wrapping.parts > 1 and step.module.endswith("reentrant"):
@@ -431,6 +494,22 @@ def _unwrapped(step: MemoryStep) -> str:
         if wrapping.parts > 1 and step.model.quantized
         else ""
     )
+
+
+def _unstaged(step: MemoryStep) -> str:
+    """Return what is asked of a step that stages of a pipeline do not have."""
+    asked = {
+        "quantized weights": bool(step.model.quantized),
+        f"--task {step.eager.task}": bool(step.eager.task),
+        f"--offload {','.join(step.eager.offload)}": bool(step.eager.hosted),
+        "weight updates apart from the backward pass": step.on_mesh is not None and step.on_mesh.is_parted,
+    }
+    return next((what for what, is_asked in asked.items() if is_asked), "")
+
+
+def _classes(step: MemoryStep) -> list[str]:
+    """Return the axes of log-softmax on a device."""
+    return [axis for line, _ in walk(step.forward.lines) if is_log_softmax(line) for axis in line.axes]
 
 
 def _outside(step: MemoryStep) -> str:
@@ -450,11 +529,12 @@ def _outside(step: MemoryStep) -> str:
     return ""
 
 
-def _blocks(step: MemoryStep) -> int:
-    """Return the number of blocks: the iterations of loops that have weights."""
-    table, sizes = step.model.table, step.sizes()
-    loops = (loop for loop in table.repeats if any(outer in table.weights for _, outer in loop.each))
-    return sum(int(size_of(loop.count, sizes)) for loop in loops)
+def _blocks(step: MemoryStep, chunks: Sequence[Chunk] = ()) -> int:
+    """Return the number of blocks of a model or of stages: the iterations of loops that have weights."""
+    several = chunks or [(step.model.table, step.sizes())]
+    loops = ((table, loop, sizes) for table, sizes in several for loop in table.repeats)
+    weighted = ((loop, sizes) for table, loop, sizes in loops if any(outer in table.weights for _, outer in loop.each))
+    return sum(int(size_of(loop.count, sizes)) for loop, sizes in weighted)
 
 
 def _refuses(step: MemoryStep) -> str:
@@ -482,9 +562,10 @@ def _refuses(step: MemoryStep) -> str:
         return f"has no {step.eager.implementation} {step.optimizer.name}: there is {' or '.join(implementations)}"
     if step.kind.gradient != step.kind.weight:
         flag = f"--precision {step.kind.name}"
-        if step.over or step.module == Itself.name or _hooked(step):
-            where = "over a mesh" if step.over else f"with {f'--plan {HOOKED}' if _hooked(step) else '--module itself'}"
-            return f"does not support {flag} {where}"
+        sharded = (wrapping := _wrapping(step)) is not None and wrapping.parts > 1
+        if sharded or step.module == Itself.name or _hooked(step):
+            where = f"with {f'--plan {HOOKED}' if _hooked(step) else '--module itself'}"
+            return f"does not support {flag} {'with fully sharded weights' if sharded else where}"
         if _stepping(step).how != "fused":
             return f"requires a fused optimizer with {flag}, and {step.optimizer.name} is not"
     if _hooked(step) and _stepping(step).how != "fused":

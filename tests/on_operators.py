@@ -4,11 +4,11 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from learncost.ir.errors import InputError
-from learncost.reports.memory.engines import in_place
+from learncost.reports.memory.engines import emitted
 
 
 @contextmanager
 def on_operators():
     """Refuse every step in place, so that engine torch predicts the memory of operators."""
-    with patch.object(in_place, "_parts", side_effect=InputError("on operators")):
+    with patch.object(emitted, "_parts", side_effect=InputError("on operators")):
         yield

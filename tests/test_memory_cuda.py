@@ -138,15 +138,15 @@ def test_a_step_that_fits_at_no_size_has_its_peak_all_the_same():
 
 
 def test_the_largest_batch_lays_a_step_out_once_for_each_batch_and_plan(monkeypatch):
-    from learncost.reports.memory.engines import in_place
+    from learncost.reports.memory.engines import emitted
 
-    asked, lay_out = [], in_place.laid_out_on_gpu
+    asked, lay_out = [], emitted.laid_out_on_gpu
 
     def counted(step, sizes, check=True):
         asked.append((sizes["B"], step.plan))
         return lay_out(step, sizes, check)
 
-    monkeypatch.setattr(in_place, "laid_out_on_gpu", counted)
+    monkeypatch.setattr(emitted, "laid_out_on_gpu", counted)
     flags = {"seq_len": 8, "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64, "engine": "cuda"}
     (row,) = lc.fit("gpt2", "100MB", on="H100-SXM", procedures="bp", **flags).rows
     assert {(row.largest + more, row.plan) for more in (0, 1)} <= {*asked}  # one fits, and one more does not

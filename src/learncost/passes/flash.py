@@ -18,7 +18,7 @@ from learncost.ir.table import Table, features
 from learncost.ir.term import terms_of
 from learncost.layers.names import KernelNames, named_once
 from learncost.ops import entry, is_softmax
-from learncost.passes.inverse import inverted, kept_again
+from learncost.passes.recompute import inverted, kept_again
 from learncost.passes.rematerialization import recomputed, run_once
 
 QUERIES = 32

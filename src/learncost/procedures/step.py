@@ -209,7 +209,7 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
 
         table = recomputed(table, chosen=lambda line: True, whole=True)
     if "forward again from outputs" in chosen.moves:
-        from learncost.passes.inverse import inverted
+        from learncost.passes.recompute import inverted
 
         table = inverted(table)
     if reading:

@@ -16,7 +16,7 @@ from learncost.ir.loop import Carry, Loop, Statement
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.models.model import Model
-from learncost.passes.inverse import Chain, chain_of
+from learncost.passes.recompute import Chain, chain_of
 from learncost.procedures.places import LinePlace, blocks, stream
 
 

@@ -181,7 +181,7 @@ def _recorded(request: Request, name: str) -> RecordedTime:
     constants, named = gpu(device), {}
     if request.engine == GPU:
         from learncost.backends.triton.program import launched
-        from learncost.reports.memory.engines.in_place import laid_out_on_gpu
+        from learncost.reports.memory.engines.emitted import laid_out_on_gpu
 
         program = launched(laid_out_on_gpu(step, step.sizes()))
         constants = replace(constants, host=GRAPH)

@@ -1,4 +1,8 @@
-"""The engines in place, torch and cuda: PyTorch's products and kernels in C or Triton, which write into one arena."""
+"""The engines of emitted programs: numpy, run without values; torch and cuda, in place, which write into one arena.
+
+The program of `torch` is PyTorch's products and kernels in C, that of `cuda` kernels in Triton; a step that cannot run
+in place on a CPU runs in PyTorch's operators, without values.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
+from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import CHOSEN
 from learncost.reports.memory.engine import TYPES, Engine, MemoryUse, at_line, bytes_of, given_bytes, grouped, refusal
-from learncost.reports.memory.engines import libraries
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.planner import smallest
 from learncost.reports.memory.step import MemoryStep
@@ -19,6 +24,60 @@ from learncost.reports.request import GPU
 
 if TYPE_CHECKING:
     from learncost.backends.placed import InPlaceLayout, InPlaceProgram
+
+
+def _operators_peak(library: str, step: MemoryStep, sizes: Mapping[str, int]) -> int:
+    """Return the peak bytes of the emitted program."""
+    return _peak_of(library, step.executed_table(), sizes, step.kind.name, _mesh(step))
+
+
+def _peak_of(
+    library: str, table: Table, sizes: Mapping[str, int], dtype: str, mesh: Mapping[str, int] | None = None
+) -> int:
+    """Return the peak bytes of the program emitted for a table."""
+    from learncost.backends.executed import executed  # emits programs: only where it is asked for
+
+    return executed(table, sizes, dtype, library, mesh).peak
+
+
+def _mesh(step: MemoryStep) -> Mapping[str, int] | None:
+    """Return the number of devices along each mesh axis."""
+    return step.over.placed.mesh.sizes if step.over else None
+
+
+def _operators_take(library: str, step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
+    """Return the peak of the emitted program with its live arrays."""
+    from learncost.backends.executed import executed
+
+    table = step.executed_table()
+    execution = executed(table, sizes, step.kind.name, library, _mesh(step))
+    parts = given_bytes(step, table, sizes)
+    parts["new weights and states"] = sum(
+        allocation.bytes for allocation in execution.allocations if allocation.function in OPTIMIZERS
+    )
+    parts["activations and workspace"] = execution.peak - sum(parts.values())
+    allocations = ((allocation.bytes, allocation.line or "given") for allocation in execution.allocations)
+    moment = at_line(execution.line, execution.peak)
+    return MemoryUse(
+        execution.peak,
+        moment,
+        parts,
+        grouped(allocations),
+        rules=_OF_OPERATORS | {"temporaries": _TEMPORARIES[library]},
+    )
+
+
+_OF_OPERATORS = {
+    "new weights and states": "new arrays",
+    "gradients": "to the end",
+    "saved for backward": "what lines read",
+}
+_TEMPORARIES = {"numpy": "results, buffers", "torch": "results, copies"}
+
+OPERATORS = (
+    "Peak allocated memory of the emitted program in PyTorch's operators on a CPU, as torch's allocator would report "
+    "it. New weights are separate arrays. Temporary buffers inside operators are not included."
+)
 
 
 WORKSPACES = 2 * 2**25
@@ -56,15 +115,15 @@ def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
     try:
         return sum(_on_cpu(step, sizes).values())
     except InputError:
-        return libraries.peak("torch", step, sizes)
+        return _operators_peak("torch", step, sizes)
 
 
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     try:
         parts = _on_cpu(step, sizes)
     except InputError as error:
-        needs = libraries.takes("torch", step, sizes)
-        return replace(needs, said=f"{libraries.OPERATORS} The step cannot run in place: {error}.")
+        needs = _operators_take("torch", step, sizes)
+        return replace(needs, said=f"{OPERATORS} The step cannot run in place: {error}.")
     return _use(parts, f"{SAID} {MESSAGES}" if step.over else "")
 
 
@@ -146,7 +205,7 @@ ENGINES = (
         plan=lambda table: CHOSEN,
         planner=smallest,
         plans=(CHOSEN,),
-        passes=partial(libraries.peak_of, "torch"),
+        passes=partial(_peak_of, "torch"),
         trains=True,
     ),
     Engine(
@@ -160,5 +219,14 @@ ENGINES = (
         largest=_largest_on_gpu,
         plans=(CHOSEN,),
         alone="its program is for one GPU, without communication",
+    ),
+    Engine(
+        "numpy",
+        partial(_operators_peak, "numpy"),
+        partial(_operators_take, "numpy"),
+        _OF_OPERATORS | {"temporaries": _TEMPORARIES["numpy"]},
+        "Peak memory of the emitted program in NumPy, as tracemalloc would report it. New weights are separate arrays.",
+        lambda step: refusal(step, TYPES),
+        passes=partial(_peak_of, "numpy"),
     ),
 )

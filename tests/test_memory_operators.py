@@ -9,7 +9,7 @@ import learncost as lc
 from learncost.backends import fill, leaves, program
 from learncost.ir.polynomial import shape_of
 from learncost.ir.precision import precision_of
-from learncost.program.fake_arrays.numpy import chosen
+from learncost.program.fake_arrays.numpy import chosen, laid
 from learncost.program.program import ProgramBuilder, peak
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.request import Request
@@ -148,10 +148,11 @@ def test_the_shape_of_what_is_chosen_is_known_without_choosing():
             items.insert(chance.randint(0, len(items)), extra)
         if any(isinstance(item, np.ndarray) for item in items):
             tried += 1
-            index_shape, rest, before = chosen(
-                shape, [item.shape if isinstance(item, np.ndarray) else item for item in items]
-            )
-            assert (*rest[:before], *index_shape, *rest[before:]) == np.zeros(shape)[tuple(items)].shape, (shape, items)
+            found, order = chosen(shape, items)
+            real = np.zeros(shape)[tuple(items)]
+            assert tuple(found) == real.shape, (shape, items)
+            steps = zip(real.shape, real.strides, laid(found, float, order).strides, strict=True)
+            assert not real.size or all(step == own for size, step, own in steps if size > 1), (shape, items)
     assert tried > 300
 
 

@@ -83,17 +83,13 @@ class FakeArray(np.ndarray):
     def __getitem__(self, key: Any) -> Any:
         items = key if isinstance(key, tuple) else (key,)
         if any(isinstance(item, FakeArray) for item in items):
-            return self._gathered(*chosen(self.shape, [getattr(item, "shape", item) for item in items]))
+            shape, order = chosen(self.shape, items)
+            return self.like(shape, None, order)
         # With an ellipsis a number stays an array, which nothing reads.
         return super().__getitem__(items if Ellipsis in items else (*items, Ellipsis))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Write into the array itself; nothing is allocated."""
-
-    def _gathered(self, index_shape: tuple[int, ...], rest: tuple[int, ...], before: int) -> Any:
-        """Return a copy of the elements at index arrays, with the index axes outermost in memory."""
-        result, index_axes = self.like((*index_shape, *rest)), range(len(index_shape))
-        return np.moveaxis(result, index_axes, range(before, before + len(index_shape))) if before else result
 
     def astype(self, dtype: Any, *_: Any, **__: Any) -> Any:
         """Return a copy in a type, in the same layout."""
@@ -157,54 +153,40 @@ def laid(shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -
     return as_strided(np.zeros(1, kind), tuple(shape), strides)
 
 
-def chosen(shape: Sequence[int], items: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return the shape of an indexed array: the index axes, the others, and how many of the others come before.
+def chosen(shape: Sequence[int], items: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Return the shape of an indexed array, and its axes from the outermost in memory to the innermost.
 
-    `items` are slices, numbers, None, ... and the shapes of the index arrays, at least one of them; numbers count as
-    arrays. The index axes are at the index arrays if these are adjacent, and in front of all others if they are not.
+    NumPy decides both, by a small array whose sizes tell the axes apart. `items` are slices, numbers, None, ... and
+    index arrays, at least one of them; numbers count as arrays.
     """
-    rank = sum(item is not None and item is not Ellipsis for item in items)
-    at = items.index(Ellipsis) if Ellipsis in items else len(items)
-    every = [*items[:at], Ellipsis, *(slice(None),) * (len(shape) - rank), *items[at + 1 :]]
-    places = [place for place, item in enumerate(every) if isinstance(item, int | tuple)]
-    index_shape = np.broadcast_shapes(*(() if isinstance(every[place], int) else every[place] for place in places))
-    rest, sizes, before = [], iter(shape), 0
-    for place, item in enumerate(every):
-        if item is Ellipsis:
-            continue
-        size = 1 if item is None else next(sizes)
-        if place not in places:
-            rest.append(len(range(size)[item]) if isinstance(item, slice) else size)
-            before += place < places[0]
-    together = places[-1] - places[0] < len(places)
-    return index_shape, tuple(rest), before if together else 0
+    arrays = [item.shape for item in items if isinstance(item, np.ndarray)]
+    plain = [slice(None) if isinstance(item, np.ndarray | int) else item for item in items]
+    whole = as_strided(np.zeros(1), tuple(shape), [0] * len(shape))[tuple(plain)].shape
+    sizes = [*whole, *np.broadcast_shapes(*arrays)]
+    apart = [2 + place for place in range(len(sizes))]
+
+    def small(item: Any) -> Any:
+        if isinstance(item, np.ndarray):
+            names = apart[len(apart) - item.ndim :]
+            return np.zeros([name if size > 1 else 1 for name, size in zip(names, item.shape, strict=True)], int)
+        return 0 if isinstance(item, int) else item if item is Ellipsis else slice(None)
+
+    result = np.zeros(apart[: len(whole)], bool)[tuple(map(small, items))]
+    order = sorted(range(result.ndim), key=lambda axis: -result.strides[axis])
+    return [sizes[name - 2] if name > 1 else 1 for name in result.shape], order
 
 
 def order_of(shape: Sequence[int], arrays: Sequence[FakeArray]) -> list[int]:
     """Return the axes of a result from the outermost in memory to the innermost, following its operands' layouts.
 
-    NumPy's iterator sorts them (npyiter_find_best_axis_ordering): an axis moves inwards past those over which some
-    operand has larger strides and none smaller ones before it.
+    NumPy's iterator sorts them (npyiter_find_best_axis_ordering), here of operands whose sizes tell the axes apart.
     """
-    strides = [np.broadcast_to(array.view(np.ndarray), shape).strides for array in arrays]
-    order: list[int] = []  # from the innermost
-    for axis in reversed(range(len(shape))):
-        place = len(order)
-        for at in reversed(range(len(order))):
-            verdict = None
-            for operand_strides in strides:
-                mine, other = abs(operand_strides[axis]), abs(operand_strides[order[at]])
-                if mine and other and shape[axis] > 1 and shape[order[at]] > 1:
-                    if other <= mine:
-                        verdict = False
-                    elif verdict is None:
-                        verdict = True
-            if verdict:
-                place = at
-            elif verdict is False:
-                break
-        order.insert(place, axis)
-    return order[::-1]
+    apart, operands = [2 + axis for axis in range(len(shape))], []
+    for array in arrays:
+        steps = np.broadcast_to(array.view(np.ndarray), shape).strides
+        strides = [abs(step) if size > 1 else 0 for step, size in zip(steps, shape, strict=True)]
+        operands.append(as_strided(np.zeros(1, bool), apart, strides))
+    return [size - 2 for size in np.nditer(operands, ["multi_index"], order="K").itviews[0].shape]
 
 
 def elementwise(builder: ProgramBuilder, arrays: Sequence[FakeArray], dtype: Any) -> FakeArray:
@@ -245,7 +227,7 @@ def _pad(array: FakeArray, ends: Sequence[tuple[int, int]]) -> FakeArray:
     return array.like([size + before + behind for size, (before, behind) in zip(array.shape, ends, strict=True)])
 
 
-_OF_OTHERS = ("broadcast_to", "clip", "flip", "moveaxis")
+_OF_OTHERS = ("broadcast_to", "clip", "flip")
 _ALLOCATING: Mapping[str, Callable[..., Any]] = {
     "argmax": lambda array, axis: array.like(array.shape[:-1], np.int64),
     "argmin": lambda array, axis: array.like(array.shape[:-1], np.int64),

@@ -14,7 +14,7 @@ from learncost.cli.verified_c99 import NEAR, parity
 from learncost.engines.compiler import compiler
 from learncost.engines.freestanding import compiled
 from learncost.models.configuration import configure
-from learncost.passes.rewrite_whole import with_whole
+from learncost.passes.rewrite_codes import with_whole
 
 CONVOLUTIONS = """convolutions(X; K L) -> Y
   C[B e i j] = X[B c y=2 i + u - 1 x=2 j + w - 1] K[e c u w]

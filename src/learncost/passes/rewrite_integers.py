@@ -26,7 +26,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.passes.integers import CODE, FUNCTIONS, HALF, TOTAL, WORD, Power, ScaledInteger, Shifts
 from learncost.passes.lower import expanded
-from learncost.passes.rewrite_whole import is_whole
+from learncost.passes.rewrite_codes import is_whole
 
 FIXED = {"lr": (-24, WORD), "share": (-29, WORD)}
 """The exponents and bits of input numbers, by their roles or names."""

@@ -132,7 +132,7 @@ def step(
     if model.kept:
         table = _kept(table, chosen)
     if model.whole:
-        from learncost.passes.rewrite_whole import with_whole
+        from learncost.passes.rewrite_codes import with_whole
 
         table = with_whole(table)
     if stepping is None:
@@ -163,7 +163,7 @@ def _in_integers(table: Table, model: Model) -> Table:
 
 def _kept(table: Table, chosen: Procedure) -> Table:
     """Return the step in which saved tensors are stored as codes until the backward pass."""
-    from learncost.passes.rewrite_kept import with_kept  # imported when used, for a fast start
+    from learncost.passes.rewrite_codes import with_kept  # imported when used, for a fast start
 
     if set(chosen.schedule) - set(LEARNING["bp"].schedule) - set(LEARNING["recompute"].schedule):
         raise InputError(f"int8 activations work with the procedures bp and recompute, not {chosen.name}")

@@ -208,8 +208,8 @@ class Sweep(Drawn):
 
 
 @takes_request(
-    "model procedure price_book batch_size seq_len target_len * grid by skip_invalid optimizer dropout precision on "
-    "progress"
+    "model procedure price_book batch_size seq_len target_len * grid by skip_invalid optimizer dropout on progress "
+    "| precision"
 )
 def sweep(
     request: Request,
@@ -274,8 +274,6 @@ def sweep(
         find_optimizer(request.optimizer)
     if by not in BY:
         raise InputError(f"by must be one of {', '.join(BY)}, not {by!r}")
-    if request.on is None and request.is_typed:
-        raise InputError("--precision requires --on: counts do not depend on it")
     probability = check_probability("dropout", request.dropout)
     combinations = grid_of(request.model, {**request.sizes, **request.lengths}, grid, skip_invalid)
     built = build(combinations.configuration, dropout=probability > 0)

@@ -130,7 +130,8 @@ def read_layer(name: str | Layer) -> Layer:
 def name_of(subject: str | Layer) -> str:
     """Return the name of a subject. Raises `InputError` for any other object than a name or layer."""
     if not isinstance(subject, str | Layer):
-        raise InputError(f"give the name of a layer, an operator or a model, or a layer, not {shown(subject)}")
+        given = ", ".join(map(str, subject)) if isinstance(subject, tuple) else subject  # files typed
+        raise InputError(f"give the name of a layer, an operator or a model, or a layer, not {shown(given)}")
     return subject if isinstance(subject, str) else subject.name
 
 

@@ -294,6 +294,8 @@ def test_a_table_without_sequences_has_the_memory_of_its_forward_pass(tmp_path, 
     (row,) = lc.fit(path, "64KB", procedures="inference", plan="").rows
     assert (row.ram, row.largest) == (lc.memory(path, procedure="inference", B=1).peak, batch)
     cost = lc.cost(path, "inference", B=4, on="stm32f407")
+    assert cost.memory.unavailable.endswith("learncost fit has it, with weights in flash")  # as c99 runs it
+    cost = lc.cost(path, "inference", B=4, on="stm32f407", engine="graph")
     assert f"Up to B = {cost.memory.batch_size} fits in 193 kB." in cost.sheets()[0].notes
     table = tmp_path / "one.table"
     table.write_text("one(X; W) -> Y\n  Y[n f] = X[n d] W[d f]\n")

@@ -38,12 +38,11 @@ def iterations_of(model: Model, chosen: Procedure) -> int:
 
     if number := sum(map(NamedParts(model).iterations, model.table.repeats)):
         return number
-    raise _without_blocks(model, chosen)
+    raise _without(model, chosen)
 
 
-def _without_blocks(model: Model, chosen: Procedure) -> InputError:
-    name = model.configuration.name
-    return InputError(f"{chosen.name} needs one stack of blocks with separate weights, which {name} does not have")
+def _without(model: Model, chosen: Procedure, part: str = "one stack of blocks with separate weights") -> InputError:
+    return InputError(f"{chosen.name} needs {part}, which {model.configuration.name} does not have")
 
 
 def trained_by(model: Model, name: str | Procedure, iteration: int = 0) -> Model:
@@ -65,11 +64,10 @@ def trained_by(model: Model, name: str | Procedure, iteration: int = 0) -> Model
     try:
         made = adapted(model, part)
     except InputError as refusal:
-        if not chosen.by_iterations:
-            raise
-        raise _without_blocks(model, chosen) from refusal
+        needed = () if chosen.by_iterations else (f"{' and '.join(part.train)} weights to train",)
+        raise _without(model, chosen, *needed) from refusal
     if chosen.by_iterations and not made.learning:
-        raise _without_blocks(model, chosen)
+        raise _without(model, chosen)
     return made
 
 

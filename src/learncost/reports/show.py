@@ -275,6 +275,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append("What is offloaded changes no count; on a published device (--on) its copies are timed.")
     if cost.memory and cost.memory.unavailable:
         notes.append(f"Whether it fits the memory of the device is not known: {cost.memory.unavailable}.")
+    if cost.memory and cost.memory.instead:
+        notes.append(f"The memory is that of engine {cost.memory.engine}, as eager {cost.memory.instead}.")
     if cost.over_time:
         from learncost.reports.mesh_time import notes as of_mesh  # imported where it is needed: start-up counts
 

@@ -121,11 +121,10 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
     """
     available = step.memory.available if step.memory else None
     device = None if available is None else find_device(request.on)
-    engine = request.engine or (GRAPH if device and device.core else "")  # the pages have no memory by region
-    on = GPU if device and device.torch == GPU else None
+    on = request.on if device and device.core else GPU if device and device.torch == GPU else None
     request = replace(of_memory(request.in_precision(step.dtype)), on=on, context=request.context)
     try:
-        answer = memory(replace(request, engine=engine))
+        answer = memory(request)
         assert isinstance(answer, Memory)
         by_eager = not request.engine and answer.engine == USUAL
         # the microbatches of a step, the norm of all gradients and inference are in no polynomials of other sizes

@@ -388,6 +388,9 @@ def has_sequences(model: Model) -> bool:
 def serving_of(request: Request) -> tuple[Served, Serving]:
     """Return the pass of a request, as it is priced and as its memory is predicted. Raises `InputError`."""
     name, kind = request.procedure, request.kind()
+    if request.engine not in ("", GRAPH):
+        by_fit = ": learncost fit has it, with weights in flash" if request.engine == "c99" else ""
+        raise InputError(f"--procedure {name} requires --engine {GRAPH}{by_fit}")
     given = served(request.in_precision(kind.name))
     run, axes = given.run, given.run.axes
     new, decodes = axes.get("M", 1), name == "decode"

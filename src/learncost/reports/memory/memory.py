@@ -343,11 +343,11 @@ def memory(request: Request) -> Memory | MemoryComparison:
 
     def of_one(procedure: str, engine: str) -> Memory:
         if procedure in INFERENCE:
-            if engine not in ("", GRAPH):
-                raise InputError(f"--procedure {procedure} requires --engine {GRAPH}")
             from learncost.reports.memory.inference import memory_of_inference  # only where it is asked for: start-up
 
-            return with_changes(memory_of_inference(replace(question.request, procedure=procedure), limit))
+            return with_changes(
+                memory_of_inference(replace(question.request, procedure=procedure, engine=engine), limit)
+            )
         if question.regions and (least := question.least(procedure, engine)) > (limit or 0):
             needed, present = sizes_of(least, limit or 0)
             raise InputError(

@@ -35,6 +35,7 @@ class DeviceMemory(Serializable):
     unfit        why its arrays do not fit the regions of the memory; else empty
     batch_size   of inference, the largest batch that fits; None of a training step
     unavailable  why the peak is not known; else empty
+    instead      why the memory is not that of eager, whose operators are timed; else empty
     plan         the plan of the step as its engine executes it
     where        the remark that the device is one of several
     host         bytes of what is offloaded, in the memory of the host
@@ -49,6 +50,7 @@ class DeviceMemory(Serializable):
     unfit: str = field(default="", metadata=HIDDEN)
     batch_size: int | None = field(default=None, metadata=OPTIONAL)
     unavailable: str = field(default="", metadata=OPTIONAL)
+    instead: str = field(default="", metadata=HIDDEN)
     plan: str = field(default="", metadata=HIDDEN)
     where: str = field(default="", metadata=HIDDEN)
     host: int = field(default=0, metadata=OPTIONAL)
@@ -110,7 +112,7 @@ def memory_of(question: MemoryQuestion, available: int) -> DeviceMemory:
         if request.procedure in INFERENCE:
             from learncost.reports.memory.inference import serving_of  # imported when used, for a fast start
 
-            _, serving = serving_of(request)
+            _, serving = serving_of(replace(request, engine=question.engine))
             largest = serving.largest(available) if has_batch(serving.model.table) else None
             return DeviceMemory(available, serving.peak(), GRAPH, batch_size=largest, plan=serving.plan)
         if (least := question.least(request.procedure, question.engine)) > available:
@@ -122,7 +124,8 @@ def memory_of(question: MemoryQuestion, available: int) -> DeviceMemory:
             needs = chosen.takes(step, step.sizes())
             found = DeviceMemory(available, needs.bytes, chosen.name, unfit=needs.unfit, plan=step.plan)
             return replace(found, host=needs.host, moved=needs.moved, host_gbs=_host_rate(request))
-        return DeviceMemory(available, chosen.peak(step, step.sizes()), chosen.name, plan=step.plan)
+        peak = chosen.peak(step, step.sizes())
+        return DeviceMemory(available, peak, chosen.name, instead=engine.why, plan=step.plan)
     except InputError as error:
         return DeviceMemory(available, unavailable=str(error))
 

@@ -68,7 +68,7 @@ class KernelFunction:
     @property
     def by_atomics(self) -> bool:
         """Return whether a library may add in another order in another run: gradients of attention, and operators."""
-        return bool(self.operators) or len({launch.name for launch in self.launches if launch.shapes}) > 1
+        return bool(self.operators) or any(launch.shapes and len(launch.writes) > 2 for launch in self.launches)
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,40 @@
-"""Attention by PyTorch's library: the lines of a fused kernel between queries, keys and values, and their gradients."""
+"""Attention by PyTorch's library: the lines of a fused kernel between queries, keys and values, and their gradients.
+
+In bf16 forward hands its result and one number a row to backward, the logarithm of the sum of the row's exponentials
+(Dao et al. 2022, FlashAttention, algorithms 2 and 4). In other types, which flash attention lacks, both are made again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from math import prod
 
 from learncost.backends.c import KernelFunction, Launch, SizeNeededError
 from learncost.backends.expression import Identifiers, call
-from learncost.ir.dataclass import dataclass
-from learncost.ir.line import Condition, Line, Product
+from learncost.ir.dataclass import dataclass, replace
+from learncost.ir.line import Condition, Line, Op, Product, Sum
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.precision import BYTES
+from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
-from learncost.ops import is_softmax
+from learncost.ir.value import Value
+from learncost.ops import applied, is_softmax
+from learncost.passes.lower import lower_line
 
 FORWARD, BACKWARD = "library_attention", "library_attention_backward"
 """The helpers of an emitted file (`preamble`)."""
+WIDEST = 256
+"""The widest head of flash attention, whose width is a multiple of 8."""
 
 
 @dataclass(frozen=True)
 class AttentionLines:
-    """Lines that are attention, by the terms of their queries, keys, values and result, or of its gradients.
+    """Lines that are attention, by the terms of queries, keys, values and result, or of gradients in their place.
 
+    terms   with sums of rows after the result; of gradients: queries, keys, values, the result's gradient, the result
+            and sums of rows where forward hands them on, then what is made
     scores  the axes of the scores, the last two of queries and of keys
     """
 
@@ -29,6 +42,89 @@ class AttentionLines:
     scores: tuple[str, ...]
     causal: bool
     scale: float
+
+
+def with_sums(
+    table: Table, dtypes: Mapping[str, str], sizes: Mapping[str, int]
+) -> tuple[Table, Mapping[str, str], Mapping[str, AttentionLines]]:
+    """Return a typed table whose attention hands on sums of rows, its types, and that attention by names of kernels."""
+    values, types, known = dict(table.values), dict(dtypes), dict[str, AttentionLines]()
+    loops = {at: line for at, line in enumerate(table.lines) if isinstance(line, Loop)}
+    for first, last in combinations(loops, 2):
+        for before, one in _kernels(loops[first], sizes).items():
+            for after, other in _kernels(loops[last], sizes).items():
+                if not _hands(loops[first], loops[last], one, other, types, sizes):
+                    continue
+                result, stack = one.terms[3], dict(loops[first].keep)[one.terms[3].name]
+                sums, kept = Term(f"{result.name}:sums", one.scores[:-1]), f"{stack}:sums"
+                values[kept] = replace(values[stack], axes=(values[stack].axes[0], *sums.declared), of=sums.name)
+                known[before] = replace(one, terms=(*one.terms, sums))
+                known[after] = replace(other, terms=(*other.terms[:4], result, sums, *other.terms[4:]))
+                types[kept] = "fp32"
+                for at, kernel, more in ((first, before, "keep"), (last, after, "each")):
+                    changed = tuple(new for line in loops[at].lines for new in _summed(line, kernel, known[kernel]))
+                    terms = [term for line in changed if isinstance(line, Line) for term in line.left]
+                    new = {term.name: term.declared for term in terms if term.name not in loops[at].values}
+                    inner = {name: Value(axes, "inner", result.name) for name, axes in new.items()}
+                    inner[sums.name] = Value(sums.declared, "inner", result.name)
+                    types |= dict.fromkeys(inner, "fp32")
+                    pairs = {more: (*getattr(loops[at], more), (sums.name, kept))}
+                    loops[at] = replace(loops[at], lines=changed, values={**loops[at].values, **inner}, **pairs)
+    lines = tuple(loops.get(at, line) for at, line in enumerate(table.lines))
+    return replace(table, lines=lines, values=values), types, known
+
+
+def _kernels(loop: Loop, sizes: Mapping[str, int]) -> dict[str, AttentionLines]:
+    """Return the attention of a loop's own kernels, by their names."""
+    own = [line for line in loop.lines if isinstance(line, Line)]
+    found: dict[str, AttentionLines] = {}
+    for name in dict.fromkeys(line.meta.kernel.name for line in own if line.meta.kernel):
+        inside = [line for line in own if line.meta.kernel and line.meta.kernel.name == name]
+        others = {read for line in loop.lines if line not in inside for read in line.reads}.union(loop.ends)
+        outputs = frozenset(made for line in inside for made in line.makes if made in others)
+        if each := attention(inside, outputs, sizes):
+            found[name] = each
+    return found
+
+
+def _hands(
+    forward: Loop,
+    backward: Loop,
+    one: AttentionLines,
+    other: AttentionLines,
+    dtypes: Mapping[str, str],
+    sizes: Mapping[str, int],
+) -> bool:
+    """Return whether backward reads what forward keeps, in a type and a width that flash attention has."""
+    if len(one.terms) != 4 or len(other.terms) != 7 or one.terms[:3] != other.terms[:3]:
+        return False
+    result, gradient = one.terms[3].name, backward.values.get(other.terms[3].name)
+    kept = {pair for pair in forward.keep if pair[0] == result} & {*backward.each}
+    forms = [_form(term, one.scores, sizes) for term in (*one.terms, *other.terms)]
+    width = 0 if forms[0] is None else forms[0][3]
+    fits = dtypes[one.terms[2].name] == "bf16" and width % 8 == 0 and width <= WIDEST
+    return bool(kept and gradient and gradient.of == result and fits and None not in forms)
+
+
+def _summed(line: Statement, kernel: str, found: AttentionLines) -> Iterator[Statement]:
+    """Yield the lines of a kernel's softmax that hand on sums of rows, or read them; every other line as it is."""
+    if not (isinstance(line, Op) and is_softmax(line) and line.meta.kernel and line.meta.kernel.name == kernel):
+        yield line
+        return
+    *_, result, sums = found.terms[:6] if len(found.terms) > 5 else found.terms
+    lowered = lower_line(line)
+    if len(found.terms) == 5:
+        largest = next(each.left[0] for each in lowered if isinstance(each, Op) and each.op == "max")
+        logarithm = Term(f"{sums.name}~1", sums.axes)
+        yield from (*lowered, applied("log", logarithm, lowered[-1].right[1:], line.meta))
+        yield Sum((sums,), (logarithm, largest), (), line.meta, (1, 1))
+    elif line.part == "body":
+        shifted = Term(f"{line.name}~1", line.left[0].axes)
+        yield Sum((shifted,), (line.right[0], sums), line.where, line.meta, (1, -1))
+        yield applied("exp", line.left[0], (shifted,), line.meta, (), line.where)
+    else:
+        *_, product, difference, last = lowered
+        yield from (Product(product.left, (found.terms[3], result), (), line.meta), difference, last)
 
 
 def attention(lines: Sequence[Line], outputs: frozenset[str], sizes: Mapping[str, int]) -> AttentionLines | None:
@@ -121,64 +217,70 @@ def _known(literal: Literal, sizes: Mapping[str, int]) -> Mapping[str, int]:
     return sizes
 
 
-def library(
-    lines: Sequence[Line],
-    found: AttentionLines,
-    axes: Mapping[str, tuple[str, ...]],
-    dtypes: Mapping[str, str],
-    sizes: Mapping[str, int],
-    name: str,
-) -> KernelFunction | None:
-    """Return the function that calls the library; None where the heads of an array are no axis of a view."""
-    *iterations, _, keys = found.scores
+def _form(term: Term, scores: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, int, int, int] | None:
+    """Return sequences, heads, positions and the width of an array [sequences positions heads width]; None of others.
+
+    Raises `SizeNeededError` for a size that is not known.
+    """
 
     def number(axis: str) -> int:
         if base(axis) not in sizes and not base(axis).isdigit():
             raise SizeNeededError(base(axis))
         return int(size_of(base(axis), sizes))
 
-    def shape(term: Term) -> tuple[int, int, int, int] | None:
-        """Return sequences, heads, positions and the width of an array [sequences positions heads width]."""
-        batch, length, *heads = axes[term.name]
-        *heads, width = heads
-        if batch != iterations[0] or base(length) != base(keys) or heads != iterations[1 : 1 + len(heads)]:
-            return None
-        return number(batch), prod(map(number, heads)), number(length), number(width)
+    *iterations, _, keys = scores
+    batch, length, *heads, width = term.declared
+    if batch != iterations[0] or base(length) != base(keys) or heads != iterations[1 : 1 + len(heads)]:
+        return None
+    return number(batch), prod(map(number, heads)), number(length), number(width)
 
-    shapes = [shape(term) for term in found.terms]
-    if None in shapes:
+
+def library(
+    lines: Sequence[Line], found: AttentionLines, dtypes: Mapping[str, str], sizes: Mapping[str, int], name: str
+) -> KernelFunction | None:
+    """Return the function that calls the library; None where the heads of an array are no axis of a view."""
+    backward, summed = len(found.terms) > 5, len(found.terms) in (5, 9)
+    sums = found.terms[5 if backward else 4] if summed else None
+    terms = [term for term in found.terms if term is not sums]
+    forms = [form for term in terms if (form := _form(term, found.scores, sizes))]
+    if len(forms) < len(terms):
         return None
     names = Identifiers(("torch", FORWARD, BACKWARD))
-    arrays = [names.of(term.name) for term in found.terms]
-    views = [
-        f"{array}.view({form[0]}, {form[2]}, {form[1]}, {form[3]}).transpose(1, 2)"
-        for array, form in zip(arrays, shapes, strict=True)
-        if form is not None
-    ]
-    backward = len(arrays) > 4
-    helper = BACKWARD if backward else FORWARD
-    written = call(helper, [*views, str(found.causal), repr(found.scale)])
+    arrays = {term.name: names.of(term.name) for term in found.terms}
+    views = {
+        term.name: f"{arrays[term.name]}.view({form[0]}, {form[2]}, {form[1]}, {form[3]}).transpose(1, 2)"
+        for term, form in zip(terms, forms, strict=True)
+    }
+    if sums:
+        views[sums.name] = f"{arrays[sums.name]}.view({', '.join(map(str, forms[0][:3]))})"
+    handed = found.terms[4 : 6 if backward else 5] if summed else ()
+    given = [views[term.name] for term in terms if term not in handed]
+    given += [str(found.causal), repr(found.scale), *(views[term.name] for term in handed)]
+    written = call(BACKWARD if backward else FORWARD, given)
     text = "\n".join(
         (
             *(f"# {line}" for line in lines),
-            f"def {name}({', '.join(arrays)}):",
+            f"def {name}({', '.join(arrays.values())}):",
             *(f"    {line}" for line in written.split("\n")),
         )
     )
-    forms = tuple(form for form in shapes if form is not None)
     points = [prod(form) for form in forms]
     kind = dtypes[found.terms[2].name]
     rows, width = prod(forms[0][:3]), BYTES[kind]
-    taken = width * points[0] + 4 * rows  # the output, and the logarithms of its sums
-    taken += sum(width * size for term, size in zip(found.terms[:2], points, strict=False) if dtypes[term.name] != kind)
-    launches = [Launch(FORWARD, 0, (0, 1, 2), () if backward else (3,), shapes=forms[:3], causal=found.causal)]
+    taken = sum(width * size for term, size in zip(terms[:2], points, strict=False) if dtypes[term.name] != kind)
+    launches: list[Launch] = []
+    if not (backward and summed):
+        taken += width * points[0] + 4 * rows  # the output, and the logarithms of its sums
+        writes = () if backward else tuple(range(3, len(found.terms)))
+        launches.append(Launch(FORWARD, 0, (0, 1, 2), writes, shapes=tuple(forms[:3]), causal=found.causal))
     if backward:
         taken += width * sum(points[:3]) + 4 * (points[0] + rows)  # gradients, and sums of those of queries in fp32
-        launches.append(
-            Launch(BACKWARD, 0, (3, 0, 1, 2), (4, 5, 6), shapes=(forms[0], *forms[:3]), causal=found.causal)
-        )
-    cut = 4 if backward else 3
-    terms = [term.name for term in found.terms]
+        reads, shapes = (3, 0, 1, 2), (forms[0], *forms[:3])
+        if summed:
+            reads, shapes = (*reads, 4, 5), (*shapes, forms[0], forms[0][:3])
+        writes = tuple(range(len(found.terms) - 3, len(found.terms)))
+        launches.append(Launch(BACKWARD, 0, reads, writes, shapes=shapes, causal=found.causal))
+    arguments, cut = tuple(arrays), len(arrays) - 3 if backward else 3
     return KernelFunction(
-        name, text + "\n", tuple(terms[:cut]), tuple(terms[cut:]), (), (), launches=tuple(launches), allocates=taken
+        name, text + "\n", arguments[:cut], arguments[cut:], (), (), launches=tuple(launches), allocates=taken
     )

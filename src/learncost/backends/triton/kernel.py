@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from textwrap import fill
+from typing import Any
 
 from learncost.backends.c import KernelFunction, Launch, Scratch
 from learncost.backends.c.unify import lowered
 from learncost.backends.expression import Identifiers
-from learncost.backends.triton.attention import attention, library
+from learncost.backends.placed.kernels import KernelWriter
+from learncost.backends.triton.attention import AttentionLines, attention, library
 from learncost.backends.triton.blocks import PrintedKernel, rows, tiles
 from learncost.backends.triton.counted import MARK, counted
 from learncost.backends.triton.operators import operators
@@ -24,25 +26,25 @@ from learncost.ir.term import Read, Term
 WIDTH = 118
 
 
-def kernel(
-    lines: Sequence[Line],
-    axes: Mapping[str, tuple[str, ...]],
-    outputs: frozenset[str],
-    dtypes: Mapping[str, str],
-    sizes: Mapping[str, int],
-    name: str,
-) -> KernelFunction:
-    """Return the kernels of lines in Triton, or the library's calls, with the arguments of `backends.c.kernel`.
+def writer(known: Mapping[str, AttentionLines]) -> KernelWriter:
+    """Return the printer of kernels in Triton or of calls of the library, with the attention of kernels by their names.
 
-    Raises `InputError` for a type that arrays in Triton do not have; SizeNeededError where a size must be a constant.
+    It raises `InputError` for a type that arrays in Triton lack; SizeNeededError where a size must be a constant.
     """
-    found = attention(lines, outputs, sizes)
-    if found and (function := library(lines, found, axes, dtypes, sizes, name)):
-        return function
-    try:
-        return _printed(lines, axes, outputs, dtypes, sizes, name)
-    except InputError as error:
-        return operators(lines, axes, outputs, dtypes, sizes, name, str(error))
+
+    def kernel(lines: Sequence[Line], *given: Any) -> KernelFunction:
+        _, outputs, dtypes, sizes, name = given
+        found = known.get(lines[0].meta.kernel.name if lines[0].meta.kernel else "")
+        if (found := found or attention(lines, outputs, sizes)) and (
+            function := library(lines, found, dtypes, sizes, name)
+        ):
+            return function
+        try:
+            return _printed(lines, *given)
+        except InputError as error:
+            return operators(lines, *given, str(error))
+
+    return kernel
 
 
 def _printed(

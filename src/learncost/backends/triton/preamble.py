@@ -106,22 +106,43 @@ def add_parts(parts, total, number, size):
 '''
 
 ATTENTION = '''\
-def library_attention(q, k, v, a, causal, scale):
-    """a = softmax(scale q k^T) v by PyTorch's library in v's type, each [sequences, heads, positions, width]."""
-    several = q.shape[1] != k.shape[1]
-    attend = torch.nn.functional.scaled_dot_product_attention
-    a.copy_(attend(q.to(v.dtype), k.to(v.dtype), v, is_causal=causal, scale=scale, enable_gqa=several))
+def library_attention(q, k, v, a, causal, scale, sums=None):
+    """a = softmax(scale q k^T) v by PyTorch's library in v's type, each [sequences, heads, positions, width].
+
+    sums  what backward reads: the logarithm of the sum of each row's exponentials
+    """
+    q, k, several = q.to(v.dtype), k.to(v.dtype), q.shape[1] != k.shape[1]
+    if sums is None:
+        attend = torch.nn.functional.scaled_dot_product_attention
+        a.copy_(attend(q, k, v, is_causal=causal, scale=scale, enable_gqa=several))
+        return
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    if not v.is_cuda:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    for made, each in zip((a, sums), flash(q, k, v, 0.0, causal, scale=scale)):
+        made.copy_(each)
 '''
 
 ATTENTION_BACKWARD = '''\
-def library_attention_backward(q, k, v, da, dq, dk, dv, causal, scale):
-    """The gradients of attention by PyTorch's library, which makes its output and sums of rows again."""
-    with torch.inference_mode(False), torch.enable_grad():
-        factors = [each.detach().to(v.dtype).requires_grad_() for each in (q, k, v)]
-        several = q.shape[1] != k.shape[1]
-        attend = torch.nn.functional.scaled_dot_product_attention
-        a = attend(*factors, is_causal=causal, scale=scale, enable_gqa=several)
-        made = torch.autograd.grad(a, factors, da.to(a.dtype))
+def library_attention_backward(q, k, v, da, dq, dk, dv, causal, scale, a=None, sums=None):
+    """The gradients of attention by PyTorch's library, which makes its output and sums of rows again without these."""
+    if sums is None:
+        with torch.inference_mode(False), torch.enable_grad():
+            factors = [each.detach().to(v.dtype).requires_grad_() for each in (q, k, v)]
+            several = q.shape[1] != k.shape[1]
+            attend = torch.nn.functional.scaled_dot_product_attention
+            made = attend(*factors, is_causal=causal, scale=scale, enable_gqa=several)
+            made = torch.autograd.grad(made, factors, da.to(v.dtype))
+    else:
+        factors = [each.to(v.dtype) for each in (da, q, k, v, a)]
+        if v.is_cuda:
+            unused = torch.empty(0, dtype=torch.int64, device=v.device)  # the state of random numbers, of dropout alone
+            lengths = None, None, q.shape[2], k.shape[2]
+            flash = torch.ops.aten._scaled_dot_product_flash_attention_backward
+            made = flash(*factors, sums, *lengths, 0.0, causal, unused, unused, scale=scale)
+        else:
+            flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+            made = flash(*factors, sums, 0.0, causal, scale=scale)
     for gradient, each in zip((dq, dk, dv), made):
         gradient.copy_(each)
 '''

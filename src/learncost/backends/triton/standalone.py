@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from learncost.backends.placed import layout as in_place
 from learncost.backends.placed.kernels import KernelTable
-from learncost.backends.placed.layout import InPlaceLayout
+from learncost.backends.placed.layout import IN_PLACE, PYTORCH, InPlaceLayout
 from learncost.backends.placed.program import TYPES, InPlaceProgram, in_place_program
-from learncost.backends.triton.kernel import kernel
+from learncost.backends.precision import typed
+from learncost.backends.triton.attention import with_sums
+from learncost.backends.triton.kernel import writer
 from learncost.backends.triton.preamble import HELPERS, MAIN, PREAMBLE, USE
 from learncost.ir.errors import InputError
+from learncost.ir.loop import check_derived
 from learncost.ir.table import Table
 from learncost.program.calls import every_call
 
@@ -23,7 +25,9 @@ LONGEST = 2**31 - 2**20
 
 def laid_out(table: Table, sizes: Mapping[str, int], dtype: str) -> InPlaceLayout:
     """Return the layout of a step in place whose kernels are in Triton. Raises `InputError` for a line without one."""
-    return in_place.laid_out(table, sizes, dtype, KernelTable(sizes, kernel))
+    check_derived(table.lines, "no program computes it")
+    typed_table, types, known = with_sums(*typed(table, dtype, IN_PLACE), sizes)
+    return InPlaceLayout(typed_table, types, sizes, KernelTable(sizes, writer(known)), PYTORCH)
 
 
 def check_lengths(layout: InPlaceLayout) -> None:

@@ -201,9 +201,10 @@ def _totals(step: Cost) -> dict[str, Any]:
         **attributes("parameters active_parameters trained_parameters")(step),
     }
     if step.timing:
-        totals |= {"seconds": step.timing.time.total, "low": step.timing.time.low, "high": step.timing.time.high}
-        if step.timing.joules:
-            low, usual, high = step.timing.joules
+        time = step.recorded or step.timing.time  # of kernels, where they are known
+        totals |= {"seconds": step.seconds, "low": time.low, "high": time.high}
+        if joules := step.recorded.joules if step.recorded else step.timing.joules:
+            low, usual, high = joules
             totals |= {"joules": usual, "joules_low": low, "joules_high": high}
     return totals
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from math import prod
+from typing import Any
 
 from learncost.backends.c import KernelFunction, Launch, SizeNeededError
 from learncost.backends.expression import Identifiers, call
@@ -68,7 +69,7 @@ def with_sums(
                     inner = {name: Value(axes, "inner", result.name) for name, axes in new.items()}
                     inner[sums.name] = Value(sums.declared, "inner", result.name)
                     types |= dict.fromkeys(inner, "fp32")
-                    pairs = {more: (*getattr(loops[at], more), (sums.name, kept))}
+                    pairs: dict[str, Any] = {more: (*getattr(loops[at], more), (sums.name, kept))}
                     loops[at] = replace(loops[at], lines=changed, values={**loops[at].values, **inner}, **pairs)
     lines = tuple(loops.get(at, line) for at, line in enumerate(table.lines))
     return replace(table, lines=lines, values=values), types, known
@@ -275,7 +276,8 @@ def library(
         launches.append(Launch(FORWARD, 0, (0, 1, 2), writes, shapes=tuple(forms[:3]), causal=found.causal))
     if backward:
         taken += width * sum(points[:3]) + 4 * (points[0] + rows)  # gradients, and sums of those of queries in fp32
-        reads, shapes = (3, 0, 1, 2), (forms[0], *forms[:3])
+        reads: tuple[int, ...] = (3, 0, 1, 2)
+        shapes: tuple[tuple[int, ...], ...] = (forms[0], *forms[:3])
         if summed:
             reads, shapes = (*reads, 4, 5), (*shapes, forms[0], forms[0][:3])
         writes = tuple(range(len(found.terms) - 3, len(found.terms)))

@@ -32,17 +32,16 @@ def writer(known: Mapping[str, AttentionLines]) -> KernelWriter:
     It raises `InputError` for a type that arrays in Triton lack; SizeNeededError where a size must be a constant.
     """
 
-    def kernel(lines: Sequence[Line], *given: Any) -> KernelFunction:
-        _, outputs, dtypes, sizes, name = given
+    def kernel(*given: Any) -> KernelFunction:
+        lines, _, outputs, dtypes, sizes, name = given
         found = known.get(lines[0].meta.kernel.name if lines[0].meta.kernel else "")
-        if (found := found or attention(lines, outputs, sizes)) and (
-            function := library(lines, found, dtypes, sizes, name)
-        ):
+        found = found or attention(lines, outputs, sizes)
+        if found and (function := library(lines, found, dtypes, sizes, name)):
             return function
         try:
-            return _printed(lines, *given)
+            return _printed(*given)
         except InputError as error:
-            return operators(lines, *given, str(error))
+            return operators(str(error), *given)
 
     return kernel
 

@@ -24,15 +24,15 @@ ROLES = {"int64": "index", "bool": "padding"}
 
 
 def operators(
+    why: str,
     lines: Sequence[Line],
     axes: Mapping[str, tuple[str, ...]],
     outputs: frozenset[str],
     dtypes: Mapping[str, str],
     sizes: Mapping[str, int],
     name: str,
-    why: str,
 ) -> KernelFunction:
-    """Return the function of lines as PyTorch's operators, with the arguments of `kernel` and why they are no kernel.
+    """Return the function of lines as PyTorch's operators: why they are no kernel, and the arguments of `kernel`.
 
     They compute in fp32 what is stored in bf16. Raises `SizeNeededError` where a size is not known.
     """

@@ -17,7 +17,7 @@ from learncost.viz.data.costs import CostLine, Monomials
 def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
     """Return the rates of the device, and the kernels of the step with their lines.
 
-    recorded  the time of a module's own step at the sizes of the document, if it was recorded
+    recorded  the time of the kernels of a recorded step, or of one in Triton, at the sizes of the document
     A work has its lines by their places among the document's; its bytes, points and products by places among the
     monomials here.
     """
@@ -37,7 +37,7 @@ def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
         "rates": _rates(rates),
         "works": works,
         "monomials": monomials.to_list(),
-        **({"recorded": attributes("seconds low high busy waiting")(step.recorded)} if step.recorded else {}),
+        **({"recorded": attributes("seconds low high busy waiting program")(step.recorded)} if step.recorded else {}),
     }
 
 

@@ -24,7 +24,7 @@ section("time", "time", (place) => {
     .join(", ");
   const recordedNote = (recorded) =>
     recorded
-      ? `These are the kernels of the table. The module’s own step, recorded operator by operator, takes ` +
+      ? `These are the kernels of the table. ${recorded.program === "recorded" ? "The module’s own step, recorded operator by operator," : `The step ${recorded.program}`} takes ` +
         `${seconds(recorded.seconds)} at the report’s sizes: the GPU is busy for ${seconds(recorded.busy)} and waits ` +
         `for the CPU for ${seconds(recorded.waiting)}. `
       : "";

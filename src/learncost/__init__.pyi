@@ -1449,9 +1449,9 @@ def sweep(
     skip_invalid: bool = False,
     optimizer: _Optimizer | str | None = None,
     dropout: float | str = 0.0,
-    precision: _Precision | str | None = None,
     on: _Device | Any = None,
     progress: Callable[[int, int], None] | None = None,
+    precision: _Precision | str | None = None,
     **sizes: Any,
 ) -> Sweep:
     r"""The cost of one training step for very many configurations at once; any row equals `lc.cost` of its sizes.
@@ -1472,14 +1472,14 @@ def sweep(
     skip_invalid: Leaves out combinations that are no model, such as a width that the heads do not divide.
     optimizer: The optimizer: adamw, sgd or momentum.
     dropout: The dropout probability.
+    on: The device, as in learncost cost: adds the columns seconds, memory and fits, for at most 1,000 rows,
+        under price books run and matmul.
+    progress: A function that is called with the number of configurations that are done, and of all.
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
         int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
         int8-learned-products, integer-only, nf4, nf4-double, nf4-true, nf4-double-true, nf4-fp16, int4-frozen
         (`learncost list precisions`).
-    on: The device, as in learncost cost: adds the columns seconds, memory and fits, for at most 1,000 rows,
-        under price books run and matmul.
-    progress: A function that is called with the number of configurations that are done, and of all.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
     """

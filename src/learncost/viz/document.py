@@ -202,7 +202,7 @@ def _totals(step: Cost) -> dict[str, Any]:
     }
     if step.timing:
         time = step.recorded or step.timing.time  # of kernels, where they are known
-        totals |= {"seconds": step.seconds, "low": time.low, "high": time.high}
+        totals |= {"seconds": step.time, "low": time.low, "high": time.high}
         if joules := step.recorded.joules if step.recorded else step.timing.joules:
             low, usual, high = joules
             totals |= {"joules": usual, "joules_low": low, "joules_high": high}

@@ -166,6 +166,23 @@ def test_nothing_is_held_when_a_program_is_done():
     assert builder.in_use == 0
 
 
+def test_a_view_keeps_the_object_of_the_array_that_owns_its_memory():
+    program = "import numpy as np\ndef f(X):\n    return (X @ X).reshape(2, 8).T"
+    builder, real = ProgramBuilder(), {}
+    X = FakeArray.new(builder, (4, 4), np.float64)
+    before, view = builder.in_use, NumPyRun(builder).load(program)["f"](X)
+    exec(program, real)
+    values, views = np.zeros((4, 4)), [None] * 1000
+    tracemalloc.start()
+    try:
+        views[:] = [real["f"](values) for _ in views]
+        seen = tracemalloc.get_traced_memory()[0] / len(views)
+    finally:
+        tracemalloc.stop()
+    assert view.shape == views[0].shape
+    assert abs(seen - (builder.in_use - before)) < 32  # 128 bytes of numbers, and two objects of 144
+
+
 def operations():
     """Functions of NumPy that programs call, with what they are given: as (text, arrays)."""
     x, rows, vector = ((8, 96, 256), np.float32), ((96, 256), np.float32), ((256,), np.float32)

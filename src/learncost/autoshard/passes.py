@@ -22,8 +22,8 @@ from learncost.liveness import Instant, SizedArray, stretches
 from learncost.ops import entry
 from learncost.ops.collectives import KIND
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.passes.parted import parted
 from learncost.passes.quantized import bytes_of_array
+from learncost.passes.stages import parted
 from learncost.procedures.accumulation import check_accumulates
 from learncost.procedures.needed import needed
 from learncost.procedures.optimizer import OptimizerState, state_of

@@ -18,7 +18,7 @@ from learncost.ir.dataclass import dataclass
 from learncost.ir.polynomial import base, whole
 from learncost.ir.table import Table
 from learncost.ops.collectives import is_collective
-from learncost.passes.parted import parted
+from learncost.passes.stages import parted
 from learncost.program.pipeline import Schedule
 
 BATCH = "B"

@@ -245,6 +245,16 @@ _ALLOCATING: Mapping[str, Callable[..., Any]] = {
 """The functions of NumPy that emitted programs call and that read elements, by what they allocate."""
 
 
+_MAKING: Mapping[str, Callable[..., tuple[Any, Any]]] = {
+    "arange": lambda size: ((size,), np.int64),
+    "eye": lambda size, dtype: ((size, size), dtype),
+    "full": lambda shape, value, dtype: (shape, dtype),
+    "tri": lambda rows, columns, place=0, dtype=bool: ((rows, columns), dtype),
+    "zeros": lambda shape, dtype: (shape, dtype),
+}
+"""The functions that make an array of none, with its shape and its type."""
+
+
 class NumPy:
     """NumPy for emitted programs: functions that make arrays of none make them without values."""
 
@@ -252,26 +262,13 @@ class NumPy:
         self._builder = builder
 
     def __getattr__(self, name: str) -> Any:
+        if name in _MAKING:
+            return lambda *arguments, **settings: FakeArray.new(self._builder, *_MAKING[name](*arguments, **settings))
         return getattr(np, name)
 
     def of_each(self, *arrays: FakeArray) -> FakeArray:
         """Run a function of each element."""
         return elementwise(self._builder, arrays, np.result_type(*(array.dtype for array in arrays)))
-
-    def zeros(self, shape: Any, dtype: Any) -> FakeArray:
-        return FakeArray.new(self._builder, shape, dtype)
-
-    def full(self, shape: Any, value: float, dtype: Any) -> FakeArray:
-        return self.zeros(shape, dtype)
-
-    def eye(self, size: int, dtype: Any) -> FakeArray:
-        return self.zeros((size, size), dtype)
-
-    def arange(self, size: int) -> FakeArray:
-        return self.zeros((size,), np.int64)
-
-    def tri(self, rows: int, columns: int, place: int = 0, dtype: Any = bool) -> FakeArray:
-        return self.zeros((rows, columns), dtype)
 
     def array(self, array: FakeArray) -> Any:
         return array.astype(array.dtype)

@@ -16,10 +16,13 @@ import pytest
 
 import learncost as lc
 from learncost.backends.expression import spelled
-from learncost.backends.triton import blocks, emitted
+from learncost.backends.triton import attention, blocks, emitted
 from learncost.cli.command import main
 from learncost.interpreter import execute
+from learncost.ir.affine import Affine, AffineTerm
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
+from learncost.ir.term import Read, Term
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, lengths_open, run_sizes
@@ -151,15 +154,35 @@ for case, made in zip((of_layer, of_model), found):
 
 COMPILE = """
 import numpy, torch, learncost
-class Net(torch.nn.Sequential):
-    def forward(self, x, y):
-        return torch.nn.functional.cross_entropy(super().forward(x), y)
+class Block(torch.nn.Module):  # one projection to queries, keys and values, as GPT-2's
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = torch.nn.LayerNorm(16), torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+    def forward(self, x):
+        q, k, v = (part.view(*x.shape[:2], 2, 8).transpose(1, 2) for part in self.qkv(self.norm(x)).split(16, 2))
+        a = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(a.transpose(1, 2).flatten(2))
 
-net = Net(torch.nn.LayerNorm(3), torch.nn.Linear(3, 5), torch.nn.GELU(), torch.nn.Linear(5, 4)).double()
-inputs = {"x": "float B 3", "y": "int B"}
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block(), Block()])
+        self.first, self.head = torch.nn.Linear(16, 16), torch.nn.Linear(16, 4)
+    def forward(self, x, y):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return torch.nn.functional.cross_entropy(self.head(x).flatten(0, 1), y.flatten())
+
+net = Net().double()
+inputs = {"x": "float B 5 16", "y": "int B 5"}
+"""
+TRAINED = (
+    COMPILE
+    + """
 step = learncost.compile(net, inputs, learning_rate=0.01, precision="fp64", device="cuda")
 autograd = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.0)
-x, y = torch.randn(6, 3, dtype=torch.float64), torch.arange(6) % 4
+x, y = torch.randn(3, 5, 16, dtype=torch.float64), torch.arange(15).view(3, 5) % 4
 for _ in range(2):
     autograd.zero_grad()
     loss = net(x, y)
@@ -169,9 +192,10 @@ for _ in range(2):
 for path, array in step.state_dict().items():
     torch.testing.assert_close(array, net.state_dict()[path], rtol=0, atol=1e-9)
 assert "in Triton" in step.says
-there = learncost.memory(step.layer, engine="cuda", B=6, dtype="fp64").split
+there = learncost.memory(step.layer, engine="cuda", B=3, dtype="fp64").split
 assert step.memory == sum(there.values()) - there["workspaces"]
 """
+)
 
 
 NEAR = {"fp64": 1e-10, "bf16-masters": 0.02}
@@ -356,11 +380,37 @@ def test_what_the_engine_cuda_lacks_names_one_that_has_it(asked: dict[str, Any],
         lc.cost("gpt2", **{"engine": "cuda", "on": "H100-SXM", "seq_len": 7, **GPT2, **asked})
 
 
+@pytest.mark.parametrize(
+    ("axes", "subscripts"),
+    [
+        (("B", "M", "h", "k"), "bmhk->bhmk"),
+        (("B", "h", "M'", "k"), "bhmk->bhmk"),
+        (("M", "B", "h", "k"), "mbhk->bhmk"),
+        (("B", "M", Read("n", Affine((AffineTerm(2),))), "h", "k"), "bmhk->bhmk"),
+        (("B", "M", "1", "h", "k"), "bmhk->bhmk"),
+        (("B", "h", "k", "M"), ""),  # a head's width is not adjacent
+    ],
+)
+def test_views_of_attention_are_those_of_einsum(axes: Any, subscripts: str) -> None:
+    """Also where queries, keys and values are parts of one array, as in modules with one projection to all of them."""
+    import torch
+
+    sizes = {"B": 2, "M": 5, "h": 3, "k": 4, "n": 3}
+    found = attention._view(Term("a", axes), ("B", "h", "M", "M'"), sizes)
+    assert (found is None) == (not subscripts)
+    if found is not None:
+        shape = [sizes.get(base(axis.axis if isinstance(axis, Read) else axis), 1) for axis in axes]
+        a = torch.arange(np.prod(shape)).view(*shape)
+        part = a[:, :, 2] if any(isinstance(axis, Read) for axis in axes) else a.squeeze()
+        assert torch.equal(eval(f"a{found[1]}", {"a": a.flatten()}), torch.einsum(subscripts, part))
+        assert found[0] == (2, 3, 5, 4)
+
+
 @pytest.mark.slow
 def test_a_module_compiles_to_a_step_in_triton() -> None:
     """Losses, weights and memory of `lc.compile` beside autograd; docs/any-module.md has the same on a CPU."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", COMPILE], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", TRAINED], env=environment, check=True)
 
 
 @pytest.mark.parametrize("text", [MODULES, pytest.param(COMPILED, marks=pytest.mark.slow)], ids=["eager", "compiled"])

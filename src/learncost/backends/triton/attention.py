@@ -13,13 +13,14 @@ from typing import Any
 
 from learncost.backends.c import KernelFunction, Launch, SizeNeededError
 from learncost.backends.expression import Identifiers, call
+from learncost.ir.affine import Affine
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
-from learncost.ir.term import Literal, Term
+from learncost.ir.term import Literal, Read, Term
 from learncost.ir.value import Value
 from learncost.ops import applied, is_softmax
 from learncost.passes.lower import lower_line
@@ -99,12 +100,11 @@ def _hands(
     """Return whether backward reads what forward keeps, in a type and a width that flash attention has."""
     if len(one.terms) != 4 or len(other.terms) != 7 or one.terms[:3] != other.terms[:3]:
         return False
-    result, gradient = one.terms[3].name, backward.values.get(other.terms[3].name)
-    kept = {pair for pair in forward.keep if pair[0] == result} & {*backward.each}
-    forms = [_form(term, one.scores, sizes) for term in (*one.terms, *other.terms)]
-    width = 0 if forms[0] is None else forms[0][3]
+    kept = {pair for pair in forward.keep if pair[0] == one.terms[3].name} & {*backward.each}
+    views = [_view(term, one.scores, sizes) for term in (*one.terms, *other.terms)]
+    width = 0 if views[0] is None else views[0][0][3]
     fits = dtypes[one.terms[2].name] == "bf16" and width % 8 == 0 and width <= WIDEST
-    return bool(kept and gradient and gradient.of == result and fits and None not in forms)
+    return bool(kept and fits and None not in views)
 
 
 def _summed(line: Statement, kernel: str, found: AttentionLines) -> Iterator[Statement]:
@@ -152,10 +152,20 @@ def attention(lines: Sequence[Line], outputs: frozenset[str], sizes: Mapping[str
     def unscaled(name: str) -> tuple[Line | None, float, Literal | None]:
         line = makers.get(name)
         if isinstance(line, Product) and len(line.right) == 2 and isinstance(line.right[1], Literal):
-            return makers.get(line.right[0].name), line.right[1].number(_known(line.right[1], sizes)), line.right[1]
+            return (
+                makers.get(line.right[0].name),
+                line.right[1].number({size: _number(size, sizes) for size in map(base, line.right[1].sizes)}),
+                line.right[1],
+            )
         return line, 1.0, None
 
     raw, scale, literal = unscaled(softmax.right[0].name)
+
+    def of_rows(term: Term) -> tuple[set[str], int]:
+        """Return the axes of an array's rows, and their width."""
+        *rows, width = (axis for axis in term.loops if axis != "1")
+        return {*rows}, _number(width, sizes)
+
     factors = _terms(raw)
     if len(factors) != 2 or raw is None or raw.left[0].axes != scores:
         return None
@@ -167,7 +177,7 @@ def attention(lines: Sequence[Line], outputs: frozenset[str], sizes: Mapping[str
     if len(rest) == 1:
         result = rest[0].left[0]
         read = _terms(rest[0])
-        fits = len(read) == 2 and read[0] == shares and result.axes == query.axes and outputs == {result.name}
+        fits = len(read) == 2 and read[0] == shares and of_rows(result) == of_rows(query) and outputs == {result.name}
         fits = fits and keys in read[1].axes and queries not in read[1].axes
         return AttentionLines((query, key, read[1], result), scores, causal, scale) if fits else None
 
@@ -192,72 +202,87 @@ def attention(lines: Sequence[Line], outputs: frozenset[str], sizes: Mapping[str
         return None
     made = [of(inner.left[0], key), of(swapped(inner.left[0]), swapped(query)), of(swapped(gradient), swapped(shares))]
     known = {line.name for line in (first, softened, inner, *made) if line is not None}
-    if None in made or {line.name for line in rest} != known or gradient.axes != query.axes or queries in value.axes:
+    if None in made or {line.name for line in rest} != known or queries in value.axes:
         return None
     results = tuple(line.left[0] for line in made if line is not None)
-    if outputs != {term.name for term in results} or [term.axes for term in results] != [
-        query.axes,
-        swapped(key).axes,
-        swapped(value).axes,
-    ]:
+    like = [of_rows(term) for term in (query, query, swapped(key), swapped(value))]
+    if outputs != {term.name for term in results} or [of_rows(term) for term in (gradient, *results)] != like:
         return None
     return AttentionLines((query, key, value, gradient, *results), scores, causal, scale)
 
 
 def _terms(line: Line | None) -> tuple[Term, ...]:
-    """Return the factors of a product of terms without indices; none for other lines."""
-    if not isinstance(line, Product) or any(not isinstance(term, Term) or term.indexed for term in line.right):
+    """Return the factors of a product of terms, read whole or at one place of an axis; none for other lines."""
+    if not isinstance(line, Product):
         return ()
-    return tuple(term for term in line.right if isinstance(term, Term))
+    terms = tuple(term for term in line.right if isinstance(term, Term))
+    reads = [axis.at for term in terms for axis in term.axes if isinstance(axis, Read)]
+    return terms if len(terms) == len(line.right) and all(isinstance(at, Affine) and at.fixed for at in reads) else ()
 
 
-def _known(literal: Literal, sizes: Mapping[str, int]) -> Mapping[str, int]:
-    for size in literal.sizes:
-        if base(size) not in sizes:
-            raise SizeNeededError(base(size))
-    return sizes
+def _number(axis: str, sizes: Mapping[str, int]) -> int:
+    if base(axis) not in sizes and not base(axis).isdigit():
+        raise SizeNeededError(base(axis))
+    return int(size_of(base(axis), sizes))
 
 
-def _form(term: Term, scores: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, int, int, int] | None:
-    """Return sequences, heads, positions and the width of an array [sequences positions heads width]; None of others.
+def _view(term: Term, scores: Sequence[str], sizes: Mapping[str, int]) -> tuple[tuple[int, int, int, int], str] | None:
+    """Return sequences, heads, positions and the width of an array, and PyTorch's text of this view of it.
 
-    Raises `SizeNeededError` for a size that is not known.
+    None where heads are no axis of a view, or the width is not the last. Raises `SizeNeededError` for an unknown size.
     """
 
-    def number(axis: str) -> int:
-        if base(axis) not in sizes and not base(axis).isdigit():
-            raise SizeNeededError(base(axis))
-        return int(size_of(base(axis), sizes))
-
-    *iterations, _, keys = scores
-    batch, length, *heads, width = term.declared
-    if batch != iterations[0] or base(length) != base(keys) or heads != iterations[1 : 1 + len(heads)]:
+    batch, *iterations, _, keys = scores
+    shape, places, order = list[int](), list[str](), list[str]()
+    heads: list[str] = []
+    for axis in term.axes:
+        if isinstance(axis, Read):
+            assert isinstance(axis.at, Affine)
+            shape.append(_number(axis.axis, sizes))
+            places.append(str(sum(part.times(sizes) for part in axis.at.parts)))
+            continue
+        what = "batch" if axis == batch else "heads" if axis in iterations else "width"
+        what = "one" if axis == "1" else "positions" if base(axis) == base(keys) else what
+        heads += [axis] * (what == "heads")
+        if places and places[-1] == ":" and order[-1:] == ["heads"] == [what]:
+            shape[-1] *= _number(axis, sizes)
+            continue
+        shape.append(_number(axis, sizes))
+        places.append("0" if what == "one" else ":")
+        order += [what] * (what != "one")
+    wanted = [what for what in ("batch", "heads", "positions", "width") if what in order]
+    if (
+        len(wanted) < 3 + bool(heads)
+        or len(order) > len(wanted)
+        or order[-1] != "width"
+        or heads != iterations[: len(heads)]
+    ):
         return None
-    return number(batch), prod(map(number, heads)), number(length), number(width)
+    text = f".view({', '.join(map(str, shape))})" + (f"[{', '.join(places)}]" if {*places} != {":"} else "")
+    text += f".permute({', '.join(str(order.index(what)) for what in wanted)})" if order != wanted else ""
+    kept = [size for size, at in zip(shape, places, strict=True) if at == ":"]
+    long = dict(zip(order, kept, strict=True))
+    form = long["batch"], long.get("heads", 1), long["positions"], long["width"]
+    return form, text if heads else f"{text}.unsqueeze(1)"
 
 
 def library(
     lines: Sequence[Line], found: AttentionLines, dtypes: Mapping[str, str], sizes: Mapping[str, int], name: str
 ) -> KernelFunction | None:
-    """Return the function that calls the library; None where the heads of an array are no axis of a view."""
+    """Return the function that calls the library; None where an array has no view of heads."""
     backward, summed = len(found.terms) > 5, len(found.terms) in (5, 9)
     sums = found.terms[5 if backward else 4] if summed else None
     terms = [term for term in found.terms if term is not sums]
-    forms = [form for term in terms if (form := _form(term, found.scores, sizes))]
-    if len(forms) < len(terms):
+    views = [view for term in terms if (view := _view(term, found.scores, sizes))]
+    if len(views) < len(terms):
         return None
+    forms = [form for form, _ in views]
     names = Identifiers(("torch", FORWARD, BACKWARD))
     arrays = {term.name: names.of(term.name) for term in found.terms}
-    views = {
-        term.name: f"{arrays[term.name]}.view({form[0]}, {form[2]}, {form[1]}, {form[3]}).transpose(1, 2)"
-        for term, form in zip(terms, forms, strict=True)
-    }
-    if sums:
-        views[sums.name] = f"{arrays[sums.name]}.view({', '.join(map(str, forms[0][:3]))})"
-    handed = found.terms[4 : 6 if backward else 5] if summed else ()
-    given = [views[term.name] for term in terms if term not in handed]
-    given += [str(found.causal), repr(found.scale), *(views[term.name] for term in handed)]
-    written = call(BACKWARD if backward else FORWARD, given)
+    given = [f"{arrays[term.name]}{text}" for term, (_, text) in zip(terms, views, strict=True)]
+    handed = [given.pop(4)] if backward and summed else []
+    handed += [f"{arrays[sums.name]}.view({', '.join(map(str, forms[0][:3]))})"] if sums else []
+    written = call(BACKWARD if backward else FORWARD, [*given, str(found.causal), repr(found.scale), *handed])
     text = "\n".join(
         (
             *(f"# {line}" for line in lines),
@@ -269,20 +294,19 @@ def library(
     kind = dtypes[found.terms[2].name]
     rows, width = prod(forms[0][:3]), BYTES[kind]
     taken = sum(width * size for term, size in zip(terms[:2], points, strict=False) if dtypes[term.name] != kind)
-    launches: list[Launch] = []
+    launches, place = list[Launch](), tuple([*arrays].index(term.name) for term in found.terms)
     if not (backward and summed):
         taken += width * points[0] + 4 * rows  # the output, and the logarithms of its sums
-        writes = () if backward else tuple(range(3, len(found.terms)))
-        launches.append(Launch(FORWARD, 0, (0, 1, 2), writes, shapes=tuple(forms[:3]), causal=found.causal))
+        writes = () if backward else place[3:]
+        launches.append(Launch(FORWARD, 0, place[:3], writes, shapes=tuple(forms[:3]), causal=found.causal))
     if backward:
         taken += width * sum(points[:3]) + 4 * (points[0] + rows)  # gradients, and sums of those of queries in fp32
-        reads: tuple[int, ...] = (3, 0, 1, 2)
+        reads = (place[3], *place[:3])
         shapes: tuple[tuple[int, ...], ...] = (forms[0], *forms[:3])
         if summed:
-            reads, shapes = (*reads, 4, 5), (*shapes, forms[0], forms[0][:3])
-        writes = tuple(range(len(found.terms) - 3, len(found.terms)))
-        launches.append(Launch(BACKWARD, 0, reads, writes, shapes=shapes, causal=found.causal))
-    arguments, cut = tuple(arrays), len(arrays) - 3 if backward else 3
+            reads, shapes = (*reads, *place[4:6]), (*shapes, forms[0], forms[0][:3])
+        launches.append(Launch(BACKWARD, 0, reads, place[-3:], shapes=shapes, causal=found.causal))
+    arguments, cut = tuple(arrays), place[-3] if backward else place[3]
     return KernelFunction(
         name, text + "\n", arguments[:cut], arguments[cut:], (), (), launches=tuple(launches), allocates=taken
     )

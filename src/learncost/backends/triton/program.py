@@ -82,7 +82,7 @@ class _LaunchedCall:
                 reads, writes = ([arrays[at] for at in places] for places in (launch.reads, launch.writes))
                 if launch.shapes:
                     name = f"aten::scaled_dot_product_flash_attention{'_backward' if launch.name == BACKWARD else ''}"
-                    kind = self._operand(arrays[2]).dtype  # of the values
+                    kind = self._operand(reads[3 if launch.name == BACKWARD else 2]).dtype  # of the values
                     operands = [
                         self._operand(read)._replace(shape=shape, dtype=kind)
                         for read, shape in zip(reads, launch.shapes, strict=True)

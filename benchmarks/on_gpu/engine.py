@@ -1,11 +1,15 @@
-"""The engine on a GPU beside PyTorch: losses first, then each side alone: its first step, its steps, its memory."""
+"""The engine on a GPU beside PyTorch: predictions and losses first, then each side alone: first step, steps, memory."""
 
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,13 +24,15 @@ from prediction import gpt2, llama
 import learncost as lc
 import learncost.torch
 from learncost.devices.device import device as find_device
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.step import step
 from learncost.reports.memory.planner import chosen, smallest
 from on_gpu.asked import Asked, Row, said
 from on_gpu.in_triton import InTriton
 from on_gpu.steps import CARD, seconds
 
-LIMIT = 480
-"""Seconds after which no side begins, so that all of them end within ten minutes."""
+LIMIT, END = 480, 570
+"""Seconds after which no side begins, and after which one that runs is ended: all of them end within ten minutes."""
 STEPS, LOSSES, KERNELS = 15, 100, 12
 
 
@@ -71,18 +77,27 @@ SIDES: Mapping[str, type[Eager] | Callable[..., str]] = {
 
 
 def engine(asked: Asked) -> Iterator[Row]:
-    """Losses beside autocast's, then the rows of each side, and the kernels of ours."""
-    began = time.perf_counter()
+    """Predictions of ours, losses beside autocast's, then the rows of each side, and the kernels of ours."""
+    began, name = time.perf_counter(), "{0.model}, {0.batch_size} x {0.seq_len}".format
+    sections: list[tuple[str, Callable[[str], Iterator[Row]]]] = []
     for subject in subjects(asked):
-        name = f"{subject.model}, {subject.batch_size} x {subject.seq_len}"
-        for what, find in ((f"{name}, floor", _floor), *((f"{name}, {side}", partial(_side, side)) for side in SIDES)):
+        own = [side for side, plans in SIDES.items() if not isinstance(plans, type)]
+        sections += [(f"{name(subject)}, {side}", partial(_predicted, side, subject, asked)) for side in own]
+    for subject in subjects(asked):
+        sections.append((f"{name(subject)}, losses", partial(_losses, subject, asked)))
+    for subject in subjects(asked):
+        sections.append((f"{name(subject)}, floor", partial(_floor, subject, asked)))
+        sections += [(f"{name(subject)}, {side}", partial(_side, side, subject, asked)) for side in SIDES]
+    yield {"what": torch.cuda.get_device_name() if asked.device == "cuda" else "a CPU, in Triton's interpreter"}
+    with _ending(END):
+        for what, find in sections:
             if not asked.takes(what):
                 continue
             if time.perf_counter() - began > LIMIT:
                 yield {"what": what, "error": f"not begun after {LIMIT} s"}
                 continue
             try:
-                yield from find(subject, what, asked)
+                yield from find(what)
             except Exception as error:  # the next side goes on
                 yield {"what": what, "error": said(error)}
             gc.collect()
@@ -90,12 +105,40 @@ def engine(asked: Asked) -> Iterator[Row]:
                 torch.cuda.empty_cache()
 
 
-def _side(side: str, subject: Subject, what: str, asked: Asked) -> Iterator[Row]:
-    """Yield losses of ours, then the first step, the median of others, and the most bytes allocated."""
+@contextmanager
+def _ending(after: int) -> Iterator[None]:
+    """Raise an exception in a side that still runs after some seconds, such as one that tries all kernels."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"ended after {after} s in all")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(after)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _predicted(side: str, subject: Subject, asked: Asked, what: str) -> Iterator[Row]:
+    """Yield the peak and the time of ours, which are told before it runs."""
+    precision = {"dtype": "bf16-masters", "optimizer": "adamw"}
+    lengths = {"batch_size": subject.batch_size, "seq_len": subject.seq_len}
+    table, sizes = without_gradients(step(subject.built, "bp", "adamw")), subject.sizes
+    plan = SIDES[side](table, sizes, "bf16-masters")
+    given = {"engine": "cuda", "plan": plan, **precision, **lengths}
+    expected = lc.cost(subject.configuration, on=_card(asked.device == "cuda"), **given).recorded.seconds
+    yield {"what": what, "predicted": lc.memory(subject.configuration, **given).peak, "expected": expected}
+
+
+def _side(side: str, subject: Subject, asked: Asked, what: str) -> Iterator[Row]:
+    """Yield the first step, the median of others, and the most bytes allocated."""
     on_gpu, plans = asked.device == "cuda", SIDES[side]
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     own = not isinstance(plans, type)
+    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()  # kernels compile in the first step
     running = InTriton(plans) if own else plans()
     begun = time.perf_counter()
     running.begin(subject)
@@ -105,23 +148,9 @@ def _side(side: str, subject: Subject, what: str, asked: Asked) -> Iterator[Row]
     first = time.perf_counter() - begun
     times = sorted(seconds(run, asked.device) for _ in range(asked.some(range(STEPS), 2)[-1] + 1))
     row: Row = {"what": what, "first": first, "seconds": statistics.median(times)}
-    row["measured"] = torch.cuda.max_memory_allocated() if on_gpu else None
-    if own:
-        precision = {"dtype": "bf16-masters", "optimizer": "adamw"}
-        lengths = {"batch_size": subject.batch_size, "seq_len": subject.seq_len}
-        asking = partial(
-            lc.memory, subject.configuration, engine="cuda", plan=running.emitted.plan, **precision, **lengths
-        )
-        row["predicted"] = asking().peak
-        row["expected"] = lc.cost(
-            subject.configuration, engine="cuda", on=_card(on_gpu), plan=running.emitted.plan, **precision, **lengths
-        ).recorded.seconds
-    yield row
+    yield row | {"measured": torch.cuda.max_memory_allocated() if on_gpu else None}
     if own and on_gpu:
         yield from _kernels(what, run)
-    if side == "ours":
-        del running, run
-        yield from _losses(subject, what, asked)
 
 
 def _card(on_gpu: bool) -> str:
@@ -144,7 +173,7 @@ def _kernels(what: str, run: Any) -> Iterator[Row]:
         yield {"what": f"{what}: {each.count} x {each.key[:60]}", "seconds": each.self_device_time_total / 1e6}
 
 
-def _losses(subject: Subject, what: str, asked: Asked) -> Iterator[Row]:
+def _losses(subject: Subject, asked: Asked, what: str) -> Iterator[Row]:
     """Yield the largest distance between losses of steps on one batch each, and those of PyTorch under autocast."""
     sides: list[Any] = [InTriton(chosen), Eager()]
     several: list[list[float]] = []
@@ -154,10 +183,10 @@ def _losses(subject: Subject, what: str, asked: Asked) -> Iterator[Row]:
         given = running.prepare(*subject.batch(0))
         several.append([running.step(*given) for _ in range(number)])
     off = max(abs(one - other) / abs(other) for one, other in zip(*several, strict=True))
-    yield {"what": f"{what}: {len(several[0])} losses beside autocast's", "off": off}
+    yield {"what": f"{what}: {len(several[0])} beside autocast's", "off": off}
 
 
-def _floor(subject: Subject, what: str, asked: Asked) -> Iterator[Row]:
+def _floor(subject: Subject, asked: Asked, what: str) -> Iterator[Row]:
     """Yield the seconds of products alone, of attention's kernels, and of the bytes of AdamW."""
     side = FloorSide()
     side.begin(subject)

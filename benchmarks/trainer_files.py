@@ -23,11 +23,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from contextlib import chdir
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import yaml
 
 import learncost as lc
 from learncost.ir.errors import InputError
@@ -127,19 +132,50 @@ def compare_peaks(folder: Path) -> None:
     """Print the predicted peaks of files next to the published ones, and the errors by what was published."""
     errors: dict[str, list[float]] = defaultdict(list)
     for row in json.loads(PEAKS.read_text()):
-        published = row["GB"] * 1e9 if "GB" in row else row["GiB"] * 2**30
+        published = row["bytes"] if "bytes" in row else row["GB"] * 1e9 if "GB" in row else row["GiB"] * 2**30
         given = {"on": "cuda"} | ({"mesh": f"dp={row['devices']}"} if "devices" in row else {})
+        owner, name, path = row["file"].split("/", 2)
+        at = folder / owner / (f"{name}@{row['commit']}" if "commit" in row else name)
+        said = f"{row['file']} {row.get('scenario', '')} {row.get('given', '')}".strip()
         try:
-            peak = lc.memory(lc.request_of(f"{folder}/{row['file']}", **given)).peak
+            if "scenario" in row:
+                with chdir(at), TemporaryDirectory(dir=at) as place:
+                    script = Path(place) / "command.sh"
+                    script.write_text(command_of_scenario(Path(path), row["scenario"], row["given"]))
+                    peak = lc.memory(lc.request_of(str(script), **given)).peak
+            else:
+                peak = lc.memory(lc.request_of(str(at / path), **given, **row.get("given", {}))).peak
         except InputError as error:
-            print(f"{row['file']}: {str(error).removeprefix(f'{folder}/')[:150]}")
+            print(f"{said}: {str(error).removeprefix(f'{folder}/')[:150]}")
             continue
         error = peak / published - 1
         errors[row["kind"]].append(abs(error))
-        print(f"{row['file']}: {peak / 1e9:.2f} GB, {published / 1e9:.2f} {row['kind']}, {error:+.1%}")
+        print(f"{said}: {peak / 1e9:.2f} GB, {published / 1e9:.2f} {row['kind']}, {error:+.1%}")
     for kind, every in errors.items():
         near = sum(error <= 0.1 for error in every)
         print(f"{kind}: {median(every):.1%} in the median of {len(every)}, {near} within 10 %")
+
+
+def command_of_scenario(path: Path, name: str, given: Mapping[str, Any]) -> str:
+    """Return the command line that fms-acceleration's scripts/benchmarks/benchmark.py runs for a scenario.
+
+    given  what the benchmark varies: the model, the microbatch, and the number of processes
+    """
+    scenario = next(each for each in yaml.safe_load(path.read_text())["scenarios"] if each["name"] == name)
+    contents = yaml.safe_load(Path("sample-configurations/CONTENTS.yaml").read_text())["framework_configs"]
+    files = {each["shortname"]: each["filename"] for each in contents}
+    arguments = {**scenario["arguments"], **yaml.safe_load(path.with_name("defaults.yaml").read_text()), **given}
+    processes, plugins = arguments.pop("num_processes"), scenario["framework_config"][0]
+    if plugins:
+        arguments["acceleration_framework_config_file"] = f"sample-configurations/{files[plugins]}"
+    launcher = ["python"]
+    if processes > 1:
+        launcher = ["accelerate", "launch", "--config_file", f"{path.with_name('accelerate.yaml')}"]
+        launcher += ["--num_processes", str(processes)]
+    words = [*launcher, "-m", "tuning.sft_trainer", "--training_data_path", "data.json"]
+    for key, value in arguments.items():
+        words += [f"--{key}", *map(str, value if isinstance(value, list) else [value])]
+    return f"{shlex.join(words)}\n"
 
 
 def drawn(number: int, seed: int) -> list[str]:

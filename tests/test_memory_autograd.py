@@ -173,7 +173,11 @@ def test_what_is_asked_on_the_command_line(capsys):
         ("gpt2", {"plan": "fused"}, "does not support plan='fused': give engine='graph'"),
         ("deberta-base", {"plan": "flash"}, "does not support plan='flash': give engine='graph'"),
         ("gpt2", {"dtype": "int8"}, "fp32, fp64, bf16, fp16"),
-        ("gpt2", {"module": "keras"}, "transformers, transformers-uncached, transformers-reentrant, plain, litgpt"),
+        (
+            "gpt2",
+            {"module": "keras"},
+            "transformers, transformers-uncached, transformers-reentrant, transformers-4, plain, litgpt",
+        ),
         ("gpt2", {"optimizer": "muon", "optimizer_implementation": "foreach"}, "has no foreach muon"),
         ("gpt2", {"optimizer": "muon", "plan": "fused-update"}, "no fused muon"),
         ("gpt2", {"batch_size": 4, "accumulate": 2, "plan": "fused-update"}, "accumulate"),

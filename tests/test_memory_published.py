@@ -173,3 +173,23 @@ def test_peaks_that_were_measured_on_one_gpu():
 def test_measured_peaks_are_shown(capsys):
     assert main(["conventions", "llama-3.1-8b", "--memory"]) == 0
     assert "torchtune, QLoRA, RTX 4090    7.4 GiB" in capsys.readouterr().out
+
+
+@pytest.mark.one_in(every=2)
+@pytest.mark.parametrize(
+    ("model", "given", "bytes_published", "within"),
+    [
+        ("mixtral-8x7b", {"precision": "nf4-double", "batch_size": 8}, 48_770_183_680, 0.005),
+        ("mistral-7b-v0.1", {"precision": "bf16-masters", "batch_size": 4}, 26_704_571_904, 0.005),
+        ("mistral-7b-v0.1", {"precision": "bf16-true", "batch_size": 4, "mesh": "dp=2"}, 36_225_939_968, 0.005),
+        ("mixtral-8x7b", {"precision": "nf4-double", "batch_size": 4, "mesh": "dp=2"}, 21_126_185_472, 0.03),
+    ],
+)
+def test_allocated_peaks_of_transformers_4(model, given, bytes_published, within):
+    """fms-acceleration 24bdadb2, scripts/benchmarks/refs/a100_80gb.csv: LoRA on one A100 or two, and all weights."""
+    given = {**given, "placement": "fsdp", "engine": "eager"} if "mesh" in given else given
+    if given["precision"] != "bf16-true":
+        given = {**given, "lora": "q_proj,k_proj,v_proj,o_proj,c_attn", "lora_rank": 16, "lora_dropout": 0.1}
+    own = {"module": "transformers-4", "optimizer_implementation": "foreach", "clip": 1.0, "on": "cuda"}
+    found = lc.memory(model, "recompute", seq_len=4096, **own, **given)
+    assert found.peak == pytest.approx(bytes_published, rel=within)

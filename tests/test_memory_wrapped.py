@@ -53,7 +53,11 @@ def train(name, dtype, placement, checkpoints, microbatches, no_sync, devices):
     config = transformers.AutoConfig.for_model(name, **KEYS[name])
     kind = torch.bfloat16 if dtype == "bf16-true" else torch.float32
     module = getattr(transformers, CLASSES[name])._from_config(config, dtype=kind).train()
-    if checkpoints:
+    if checkpoints == "reentrant":
+        module.gradient_checkpointing_enable({"use_reentrant": True})
+        module.enable_input_require_grads()
+        module.config.use_cache = False
+    elif checkpoints:
         module.activation_checkpointing_enable()
     if placement == "ddp":
         called = DistributedDataParallel(module)
@@ -81,6 +85,7 @@ def predicted(name, dtype, placement, mesh, number, checkpoints, microbatches, n
     flags = {"precision": dtype, "engine": "eager", "mesh": mesh, "placement": placement, "seq_len": 96}
     flags |= {"batch_size": 4 * number * microbatches, "accumulate": microbatches, "no_sync": no_sync}
     flags["optimizer_implementation"] = how
+    flags |= {"module": "transformers-reentrant"} if checkpoints == "reentrant" else {}
     return lc.memory(configuration, "recompute" if checkpoints else "bp", optimizer="adamw", **flags)
 
 
@@ -100,6 +105,8 @@ def predicted(name, dtype, placement, mesh, number, checkpoints, microbatches, n
         ("llama", "bf16-true", "fsdp", {"dp": 4}, True, 3, True),
         ("llama", "bf16-masters", "zero-2", {"dp": 4}, False, 1, False),
         ("gpt2", "fp32", "zero-2", {"dp": 2}, True, 2, False),
+        ("llama", "bf16-masters", "fsdp", {"dp": 4}, "reentrant", 1, False),
+        ("gpt2", "fp32", "fsdp", {"dp": 3}, "reentrant", 2, False),
     ],
 )
 def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator(
@@ -358,7 +365,6 @@ def test_a_reference_model_is_sharded_as_the_model_that_learns(dtype, checkpoint
         ({"mesh": "dp=2", "place": "B over dp, * over dp of gradients"}, "no wrapper that shards gradients alone"),
         ({"mesh": "tp=2", "loss": "liger", "vocab_size": 50000}, "a head of parts of the vocabulary with the module's"),
         ({"mesh": "pp=2", "schedule": "zb-h1", "accumulate": 2, "batch_size": 2}, "does not support weight updates"),
-        ({"mesh": "dp=2", "placement": "fsdp", "module": "transformers-reentrant"}, "use module='transformers'"),
         ({"mesh": "dp=2", "placement": "ddp", "no_sync": True}, "supports no_sync for fully sharded weights alone"),
     ],
 )

@@ -415,7 +415,9 @@ _Model = Literal[
     "decoder",
     "encoder-decoder",
 ]
-_Module = Literal["transformers", "transformers-uncached", "transformers-reentrant", "plain", "litgpt", "itself"]
+_Module = Literal[
+    "transformers", "transformers-uncached", "transformers-reentrant", "transformers-4", "plain", "litgpt", "itself"
+]
 _Offload = Literal["paged-states", "states", "optimizer", "weights", "activations"]
 _Optimizer = Literal[
     "sgd", "momentum", "adamw", "rmsprop", "adamw8bit", "adam8bit", "adafactor", "lion", "muon", "none"
@@ -716,8 +718,9 @@ def compare(
         tensors, activation_offloading).
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
-        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
-        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
+        itself (the default).
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
@@ -877,8 +880,9 @@ def cost(
         that a separate request generates; or distillation, from a `teacher`.
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
-        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
-        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
+        itself (the default).
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
@@ -1027,8 +1031,9 @@ def fit(
     plan: Try only this plan (`learncost list plans`).
     engine: The engine that executes the step, as in learncost memory.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
-        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
-        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
+        itself (the default).
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
@@ -1147,8 +1152,9 @@ def memory(
         where possible), cuda (the step of emit --backend triton on a GPU, which was never measured on one), or
         c99.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
-        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
-        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
+        itself (the default).
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
@@ -1380,8 +1386,9 @@ def run_cost(
         under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
-        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
-        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
+        itself (the default).
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
@@ -1673,8 +1680,9 @@ def report(
         tensors, activation_offloading).
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
-        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), plain (a hand-optimized
-        implementation) or litgpt (that trainer's own); for an imported module itself (the default).
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
+        itself (the default).
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-

@@ -65,6 +65,12 @@ def _holders(weight: str) -> list[str]:
     return [weight.rsplit(".", up)[0] for up in range(1, weight.count(".") + 1)]
 
 
+def is_module(name: str) -> bool:
+    """Return whether a name is that of a module in some family."""
+    paths = (path for family in FAMILIES.values() for path in family.modules)
+    return name in _ANY or any(f".{path}".endswith(f".{name}") for path in paths)
+
+
 def module_of(path: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
     """Return the weights of a module by its full path: by the family's longest matching suffix, else by any
     family's."""

@@ -11,7 +11,7 @@ from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.models.model import Model
-from learncost.models.modules import joint, names, weights_named
+from learncost.models.modules import is_module, joint, names, weights_named
 from learncost.models.purposes import layers_that, linear_layers
 from learncost.ops import is_normalization
 from learncost.passes.rewrite_lora import LoraTarget, is_linear, is_lookup
@@ -189,7 +189,10 @@ class NamedParts:
 
     def projections(self, lora_names: Iterable[str]) -> tuple[LoraTarget, ...]:
         """Return the low-rank paths that `lora` names; the weights of one module share a path if all of them are
-        named."""
+        named. As in peft, names of modules of other families are passed over next to those that the model has."""
+        all_names = [*lora_names]
+        there = [name for name in all_names if weights_named(name, self.family, self.table.weights)]
+        lora_names = [name for name in all_names if name in there or not (there and is_module(name))]
         weights: dict[str, None] = {}
         others: dict[str, LoraTarget] = {}
         for name in lora_names:

@@ -131,7 +131,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     kept = not over_mesh or (by_eager and placement == "ddp")  # autocast
     precision = step.precision if kept else WITHOUT_AUTOCAST.get(step.precision or "", step.precision)
     engine = "eager" if over_mesh and by_eager and _needs_eager(step, precision) else None
-    own = "transformers-reentrant" if again and step.reentrant else step.module
+    own = step.module or ("transformers-reentrant" if again and step.reentrant else None)
     keywords: dict[str, Any] = {
         "model": step.sizes if described else model or _model(step, reading),
         "batch_size": (1 if step.micro_batch_size is None else step.micro_batch_size)
@@ -186,8 +186,11 @@ def _with_own_loss(step: Step) -> Step:
 
 
 def _needs_eager(step: Step, precision: str | None) -> bool:
-    """Return whether a step over a mesh has a setting that engine eager alone counts."""
-    return precision in WITHOUT_AUTOCAST or step.task in TASKS or any(map(partial(_counts, step), OF_EAGER))
+    """Return whether a step over a mesh has a setting that engine eager alone counts, or counts exactly: checkpoints
+    and codes, which PyTorch gathers and dequantizes block by block."""
+    kind = PRECISIONS.get(precision or "")
+    precise = step.checkpointing == FULL or precision in WITHOUT_AUTOCAST or (kind and kind.quantized)
+    return bool(precise) or step.task in TASKS or any(map(partial(_counts, step), OF_EAGER))
 
 
 def _counts(step: Step, name: str) -> bool:
@@ -198,10 +201,8 @@ def _counts(step: Step, name: str) -> bool:
 
 def _unwrapped(step: Step, placement: str) -> bool:
     """Return whether PyTorch's wrappers do not place a step over a mesh as its files say, so that graph answers."""
-    quantized = PRECISIONS[step.precision].quantized if step.precision in PRECISIONS else None
-    cut = quantized or (step.reentrant and step.checkpointing == FULL)
     wraps = placement in ("ddp", "zero-2", "fsdp", "zero-3", "hsdp")
-    return not wraps or bool((placement != "ddp" and cut) or step.plan not in (None, NONE))
+    return not wraps or step.plan not in (None, NONE)
 
 
 def _sums_whole(placement: str, accumulate: int) -> bool:
@@ -561,11 +562,15 @@ def step_of_reading(
     except InputError:  # what is missing is among `asks`
         keywords = {}
     if keywords:
-        keywords = for_question(keywords, flags) if flags else keywords
-        typed = {**keywords}
+        asked = for_question(keywords, flags) if flags else keywords
+        dropped: dict[str, Any] = {
+            name: keywords[name] for name in ("engine", "module") if name in keywords and name not in asked
+        }
+        keywords, typed = asked, {**asked}
         subject, settings = typed.pop("model"), {each.name for each in fields(Request)}
         typed |= typed.pop("sizes", {})
         left_out = {name: typed.pop(name) for name in [*typed] if flags and name in settings and name not in flags}
+        left_out |= dropped
         sizes = isinstance(subject, Mapping)
         line = shlex.join(["learncost", command, "-" if sizes else str(subject), *flags_typed(typed)])
         line = f"echo {shlex.quote(json.dumps(subject))} | {line}" if sizes else line

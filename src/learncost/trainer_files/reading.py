@@ -13,13 +13,13 @@ from learncost.ir.dataclass import OPTIONAL, dataclass, field, fields, replace
 from learncost.ir.errors import InputError, nearest, printable, shown
 from learncost.models.files import DATA_FILES, YAML
 from learncost.trainer_files.documents import Document, read_document
-from learncost.trainer_files.framework import ENGINE, LAUNCH, STEP, Framework, KeyRule, framework_of
+from learncost.trainer_files.framework import ADAPTER, ENGINE, LAUNCH, STEP, Framework, KeyRule, framework_of
 from learncost.trainer_files.step import Step
 
 ORDER = (LAUNCH, STEP, ENGINE)
 """The roles in the order of precedence, the last one first where a field differs; adapters come last."""
 
-NAMED_FILES = {"the DeepSpeed file": ENGINE, "the accelerate file": LAUNCH}
+NAMED_FILES = {"the DeepSpeed file": ENGINE, "the accelerate file": LAUNCH, "the acceleration file": ADAPTER}
 """Files that another one names and that are asked for where they are not found, by the role that they have."""
 
 BATCHES = ("micro_batch_size", "accumulate", "global_batch_size")

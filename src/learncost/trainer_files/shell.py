@@ -46,7 +46,10 @@ WORD = re.compile(rf"(?:{PRINTED.pattern}|\S)+")
 
 REDIRECTED = re.compile(r"\d?>|&>|<|\|")
 
-SUBMITTED = re.compile(r"^#SBATCH\s+(?:--([a-z-]+)|-(\w))[=\s]\s*(?:gpu:(?:\w+:)?)?(\d+)\s*(?:#.*)?$", re.MULTILINE)
+SUBMITTED = re.compile(
+    r"^#SBATCH[ \t]+(?:--([a-z-]+)[= \t]|-(\w)[= \t]?)[ \t]*(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)[ \t]*(?:#.*)?\r?$",
+    re.MULTILINE,
+)
 
 SLURM: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("nodes", "N"), ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")),
@@ -55,6 +58,9 @@ SLURM: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("gres", "gpus-per-node"), ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")),
 }
 """The options of sbatch with the variables that they give the script."""
+
+MPI = ("mpirun", "mpiexec", "horovodrun")
+"""Launchers whose -np or -n is the number of processes, as accelerate's --num_processes."""
 
 LAUNCHERS = ("python", "python3", "torchrun", "deepspeed", "accelerate", "bash")
 """The words that end the arguments of a command in front of them."""
@@ -262,6 +268,9 @@ def _arguments(words: Sequence[str]) -> dict[str, str | list[str]]:
         if given := ARGUMENT.fullmatch(word):
             key = given["flag"] or ""
             found[key or given["key"]] = [text] if (text := given["value"] or given["text"]) else []
+        elif word in ("-np", "-n") and words[0].rpartition("/")[2] in MPI:
+            key = "num_processes"
+            found[key] = []
         elif word in LAUNCHERS or re.match("-[A-Za-z]", word):
             key = ""
         elif word.endswith(".py"):  # the script that a launcher runs

@@ -325,6 +325,10 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
     order = tape.new(shares.elements, INTEGER)
     selected = count(call.outward.left[0].declared)
     value, back = names.found(call.value, values), names.leaf(call.outward.right[1].name)
+    into = names.leaf(*(line.right[1].name for line in call.inward))
+    if back.coded:  # linear modules, of which one at a time is dequantized
+        every = count(names.axes[call.outward.right[1].name][:1])
+        into, back = (replace(weight, elements=weight.elements // every) for weight in (into, back))
     sizes = [count(line.left[0].declared) for line in call.inward]
     multiplied: Callable[[TapeTensor, TapeTensor, int], TapeTensor] = partial(linear, casts=False)  # grouped_mm
     if call.scaled:
@@ -334,7 +338,7 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
         sizes, selected, multiplied = [size * times for size in sizes], selected * times, TapeTensor.matmul
     else:
         rows = value.gather(order, selected)
-    parts = multiplied(rows, names.leaf(*(line.right[1].name for line in call.inward)), sum(sizes)).split(sizes)
+    parts = multiplied(rows, into, sum(sizes)).split(sizes)
     local = {**values, **{line.name: part for line, part in zip(call.inward, parts, strict=True)}}
     biased: set[str] = set()
     biases: list[TapeTensor] = []

@@ -176,6 +176,13 @@ Joins = Callable[[Sequence[Projection]], Sequence[Sequence[Projection]]]
 """A function that groups the projections of a value that are one matrix."""
 
 
+def reads_experts(line: Line | Loop) -> str:
+    """Return the weights of experts that a product gathers; empty if it gathers none."""
+    if not (isinstance(line, Product) and len(line.right) == 2 and line.sides.sums):
+        return ""
+    return line.right[1].name if line.right[1].indexed else ""
+
+
 class CallScope:
     """The calls of the lines of one scope.
 
@@ -477,13 +484,7 @@ class CallScope:
         return None
 
     def _is_expert(self, line: Line | Loop) -> bool:
-        return (
-            isinstance(line, Product)
-            and len(line.right) == 2
-            and line.right[1].indexed
-            and line.right[1].name in self.weights
-            and line.sides.sums
-        )
+        return reads_experts(line) in self.weights
 
     def _embedding(self, line: Line) -> Embedding | None:
         first = line.right[0]

@@ -136,6 +136,7 @@ class Module:
     caches = True
     of_family = False
     stable = False
+    linear_experts = False
     checkpoint = "frames"
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
@@ -323,6 +324,23 @@ class Reentrant(Transformers):
     checkpoint = "reentrant"
 
 
+class Transformers4(Reentrant):
+    """transformers' own code before 4.50: checkpoints are reentrant, logits are shifted in a copy (4.48,
+    loss/loss_utils.py), and experts are linear modules, one after the other (4.48, modeling_mixtral.py).
+    """
+
+    name = "transformers-4"
+    said = f"{Reentrant.said} (transformers before 4.50: shifted logits are a copy, experts are linear modules)"
+    linear_experts = True
+
+    def loss(self, scores: TapeTensor, targets: TapeTensor | None, parallel: bool = False) -> TapeTensor:
+        logits = scores.in_float() if self.upcast else scores
+        shifted = logits.copied()
+        result = super().loss(shifted, targets, parallel)
+        scores.tape.hold(logits, shifted)
+        return result
+
+
 class Uncached(Transformers):
     """The same with `use_cache=False`."""
 
@@ -458,7 +476,7 @@ def _disentangled(
 
 
 MODULES: Mapping[str, type[Module]] = {
-    module.name: module for module in (Transformers, Uncached, Reentrant, Module, LitGPT, Itself)
+    module.name: module for module in (Transformers, Uncached, Reentrant, Transformers4, Module, LitGPT, Itself)
 }
 """The implementations that can be simulated, by name."""
 USUAL_MODULE = Transformers.name

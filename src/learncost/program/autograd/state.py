@@ -40,7 +40,7 @@ class StepOptions:
     stepping     the optimizer's step
     microbatches the number of microbatches whose gradients are summed
     matrices     the number of rows of each weight that is a matrix
-    coded        the weights that are stored as codes and scales, and their bytes
+    coded        the weights that are stored as codes and scales, with the bytes of both
     wrapping     how the module is distributed over devices
     loss         the loss that is computed together with the head; None: the module's own
     drops_paths  whether operands of low-rank paths have dropout
@@ -60,7 +60,7 @@ class StepOptions:
     stepping: Stepping = field(default_factory=Stepping)
     microbatches: int = 1
     matrices: Mapping[str, int] = field(default_factory=dict)
-    coded: Mapping[str, int] = field(default_factory=dict)
+    coded: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     wrapping: Wrapping | None = None
     loss: LossRow | None = None
     drops_paths: bool = False
@@ -207,13 +207,21 @@ class StepState:
         """The weights outside of blocks."""
         assert self.sharded
         names = [name for name in self.table.weights if name not in self.blocks]
-        return self.sharded.group(ROOT, [self.count(self.table.axes[name]) for name in names])
+        return self.sharded.group(ROOT, [self.stored(name, self.table.axes[name]) for name in names])
 
     def group(self, block: tuple[int, int], iteration: int) -> ParameterGroup:
         """Return the weights of a block of an iteration."""
         assert self.sharded
         names = [name for name, of in self.blocks.items() if of == block]
-        return self.sharded.group((*block, iteration), [self.count(self.table.axes[name][1:]) for name in names])
+        elements = [self.stored(name, self.table.axes[name][1:]) for name in names]
+        return self.sharded.group((*block, iteration), elements)
+
+    def stored(self, name: str, axes: Sequence[str]) -> int:
+        """Return how many elements a weight is stored as, whole or in a block: codes lie in elements of its type, as
+        with `bnb_4bit_quant_storage`."""
+        elements, whole = self.count(axes), self.count(self.table.axes[name])
+        coded = self.asked.coded.get(name)
+        return elements * coded[0] // (whole * self.asked.width) if coded else elements
 
     @cached_property
     def sharded_over(self) -> int:

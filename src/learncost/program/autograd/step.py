@@ -239,7 +239,10 @@ def run_step(tape: Tape, chunks: Sequence[Chunk], asked: StepOptions, passes: Se
         state.release(state.inputs)
         state.release_masks()
     tape.label, builder.phase = STEP, OPTIMIZER
-    step_weights(asked.stepping, tape.learned, builder)
+    shapes = tape.learned
+    if state.sharded:  # along the first axis
+        shapes = [(state.sharded.wrapping.part(rows), *others) for rows, *others in shapes]
+    step_weights(asked.stepping, shapes, builder)
     builder.run("optimizer")
     tape.hold(*(scores for each in states for scores in each.scores))
     tape.hold_gradients()
@@ -280,10 +283,11 @@ def _forward(state: StepState) -> list[TapeTensor]:
             continue
         elements = state.count(table.axes[name])
         width = INTEGER if name in table.indices else asked.width if name in table.weights else state.tape.width
-        size = asked.coded.get(name, elements * width)
+        codes, scales = asked.coded.get(name, (elements * width, 0))
+        size = codes + scales
         if state.sharded and name in table.weights:
-            learned = state.sharded.wrapping.stored
-            size = state.sharded.wrapping.part(elements) * (learned if name in asked.learning else width)
+            learned = state.sharded.wrapping.stored if name in asked.learning else width
+            size = state.sharded.wrapping.part(state.stored(name, table.axes[name])) * learned + scales
         role = WEIGHTS if name in table.weights else ACTIVATIONS
         add = builder.make if name in reads else builder.allocate
         place = asked.place(role) if name in table.weights else ""

@@ -16,10 +16,12 @@ from learncost.models.model import Model, run_sizes
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
 from learncost.ops import is_log_softmax
 from learncost.passes.plan import NONE, by_eager, plan_of, usual_plan
+from learncost.passes.quantized import bytes_of_array
 from learncost.procedures.optimizer import PAGED
 from learncost.procedures.procedure import procedure
+from learncost.program.autograd.calls import reads_experts
 from learncost.program.autograd.mixers import MIXERS, RECURRENCES
-from learncost.program.autograd.module import Itself, Module
+from learncost.program.autograd.module import Itself, Module, module_named
 from learncost.program.autograd.state import OtherModel, StepOptions
 from learncost.program.autograd.step import Chunk, StepPass, run_step
 from learncost.program.autograd.tape import Tape
@@ -225,6 +227,25 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int], shown: bool = False, d
     return tape.builder.program()
 
 
+def _coded(step: MemoryStep) -> dict[str, tuple[int, int]]:
+    """Return the bytes of the codes of quantized weights, which `fully_shard` shards, and of their scales, of which a
+    device may have a part. Experts are among them where they are linear modules.
+    """
+    model, kind, axes = step.model, step.kind.quantized, step.run.axes
+    table, result = model.plain or model.table, dict[str, tuple[int, int]]()
+    every = {weight.weight: (bytes_of_array(weight.codes, axes), weight.bytes(axes)) for weight in model.quantized}
+    if kind and module_named(step.module).linear_experts:
+        stacks = dict(pair for loop in table.repeats for pair in loop.each)
+        experts = {stacks[name] for line, _ in walk(table.lines) if (name := reads_experts(line)) in stacks}
+        for name in experts & {*table.weights} - {*model.learning}:
+            count = prod(shape_of(table.axes[name], axes))
+            every[name] = count * kind.bits // 8, kind.bytes(count)
+    for name, (codes, whole) in every.items():
+        all_elements, elements = (prod(shape_of(of.axes[name], step.sizes())) for of in (table, step.forward))
+        result[name] = codes * elements // all_elements, (whole - codes) * elements // all_elements
+    return result
+
+
 def _stages(step: MemoryStep, sizes: Mapping[str, int], device: int = 0) -> list[Chunk]:
     """Return the forward table, or those of the stages of a device of a pipeline, with their sizes on the device."""
     here = _here(step, sizes)
@@ -267,15 +288,6 @@ def _hosted_gradients(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, i
         return {GRADIENTS: wrapping.part(learned)}
     largest = max((bytes_of(table, (name,), sizes, lambda _: kind.weight) for name in step.model.learning), default=0)
     return {GRADIENTS: learned, "offload buffer": largest}
-
-
-def _coded(step: MemoryStep) -> dict[str, int]:
-    """Return the bytes of codes and scales of each quantized weight, of which a device may have a part."""
-    whole, sizes, result = (step.model.plain or step.model.table).axes, step.sizes(), {}
-    for weight in step.model.quantized:
-        all_elements, elements = (prod(shape_of(axes[weight.weight], sizes)) for axes in (whole, step.forward.axes))
-        result[weight.weight] = weight.bytes(step.run.axes) * elements // all_elements
-    return result
 
 
 def _rows(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -484,16 +496,10 @@ def _unwrapped(step: MemoryStep) -> str:
         return f"does not support {why} in stages of a pipeline: use --engine graph"
     if wrapping.parts > 1 and step.model.configuration.layer is not None:
         return "cannot find the blocks of an imported module for fully_shard: use --placement ddp, or --engine graph"
-    if wrapping.parts > 1 and step.module.endswith("reentrant"):
-        return f"does not support fully_shard with --module {step.module}: use --module transformers"
     if wrapping.parts > 1 and step.kind.autocast:
         masters = training_precision(step.kind.values)
         return f"casts sharded weights by MixedPrecisionPolicy, not by autocast: use --precision {masters}"
-    return (
-        "does not support fully_shard of quantized frozen weights"
-        if wrapping.parts > 1 and step.model.quantized
-        else ""
-    )
+    return ""
 
 
 def _unstaged(step: MemoryStep) -> str:
@@ -547,7 +553,7 @@ def _refuses(step: MemoryStep) -> str:
         return f"does not support --plan {step.run.plan}"
     if step.eager.loss and CHUNKED in _plans(step):
         return f"takes --loss {step.eager.loss} or --plan {CHUNKED}, which is --loss liger: not both"
-    if step.eager.selects and step.module.endswith("reentrant"):
+    if step.eager.selects and module_named(step.module).checkpoint == "reentrant":
         return f"does not support --checkpoint-every op with --module {step.module}: use --module transformers"
     if step.eager.task and (why := _untasked(step)):
         return why

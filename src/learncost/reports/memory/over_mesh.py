@@ -67,7 +67,10 @@ class MeshMemory:
 
     def passes(self, sizes: Mapping[str, int], device: int) -> list[tuple[str, int, int]]:
         """Return the passes of a device with their chunks and microbatches, of as many as have the memory of all."""
-        order = order_in_flight(self.way(sizes)).orders[device]
+        way = self.way(sizes)
+        if way.schedule == "1f1b":  # its second backward pass has sums of gradients, and as many in flight as any other
+            way = replace(way, microbatches=min(way.microbatches, way.stages - device + 1))
+        order = order_in_flight(way).orders[device]
         return [(each.kind, each.chunk, each.microbatch) for each in order]
 
     @property

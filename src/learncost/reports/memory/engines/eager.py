@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from operator import le
 from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError
@@ -258,14 +259,17 @@ def _stages(step: MemoryStep, sizes: Mapping[str, int], device: int = 0) -> list
 def _fullest(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[Program, int]:
     """Return the program of the device of a pipeline with the highest peak, and its number.
 
-    Of devices with the same stages the first has the most microbatches in flight.
+    A device after another one with as many blocks and all of its weights has no more microbatches in flight.
     """
     pipeline = step.over.pipeline if step.over else None
-    different = dict[Hashable, int]()
+    several = dict[int, tuple[list[int], set[tuple[int, str]]]]()
     for device in range(pipeline.stages if pipeline else 1):
-        key = [(tuple(here.items()), tuple(table.weights)) for table, here in _stages(step, sizes, device)]
-        different.setdefault(tuple(key), device)
-    programs = ((_emulated(step, sizes, device=device), device) for device in different.values())
+        chunks = _stages(step, sizes, device)
+        blocks = [_blocks(step, [each]) for each in chunks]
+        weights = {(place, name) for place, (table, _) in enumerate(chunks) for name in table.weights}
+        if not any(weights <= more and all(map(le, blocks, most)) for most, more in several.values()):
+            several[device] = blocks, weights
+    programs = ((_emulated(step, sizes, device=device), device) for device in several)
     return max(programs, key=lambda each: peak(each[0]).bytes)
 
 

@@ -10,6 +10,7 @@ import scipy.special  # noqa: F401 - what a program imports while it runs would 
 import learncost as lc
 from learncost.backends.executed import executed
 from learncost.engines.emitted import EmittedProgram
+from learncost.ir.errors import InputError
 from learncost.ir.polynomial import shape_of
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
@@ -180,6 +181,8 @@ def test_a_view_keeps_the_object_of_the_array_that_owns_its_memory():
     finally:
         tracemalloc.stop()
     assert view.shape == views[0].shape
+    with pytest.raises(InputError, match=r"the memory of np\.cumsum is unknown"):
+        view.cumsum()
     assert abs(seen - (builder.in_use - before)) < 32  # 128 bytes of numbers, and two objects of 144
 
 

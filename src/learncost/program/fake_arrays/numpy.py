@@ -69,6 +69,9 @@ class FakeArray(np.ndarray):
         """Return whether it is no view."""
         return len(self.buffers) > 1
 
+    def __repr__(self) -> str:
+        return f"FakeArray({self.shape}, {self.dtype})"
+
     def like(self, shape: Sequence[int], dtype: Any = None, order: Sequence[int] | None = None) -> Self:
         """Allocate an array in the same program."""
         return self.new(self.builder, shape, dtype or self.dtype, order)
@@ -139,9 +142,24 @@ class FakeArray(np.ndarray):
         if name in _OF_OTHERS:
             more = {"subok": True} if name == "broadcast_to" else {}
             return super().__array_function__(function, types, arguments, {**settings, **more})
-        if name not in _ALLOCATING:
-            raise InputError(f"the memory of np.{name} is unknown: add it to learncost.program.fake_arrays")
-        return _ALLOCATING[name](*arguments, **settings)
+        return _ALLOCATING.get(name, _unknown(name))(*arguments, **settings)
+
+
+def _unknown(name: str) -> Callable[..., Any]:
+    """Return a function that refuses what would read elements."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise InputError(f"the memory of np.{name} is unknown: add it to learncost.program.fake_arrays")
+
+    return refuse
+
+
+_METHODS = ("astype", "clip", "max", "mean", "min", "reshape", "sum", "transpose", "view")
+"""The methods of NumPy's arrays that read no elements here: all others are refused."""
+
+for _name in dir(np.ndarray):
+    if not _name.startswith("_") and callable(getattr(np.ndarray, _name)) and _name not in _METHODS:
+        setattr(FakeArray, _name, _unknown(_name))
 
 
 def laid(shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Any:

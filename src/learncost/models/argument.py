@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -86,7 +86,7 @@ def preset_names() -> Mapping[str, Preset]:
     return {name: preset for preset in every for name in (preset.name, *preset.aliases)}
 
 
-@cache
+@lru_cache(maxsize=256)
 def preset(name: str) -> Preset | None:
     """Return the preset of a name, an alias or a Hub repository (`openai-community/gpt2`), or None.
 

@@ -86,10 +86,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     if depth is not None and by != "module":
         raise InputError(f"--depth requires --by module, not {by}")
     check_choice("by", by, BY)
-    if request.offload:
-        from learncost.reports.memory.step import offload_named  # imported where needed: start-up counts
-
-        offload_named(request.offload)
+    request.check_memory_settings()
     counts_alone, trains = request.on is None and not request.mesh, bool(request.mesh) and request.is_training
     kind = request.kind(counts_alone, trains) if request.is_typed else request.kind()
     cluster, rates = None, None if request.mesh else request.rates(kind)
@@ -127,7 +124,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     parts = counted(request.accumulate) or 0
     if request.is_training and parts != 1 and not request.is_sharded:
         if not parts or answer.batch_size % parts:
-            wrong = shown(request.accumulate)
+            wrong = parts or shown(request.accumulate)
             raise InputError(f"accumulate must be a divisor of the batch size {answer.batch_size}, not {wrong}")
         whole = f"{answer.counted}; counts and time are of the undivided batch, memory of {parts:,} microbatches"
         answer = replace(answer, counted=whole)

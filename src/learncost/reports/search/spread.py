@@ -18,7 +18,7 @@ from learncost.procedures.optimizer import DEFAULT, default_optimizer
 from learncost.program.pipeline import CHUNKS, KINDS
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.types import communication_buffers_of
-from learncost.reports.request import Request
+from learncost.reports.request import ON_DEVICE, Request
 from learncost.reports.run import executed_plan, prepare
 from learncost.reports.search.search import batch_of, of_one, search
 from learncost.sharding.clauses import Clause, clauses
@@ -135,7 +135,13 @@ def pipeline_options(request: Request) -> tuple[int, int]:
     return whole["microbatch"], 0 if request.chunks is None else whole["chunks"]
 
 
-OF_MESH = ("plan", "procedure", "optimizer", "accumulate", "schedule", "chunks", "communication_buffers")
+OF_MEMORY_ALONE = ("no_sync", *(name for name in ON_DEVICE.split() if name != "clip"))
+"""The settings that change the memory of a step over a mesh alone; the norms of clipping are not counted."""
+
+OF_MESH = (
+    *("plan", "procedure", "optimizer", "accumulate", "schedule", "chunks", "communication_buffers"),
+    *OF_MEMORY_ALONE,
+)
 """The settings of a step that a search for its mesh has no choice of: it takes the usual ones."""
 
 LARGEST = 10**6
@@ -191,7 +197,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     text = ", ".join(filter(None, (request.place, request.placement))) or usual(cut.inner.names)
     peak: int = step.peak
     split: Mapping[str, int] = split_of(account, step, run.axes)
-    if (engine := request.timed_by) != GRAPH:
+    if (engine := request.timed_by) != GRAPH or any(name in request.given for name in OF_MEMORY_ALONE):
         from learncost.reports.memory.memory import memory_on, memory_question  # are built on this module
         from learncost.reports.memory.runs import engine_of
 

@@ -323,6 +323,25 @@ file["main"]([])
     assert found.returncode == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kernels_of_every_family_compile_without_a_gpu(family: str, tmp_path: Path) -> None:
+    """Registers and spilled bytes of every kernel in bf16 for two targets, which `-s` shows."""
+    configuration = small(family)
+    model, lengths = build(configuration), lengths_open(configuration, 6, 5)
+    sizes = run_sizes(model, 2, *lengths)
+    table = without_gradients(step(model, "bp", "adamw"))
+    table = planned(table, chosen(table, sizes, "bf16-masters"), sizes)
+    (tmp_path / "step.py").write_text(emitted(table, sizes, "bf16-masters", family), encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "step.py", "--compile", "sm_80", "sm_90"]
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    print(f"{family}\n{found.stdout}")
+    assert found.returncode == 0, found.stderr
+    kernels = re.findall(r"^    \w+_kernel(?:_\d+)?: \d+,$", (tmp_path / "step.py").read_text(encoding="utf-8"), re.M)
+    assert len(found.stdout.splitlines()) == 2 * len(kernels) > 0
+
+
 def test_the_engine_cuda_is_the_emitted_file() -> None:
     """The arena is the file's; the FLOPs of products in kernels are those of the price book, also in tiles."""
     own = LLAMA | ONE | {"sliding_window": 3}  # attention with a window is not the library's

@@ -41,71 +41,8 @@ except ModuleNotFoundError as error:
     refuse(f"{error.name} is not installed, which this step needs: pip install {error.name}")
 """
 
-TANH = '''\
-@triton.jit
-def tanh(x):
-    """The hyperbolic tangent; near 0, where a difference would lose digits, by its series."""
-    power = tl.exp(-2.0 * tl.abs(x))
-    large = tl.where(x < 0, -1.0, 1.0) * (1.0 - power) / (1.0 + power)
-    square = x * x
-    series = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 + square * (-17.0 / 315 + square * 62.0 / 2835))))
-    return tl.where(square < 0.0025, series, large)
-'''
-
-LOG1P = '''\
-@triton.jit
-def log1p(x):
-    """log(1 + x), exact where x is small (Goldberg 1991, theorem 4)."""
-    one = 1.0 + x
-    return tl.where(one == 1.0, x, x * tl.log(one) / tl.where(one == 1.0, 1.0, one - 1.0))
-'''
-
-EXPM1 = '''\
-@triton.jit
-def expm1(x):
-    """exp(x) - 1, exact where x is small (Kahan, in Higham 2002, section 1.14.1)."""
-    power = tl.exp(x)
-    near = tl.where((tl.abs(x) < 0.5) & (power != 1.0), power, 2.0)
-    return tl.where(power == 1.0, x, tl.where(tl.abs(x) < 0.5, (near - 1.0) * x / tl.log(near), power - 1.0))
-'''
-
-POWER = '''\
-@triton.jit
-def power(x, z):
-    """x to the power z: of a negative x only where z is whole."""
-    size = tl.where(z == 0.0, 1.0, tl.exp2(z * tl.log2(tl.abs(x))))
-    odd = z - 2.0 * tl.floor(z / 2.0) == 1.0
-    negative = tl.where(tl.floor(z) == z, tl.where(odd, -size, size), float("nan"))
-    return tl.where(x < 0.0, negative, size)
-'''
-
-DOT_BF16 = '''\
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-
-
-@triton.jit
-def dot_bf16(left, right, sums):
-    """sums + left right, of factors in bf16; as fp32 in Triton's interpreter, which multiplies the bits of bf16."""
-    left, right = left.to(tl.bfloat16), right.to(tl.bfloat16)
-    if INTERPRETED:
-        left, right = left.to(tl.float32), right.to(tl.float32)
-    return tl.dot(left, right, sums)
-'''
-
-ADD_PARTS = '''\
-@triton.jit
-def add_parts(parts, total, number, size):
-    """total[i] = sum over p of parts[p i], always in the same order."""
-    i = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
-    sums = tl.zeros([1, 32], parts.dtype.element_ty)
-    for first in range(0, number, 64):
-        p = first + tl.arange(0, 64)[:, None]
-        part = tl.load(parts + p * size + i, mask=(p < number) & (i < size), other=0.0)
-        sums += tl.sum(part, 0, keep_dims=True)
-    tl.store(total + i, sums, mask=i < size)
-'''
-
-ATTENTION = '''\
+HELPERS = {
+    "library_attention": '''\
 def library_attention(q, k, v, a, causal, scale, sums=None):
     """a = softmax(scale q k^T) v by PyTorch's library in v's type, each [sequences, heads, positions, width].
 
@@ -121,9 +58,8 @@ def library_attention(q, k, v, a, causal, scale, sums=None):
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     for made, each in zip((a, sums), flash(q, k, v, 0.0, causal, scale=scale)):
         made.copy_(each)
-'''
-
-ATTENTION_BACKWARD = '''\
+''',
+    "library_attention_backward": '''\
 def library_attention_backward(q, k, v, da, dq, dk, dv, causal, scale, a=None, sums=None):
     """The gradients of attention by PyTorch's library, which makes its output and sums of rows again without these."""
     if sums is None:
@@ -145,17 +81,65 @@ def library_attention_backward(q, k, v, da, dq, dk, dv, causal, scale, a=None, s
             made = flash(*factors, sums, 0.0, causal, scale=scale)
     for gradient, each in zip((dq, dk, dv), made):
         gradient.copy_(each)
-'''
+''',
+    "tanh": '''\
+@triton.jit
+def tanh(x):
+    """The hyperbolic tangent; near 0, where a difference would lose digits, by its series."""
+    power = tl.exp(-2.0 * tl.abs(x))
+    large = tl.where(x < 0, -1.0, 1.0) * (1.0 - power) / (1.0 + power)
+    square = x * x
+    series = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 + square * (-17.0 / 315 + square * 62.0 / 2835))))
+    return tl.where(square < 0.0025, series, large)
+''',
+    "log1p": '''\
+@triton.jit
+def log1p(x):
+    """log(1 + x), exact where x is small (Goldberg 1991, theorem 4)."""
+    one = 1.0 + x
+    return tl.where(one == 1.0, x, x * tl.log(one) / tl.where(one == 1.0, 1.0, one - 1.0))
+''',
+    "expm1": '''\
+@triton.jit
+def expm1(x):
+    """exp(x) - 1, exact where x is small (Kahan, in Higham 2002, section 1.14.1)."""
+    power = tl.exp(x)
+    near = tl.where((tl.abs(x) < 0.5) & (power != 1.0), power, 2.0)
+    return tl.where(power == 1.0, x, tl.where(tl.abs(x) < 0.5, (near - 1.0) * x / tl.log(near), power - 1.0))
+''',
+    "power": '''\
+@triton.jit
+def power(x, z):
+    """x to the power z: of a negative x only where z is whole."""
+    size = tl.where(z == 0.0, 1.0, tl.exp2(z * tl.log2(tl.abs(x))))
+    odd = z - 2.0 * tl.floor(z / 2.0) == 1.0
+    negative = tl.where(tl.floor(z) == z, tl.where(odd, -size, size), float("nan"))
+    return tl.where(x < 0.0, negative, size)
+''',
+    "dot_bf16": '''\
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
-HELPERS = {
-    "library_attention": ATTENTION,
-    "library_attention_backward": ATTENTION_BACKWARD,
-    "tanh": TANH,
-    "log1p": LOG1P,
-    "expm1": EXPM1,
-    "power": POWER,
-    "dot_bf16": DOT_BF16,
-    "add_parts": ADD_PARTS,
+
+@triton.jit
+def dot_bf16(left, right, sums):
+    """sums + left right, of factors in bf16; as fp32 in Triton's interpreter, which multiplies the bits of bf16."""
+    left, right = left.to(tl.bfloat16), right.to(tl.bfloat16)
+    if INTERPRETED:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, sums)
+''',
+    "add_parts": '''\
+@triton.jit
+def add_parts(parts, total, number, size):
+    """total[i] = sum over p of parts[p i], always in the same order."""
+    i = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
+    sums = tl.zeros([1, 32], parts.dtype.element_ty)
+    for first in range(0, number, 64):
+        p = first + tl.arange(0, 64)[:, None]
+        part = tl.load(parts + p * size + i, mask=(p < number) & (i < size), other=0.0)
+        sums += tl.sum(part, 0, keep_dims=True)
+    tl.store(total + i, sums, mask=i < size)
+''',
 }
 """The functions of kernels by name."""
 

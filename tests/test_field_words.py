@@ -14,7 +14,7 @@ import learncost as lc
 from learncost.cli.command import COMMANDS, main
 from learncost.cli.typed import read
 from learncost.ir.precision import precision_of
-from learncost.reports.question import FLAGS, SWITCHES, canonical_arguments
+from learncost.reports.question import FLAGS, canonical_arguments, switches
 from test_documentation_search import HIGHEST_SCORE_OF_TEXT, scores
 
 ROWS = tomllib.loads(Path(__file__).with_name("field_words.toml").read_text(encoding="utf-8"))
@@ -87,7 +87,7 @@ def test_other_words_name_what_there_is() -> None:
     for command in COMMANDS.values():
         spelled = [each for flag in command.flags if flag.how == "flag" for each in flag.names]
         own = {flag.name for flag in command.flags}
-        spelled += [switch for switch, (name, _) in SWITCHES.items() if name in own]
+        spelled += [switch for switch, (name, _) in switches().items() if name in own]
         assert len(spelled) - len({*spelled}) <= 1  # explain and formulas have a format of their own
     assert main(["memory", "gpt2", "--gradient-checkpointing", "--procedure", "bp"]) == 2
     assert main(["memory", "gpt2", "--gradient-checkpointing=yes"]) == 2

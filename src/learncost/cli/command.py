@@ -7,7 +7,6 @@ code 2. Questions are imported when they are asked, so that one costs nothing to
 from __future__ import annotations
 
 import errno
-import gc
 import json
 import os
 import sys
@@ -223,19 +222,13 @@ class _NotWrittenError(Exception):
     """The result could not be written, for example on a full disk."""
 
 
-COLLECTED = 50_000, 20, 100
-"""The thresholds of Python's garbage collector in a process of one command, which makes many objects and few cycles."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    if arguments is None:
-        gc.set_threshold(*COLLECTED)
-        if "LEARNCOST_COMPLETE" in os.environ:
-            from learncost.cli.completion import following
+    if arguments is None and "LEARNCOST_COMPLETE" in os.environ:
+        from learncost.cli.completion import following
 
-            print(*following(sys.argv[1:]), sep="\n")
-            return GOOD
+        print(*following(sys.argv[1:]), sep="\n")
+        return GOOD
     words = list(sys.argv[1:] if arguments is None else arguments)
     with like_ctrl_c():
         return _ended(words)

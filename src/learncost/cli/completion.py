@@ -7,7 +7,7 @@ from itertools import chain
 
 from learncost.cli.command import COMMANDS, MERGED, MORE, unmerged
 from learncost.ir.errors import InputError, nearest, shown
-from learncost.reports.question import SWITCHES, Flag, question
+from learncost.reports.question import Flag, question, switches
 
 SHELLS: Mapping[str, str] = {  # LEARNCOST_COMPLETE asks for what may follow
     "bash": """\
@@ -69,9 +69,9 @@ def _candidates(before: Sequence[str], last: str) -> Iterable[str]:
         return [f"{done}{value}" for value in _values(asked)]
     if last.startswith("-"):
         merged = (f"--{other}" for other, of in MERGED.items() if of == name)
-        switches = (switch for switch, (of, _) in SWITCHES.items() if of in flags)
+        of_tools = (switch for switch, (of, _) in switches().items() if of in flags)
         usual = (flag.names[0] for flag in by_spelling.values())
-        return dict.fromkeys([*usual, *switches, *merged, "--help"])
+        return dict.fromkeys([*usual, *of_tools, *merged, "--help"])
     places = [flag for flag in flags.values() if flag.how.startswith("argument")]
     values = {place + 1 for place, word in enumerate(typed) if word in by_spelling and by_spelling[word].value}
     given = sum(not word.startswith("-") and place not in values for place, word in enumerate(typed))

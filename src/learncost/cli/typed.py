@@ -15,7 +15,7 @@ from learncost.models.configuration import SETTINGS
 from learncost.models.families import FAMILIES
 from learncost.models.files import DATA_FILES
 from learncost.models.sizes import CANONICAL, spelled
-from learncost.reports.question import FLAGS, SWITCHES, Flag, docstring_parts, question
+from learncost.reports.question import FLAGS, Flag, docstring_parts, question, switches
 
 if TYPE_CHECKING:
     from learncost.importer.files.reading import How
@@ -41,8 +41,8 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
             continue
         name, joined, text = word.partition("=")
         spelling = name.replace("_", "-").lower()
-        if spelling in SWITCHES and spelling not in by_spelling and SWITCHES[spelling][0] in named:
-            key, value = SWITCHES[spelling]
+        if spelling not in by_spelling and switches().get(spelling, ("",))[0] in named:
+            key, value = switches()[spelling]
             _check_alone(name, joined, left)
             _check_once(key, f"{name} (--{key} {value})", names)
             typed_values[key] = value

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from learncost.ir.errors import InputError, to_install
 
-_WHOLE = re.compile(r"[+-]?[0-9]+")
-_BROKEN = re.compile(r"[+-]?[0-9]+\.[0-9]+")
+_WHOLE = r"[+-]?[0-9]+"
+_BROKEN = r"[+-]?[0-9]+\.[0-9]+"
 
 
 def polars_of(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -84,7 +84,7 @@ def records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[dict[
 
 def _read(cell: str) -> Any:
     bare = cell.replace(",", "")
-    return int(bare) if _WHOLE.fullmatch(bare) else float(bare) if _BROKEN.fullmatch(bare) else cell
+    return int(bare) if re.fullmatch(_WHOLE, bare) else float(bare) if re.fullmatch(_BROKEN, bare) else cell
 
 
 class Drawing(Protocol):

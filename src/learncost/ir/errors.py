@@ -151,16 +151,16 @@ BYTES: Mapping[str, int] = {
 }
 """Letters after a number of bytes: 8G and 8GB are 8 x 10^9, 8Gi and 8GiB are 8 x 2^30."""
 
-_GROUPED = re.compile(r"[0-9]{1,3}(,[0-9]{3})+|[0-9]{1,3}(_[0-9]{3})+")
+_GROUPED = r"[0-9]{1,3}(,[0-9]{3})+|[0-9]{1,3}(_[0-9]{3})+"
 
-_WRITTEN = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?(?:[eE]\+?([0-9]{1,2}))? ?([A-Za-z]{0,3})")
+_WRITTEN = r"([0-9]{1,20})(?:\.([0-9]{1,20}))?(?:[eE]\+?([0-9]{1,2}))? ?([A-Za-z]{0,3})"
 
 
 def whole_number(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
     """Return the exact integer of a text; None for another text or a fraction."""
-    if len(text) < 30 and _GROUPED.fullmatch(text):
+    if len(text) < 30 and re.fullmatch(_GROUPED, text):
         text = text.replace(",", "").replace("_", "")
-    match = _WRITTEN.fullmatch(text)
+    match = re.fullmatch(_WRITTEN, text)
     if not match or match[4].lower() not in units:
         return None
     if match[2] and not (match[3] or match[4]):  # 1.0 is no whole number as it is written; 1.5e3 and 1.5k are

@@ -40,7 +40,7 @@ def comes_round(axis: str) -> bool:
     return ROUND in axis
 
 
-_FACTOR = re.compile(r"(?:(\d+)(?:/([1-9]\d*))?|([^\W\d]\w*)(?:\^([1-9]\d?))?)(?=\s|$)")
+_FACTOR = r"(?:(\d+)(?:/([1-9]\d*))?|([^\W\d]\w*)(?:\^([1-9]\d?))?)(?=\s|$)"
 _SUMMAND = re.compile(r"([+-]?)([^+-]+)")
 
 
@@ -179,8 +179,8 @@ class Polynomial:
         count, signed = ZERO, text.strip() if text.strip()[:1] in ("+", "-") else f"+ {text.strip()}"
         terms = re.findall(r"([+-])([^+-]*)", signed)
         for sign, term in terms:
-            factors = _FACTOR.findall(term)
-            if not factors or _FACTOR.sub("", term).strip():
+            factors = re.findall(_FACTOR, term)
+            if not factors or re.sub(_FACTOR, "", term).strip():
                 raise InputError(f"{text!r} is not a polynomial of sizes, such as 9 B M d e + 2 B^2")
             number, names = Fraction(1), list[str]()
             for whole, over, name, power in factors:

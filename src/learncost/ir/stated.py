@@ -25,9 +25,9 @@ from learncost.ir.term import Literal, Operand, Read, Term, terms_of
 from learncost.ir.value import GIVEN, INDICES, IdentityKey, Value
 
 _STATEMENT = re.compile(r"^\s*(sizes|limits|frozen|unread|unused|follows|undecided|stored)\s*:(.*)$")
-_FOLLOWS = re.compile(r"([^\W\d]\w*)=([\w+*/()-]+)")
-_SIZE = re.compile(r"([^\W\d]\w*)=(\d[\d_]*)")
-_LIMIT = re.compile(r"([^\W\d]\w*)(<=|>=)(\d[\d_]*)")
+_FOLLOWS = r"([^\W\d]\w*)=([\w+*/()-]+)"
+_SIZE = r"([^\W\d]\w*)=(\d[\d_]*)"
+_LIMIT = r"([^\W\d]\w*)(<=|>=)(\d[\d_]*)"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Stated:
 
     def _sizes(self, text: str, line: str) -> None:
         for item in split_names(re.sub(r"\s*=\s*", "=", text)):
-            match = _SIZE.fullmatch(item)
+            match = re.fullmatch(_SIZE, item)
             if match is None or not 1 <= int(match[2]) <= LARGEST:
                 problem = f"a size is a name and a whole number from 1 to {LARGEST:,}, as in `sizes: d=768 f=3072`"
                 raise NotationError(f"{problem}, not {item!r}", line)
@@ -138,7 +138,7 @@ class Stated:
 
     def _limits(self, text: str, line: str) -> None:
         for item in split_names(re.sub(r"\s*([<>]=)\s*", r"\1", text)):
-            match = _LIMIT.fullmatch(item)
+            match = re.fullmatch(_LIMIT, item)
             if match is None or not 1 <= int(match[3]) <= LARGEST:
                 raise NotationError(
                     f"a limit is a size and its largest or smallest value, as in `limits: M<=1024`, not {item!r}", line
@@ -153,7 +153,7 @@ class Stated:
 
     def _follows(self, text: str, line: str) -> None:
         for item in text.split():
-            match = _FOLLOWS.fullmatch(item)
+            match = re.fullmatch(_FOLLOWS, item)
             if match is None or match[1] in self.follows or not _is_expression(match[2]):
                 problem = "a size that depends on others is written once and without spaces, as in `follows: y=H//2+1`"
                 raise NotationError(f"{problem}, not {item!r}", line)

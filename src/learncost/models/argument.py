@@ -94,7 +94,8 @@ def preset(name: str) -> Preset | None:
     """
     name = name.lower()
     quoted = json.dumps(name)
-    files = (file for file in (*_files(), TABLES / "index.json") if quoted in _in_lower_case(file))
+    ordered = sorted(_files(), key=lambda file: not name.startswith(file.stem))  # gpt2-medium is of gpt2.json
+    files = (file for file in (*ordered, TABLES / "index.json") if quoted in _in_lower_case(file))
     every = (preset for file in files for preset in _of_file(file))
     return next((each for each in every if name in (each.name, *each.aliases, *map(str.lower, each.hub))), None)
 
@@ -249,7 +250,8 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
         return Argument(name, "generic", {"model_type": name})
     if known_preset := preset(name):
         source = f"preset {known_preset.name}"
-        return Argument(known_preset.name if name not in preset_names() else name, source, known_preset.values, source)
+        named = name if name in known_preset.aliases else known_preset.name
+        return Argument(named, source, known_preset.values, source)
     if names_module(model):
         raise InputError(_no_module(model))
     everything = (*preset_names(), *GENERIC)

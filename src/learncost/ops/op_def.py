@@ -164,12 +164,12 @@ def define(entry: OpDef, aliases: tuple[str, ...] = ()) -> OpDef:
     return entry
 
 
-_MODULES = re.compile(r"^(?:torch|nn|functional|f|jax|jnp|np|numpy|math|scipy|special)\.", re.IGNORECASE)
+_MODULES = r"(?i)^(?:torch|nn|functional|f|jax|jnp|np|numpy|math|scipy|special)\."
 
 
 def plain(name: str) -> str:
     """Return a name in a uniform spelling: in lower case, without hyphens, spaces and the module of a library."""
-    while (rest := _MODULES.sub("", name)) != name:
+    while (rest := re.sub(_MODULES, "", name)) != name:
         name = rest
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
@@ -182,7 +182,7 @@ def op_called(name: str) -> OpDef | None:
 
 def canonical(name: str) -> str:
     """Return the canonical name of an operator for one of its spellings, such as a library's with its module."""
-    if "." in name and _MODULES.match(name):
+    if "." in name and re.match(_MODULES, name):
         return op.name if (op := op_called(name)) else name
     return _aliases.get(name, name)
 

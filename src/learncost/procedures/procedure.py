@@ -110,6 +110,8 @@ class StepMove:
 def move(text: str) -> StepMove:
     """Return the move that a text in a schedule describes."""
     for form in MOVES:
+        if not (form.startswith("NAME") or text.lstrip().startswith(form.partition(" ")[0])):
+            continue  # before its pattern is compiled: start-up counts
         pattern = re.sub("[A-Z]+", r"(\\S+)", form.replace("NUMBER", "([1-9][0-9]*)"))
         if match := re.fullmatch(pattern, text.strip()):
             return StepMove(form, match.groups())
@@ -182,7 +184,8 @@ class Procedure:
 
     @property
     def learns(self) -> bool:
-        return "weight_update" in self.passes
+        """Return whether it updates weights; the moves are not read for it, since start-up counts."""
+        return any(text.strip().startswith("update") for sweep in self.schedule for text in sweep.split(","))
 
     @property
     def compares(self) -> bool:

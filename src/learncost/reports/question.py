@@ -25,7 +25,7 @@ from learncost.models.sizes import CANONICAL, OF_A_RUN, spelled
 QuestionFunction = TypeVar("QuestionFunction", bound=Callable[..., Any])
 
 _SECTION = re.compile(r"(?:^|\n)(Parameters|Attributes|Returns|Raises|Commands|Examples)\n-{3,}\n")
-_ITEM = re.compile(r"[^,=+]+")
+_ITEM = r"[^,=+]+"
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,39 @@ class Shared:
         return tuple(names)
 
 
-_ROWS = tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
+class _Rows(Mapping[str, Shared]):
+    """The rows of flags.toml, each parsed when it is first asked for: start-up counts."""
 
-FLAGS: Mapping[str, Shared] = {
-    name: Shared(group, **row) for group, rows in _ROWS.items() for name, row in rows.items()
-}
+    def __init__(self) -> None:
+        text = Path(__file__).with_name("flags.toml").read_text(encoding="utf-8")
+        _, *parts = re.split(r"(?m)^\[(\w+)\.(\w+)\]$", text)  # a row, and below it its tables [Group.name.values]
+        self._texts = {n: (g, f"[{g}.{n}]{t}") for g, n, t in zip(parts[::3], parts[1::3], parts[2::3], strict=True)}
+        self.groups = tuple(dict.fromkeys(parts[::3]))
+        self._parsed: dict[str, Shared] = {}
 
-SWITCHES: Mapping[str, tuple[str, str]] = {
-    f"--{switch}": (name, value) for name, row in FLAGS.items() for switch, value in row.switches.items()
-}
-"""Switches of other tools, each with the flag and the value that it stands for."""
+    def __getitem__(self, name: str) -> Shared:
+        if name not in self._parsed:
+            group, text = self._texts[name]
+            self._parsed[name] = Shared(group, **tomllib.loads(text)[group][name])
+        return self._parsed[name]
 
-GROUPS = tuple(_ROWS)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+FLAGS = _Rows()
+
+GROUPS = FLAGS.groups
 """The groups of the help in their order."""
+
+
+@cache
+def switches() -> Mapping[str, tuple[str, str]]:
+    """Return the switches of other tools, each with the flag and the value that it stands for."""
+    return {f"--{switch}": (name, value) for name, row in FLAGS.items() for switch, value in row.switches.items()}
 
 
 @dataclass(frozen=True)
@@ -229,8 +249,9 @@ def _without_switches(arguments: Mapping[str, Any], parameters: Mapping[str, Any
     """Return arguments with gradient_checkpointing=True as procedure="recompute", where the function has that."""
     result = dict[str, Any]()
     for name, value in arguments.items():
-        target, meant = SWITCHES.get(f"--{name.replace('_', '-')}", ("", ""))
-        if not target or target not in parameters or name in parameters:
+        own = name in parameters
+        target, meant = ("", "") if own else switches().get(f"--{name.replace('_', '-')}", ("", ""))
+        if target not in parameters:
             result[name] = value
         elif value:
             if target in {**arguments, **result}:
@@ -284,7 +305,7 @@ def _usual(name: str, value: Any) -> Any:
         word = part[0].strip().lower()
         return choices.get(word) or others.get(word.replace("_", "-"), part[0])
 
-    return _ITEM.sub(usual, value)
+    return re.sub(_ITEM, usual, value)
 
 
 @dataclass(frozen=True)
@@ -396,11 +417,9 @@ def flags_typed(arguments: Mapping[str, Any]) -> list[str]:
 
 
 _COMMAND_LINE = r"\blearncost (?:list )?[a-z][a-z-]*(?: --[a-z][a-z0-9-]*(?: (?!--)[^\s,;:()]+)?)*"
-_QUOTED = re.compile(rf"`[^`]*`|(?<!\w)'[^']*'(?!\w)|torchrun .*|{_COMMAND_LINE}")
-_FLAG = re.compile(r"(?<![\w-])--([A-Za-z][a-z0-9-]*)(?:[ =]([^\s;:()]*[^\s;:(),.])(?=(\W?))?)?")
-_SUBJECT = re.compile(
-    r"([a-zA-Z][a-zA-Z0-9_-]*)(?:(?: [0-9,]+)? (?:must|cannot|requires|contradicts|=|is|are|has) |: )"
-)
+_QUOTED = rf"`[^`]*`|(?<!\w)'[^']*'(?!\w)|torchrun .*|{_COMMAND_LINE}"
+_FLAG = r"(?<![\w-])--([A-Za-z][a-z0-9-]*)(?:[ =]([^\s;:()]*[^\s;:(),.])(?=(\W?))?)?"
+_SUBJECT = r"([a-zA-Z][a-zA-Z0-9_-]*)(?:(?: [0-9,]+)? (?:must|cannot|requires|contradicts|=|is|are|has) |: )"
 
 
 def in_keywords(message: str, flags: Iterable[Flag]) -> str:
@@ -422,7 +441,7 @@ def in_keywords(message: str, flags: Iterable[Flag]) -> str:
             return f"{name}={value if is_number or is_placeholder else repr(value)}"
         return f"{name} {value}"
 
-    return _outside_quotes(message, lambda text: _FLAG.sub(keyword, text))
+    return _outside_quotes(message, lambda text: re.sub(_FLAG, keyword, text))
 
 
 def in_flags(message: str, flags: Iterable[Flag], words: Iterable[str]) -> str:
@@ -439,7 +458,7 @@ def in_flags(message: str, flags: Iterable[Flag], words: Iterable[str]) -> str:
             name = spelled(word.partition("=")[0][2:])
             field_name = by_spelling.get(f"--{name.replace('_', '-')}", name)
             names_typed |= {name, field_name, CANONICAL.get(name, name)}
-    subject = _SUBJECT.match(message)
+    subject = re.match(_SUBJECT, message)
     first = spelled(subject[1]) if subject else ""
     models = takewhile(lambda word: not word.startswith("-"), words[1:])
     from_file = any(looks_like_path(model.partition(":")[0]) for model in models)
@@ -458,7 +477,7 @@ def in_flags(message: str, flags: Iterable[Flag], words: Iterable[str]) -> str:
 
 def _outside_quotes(message: str, change: Callable[[str], str]) -> str:
     """Return a message with a change of all that it does not quote: code, values and command lines."""
-    ends = [0, *(end for match in _QUOTED.finditer(message) for end in match.span()), len(message)]
+    ends = [0, *(end for match in re.finditer(_QUOTED, message) for end in match.span()), len(message)]
     texts = [message[first:last] for first, last in pairwise(ends)]
     return "".join(text if place % 2 else change(text) for place, text in enumerate(texts))
 

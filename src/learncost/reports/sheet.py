@@ -25,8 +25,8 @@ WIDTH = 80
 """Columns of text where nothing says how many there are."""
 
 _GAP = "  "
-_SEPARATED = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
-_POWER = re.compile(r"10\\\^\{\}([0-9]+)")  # as a cell is escaped for LaTeX
+_SEPARATED = r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?"
+_POWER = r"10\\\^\{\}([0-9]+)"  # as a cell is escaped for LaTeX
 _NARROW = 16  # a column of words is not made narrower
 
 
@@ -386,7 +386,7 @@ class Sheet:
         writer = csv.writer(text, lineterminator="\n")
         for cells in (self.columns, *(row.cells for row in self.rows)):
             if any(cells):
-                writer.writerow(cell.replace(",", "") if _SEPARATED.fullmatch(cell) else cell for cell in cells)
+                writer.writerow(cell.replace(",", "") if re.fullmatch(_SEPARATED, cell) else cell for cell in cells)
         return text.getvalue()
 
     def latex(self) -> str:
@@ -443,7 +443,7 @@ def _latex_line(cells: Iterable[str]) -> str:
     special = {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "×": r"$\times$"}
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
     escaped = ("".join(special.get(character, character) for character in cell) for cell in cells)
-    return _POWER.sub(r"$10^{\1}$", " & ".join(escaped)) + r" \\"
+    return re.sub(_POWER, r"$10^{\1}$", " & ".join(escaped)) + r" \\"
 
 
 def styled(lines: Iterable[tuple[str, str]]) -> Iterator[Text]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.reports.run import left_out_text
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded, seconds_of, sizes_of
 from learncost.reports.show import active, convention, learning, step_title, words
 
@@ -76,6 +77,10 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
     notes.append(f"{first.parameters:,} parameters{active(first)}{learning(first)}. Counted: {first.counted}.")
     if first.training:
         notes.append(f"Training on {first.training['tokens']:,} tokens takes {first.training['steps']:,} steps.")
+    if unknown := {name: memory.unavailable for name, memory in _memories(costs).items() if memory.unavailable}:
+        notes.append(f"Peak memory, {left_out_text(unknown)}.")
+    if (asked := first._request) and asked.given.get("accumulate"):
+        notes.append(f"Counts and time are of the undivided batch, memory of {asked.accumulate} microbatches.")
     if comparison.left_out:
         notes.append(f"{comparison.left_out}.")
     if len(costs) > 1 and not comparison.varied:

@@ -124,6 +124,8 @@ def train(
             processes.of_first(lambda: _check_same(Folder(Path(str(out))), paths, options, sizes))
         if resume is not None:
             changes = {name: value for name, value in options.items() if name in CHANGEABLE}
+            if changes.get("device") == "cpu":  # whose steps are bit-identical anyway
+                changes.setdefault("deterministic", False)
             result = go_on(Path(resume), report, trace=traced, processes=processes, **{**PLACES, **changes})
         else:
             run_options = Options(**options, paths=tuple(map(str, paths)), sizes=sizes)

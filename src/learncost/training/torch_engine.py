@@ -308,14 +308,15 @@ class _TorchStep(TensorStep):
         return f"plan {self.plan or 'none'}, {self.run.says}"
 
     def _check_memory(self, prepared: Prepared, precision: str, gpu: str) -> None:
-        """Raise `MemoryNeededError` for an arena that a GPU has no memory for, with the plan whose arena fits."""
+        """Raise `MemoryNeededError` for a step that a GPU has no memory for, with the plan of one that fits."""
         import torch
 
         from learncost.backends import triton
         from learncost.engines.in_triton import free_bytes
 
-        def arena(plan: str) -> int:
-            return triton.laid_out(planned(self.table, plan), self.sizes, precision).bytes
+        def taken(plan: str) -> int:
+            layout = triton.laid_out(planned(self.table, plan), self.sizes, precision)
+            return layout.bytes + layout.allocates
 
         try:
             held = sum(self.pool.tensor(name, prepared.values[name]).nbytes for name in self.owned)
@@ -325,11 +326,11 @@ class _TorchStep(TensorStep):
                 f"weights and states take {size:,} bytes, for which {gpu} has no memory: give a smaller model, an "
                 "optimizer with fewer states, or --device cpu"
             ) from None
-        free, needed = free_bytes(gpu), arena(self.plan)
+        free, needed = free_bytes(gpu), taken(self.plan)
         if free is None or needed <= free + (self.pool.arena.nbytes if self.pool.arena is not None else 0):
             return
         other = chosen(self.table, self.sizes, precision, free + held)
-        smaller = arena(other)
+        smaller = taken(other)
         advice = f"--plan {other}, which takes {smaller:,}" if smaller <= free else "a smaller --batch-size"
         raise MemoryNeededError(
             f"a step takes {needed:,} bytes beside weights and states, and {gpu} has {free:,} free: give {advice}"

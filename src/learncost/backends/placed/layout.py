@@ -114,6 +114,11 @@ class InPlaceLayout:
     def functions(self) -> list[KernelFunction]:
         return self.kernels.functions
 
+    @property
+    def allocates(self) -> int:
+        """Return the most bytes that a library allocates in one call, and frees."""
+        return max((function.allocates for function in self.functions), default=0)
+
     @cached_property
     def given(self) -> dict[str, tuple[tuple[str, ...], str]]:
         """The axes and types of the caller's arrays that calls read, by name."""

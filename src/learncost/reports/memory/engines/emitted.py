@@ -137,8 +137,7 @@ def _no_gpu(step: MemoryStep) -> str:
 
 
 def _on_gpu(step: MemoryStep, sizes: Mapping[str, int], layout: InPlaceLayout) -> dict[str, int]:
-    library = max((function.allocates for function in layout.functions), default=0)
-    return _parts(step, layout, sizes) | {"workspaces": WORKSPACES + library}
+    return _parts(step, layout, sizes) | {"workspaces": WORKSPACES + layout.allocates}
 
 
 def laid_out_on_gpu(step: MemoryStep, sizes: Mapping[str, int], check: bool = True) -> InPlaceLayout:

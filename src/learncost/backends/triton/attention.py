@@ -51,7 +51,7 @@ def with_sums(
 ) -> tuple[Table, Mapping[str, str], Mapping[str, AttentionLines]]:
     """Return a typed table whose attention hands on sums of rows, its types, and that attention by names of kernels."""
     values, types, known = dict(table.values), dict(dtypes), dict[str, AttentionLines]()
-    loops = {at: line for at, line in enumerate(table.lines) if isinstance(line, Loop)}
+    loops = {at: line for at, line in enumerate(table.lines) if isinstance(line, Loop) and "bf16" in types.values()}
     for first, last in combinations(loops, 2):
         for before, one in _kernels(loops[first], sizes).items():
             for after, other in _kernels(loops[last], sizes).items():

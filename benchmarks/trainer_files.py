@@ -131,7 +131,8 @@ def differences(path: str, expected: Mapping[str, Any]) -> tuple[list[str], int]
 def compare_peaks(folder: Path) -> None:
     """Print the predicted peaks of files next to the published ones, and the errors by what was published."""
     errors: dict[str, list[float]] = defaultdict(list)
-    for row in json.loads(PEAKS.read_text()):
+    rows = json.loads(PEAKS.read_text())
+    for row in rows:
         published = row["bytes"] if "bytes" in row else row["GB"] * 1e9 if "GB" in row else row["GiB"] * 2**30
         given = {"on": "cuda"} | ({"mesh": f"dp={row['devices']}"} if "devices" in row else {})
         owner, name, path = row["file"].split("/", 2)
@@ -152,8 +153,8 @@ def compare_peaks(folder: Path) -> None:
         errors[row["kind"]].append(abs(error))
         print(f"{said}: {peak / 1e9:.2f} GB, {published / 1e9:.2f} {row['kind']}, {error:+.1%}")
     for kind, every in errors.items():
-        near = sum(error <= 0.1 for error in every)
-        print(f"{kind}: {median(every):.1%} in the median of {len(every)}, {near} within 10 %")
+        near, listed = sum(error <= 0.1 for error in every), sum(row["kind"] == kind for row in rows)
+        print(f"{kind}: {median(every):.1%} in the median of {len(every)}; {near} of all {listed} within 10 %")
 
 
 def command_of_scenario(path: Path, name: str, given: Mapping[str, Any]) -> str:

@@ -703,7 +703,8 @@ def test_what_fsdp_keeps_whole_between_microbatches_is_counted_or_named(tmp_path
     for accumulate, mesh, counted, named in (
         (2, "dp=2", True, []),
         (1, "dp=2", None, []),
-        (2, "dp=2,tp=2", None, ["fsdp_version"]),
+        (2, "dp=2,tp=2", True, []),
+        (2, "dp=2,cp=2", None, ["fsdp_version"]),
     ):
         given = {"accumulate": accumulate, "mesh": mesh}
         keywords = keywords_of(read_files([str(path)]), **given)
@@ -849,8 +850,10 @@ def test_frameworks_cite_a_version() -> None:
 
 
 SUBMITTED = """#!/bin/bash
-#SBATCH --nodes=3    # of eight
-#SBATCH --gres=gpu:a100:8
+#SBATCH -N3
+#SBATCH --job-name=a_test    # of eight
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=a100:8
 MASTER=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
 GPT_ARGS=" --num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 128 --max-position-embeddings 128 \\
     --micro-batch-size 2 --global-batch-size 48 --position-embedding-type alibi --embed-layernorm --bf16 \\
@@ -878,6 +881,7 @@ def test_a_script_for_slurm_says_its_devices(name: str, tmp_path: Path) -> None:
     ("launcher", "script", "expected"),
     [
         ("torchrun --nproc_per_node=4 --nnodes 2", "train_lora.py", (8, "sft")),
+        ("mpirun -np 8 -x NCCL_DEBUG=INFO --bind-to none python", "train_lora.py", (8, "sft")),
         ("accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2", "run_clm.py", (8, "sft")),
         ("deepspeed --num_gpus 2 --num_nodes 2", "finetune.py", (4, "sft")),
         ("torchrun --nproc_per_node 2", "reward_modeling.py", (2, "reward")),

@@ -201,7 +201,10 @@ def _counts(step: Step, name: str) -> bool:
 
 def _unwrapped(step: Step, placement: str) -> bool:
     """Return whether PyTorch's wrappers do not place a step over a mesh as its files say, so that graph answers."""
-    wraps = placement in ("ddp", "zero-2", "fsdp", "zero-3", "hsdp")
+    kind, parts = PRECISIONS.get(step.precision or ""), {*placement.split(",")}
+    alone = step.loss or step.task in TASKS or (kind and kind.quantized)  # which no parts of a vocabulary have
+    inside = {"megatron", "megatron-sp"} if {"fsdp", "hsdp", "zero-3"} & parts and not alone else set()
+    wraps = len(parts - inside) == 1 and parts - inside <= {"ddp", "zero-2", "fsdp", "zero-3", "hsdp"}
     return not wraps or step.plan not in (None, NONE)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from learncost.autoshard.step import sizes_of
 from learncost.ir.errors import InputError
-from learncost.reports.memory.show import RESERVED
+from learncost.reports.memory.types import RESERVED
 from published_trainings.case import settings_of
-from published_trainings.memory import activations, at_the_peak, held, in_mode
+from published_trainings.memory import activations, at_the_peak, by_eager, held, in_mode
 from published_trainings.printed import PRINTED, SMALL
 from published_trainings.sources import case_of, korthikanti
 from published_trainings.times import UNITS, measured, step_takes
@@ -83,7 +83,8 @@ def _answered(row: Mapping[str, Any]) -> Answer:
     if quantity.startswith("parameters"):
         return Answer(name, "memory", published, held(case) / BYTES[unit], unit)
     kind = TOO_MUCH if quantity == TOO_MUCH else "memory" if "allocated" in quantity else "reserved"
-    return Answer(name, kind, published, at_the_peak(case) / BYTES[unit], unit)
+    predicted = at_the_peak(case) if kind == "memory" else by_eager(case)
+    return Answer(name, kind, published, predicted / BYTES[unit], unit)
 
 
 def _in_fp8(row: Mapping[str, Any]) -> bool:
@@ -111,7 +112,7 @@ def summary(several: list[Answer]) -> str:
             f"reserved or rounded memory: {len(reserved)} rows, {len(above)} predicted above what was published"
             + (f": {', '.join(above)}" if above else "")
         )
-        least, most = RESERVED
+        least, most = RESERVED["eager"]
         held = [each for each in reserved if least <= each.published / each.predicted <= most]
         lines.append(f"of these {len(held)} reserve {least} to {most} times what is predicted")
         without = [each.published / each.predicted for each in several if each.kind == TOO_MUCH]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
+import learncost as lc
 from learncost.autoshard.placed_step import StagePart
 from learncost.autoshard.step import memory_of, sizes_of, stages_of
 from learncost.program.pipeline import peak, schedule
@@ -14,6 +16,44 @@ from published_trainings.case import Case
 def at_the_peak(case: Case) -> int:
     """Bytes on the fullest device."""
     return max(stage.peak for stage in memory_of(case.account(), case.way, case.sizes()))
+
+
+PRECISIONS = {"deepspeed": "fp16-masters", "fsdp-eager": "bf16-masters", "fsdp-compile": "bf16-masters"}
+"""The precisions of frameworks under the engine eager; others sum gradients in fp32 beside weights in bf16."""
+
+
+def by_eager(case: Case) -> int:
+    """Bytes of the fullest device under PyTorch's autograd, as DeepSpeed and torchtitan run it.
+
+    DeepSpeed reduces gradients in place, without DDP's buckets, and keeps those in bf16 beside their sums in fp32 up to
+    the end of each backward pass (runtime/pipe/engine.py: update_hp_grads(clear_lp_grads=False)).
+    """
+    name, overrides, _, _, text, plan, framework, seq, microbatch = case.key
+    way, fully = case.way, framework.startswith("fsdp")
+    shares = prod(size for axis, size in way.mesh.items() if axis in ("dp", "ep"))
+    pipeline = {"schedule": way.schedule} if way.stages > 1 else {}
+    flags = {
+        "mesh": ",".join(f"{axis}={size}" for axis, size in way.mesh.items()),
+        "place": f"blocks over pp, {text}" if way.stages > 1 else text,
+        "batch_size": microbatch * shares * way.microbatches,
+        "accumulate": way.microbatches,
+        "precision": PRECISIONS.get(framework, "bf16-masters-fp32-gradients"),
+        "module": "transformers-uncached" if fully else "plain",
+        "checkpoint_every": "op" if "norm+silu" in plan else 1,
+        "chunks": way.chunks if way.chunks > 1 else None,
+        **pipeline,
+    }
+    found = lc.memory(
+        name,
+        "recompute" if "recompute" in plan else "bp",
+        engine="eager",
+        on="cuda",
+        seq_len=seq,
+        **flags,
+        **dict(overrides),
+    )
+    kept = found.split["weights"] if framework == "deepspeed-fp32" else 0
+    return int(found.peak - (0 if fully else found.split.get("buckets", 0)) + kept)
 
 
 def held(case: Case) -> float:

@@ -303,15 +303,16 @@ def fit(
             "predicts the peak of one batch"
         )
     over, (device, engine, eager) = request.is_sharded, device_asked(request)
-    capacity, regions = available(request.budget, device)
-    if capacity is None:
-        raise InputError("give --budget, such as --budget 24GB, or --on with a device of known memory")
     if device is not None and flash_size is None:
         flash_size = device.flash
     if over:
         engine = engine_over(engine, request.module)
         if flash_size is not None:
             raise InputError("--flash-size cannot be combined with --mesh")
+    trained = not INFERENCE.keys() & {*several(procedures)}
+    capacity, regions = available(request.budget, device, engine if over and trained else "")
+    if capacity is None:
+        raise InputError("give --budget, such as --budget 24GB, or --on with a device of known memory")
     if device is None or not device.core:
         regions = ()  # shown for microcontrollers alone
     microbatches = counted(request.accumulate) or 0

@@ -172,6 +172,7 @@ class Memory(AtLength, Drawn):
     letters: str = field(default="", metadata=HIDDEN)  # of a run of a table: its sizes as the table calls them
     _sample: str = field(default="sequence", metadata=HIDDEN)
     _where: str = field(default="", metadata=HIDDEN)  # the remark that the device is one of several
+    _reserves: bool = field(default=False, metadata=HIDDEN)  # whether the budget is a device's memory without a reserve
     _positions: int | None = field(default=None, metadata=HIDDEN)  # the length that the model was made for
 
     @property
@@ -240,7 +241,6 @@ def memory_question(request: Request) -> MemoryQuestion:
     """Return the request as a question about memory. Raises `InputError` for what its engine or device cannot do."""
     device, engine, eager = device_asked(request)
     eager = replace(eager, clip=_clips(request.clip))
-    budget, regions = available(request.budget, device)
     named_one("mode", request.mode, MODES)
     procedures = _names("procedures", request.procedure)
     if request.mode != PAPER and not any(find_procedure(name, INFERENCE).modes for name in procedures):
@@ -250,6 +250,8 @@ def memory_question(request: Request) -> MemoryQuestion:
         from learncost.reports.mesh_cost import with_global_batch  # only where there is a mesh
 
         request = with_global_batch(request)
+    trains = request.is_sharded and not INFERENCE.keys() & {*procedures}
+    budget, regions = available(request.budget, device, engine if trains else "")
     return MemoryQuestion(request, engine, eager, budget, regions)
 
 
@@ -354,7 +356,9 @@ def memory(request: Request) -> Memory | MemoryComparison:
                 f"no batch fits: weights and optimizer state take {needed} of {present}; learncost fit shows what fits"
             )
         answer = replace(
-            answered(question.step(procedure, engine), engine, limit), _where=question.request.one_of_several
+            answered(question.step(procedure, engine), engine, limit),
+            _where=question.request.one_of_several,
+            _reserves=request.is_sharded and request.budget is None,
         )
         if answer.unfit and answer.nothing_fits:
             raise InputError(

@@ -13,7 +13,7 @@ from learncost.procedures.procedure import INFERENCE
 from learncost.program.autograd.module import Itself
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import Memory
-from learncost.reports.memory.types import misfit, said_bytes
+from learncost.reports.memory.types import RESERVED, misfit, said_bytes
 from learncost.reports.run import left_out_text
 from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of, sizes_of
 from learncost.reports.show import batch_of
@@ -178,22 +178,18 @@ BUFFERS = (
 """The note on the range of kernel buffers."""
 
 
-RESERVED = 1.16, 2.2
-"""The range of bytes with allocators, NCCL and contexts, over the predicted ones: 46 of 51 published rows lie in it.
-
-BigScience's tr11-176B (9e64edec) and torchtitan (b5bcd76c) on A100s and H100s; benchmarks/clusters.py prints each.
-"""
-
-
 def _reserved(memory: Memory) -> str:
-    """Return what a device of several takes with its allocator's reserve, and whether that fits the budget."""
-    if memory.budget is None or not memory.over or not memory.optimizer:
+    """Return what a device of several takes with its allocator's reserve, and whether that fits its memory."""
+    if memory.budget is None or not memory.over or not memory.optimizer or memory.engine not in RESERVED:
         return ""
-    least, most = (round(memory.peak * share) for share in RESERVED)
-    verb = "does not fit" if least > memory.budget else "may not fit" if most > memory.budget else "fits, too"
+    shares = RESERVED[memory.engine]
+    room = memory.budget * (shares[0] if memory._reserves else 1)
+    least, most = (round(memory.peak * share) for share in shares)
+    verb = "does not fit" if least > room else "may not fit" if most > room else "fits, too"
+    kept = f" Of the device's {size_of(round(room))} the least of it is kept free." if memory._reserves else ""
     return (
-        f"With the allocator's reserve, NCCL and contexts, published trainings took {RESERVED[0]} to {RESERVED[1]} "
-        f"times as much: {' to '.join(sizes_of(least, most))} here, which {verb}."
+        f"With the allocator's reserve, NCCL and contexts, published trainings took {shares[0]} to {shares[1]} "
+        f"times as much: {' to '.join(sizes_of(least, most))} here, which {verb}.{kept}"
     )
 
 

@@ -33,7 +33,7 @@ from learncost.program.calls import IN_KERNELS
 from learncost.program.lifetimes import FEW, Walked, every_iteration
 from learncost.program.program import ACTIVATIONS, GRADIENTS, STATES, WEIGHTS, Program
 from learncost.reports.memory.planner import chosen
-from learncost.reports.memory.types import INDEX, bytes_of, communication_buffers_of
+from learncost.reports.memory.types import INDEX, bytes_of, communication_buffers_of, without_reserve
 from learncost.reports.request import CPU, GPU, Request
 from learncost.reports.run import PreparedRun, check_probability
 
@@ -205,11 +205,13 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
     return device, engine, options
 
 
-def available(budget: int | str | None, device: Device | None) -> tuple[int | None, tuple[Region, ...]]:
+def available(
+    budget: int | str | None, device: Device | None, engines: str = ""
+) -> tuple[int | None, tuple[Region, ...]]:
     """Return the bytes of memory that arrays may use: the budget, else the device's memory; None without both.
 
-    The regions are those of the device, without the stack; none under a budget. Raises `InputError` for a device whose
-    memory is not known.
+    Of a device of several, whose training is that of `engines`, it is that without a reserve. The regions are those of
+    the device, without the stack; none under a budget. Raises `InputError` for a device whose memory is not known.
     """
     if budget is not None:
         return bytes_of("budget", budget), ()
@@ -217,7 +219,8 @@ def available(budget: int | str | None, device: Device | None) -> tuple[int | No
         return None, ()
     if not device.data:
         raise InputError(f"the memory of {device.name} is not known: give --budget, such as --budget 24GB")
-    return sum(region.bytes for region in device.free), device.free
+    ram = sum(region.bytes for region in device.free)
+    return without_reserve(ram, engines) if engines else ram, device.free
 
 
 _TripCounts: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many iterations loops have

@@ -9,6 +9,18 @@ from learncost.reports.sheet import size_of, sizes_of
 INDEX = 4
 """Bytes of a token's number, whatever the type of the rest: int32."""
 
+RESERVED = {"graph": (1.16, 2.2), "eager": (1.12, 1.55)}
+"""The range of bytes with allocators, NCCL and contexts, over those that an engine predicts for a device of several: 46
+and 45 of 51 published rows lie in it.
+
+BigScience's tr11-176B (9e64edec) and torchtitan (b5bcd76c) on A100s and H100s; benchmarks/clusters.py prints each.
+"""
+
+
+def without_reserve(ram: int, engines: str) -> int:
+    """Return the bytes of a device of several that arrays may use, where the least that was reserved is kept free."""
+    return int(ram / max(RESERVED.get(name.strip(), (1.0, 1.0))[0] for name in engines.split(",")))
+
 
 def bytes_of(name: str, text: object) -> int:
     """Return the bytes of a text such as 8G, 8GB, 24GiB, 16 GB or 1e9. Raises `InputError`."""

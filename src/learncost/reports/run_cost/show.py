@@ -183,7 +183,11 @@ def _of_mesh(spread: Spread) -> list[str]:
 
     step = spread.step
     needed, present = sizes_of(spread.peak, int(spread.memory))
-    fits = f"It fits in the {present} of a device" if spread.fits else f"It does not fit: {needed} of {present}"
+    fits = (
+        f"It fits in the {present} of a device without a reserve"
+        if spread.fits
+        else f"It does not fit: {needed} of {present}"
+    )
     sent = [
         f"{row.op} over {row.mesh_axis} of {row.role} {size_of(int(row.sent))} by {row.algorithm} on {row.link}"
         for row in sorted(step.sent, key=lambda row: -row.sent)

@@ -25,7 +25,8 @@ from learncost.devices.sustained import sustained
 from learncost.ir.dataclass import HIDDEN, Key, Serializable, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.precision import stored, training_precision
-from learncost.reports.memory.types import bytes_of, misfit
+from learncost.reports.memory.engines import GRAPH
+from learncost.reports.memory.types import RESERVED, bytes_of, misfit, without_reserve
 from learncost.reports.request import ADAPTING, Request, takes_request
 from learncost.reports.run import check_tokens, prepare
 from learncost.reports.search.space import SearchSpace
@@ -244,6 +245,17 @@ class Search(AtLength):
         notes = self._notes()
         return (table(title, columns, self.found, notes, answer, lambda each: "bold" if each is best else ""),)
 
+    @property
+    def _reserve(self) -> str:
+        """Return the remark on the memory that is kept free; empty under a budget."""
+        ram, (least, most) = self.cluster.device.ram, RESERVED[GRAPH]
+        if int(self.memory) != without_reserve(ram, GRAPH):
+            return ""
+        return (
+            f", for which {' of '.join(sizes_of(int(self.memory), int(ram)))} are available: with the allocator's "
+            f"reserve, NCCL and contexts, published trainings took {least} to {most} times as much"
+        )
+
     def _notes(self) -> tuple[str, ...]:
         low, high = self.found[0].step.low, self.found[0].step.high
         why = [f"{place + 1} is {each.worse}." for place, each in enumerate(self.found) if each.worse]
@@ -253,7 +265,7 @@ class Search(AtLength):
             *why,
             *dict.fromkeys(f"{padded}." for each in self.found for padded in each.step.padded),
             *self.refused,
-            "Memory is that of the sharded step's arrays. Estimated times are accurate to about "
+            f"Memory is that of the sharded step's arrays{self._reserve}. Estimated times are accurate to about "
             f"{low:.2g}x-{high:.2g}x: {self.source}.",
             f"Assumed: {'; '.join(ASSUMED.values())}.",
             "Collectives use a ring, or in-switch reduction where available (learncost list clusters); the last mesh "
@@ -344,7 +356,8 @@ def search(
     precision
         Precisions to try, comma-separated. The default is bf16-masters on a device with bf16.
     budget
-        Available memory of a device, as 80GB or 75GiB. The default is the device's memory.
+        Available memory of a device, as 80GB or 75GiB. The default is the device's memory, less the least reserve of
+        an allocator, NCCL and contexts that a published training had.
     top
         The number of configurations to show.
 
@@ -396,7 +409,7 @@ def search(
         )
     length = run.model.tokens(run.axes) // run.axes["B"]
     batch = batch_of(request.batch_size, length, number_of)
-    memory = float(bytes_of("budget", budget)) if budget is not None else float(cluster.device.ram)
+    memory = float(bytes_of("budget", budget) if budget is not None else without_reserve(cluster.device.ram, GRAPH))
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
     steps = []
     space = SearchSpace(run.model, run.axes, cluster, kinds)

@@ -17,7 +17,7 @@ from learncost.ir.table import Table
 from learncost.procedures.optimizer import DEFAULT, default_optimizer
 from learncost.program.pipeline import CHUNKS, KINDS
 from learncost.reports.memory.engines import GRAPH
-from learncost.reports.memory.types import communication_buffers_of
+from learncost.reports.memory.types import communication_buffers_of, without_reserve
 from learncost.reports.request import ON_DEVICE, Request
 from learncost.reports.run import executed_plan, prepare
 from learncost.reports.search.search import batch_of, of_one, search
@@ -168,7 +168,7 @@ class Spread:
 def spread(request: Request, cluster: Cluster) -> Spread:
     """Return one step over a mesh, by default over the fastest that fits."""
     devices = int(request.devices or 1)
-    memory = float(cluster.device.ram)
+    memory = float(without_reserve(cluster.device.ram, request.timed_by if request.mesh else GRAPH))
     if not request.is_sharded or request.mesh is None:
         of_mesh = [name for name in OF_MESH if name in request.given and request.given[name] != DEFAULT]
         if request.mesh is None and of_mesh:

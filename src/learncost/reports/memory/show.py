@@ -183,10 +183,10 @@ def _reserved(memory: Memory) -> str:
     if memory.budget is None or not memory.over or not memory.optimizer or memory.engine not in RESERVED:
         return ""
     shares = RESERVED[memory.engine]
-    room = memory.budget * (shares[0] if memory._reserves else 1)
+    device = memory.budget * (shares[0] if memory._reserves else 1)
     least, most = (round(memory.peak * share) for share in shares)
-    verb = "does not fit" if least > room else "may not fit" if most > room else "fits, too"
-    kept = f" Of the device's {size_of(round(room))} the least of it is kept free." if memory._reserves else ""
+    verb = "does not fit" if least > device else "may not fit" if most > device else "fits, too"
+    kept = f" Of the device's {size_of(round(device))} the least of it is kept free." if memory._reserves else ""
     return (
         f"With the allocator's reserve, NCCL and contexts, published trainings took {shares[0]} to {shares[1]} "
         f"times as much: {' to '.join(sizes_of(least, most))} here, which {verb}.{kept}"

@@ -22,10 +22,9 @@ from typing import Any
 
 from learncost.importer.configured import inputs_of, module_of
 from learncost.importer.inputs import parse_inputs
-from learncost.importer.live import evaluation_of
-from learncost.importer.materialize import allocate, without_memory
-from learncost.importer.pipeline import ImportOptions, table_of
+from learncost.importer.pipeline import ImportOptions, evaluation_of, table_of
 from learncost.importer.refusals import OnValuesError
+from learncost.importer.tried import allocate, without_memory
 from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, layer
 from learncost.models.argument import TABLES

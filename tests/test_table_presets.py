@@ -12,7 +12,7 @@ from learncost.cli.command import main
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import from_state
 from learncost.importer.files import reading
-from learncost.importer.live import values_of
+from learncost.importer.pipeline import values_of
 from learncost.ir.errors import InputError
 from learncost.models.argument import described_elsewhere, presets, table_presets
 from learncost.models.configuration import configure

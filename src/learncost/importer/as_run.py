@@ -21,14 +21,13 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from learncost.importer.calls import answered
-from learncost.importer.examples import as_called, flattened
+from learncost.importer.examples import as_called, flattened, plain
+from learncost.importer.functions import ChangedError
 from learncost.importer.nested import PADDED
 from learncost.importer.recorder.module_step import ends
 from learncost.importer.recurrences import unpacked
 from learncost.importer.refusals import FUNC, NESTED, VMAP, GradientTakenError
 from learncost.importer.tried import copied, drawn, gradients, has_fraction, identical, restored
-from learncost.importer.unseen import ChangedError
-from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
 
 SELECTING = "_selecting"

@@ -19,11 +19,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from learncost.importer.constants import GivenError, NodeConstants
-from learncost.importer.functions import answers_of_gradients, own_functions_held
-from learncost.importer.materialize import has_numbers
+from learncost.importer.functions import (
+    REQUIRES_GRAD,
+    answers_of_gradients,
+    answers_of_learning,
+    changed_by,
+    memory_of,
+    moved,
+    node_of,
+    own_functions_held,
+)
 from learncost.importer.nodes import AGAIN, mark, operator_name
 from learncost.importer.replaced import WRITTEN_OUT, attributes_replaced, calling, root, unchecked
-from learncost.importer.unseen import REQUIRES_GRAD, answers_of_learning, changed_by, memory_of, moved, node_of
+from learncost.importer.tried import has_numbers
 from learncost.ir.dataclass import dataclass, field
 
 

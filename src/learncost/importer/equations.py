@@ -114,6 +114,11 @@ class Equation:
         return self.left[0].view.stored
 
     @property
+    def made(self) -> list[StoredValue]:
+        """Return the values that it makes."""
+        return [read.view.stored for read in self.left]
+
+    @property
     def reads(self) -> list[StoredValue]:
         """Return the values that it reads, also the indices."""
         kept = self.running.statistics if self.running else ()

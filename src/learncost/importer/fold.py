@@ -164,24 +164,14 @@ class Fold:
 
     @property
     def reads(self) -> list[StoredValue]:
-        inside = {stored for item in self.body for stored in made_of(item)} | self.stacks.keys()
+        inside = {stored for item in self.body for stored in item.made} | self.stacks.keys()
         first = {before for before, *_ in self.carry}
         of_blocks = [stored for several in self.each.values() for stored in several]
-        others = [s for item in self.body for s in reads_of(item) if s not in inside and s not in self.each]
+        others = [s for item in self.body for s in item.reads if s not in inside and s not in self.each]
         return list(dict.fromkeys((*first, *of_blocks, *self.stacks.values(), *others)))
 
 
 Item: TypeAlias = Equation | Fold
-
-
-def made_of(item: Item) -> list[StoredValue]:
-    """Return the values that an item makes."""
-    return item.made if isinstance(item, Fold) else [read.view.stored for read in item.left]
-
-
-def reads_of(item: Item) -> list[StoredValue]:
-    """Return the values that an item reads."""
-    return item.reads
 
 
 def lines_of(items: Iterable[Item]) -> Iterator[Equation]:
@@ -278,7 +268,7 @@ def _fold_blocks(
     """Roll each run of equal blocks, given in the order of their numbers; with `loop`, together with the code of the
     loop.
     """
-    elsewhere = {stored for item in others for stored in reads_of(item)} | set(outputs)
+    elsewhere = {stored for item in others for stored in item.reads} | set(outputs)
     result: list[Item] = []
     place = 0
     while place < len(blocks):
@@ -371,7 +361,7 @@ def _repeat(
             number = made.index(several[1])
             if any(several[i] is not iterations[i - 1].made[number] for i in range(1, len(iterations))):
                 return None
-            if not _has_same_sizes(stored, made[number]):
+            if not has_same_sizes(stored, made[number]):
                 return None
             carry.append((stored, made[number], last.made[number]))
         elif all(other.kind not in ("value", "input", "chosen") for other in several) and len(set(several)) == len(
@@ -389,9 +379,7 @@ def _repeat(
         return None
     if loop and not handed <= read_later:
         return None
-    for iteration in iterations[1:]:
-        for mine, theirs in zip(first.axes, iteration.axes, strict=True):
-            mine.join(theirs)
+    join_blocks(iterations)
     for before, updated, _ in carry:
         leaves_before = [leaf for axis in before.axes for leaf in axis.leaves]
         leaves_after = [leaf for axis in updated.axes for leaf in axis.leaves]
@@ -403,7 +391,14 @@ def _repeat(
     return Fold(len(iterations), list(first.items), carry, each)
 
 
-def _has_same_sizes(first: StoredValue, second: StoredValue) -> bool:
+def join_blocks(iterations: Sequence[ModuleBlock]) -> None:
+    """Unify the axes of equal blocks."""
+    for iteration in iterations[1:]:
+        for mine, theirs in zip(iterations[0].axes, iteration.axes, strict=True):
+            mine.join(theirs)
+
+
+def has_same_sizes(first: StoredValue, second: StoredValue) -> bool:
     """Return whether two values have axes of the same sizes in the same order."""
     ours = [leaf for axis in first.axes for leaf in axis.leaves]
     theirs = [leaf for axis in second.axes for leaf in axis.leaves]
@@ -415,7 +410,7 @@ def carried_again(fold: Fold) -> Iterator[tuple[StoredValue, StoredValue]]:
     for before, made, _ in fold.carry:
         behind = False
         for item in fold.body:
-            if behind and before in reads_of(item):
+            if behind and before in item.reads:
                 yield before, made
                 break
-            behind |= made in made_of(item)
+            behind |= made in item.made

@@ -111,13 +111,12 @@ def from_module(
 
 def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, unknown: str, fold: bool) -> Layer:
     """Return the table of a module with its inputs."""
+    from learncost.importer.examples import readable
     from learncost.importer.inputs import MOST, examples, sized
-    from learncost.importer.live import LiveModule, evaluation_of, saved_of, values_of
-    from learncost.importer.materialize import allocated, with_values
     from learncost.importer.nested import by_parts
-    from learncost.importer.pipeline import ImportOptions, table_of
+    from learncost.importer.pipeline import ImportOptions, LiveModule, evaluation_of, saved_of, table_of, values_of
     from learncost.importer.recorder import ModuleStep
-    from learncost.importer.wrappers import readable
+    from learncost.importer.tried import allocated, with_values
 
     module = readable(module)
     module, given, symbols = by_parts(module, examples(inputs, module, symbols), symbols)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from learncost.importer.axes import AxisClass
 from learncost.importer.equations import Equation
 from learncost.importer.export import Exported
-from learncost.importer.fold import Fold, Item, carried_again, made_of, reads_of
+from learncost.importer.fold import Fold, Item, carried_again
 from learncost.importer.text import TextWriter, identifier, tail
 from learncost.importer.views import StoredValue
 from learncost.ir.dataclass import dataclass, field, replace
@@ -43,9 +43,9 @@ class LayerText:
         self._stacked(self.items)
         behind = {stored for several in self.stacks.values() for stored in several[1:]}
         loops = [item for item in self._all(self.items) if isinstance(item, Fold)]
-        made = {stored for item in self._all(self.items) for stored in made_of(item)}
+        made = {stored for item in self._all(self.items) for stored in item.made}
         made |= {stored for loop in loops for stored in loop.stacks}
-        used = dict.fromkeys(s for item in self._all(self.items) for s in reads_of(item) if s not in made)
+        used = dict.fromkeys(s for item in self._all(self.items) for s in item.reads if s not in made)
         order = {name: place for place, name in enumerate(self.exported.inputs.values())}
         given = [stored for stored in used if stored not in behind]
         inputs = sorted((s for s in given if s not in self.weights), key=lambda s: order.get(s.target, len(order)))
@@ -86,11 +86,11 @@ class LayerText:
         names = self.writer.names
         for place, item in enumerate(items):
             if isinstance(item, Equation):
-                for stored in made_of(item):
+                for stored in item.made:
                     if stored not in names:
                         names[stored] = self.writer.values.unique(_value_name(item, stored))
                 continue
-            later = {s for other in (*items[place + 1 :], *around) for s in reads_of(other)} | set(self.results)
+            later = {s for other in (*items[place + 1 :], *around) for s in other.reads} | set(self.results)
             aliases = []
             again = {before for before, _ in carried_again(item)}
             for before, made, last in item.carry:
@@ -167,7 +167,7 @@ class LayerText:
 
     def _shared(self, item: Fold) -> str:
         """Return the clause for weights that all iterations share and no line outside reads."""
-        inside = {s for line in item.body for s in reads_of(line)}
+        inside = {s for line in item.body for s in line.reads}
         shared = [self.writer.names[s] for s in self.weights if s in inside and s not in self.stacks]
         return f" shared {' '.join(shared)}" if shared else ""
 

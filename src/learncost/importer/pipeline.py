@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any
 
 import sympy
+import torch
 
+from learncost.importer.as_run import straight
 from learncost.importer.axes import ApartError, Size
 from learncost.importer.examples import flattened, parts_of, size_at
-from learncost.importer.export import Exported
+from learncost.importer.export import Exported, export
 from learncost.importer.inputs import Input, attempts, checked, examples_of, sized, symbols_of, tensors
+from learncost.importer.parts import in_parts
 from learncost.importer.refusals import (
     FixedError,
     NotExportedError,
@@ -22,7 +26,8 @@ from learncost.importer.refusals import (
     exports,
     raises_too,
 )
-from learncost.importer.walk import ImportedModule
+from learncost.importer.tried import copied
+from learncost.importer.walk import ImportedModule, read_exported
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 
@@ -78,12 +83,6 @@ def table_of(
     called  its name in messages
     real    builds the module with parameter values, if this one has none
     """
-    from learncost.importer.as_run import straight
-    from learncost.importer.export import export
-    from learncost.importer.parts import in_parts
-    from learncost.importer.tried import copied
-    from learncost.importer.walk import read_exported
-
     name = type(module).__name__
 
     def read(values: Mapping[str, Any], letters: Mapping[str, str]) -> str:
@@ -304,3 +303,91 @@ def notice(called: str, tried: list[dict[str, int]]) -> str:
     return (
         f"{called} converts {', '.join(tried[0])} to numbers: read at {sizes}, with equal tables except for these sizes"
     )
+
+
+@dataclass
+class LiveModule:
+    """A module with parameter values, and the options with which its table was imported.
+
+    build    returns the module
+    inputs   its inputs: descriptions, or example values by name
+    """
+
+    build: Callable[[], Any]
+    inputs: Sequence[Input] | Mapping[str, Any]
+    called: str
+    options: ImportOptions
+
+    @cached_property
+    def module(self) -> Any:
+        """Return the module."""
+        return self.build()
+
+    def read(self) -> tuple[str, tuple[ImportedModule, Any] | None]:
+        """Import the module again; return the text of its table, and the imported module with its source: the module or
+        one traced run of it.
+
+        The second is None for a module that is imported in parts. Raises `InputError`.
+        """
+        found: list[tuple[ImportedModule, Any]] = []
+        text, _ = table_of(
+            self.module,
+            self.inputs,
+            self.called,
+            self.options,
+            ImportObserver(keep=lambda imported, whole: found.append((imported, whole))),
+        )
+        return text, found[-1] if found else None
+
+
+def evaluation_of(
+    module: Any,
+    given: Sequence[Input] | Mapping[str, Any],
+    called: str,
+    training: str,
+    options: ImportOptions,
+    observer: ImportObserver = UNOBSERVED,
+    real: Callable[[], Any] | None = None,
+) -> str:
+    """Return the text of the table in evaluation mode; "" if its lines are those of training mode. Raises `InputError`.
+
+    training  the text of the table in training
+    """
+    if not any(part.training for part in module.modules()):
+        return ""
+    is_folded = any(line.strip().startswith("repeat ") for line in training.splitlines())
+    with in_evaluation(module):
+        text, _ = table_of(module, given, called, replace(options, fold=is_folded, companion=training), observer, real)
+    return text
+
+
+@contextmanager
+def in_evaluation(module: Any) -> Iterator[None]:
+    """Put the module in evaluation mode inside, and restore every submodule's mode afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def values_of(module: Any) -> dict[str, Any]:
+    """Return the parameters and buffers of a module as arrays, by their paths; empty where some have no values."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    return _arrays({**parameters, **dict(module.named_buffers(remove_duplicate=False))})
+
+
+def saved_of(module: Any) -> dict[str, Any]:
+    """Return the tensors of a module's state_dict as arrays; empty where some have no values."""
+    return _arrays({path: each for path, each in module.state_dict().items() if hasattr(each, "detach")})
+
+
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors as arrays, bf16 and fp16 as fp32."""
+    if any(tensor.device.type == "meta" for tensor in tensors.values()):
+        return {}
+    halves = (torch.bfloat16, torch.float16)
+    there = {path: tensor.detach().cpu() for path, tensor in tensors.items()}
+    return {path: (each.float() if each.dtype in halves else each).clone().numpy() for path, each in there.items()}

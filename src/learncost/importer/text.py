@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv
@@ -17,19 +18,23 @@ from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.models.tables import LENGTHS
 
+if TYPE_CHECKING:
+    from learncost.importer.fold import Fold
+
+_Line = TypeVar("_Line", Equation, "Equation | Fold")
 _POWER = re.compile(r"\b([^\W\d]\w*)\*\*(\d)\b")
 _EXPRESSION = re.compile(r"[\w+*/()-]+")
 _NAME = re.compile(r"\W+")
 
 
-def needed(equations: Sequence[Equation], outputs: Iterable[StoredValue]) -> list[Equation]:
-    """Return the lines that outputs depend on, in order (dead code elimination)."""
+def needed(items: Sequence[_Line], outputs: Iterable[StoredValue]) -> list[_Line]:
+    """Return the lines, or loops of lines, that outputs depend on, in order (dead code elimination)."""
     wanted = set(outputs)
     kept = []
-    for equation in reversed(equations):
-        if any(read.view.stored in wanted for read in equation.left):
-            wanted.update(equation.reads)
-            kept.append(equation)
+    for item in reversed(items):
+        if not wanted.isdisjoint(item.made):
+            wanted.update(item.reads)
+            kept.append(item)
     return kept[::-1]
 
 

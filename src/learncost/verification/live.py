@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from learncost.importer.examples import as_called, flattened
+from learncost.importer.examples import as_called, flattened, plain
 from learncost.importer.inputs import attempts, checked, examples_of, sized, tensors
-from learncost.importer.live import LiveModule
 from learncost.importer.nodes import operator_name
+from learncost.importer.pipeline import LiveModule
 from learncost.importer.refusals import one_line
 from learncost.importer.tried import copied, restored, size_of_example
 from learncost.importer.walk import ImportedModule
-from learncost.importer.wrappers import plain
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from learncost.importer.examples import readable
 from learncost.importer.files.user_file import RanFile, Target, UserError, run, user_code
 from learncost.importer.inputs import Input, examples
-from learncost.importer.materialize import allocate, without_memory
 from learncost.importer.nested import by_parts
-from learncost.importer.wrappers import readable
+from learncost.importer.tried import allocate, without_memory
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, shown
 from learncost.models.files import read_path

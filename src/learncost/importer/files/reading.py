@@ -210,7 +210,7 @@ def _read(wanted: Target, inputs: tuple[Input, ...], how: How, training: str) ->
             lambda: built(wanted, True, said.append, inputs).module,
         )
         if training:
-            from learncost.importer.live import evaluation_of
+            from learncost.importer.pipeline import evaluation_of
 
             return Remembered(evaluation_of(building.module, given, str(wanted), training, *ways), tuple(said)), files
         try:
@@ -231,7 +231,7 @@ def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
     saved  return only those of its state_dict
     """
     module = _built(wanted, True).module
-    from learncost.importer.live import saved_of, values_of
+    from learncost.importer.pipeline import saved_of, values_of
 
     return saved_of(module) if saved else values_of(module)
 
@@ -311,7 +311,7 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
 
     def build() -> Any:
         answer = _built(wanted, True, how)
-        from learncost.importer.live import LiveModule
+        from learncost.importer.pipeline import LiveModule
 
         return LiveModule(lambda: answer.module, answer.inputs or (), str(wanted), _options(how))
 

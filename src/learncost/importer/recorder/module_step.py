@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from learncost.importer.examples import plain
 from learncost.importer.recorder.device import is_guarded
 from learncost.importer.refusals import one_line, silenced
-from learncost.importer.wrappers import plain
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.program.autograd.step import DIFFERENT

@@ -4,7 +4,6 @@ from learncost.importer.rules import (  # noqa: F401 - they register themselves
     complex,
     elementwise,
     indexing,
-    losses,
     movement,
     normalization,
     products,

@@ -10,7 +10,6 @@ import learncost as lc
 from foreign_models import in_float64, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_parameters, module_of, read
 from learncost.engines.made import made_inputs
-from learncost.ir.errors import InputError
 from learncost.ir.loop import walk
 from learncost.layers.active import parameters
 from learncost.models.argument import preset
@@ -251,24 +250,42 @@ def test_a_scan_is_open_in_batch_and_length():
         assert two - one == four - two, name
 
 
-def test_a_length_that_a_loop_fixes_is_not_said_to_be_open():
-    """Export runs a loop over positions as often as its example has: another length would cost the same in silence."""
+class Unrolled(torch.nn.Module):
+    """A loop of Python over positions, forwards or backwards, whose states are stacked or written one by one."""
 
-    class Scan(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.decay = torch.nn.Parameter(torch.ones(3))
+    def __init__(self, backwards):
+        super().__init__()
+        self.cell, self.backwards = torch.nn.RNNCell(3, 4), backwards
 
-        def forward(self, x):
-            state, states = torch.zeros(x.shape[0], 3), []
-            for place in range(x.shape[1]):
-                state = state * self.decay + x[:, place]
-                states.append(state)
-            return torch.stack(states, 1)
+    def forward(self, x):
+        state, states = torch.zeros(x.shape[0], 4), []
+        written, loss = torch.zeros(*x.shape[:2], 4), 0.0
+        for place in range(x.shape[1])[:: -1 if self.backwards else 1]:
+            state = self.cell(x[:, place], state)
+            states.append(state)
+            written[:, place] = state
+            loss = loss + state.sin().mean() / x.shape[1]
+        return written if self.backwards else torch.stack(states, 1) * loss
 
-    with pytest.raises(InputError, match=r"M symbolic: its code converts it to a number.* write a number"):
-        lc.from_module(Scan(), {"x": "float B M 3"})
-    assert lc.cost(lc.from_module(Scan(), {"x": "float B 4 3"}), B=2).parameters == 3
+
+@pytest.mark.one_in(every=2)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_loop_over_an_open_length_is_a_scan_with_the_gradients_of_its_module(backwards):
+    """Its lines are written once; beside autograd through the module at lengths that it was not read at."""
+    torch.manual_seed(1)
+    module = Unrolled(backwards)
+    read = lc.from_module(module, {"x": "float B M 3"})
+    assert len(read.table.repeats) == 1
+    for rows, length in ((2, 4), (3, 9)):
+        x = torch.randn(rows, length, 3)
+        result = module(x)
+        wanted = torch.autograd.grad((result * result).sum() / 2, [*module.parameters()])
+        name = read.table.outputs[0]
+        values = {path: each.detach().numpy() for path, each in module.named_parameters()}
+        found = lc.run(read, {"x": x.numpy(), **values, f"d{name}": result.detach().numpy(), "n": length - 1})
+        assert found[name] == pytest.approx(result.detach().numpy(), abs=1e-5)
+        for path, each in zip(values, wanted, strict=True):
+            assert found[f"d{path}"] == pytest.approx(each.numpy(), abs=1e-4), path
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,14 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._meta_registrations import pooling_output_shape
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.traceback import annotate
 
+from learncost.importer.functions import node_of
 from learncost.importer.nodes import OPERATOR, place_of
 from learncost.importer.rule import with_settings
 from learncost.importer.rules.products import AttentionSettings
@@ -127,15 +130,44 @@ def products_so_far(x: Any, dim: int, **_: Any) -> Any:
 
 
 def with_part(base: Any, part: Any, dim: int = 0, start: Any = None, _: Any = None, step: int = 1) -> Any:
-    """Return `slice_scatter`: the base before the part, the part, and the base behind it; with a step, at places."""
-    size, width = base.shape[dim], part.shape[dim]
+    """Return `slice_scatter`: the base before the part, the part, and the base behind it; with a step, at places.
+
+    A base that is made so stays in its parts: what a loop writes position by position is one concatenation.
+    """
+    size, width, dim = base.shape[dim], part.shape[dim], dim % base.dim()
     start = 0 if start is None else start + size if start < 0 else start
     with annotate({OPERATOR: "slice_scatter"}):
         if step != 1:
             places = start + step * torch.arange(width, device=base.device)
-            return torch.ops.aten.index_put(base, [*[None] * (dim % base.dim()), places], part)
-        behind = base.narrow(dim, start + width, size - start - width)
-        return torch.cat([base.narrow(dim, 0, start), part, behind], dim)
+            return torch.ops.aten.index_put(base, [*[None] * dim, places], part)
+        if statically_known_true(width == size):
+            return part
+        node = node_of(base)
+        while node not in _PARTS and node.target is torch.ops.aten.slice.Tensor and _is_whole(node):
+            node = node.args[0]
+        along, pieces = _PARTS.get(node, (dim, [base]))
+        before, behind, place = list[Any](), list[Any](), 0
+        for each in pieces if along == dim else [base]:
+            end = place + each.shape[dim]
+            if end <= start or place >= start + width:
+                (before if end <= start else behind).append(each)
+            else:
+                before += [each.narrow(dim, 0, start - place)] if place < start else []
+                last = start + width
+                behind += [each.narrow(dim, last - place, end - last)] if end > last else []
+            place = end
+        result = torch.cat([*before, part, *behind], dim)
+        _PARTS[node_of(result)] = dim, [*before, part, *behind]
+        return result
+
+
+def _is_whole(node: Any) -> bool:
+    """Return whether a slice has all elements of its operand."""
+    return bool(node.meta["val"].shape == node.args[0].meta["val"].shape)
+
+
+_PARTS = WeakKeyDictionary[Any, Any]()
+"""The parts of tensors that are written part by part, with their dimension."""
 
 
 def mean_of_windows(count: int) -> Callable[..., Any]:

@@ -89,6 +89,7 @@ class Exported:
     wants_gradient  whether a float input requires a gradient, by placeholder
     examples        the example inputs of whole numbers, by placeholder
     unused          dead products that the module computes, which the graph does not have
+    unrolled        whether loops over positions, which the graph has step by step, become scans
     """
 
     program: Any
@@ -101,6 +102,7 @@ class Exported:
     wants_gradient: Mapping[str, bool]
     unused: Unused
     examples: Mapping[str, Any] = field(default_factory=dict)
+    unrolled: bool = False
 
 
 def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:

@@ -98,6 +98,7 @@ def table_of(
             leaves = flattened(values).items()
             taken = {key: value for key, value in leaves if hasattr(value, "shape")} if options.as_run else values
             exported = export(whole, taken, letters)
+            roll = bool(exported.letters.fixed)
 
             def at(sizes: Mapping[str, int]) -> Exported:
                 observer.stage(f"reading {name} at {', '.join(f'{letter} = {size}' for letter, size in sizes.items())}")
@@ -105,6 +106,7 @@ def table_of(
                 return export(whole, sized(values, sizes, letters), ops)
 
             def table(exported: Exported, stated: Mapping[int, Size]) -> ImportedModule:
+                exported = replace(exported, unrolled=roll)
                 return read_exported(
                     exported, whole, name=name, unknown=options.unknown, fold=options.fold, stated=stated, taken=others
                 )
@@ -234,7 +236,9 @@ def _numbers(values: Mapping[str, Any]) -> set[int]:
 
 
 NEAR, FAR = (7, 11, 13, 17, 19, 23, 29, 31, 37), (67, 71, 73, 79, 83)
-"""Further sizes for a module: the difference to a near one determines the table, and a far one checks it."""
+"""Further sizes for a module: the difference to a near one determines the table, and a far one checks it; a near one,
+if it has loops over these sizes, of which an export has every step.
+"""
 
 
 def varied(
@@ -260,12 +264,14 @@ def varied(
         first = read(at(fixed), {})
     exports, tried = [first.exported], [fixed]
     stated: dict[int, Size] = {}
+    grows = True
     for letter, size in fixed.items():
         again = next(each for each in NEAR if each not in used)
         used.add(again)
         tried.append({**fixed, letter: again})
         exports.append(at(tried[-1]))
         other = read(exports[-1], {})
+        grows &= len(other.reader.recorder.equations) > len(first.reader.recorder.equations)
         if len(other.met) != len(first.met):
             return None
         for place, (here, there) in enumerate(zip(first.met, other.met, strict=True)):
@@ -277,7 +283,7 @@ def varied(
             if rest:
                 return None
             stated[place] = times * sympy.Symbol(letter) + here - times * size
-    for sizes in (FAR, NEAR):  # a position that is looked up, say, has a last one
+    for sizes in (NEAR,) if grows else (FAR, NEAR):  # a position that is looked up, say, has a last one
         far = dict(zip(fixed, (each for each in sizes if each not in used), strict=False))
         try:
             exports.append(at(far))

@@ -162,8 +162,8 @@ class FreshNames:
 
 @dataclass
 class TextWriter:
-    """A printer of lines. `symbols` are the letters of sizes. `met` has the sizes of other axes in the order in which
-    they get a letter; `stated` refines some of them, by position. `of_values` are the axes of values.
+    """A printer of lines. `symbols` are the letters of sizes. `met` has the sizes of other axes, positions and counts
+    in the order in which they are met; `stated` refines some of them, by place. `of_values` are the axes of values.
     """
 
     symbols: dict[str, str]
@@ -188,8 +188,7 @@ class TextWriter:
         if root not in self.letters:
             size = root.size
             if str(size) not in self.symbols:
-                size = self.stated.get(len(self.met), size)
-                self.met.append(size)
+                size = self.refined(size)
             if str(size) in self.symbols:
                 letter = self.symbols[str(size)]
             else:
@@ -198,6 +197,20 @@ class TextWriter:
                 self.sizes[letter] = size
             self.letters[root] = letter
         return self.letters[root]
+
+    def refined(self, size: Size) -> Size:
+        """Return the next size, position or count that is met, as `stated` has it."""
+        self.met.append(self.stated.get(len(self.met), size))
+        return self.met[-1]
+
+    def counted(self, number: float) -> str | None:
+        """Return a number that is a stated count, or one over it: `#(M-1)^-1[]`; None for other numbers."""
+        for power in (1, -1):
+            count = round(number**power) if 1e-9 < number < 1e9 else 0
+            if count and float(count) ** power == number and not _is_number(size := self.refined(count)):
+                total = self._total(size)
+                return f"#{f'({total})' if total else self.size(size)}{'' if power == 1 else '^-1'}[]"
+        return None
 
     def size_of(self, axis: AxisClass) -> str:
         """Return the size of an axis in a number: its letter, or its expression if no value has such an axis."""
@@ -391,12 +404,13 @@ class _WrittenLine:
         text = ""
         for factor, name in parts:
             text += _signed(self.writer, factor, name)
+        start = self.writer.refined(place.start) if _is_number(place.start) else place.start
         if place in self.starts:
             text += self.starts[place]
-        elif not _is_zero(place.start):
-            text += _signed(self.writer, place.start, "")
-        if not parts and isinstance(place.start, int):
-            return f"{place.start}[]"
+        elif not _is_zero(start):
+            text += _signed(self.writer, start, "")
+        if not parts and _is_number(start):
+            return f"{start}[]"
         return f"({text.removeprefix(' + ').strip()})"  # otherwise the axis behind it would be read as a part of it
 
 
@@ -457,6 +471,8 @@ def _signed(writer: TextWriter, size: Size, axis: str) -> str:
 def number(value: NumberOperand, writer: TextWriter) -> str:
     """Return a number in the notation."""
     if not value.axes:
+        if (counted := writer.counted(value.value)) is not None:
+            return counted
         text = repr(float(value.value))
         return f"{text.removesuffix('.0')}[]"
     leaves = [leaf for axis in value.axes for leaf in axis.leaves]

@@ -18,6 +18,7 @@ from learncost.importer.equations import Equation
 from learncost.importer.export import Exported, export
 from learncost.importer.fold import folded, lines_of, with_scans
 from learncost.importer.layer_text import LayerText
+from learncost.importer.loops import rolled
 from learncost.importer.nodes import SAME_SIZES, is_float, is_leaf, operator_name, size_of
 from learncost.importer.opaque import CalledOperator
 from learncost.importer.reader import GraphReader
@@ -285,6 +286,8 @@ def _written(
     """Return the layer of a graph whose nodes are recorded."""
     changed = changes(reader, exported, weights)
     outputs = _outputs(reader, exported, exported.program.graph.output_node(), bool(changed))
+    if exported.unrolled:  # behind a loop, the number of a node differs with the steps
+        outputs = [(re.sub(r"_\d+$", "", label), value, node) for label, value, node in outputs]
     recorder = reader.recorder
     recorder.module, recorder.operator, recorder.again = "", "output", ""
     results: list[StoredValue] = []
@@ -301,6 +304,8 @@ def _written(
     equations = needed(read_in_products(equations, kept), kept)
     learned = following(equations, exported, weights)
     items = with_scans(equations)
+    if exported.unrolled:
+        items = rolled(items, kept, learned.__contains__)
     if fold:
         items = folded(items, kept, learned.__contains__)
     limits = _limits(exported, reader)

@@ -207,8 +207,8 @@ def test_a_trainers_file_with_gradient_checkpoints_is_answered_over_its_devices(
     ]
     assert main(["run-cost", *files, *["--tokens", "1e9", "--on", "DGX-H100", "--devices", "8", "--json"]]) == 0
     found = json.loads(capsys.readouterr().out)
-    asked = {"batch_size": 16, "seq_len": 4096, "precision": "bf16-masters", "mesh": "dp=8", "placement": "fsdp"}
-    on = {"on": "DGX-H100"}
+    asked = {"batch_size": 16, "seq_len": 4096, "precision": "bf16-masters", "mesh": "dp=8", "placement": "zero-3"}
+    on = {"on": "DGX-H100", "engine": "eager", "module": "transformers-reentrant"}
     plain, again = (lc.run_cost("qwen3-4b", "1e9", **on, **asked, procedure=name) for name in ("bp", "recompute"))
     assert found["figures"]["step"]["value"] == again.figures["step"].value > 1.2 * plain.figures["step"].value
     assert again.figures["flops"].value == plain.figures["flops"].value < again.figures["hardware_flops"].value

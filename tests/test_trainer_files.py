@@ -877,6 +877,18 @@ def test_a_script_for_slurm_says_its_devices(name: str, tmp_path: Path) -> None:
     assert any(each.key == "micro-batch-size" for each in request.read)
 
 
+def test_a_sharding_without_devices_for_it_is_no_placement(tmp_path: Path) -> None:
+    path = tmp_path / "two.sh"
+    path.write_text(
+        "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 "
+        "--seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --vocab-size 512 --bf16 "
+        "--use-distributed-optimizer --tensor-model-parallel-size 2\n"
+    )
+    request = lc.request_of(str(path))
+    assert (request.mesh, request.placement) == ("tp=2", "megatron")
+    assert lc.memory(request).peak
+
+
 @pytest.mark.parametrize(
     ("launcher", "script", "expected"),
     [

@@ -289,7 +289,7 @@ def _mesh(step: Step, asked: Mapping[str, int] | None) -> tuple[str, str]:
     placed = "hsdp" if "shard" in axes and "dp" in axes else DATA[zero]
     tensors = "megatron-sp" if step.sequence_parallel else "megatron"
     names = [name for name in axes if name in ("pp", "cp")]
-    names += [placed] if {"dp", "shard"} & {*axes} or (zero and asked is None) else []
+    names += [placed] if {"dp", "shard"} & {*axes} or (zero and asked is None and not (axes and step.devices)) else []
     names += [each for axis, each in (("tp", tensors), ("ep", "ep")) if axis in axes]
     return ",".join(f"{name}={value}" for name, value in axes.items()), ",".join(names)
 

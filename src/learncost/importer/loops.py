@@ -130,6 +130,8 @@ class UnrolledLoop:
                     moving.append(MovingRead(row[0].stored, place, starts[0], step))
             if len(moving) > 1 or (moving and len({view.stored for view in row}) > 1):
                 return None
+            if moving and row[0].stored.reads is not None:  # a stack of indices is no value
+                return None
             reads.append(moving[0] if moving else None)
         return cls(blocks, reads, carried) if carried and len({*carried.values()}) == len(carried) else None
 

@@ -330,22 +330,23 @@ def test_a_reference_model_is_sharded_as_the_model_that_learns(dtype, checkpoint
             fully_shard(block, mesh=devices, mp_policy=policy)
         return fully_shard(made, mesh=devices, mp_policy=policy)
 
-    def likely(called):
+    def scored(called):
         scores = called(input_ids=tokens, use_cache=False).logits
         if scores.dtype == torch.float32:
             every = torch.stack([torch.logsumexp(each, -1) for each in scores])
-            return (scores.gather(-1, tokens[..., None]).squeeze(-1) - every).sum(-1)
+            return scores, (scores.gather(-1, tokens[..., None]).squeeze(-1) - every).sum(-1)
         logs = (each.log_softmax(-1).gather(-1, own[:, None]) for each, own in zip(scores, tokens, strict=True))
-        return torch.stack([*logs]).sum((-1, -2))
+        return scores, torch.stack([*logs]).sum((-1, -2))
 
     def run(devices):
         policy_model, reference = module(devices, checkpoints), module(devices, False)
         steps = torch.optim.AdamW(policy_model.parameters(), fused=True)
         for _ in range(2):
             steps.zero_grad()
-            own = likely(policy_model)
+            kept, own = scored(policy_model)
             with torch.no_grad():
-                ratios = own - likely(reference)
+                ratios = own - scored(reference)[1]
+            del kept  # `outputs` in DPOTrainer's compute_loss
             ratios = own - own.detach() + ratios
             (-torch.nn.functional.logsigmoid(ratios[:2] - ratios[2:]).mean()).backward()
             steps.step()

@@ -271,6 +271,10 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append(f"Task {cost._request.task}: the loss is counted as a cross-entropy{more}.")
     if cost.memory and cost.memory.offload:
         notes.append(cost.memory.offload)
+        if cost.memory.copying and cost.timing and cost.time:
+            time = cost.recorded or cost.timing.time
+            step, low, high = map(seconds_of, cost.memory.with_copies(cost.time, time.low, time.high))
+            notes[-1] += f" With these copies {step} a step, from {low} to {high}."
     elif cost._request and cost._request.offload and not cost.memory:
         notes.append("What is offloaded changes no count; on a published device (--on) its copies are timed.")
     if cost.memory and cost.memory.unavailable:

@@ -77,6 +77,11 @@ class DeviceMemory(Serializable):
             "host's work is not timed, and an update there has the time of one on the GPU."
         )
 
+    def with_copies(self, seconds: float, low: float, high: float) -> tuple[float, float, float]:
+        """Return the seconds of a step with the copies: behind each other, at least overlapped, and at most."""
+        copying = self.copying or 0.0
+        return seconds + copying, max(low, copying), high + copying
+
     @property
     @Key(when=_is_known, after="available")
     def fits(self) -> bool:

@@ -44,12 +44,12 @@ def step_on(request: Request, measured: bool) -> tuple[Figure | str, str]:
 
 
 def with_copies(seconds: Figure | str, memory: DeviceMemory | None) -> Figure | str:
-    """Return the step with the copies to the host and back: behind each other at most, and at least overlapped."""
+    """Return the step with the copies of what is offloaded."""
     if isinstance(seconds, str) or memory is None or not memory.offload:
         return seconds
-    copying, source = memory.copying or 0.0, f"{seconds.source}. {memory.offload.removesuffix('.')}"
-    low, high = max(seconds.low or seconds.value, copying), (seconds.high or seconds.value) + copying
-    return replace(seconds, value=seconds.value + copying, source=source, low=low, high=high)
+    value, low, high = memory.with_copies(seconds.value, seconds.low or seconds.value, seconds.high or seconds.value)
+    source = f"{seconds.source}. {memory.offload.removesuffix('.')}"
+    return replace(seconds, value=value, source=source, low=low, high=high)
 
 
 def show_step(figures: dict[str, Figure], seconds: Figure | str, tokens: int, together: Sequence[Figure] = ()) -> None:

@@ -218,6 +218,19 @@ def test_a_size_of_which_code_makes_a_number_is_not_said_to_be_fixed():
     assert lc.from_module(module, {"x": "float B 9 6"})
 
 
+def test_a_length_that_is_cut_into_long_chunks_is_no_letter():
+    """Each length that was tried was one chunk, and attention inside of chunks was counted over the whole length."""
+
+    def chunks(y):
+        parts = (y[:, start : start + 128] for start in range(0, int(y.shape[1]), 128))
+        return torch.cat([part @ part.mT @ part for part in parts], 1)
+
+    with pytest.raises(lc.InputError, match="its code converts it to a number"):
+        lc.from_module(Computes(chunks), {"x": "float B M 6"})
+    table = lc.from_module(Computes(chunks), {"x": "float B 256 6"})
+    assert lc.cost(table, batch_size=1).rows[0].maccs == 256 * 6 * 6 + 2 * 2 * 128**2 * 6
+
+
 def test_a_weight_of_the_size_that_was_tried_fixes_a_length():
     """Targets kept the letter, and the two did not meet: an exception of our own was the message."""
 

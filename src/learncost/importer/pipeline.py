@@ -235,9 +235,10 @@ def _numbers(values: Mapping[str, Any]) -> set[int]:
     return {int(size) for value in values.values() for size in getattr(value, "shape", ())}
 
 
-NEAR, FAR = (7, 11, 13, 17, 19, 23, 29, 31, 37), (67, 71, 73, 79, 83)
-"""Further sizes for a module: the difference to a near one determines the table, and a far one checks it; a near one,
-if it has loops over these sizes, of which an export has every step.
+NEAR, FAR, BEYOND = (7, 11, 13, 17, 19, 23, 29, 31, 37), (67, 71, 73, 79, 83), (1031, 1033, 1039, 1049, 1051)
+"""Further sizes for a module: the difference to a near one determines the table, and a far one checks it, if it can
+beyond the chunks into which modules cut lengths; a near one, if it has loops over these sizes, of which an export has
+every step.
 """
 
 
@@ -283,7 +284,7 @@ def varied(
             if rest:
                 return None
             stated[place] = times * sympy.Symbol(letter) + here - times * size
-    for sizes in (NEAR,) if grows else (FAR, NEAR):  # a position that is looked up, say, has a last one
+    for sizes in (NEAR,) if grows else (BEYOND, FAR, NEAR):  # a position that is looked up, say, has a last one
         far = dict(zip(fixed, (each for each in sizes if each not in used), strict=False))
         try:
             exports.append(at(far))

@@ -7,6 +7,7 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([\w./-]+\.\w+(?:#[\w-]+)?)\)")
+PICTURE = re.compile(LINK.pattern.replace("(?<!!)", "!"))
 
 
 class Readme(MetadataHookInterface):
@@ -22,7 +23,8 @@ class Readme(MetadataHookInterface):
 
 
 def shown(text: str, address: str | None) -> str:
-    """Relative links under the address of the source; where it has none yet, the file's name in place of a link."""
+    """Relative links under the address of the source; where it has none yet, the name of the file or the picture."""
+    text = PICTURE.sub(rf"![\1]({address.rstrip('/')}/raw/main/\2)" if address else r"\1", text)
     if address:
         return LINK.sub(rf"[\1]({address.rstrip('/')}/blob/main/\2)", text)
     return LINK.sub(r"\1 (\2 in the source)", text)

@@ -38,9 +38,11 @@ def test_links_lead_somewhere_outside_of_the_repository(hook):
     assert relative
     assert all((ROOT / target.partition("#")[0]).is_file() for target in relative)
     assert not hook.LINK.search(hook.shown(text, None))
+    assert "](docs/" not in hook.shown(text, None)
     address = "https://example.org/learncost/"
-    assert hook.shown("[a](docs/train.md#b) normalize'[d](dZ)", address) == (
+    assert hook.shown("[a](docs/train.md#b) normalize'[d](dZ) ![p](docs/static/p.png)", address) == (
         "[a](https://example.org/learncost/blob/main/docs/train.md#b) normalize'[d](dZ)"
+        " ![p](https://example.org/learncost/raw/main/docs/static/p.png)"
     )
 
 

@@ -727,7 +727,7 @@ def compare(
         entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
     checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
         `procedure` recompute.
-    lora_dropout: The dropout probability of what the adapters read, under --engine eager.
+    lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
     """
@@ -889,7 +889,7 @@ def cost(
         entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
     checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
         `procedure` recompute.
-    lora_dropout: The dropout probability of what the adapters read, under --engine eager.
+    lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
     no_sync: Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as
         under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
     communication_buffers: Communication buffers on each device, in bytes, which no engine knows of: DeepSpeed's
@@ -1055,7 +1055,7 @@ def fit(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
-    lora_dropout: The dropout probability of what the adapters read, under --engine eager.
+    lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
     target_len: Tokens in a decoder sequence of an encoder-decoder.
     on: A published device (`learncost list devices`) or a file that describes one; the defaults of `budget` and
         `flash_size`.
@@ -1149,8 +1149,7 @@ def memory(
     engine: The engine that executes the step: eager (PyTorch's autograd, on a CPU or on the GPU of `on`; under
         the plan fused-update with an optimizer step in gradient hooks, under chunked-loss with Liger's loss),
         graph (the step's table, line by line), numpy or torch (programs that learncost emits, torch in place
-        where possible), cuda (the step of emit --backend triton on a GPU, which was never measured on one), or
-        c99.
+        where possible), cuda (the step of emit in Triton on a GPU, which was never measured on one), or c99.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
         4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
@@ -1183,7 +1182,7 @@ def memory(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
-    lora_dropout: The dropout probability of what the adapters read, under --engine eager.
+    lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
     mesh: The mesh: axes with their sizes, such as dp=2,tp=4; the last axis is the innermost (same node).
     place: Sharding rules 'DIMS over MESH_AXIS [of weights|gradients|states|values]', comma-separated: "h f v
         over tp, M over tp of values, B over dp".
@@ -1395,7 +1394,7 @@ def run_cost(
         entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
     checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
         `procedure` recompute.
-    lora_dropout: The dropout probability of what the adapters read, under --engine eager.
+    lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
     mfu: Model FLOPs utilization, above 0 to 1: the run then takes as long as it says.
     hfu: Hardware FLOPs utilization: recomputed operations (`procedure` recompute) count as work too.
     tokens_per_second: The measured rate of all devices together, instead of a utilization.
@@ -1576,8 +1575,8 @@ def train(
     weight_decay: The weight decay.
     clip: The largest global gradient norm.
     plan: The plan of the step, such as recompute=gelu+norm.
-    device: With `engine` torch: cpu (the default), or cuda, which runs the step of emit --backend triton as a
-        CUDA graph.
+    device: With `engine` torch: cpu (the default), or cuda, which runs the step of emit in Triton as a CUDA
+        graph.
     deterministic: With `device` cuda: two runs are bit-identical.
     budget: With `engine` torch: available memory for a step, such as 2GB.
     seed: The seed of weights, batches, dropout and samples.
@@ -1689,7 +1688,7 @@ def report(
         entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
     checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
         `procedure` recompute.
-    lora_dropout: The dropout probability of what the adapters read, under --engine eager.
+    lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
     sizes: Any size or setting of the models, such as `num_hidden_layers` 4.
     """
 

@@ -5,6 +5,7 @@ Every command that takes a model has the flags for importing a user's module.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,8 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
             continue
         flag = by_spelling.get(spelling) or by_spelling.get(spelling.replace("--no-", "--", 1))
         if flag is None and not (letters and name.startswith("--")):
-            _check_size(command, name, (*by_spelling, "--help"), others)
+            value = text if joined else "".join(left[:1])
+            _check_size(command, name, value, (*by_spelling, "--help"), others)
         key = flag.name if flag else name.lstrip("-")
         repeats = flag is not None and flag.about.repeats
         if not repeats:
@@ -78,7 +80,10 @@ def _joined(command: str, flags: Sequence[Flag], arguments: list[Any]) -> list[A
     """Return the arguments; a trainer's file with what follows it is one model, and several models are a list."""
     places = [flag.name for flag in flags if flag.how == "argument"]
     if places[:1] not in (["model"], ["subject"]) or not any(each.lower().endswith(DATA_FILES) for each in arguments):
-        return [arguments] if command in SEVERAL_MODELS and len(arguments) > 1 else arguments
+        if command in SEVERAL_MODELS:
+            arguments = [name for each in arguments for name in ([each] if "/" in each else each.strip(",").split(","))]
+            return [arguments] if len(arguments) > 1 else arguments
+        return arguments
     from learncost.trainer_files.reading import is_trainer_file  # imported where such a file is given
 
     return [tuple(arguments)] if any(map(is_trainer_file, arguments)) else arguments
@@ -104,14 +109,15 @@ def _is_flag(word: str) -> bool:
     return word.startswith("-") and bool(rest) and not rest[0].isdigit() and rest not in ("inf", "nan")
 
 
-def _check_size(command: str, name: str, spellings: Sequence[str], others: bool) -> None:
+def _check_size(command: str, name: str, value: str, spellings: Sequence[str], others: bool) -> None:
     """Refuse a flag that is neither the command's nor a size or a setting of models."""
     if RETIRED["flag"].get(name) in spellings:
         raise InputError(f"the flag {name!r} is called {RETIRED['flag'][name]!r} now")
     spelling = name.removeprefix("--").replace("_", "-").lower()
     for row in FLAGS.values():
         if (meant := row.others.get(spelling)) and meant.split()[0] in spellings:
-            raise InputError(f"unknown flag {shown(name)}: type {meant}")
+            exact = re.sub(r"\bN\b", value, meant) if value.isdecimal() else meant
+            raise InputError(f"unknown flag {shown(name)}: type {exact}")
     sizes = {*CANONICAL, *SETTINGS} if others else set()
     if others and name.startswith("--") and spelled(name[2:]) in sizes:
         return

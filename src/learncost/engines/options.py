@@ -77,7 +77,7 @@ class Options(Serializable):
     plan
         The plan of the step, such as recompute=gelu+norm. The default is the engine's choice.
     device
-        With `engine` torch: cpu (the default), or cuda, which runs the step of emit --backend triton as a CUDA graph.
+        With `engine` torch: cpu (the default), or cuda, which runs the step of emit in Triton as a CUDA graph.
     deterministic
         With `device` cuda: two runs are bit-identical. The screen says what that costs, and without it which kernels
         are not.

@@ -276,7 +276,8 @@ class Request:
         if self.mesh is None:
             for name in ("placement", "place", "microbatch", "chunks", "schedule"):
                 if given := self.given.get(name):
-                    raise InputError(f"--{name} {given} requires --mesh, for example --mesh dp=2,tp=4")
+                    over = f"dp={self.devices}" if self.devices and f"{given}".startswith("zero") else "dp=2,tp=4"
+                    raise InputError(f"--{name} {given} requires --mesh, for example --mesh {over}")
         return self.mesh is not None
 
     @property

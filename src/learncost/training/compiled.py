@@ -99,7 +99,7 @@ def compile(
     optimizer
         adamw (the default), sgd or momentum.
     device
-        cpu (the default): PyTorch's products and kernels in C; or cuda: the step of emit --backend triton as one CUDA
+        cpu (the default): PyTorch's products and kernels in C; or cuda: the step of emit in Triton as one CUDA
         graph, which has not run on a GPU yet.
     plan
         The plan of the step. The default is the planner's choice.

@@ -167,7 +167,7 @@ def _notes(run: RunCost) -> tuple[str, ...]:
     notes.append("; ".join(f"{_named(name)} = {figure.source}" for name, figure in derived.items()) + ".")
     for name, figure in run.figures.items():
         if name not in derived and figure.label not in ("counted", "given"):
-            notes.append(f"{_named(name)}, {figure.label}: {figure.source}.")
+            notes.append(f"{_named(name)}, {figure.label}: {figure.source.removesuffix('.')}.")
     notes.append(f"Run time uses {TOTALS[run.total_by]}.")
     if run.spread is not None:
         notes += _of_mesh(run.spread)

@@ -203,6 +203,7 @@ def _wedges(axes: Any, circles: Sequence[Circle], reach: tuple[float, float]) ->
                 wedge = Wedge(
                     (circle.x, circle.y), circle.radius, end, start, transform=frame, facecolor=look.fill,
                     hatch=look.hatch, edgecolor="white" if len(passes) > 1 else INK, linewidth=0.3, zorder=3,
+                    clip_on=False,  # the largest circle may reach above the roof
                 )  # fmt: skip
                 axes.add_patch(wedge)
                 start = end

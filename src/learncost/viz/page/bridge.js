@@ -8,7 +8,7 @@ section(
     const conventions = page.step.conventions;
     if (!conventions?.bars?.length || !page.step.said.learns) return false;
     const names = Object.keys(conventions.to),
-      usual = names.includes("paper") ? "paper" : names[names.length - 1];
+      usual = names.includes("torch-flop-counter") ? "torch-flop-counter" : names[names.length - 1];
     const to = names.includes(page.state.to) ? page.state.to : usual;
     const strip = element("div"),
       picks = element("div", { class: "controls" }),

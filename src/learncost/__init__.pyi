@@ -175,6 +175,7 @@ _Dtype = Literal[
     "int4-frozen",
 ]
 _Engine = Literal["graph", "c99", "eager", "torch", "cuda", "numpy", "jax"]
+_Export = Literal["torchtitan", "megatron", "deepspeed", "accelerate"]
 _Lora = Literal["attention", "feed_forward", "all-linear"]
 _Loss = Literal["liger", "cut", "torchtune", "litgpt", "litgpt-full", "olmo"]
 _Mode = Literal["paper", "stable"]
@@ -1422,6 +1423,7 @@ def search(
     budget: int | str | None = None,
     top: int | str = 8,
     price_per_hour: float | str | None = None,
+    export: _Export | str | None = None,
     **sizes: Any,
 ) -> Search:
     r"""Find the fastest parallel configurations of a training step on a cluster: meshes, schedules and plans that
@@ -1438,6 +1440,8 @@ def search(
     budget: Available memory of a device, as 80GB or 75GiB.
     top: The number of configurations to show.
     price_per_hour: The price of one device per hour, in US dollars.
+    export: A trainer for whose file the fastest configuration is written: torchtitan, megatron, deepspeed or
+        accelerate.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
     """

@@ -319,6 +319,8 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     chosen_format, path = _format(command.formats, **writing), writing.get("output")
     if {**flags_given, **writing}.get("output") == "":
         raise InputError("--output requires a file name")
+    if flags_given.get("export") is not None and not path:
+        raise InputError("--export requires the file to write: -o FILE")
     if path and not Path(path).absolute().parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
     if arguments and isinstance(arguments[0], tuple):  # trainers' files, which are one model
@@ -338,6 +340,8 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     answer = command.question(*arguments, **flags_given)
     if arguments and isinstance(arguments[0], tuple):  # trainers' files, which are one model
         answer = _of_files(name, arguments[0], answer, flags_given)
+    if path and (exported := getattr(answer, "exported", None)):
+        return exported.written(path)
     if path and hasattr(answer, "files"):
         for each, text in answer.files(Path(path)).items():
             _save(each, text)

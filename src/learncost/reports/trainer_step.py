@@ -77,7 +77,7 @@ def read_step(paths: Sequence[str]) -> tuple[Reading, str]:
     models = [path for path in paths if not is_trainer_file(path)]
     if len(models) > 1:
         raise InputError(f"{shown(models[0])} and {shown(models[1])} are both models: give one behind a trainer's file")
-    reading = read_files([path for path in paths if path not in models] or paths, files.format_of)
+    reading = read_files([path for path in paths if path not in models] or paths, files.format_of, bool(models))
     if files.strict and reading.unknown:
         unknown = ", ".join(printable(each.key) + each.near for each in reading.unknown)
         raise InputError(f"{printable(reading.files[0])} has keys that are not known: {unknown}")
@@ -284,7 +284,7 @@ def _mesh(step: Step, asked: Mapping[str, int] | None) -> tuple[str, str]:
     data = {"dp": replicate, "shard": shard} if replicate > 1 and shard > 1 else {"dp": max(replicate, shard)}
     if data == {"dp": 1} and (step.dp or step.devices):
         data = {"dp": step.dp or max(1, (step.devices or 1) // prod(inner.values()))}
-    axes = asked or {**data, **inner, "ep": step.ep or 1}
+    axes = asked or {"pp": inner.get("pp", 1), **data, **inner, "ep": step.ep or 1}  # the last one is the innermost
     axes = {name: value for name, value in axes.items() if value > 1}
     placed = "hsdp" if "shard" in axes and "dp" in axes else DATA[zero]
     tensors = "megatron-sp" if step.sequence_parallel else "megatron"

@@ -106,6 +106,8 @@ class Framework:
     renamed               other spellings of keys
     defaults              the value of an absent key, and where the framework sets it
     no_effect             keys that change neither memory nor time; a last `*` stands for any ending
+    export                of a file that is written, the `keys` that it has whatever its step is, where `$node` is the
+                          devices of a node and `$nodes` the nodes; and keys that it is `without`
     """
 
     name: str
@@ -121,6 +123,7 @@ class Framework:
     no_effect: tuple[str, ...]
     underscores: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
+    export: Mapping[str, Any] = field(default_factory=dict)
 
     def spelled(self, document: Document) -> Document:
         """Return a document with its keys as the framework spells them."""
@@ -243,6 +246,7 @@ def _of_file(path: Path) -> Framework:
         no_effect=tuple(key for part in parts for key in part.get("no_effect", ())),
         underscores=data["recognised"].get("underscores", False),
         renamed=data.get("renamed", {}),
+        export=data.get("export", {}),
     )
 
 

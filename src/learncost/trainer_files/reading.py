@@ -108,11 +108,12 @@ def describes_model(document: Document) -> bool:
     return bool({"model_type", "architectures", "_class_name", "text_config.model_type"} & {*document.values})
 
 
-def read_files(paths: Sequence[str], format_of: str = "") -> Reading:
+def read_files(paths: Sequence[str], format_of: str = "", alone: bool = False) -> Reading:
     """Return the step of trainers' files: one of a step, and at most one of each other role.
 
     paths      a step's file, and files that it is launched with
     format_of  the framework of the step's file, if its keys are those of several
+    alone      whether a step's file may be left out, since flags say its model
 
     Raises InputError for files that cannot be read, recognised or joined.
     """
@@ -123,17 +124,20 @@ def read_files(paths: Sequence[str], format_of: str = "") -> Reading:
         followed = [(framework_of(each), each) for each in _followed(*place)]
         known += [each for each in followed if each[0].role not in roles]
         roles |= {framework.role for framework, _ in followed}
-    return joined(known)
+    return joined(known, alone)
 
 
-def joined(known: Sequence[tuple[Framework, Document]]) -> Reading:
-    """Return the step of files in the order of their roles. Raises InputError for two of a role, or none of a step."""
+def joined(known: Sequence[tuple[Framework, Document]], alone: bool = False) -> Reading:
+    """Return the step of files in the order of their roles. Raises InputError for two of a role, or none of a step.
+
+    alone  whether a step's file may be left out
+    """
     roles = [framework.role for framework, _ in known]
     for role in roles:
         if roles.count(role) > 1:
             both = " and ".join(printable(each.name) for framework, each in known if framework.role == role)
             raise InputError(f"{both} are both files of the {role}: give one")
-    if STEP not in roles:
+    if STEP not in roles and not alone:
         framework, document = known[0]
         raise InputError(
             f"{printable(document.name)} is a file of {framework.title}, which has no model and no batch: give it "

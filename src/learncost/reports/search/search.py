@@ -46,6 +46,7 @@ from learncost.reports.sheet import (
 
 if TYPE_CHECKING:
     from learncost.reports.run_cost.record import RunCost
+    from learncost.reports.search.export import Export
 
 SHOWN = 8
 """Ways that are shown, if nothing is said."""
@@ -143,6 +144,8 @@ class Search(AtLength):
         The price of one device per hour; None where it was not given.
     precision
         The precision of the step.
+    exported
+        The fastest configuration as the text of a trainer's file, if one was asked for.
 
     Examples
     --------
@@ -169,6 +172,7 @@ class Search(AtLength):
     _fastest: Request | None = field(default=None, metadata=HIDDEN)  # the question of the fastest configuration alone
     price_per_hour: float | str | None = field(default=None, metadata=HIDDEN)
     precision: str = field(default="", metadata=HIDDEN)
+    exported: Export | None = field(default=None, metadata=HIDDEN)
 
     @cached_property
     def run(self) -> RunCost:
@@ -340,6 +344,7 @@ def search(
     devices: int | str | None = None,
     top: int | str = SHOWN,
     price_per_hour: float | str | None = None,
+    export: str | None = None,
 ) -> Search:
     """Find the fastest parallel configurations of a training step on a cluster: meshes, schedules and plans that fit.
 
@@ -360,6 +365,8 @@ def search(
         an allocator, NCCL and contexts that a published training had.
     top
         The number of configurations to show.
+    export
+        A trainer for whose file the fastest configuration is written: torchtitan, megatron, deepspeed or accelerate.
 
     Returns
     -------
@@ -369,12 +376,15 @@ def search(
     Raises
     ------
     InputError
-        If the cluster is unknown, or the batch cannot be split over the devices.
+        If the cluster is unknown, the batch cannot be split over the devices, or the trainer's file cannot say the
+        fastest configuration.
 
     Commands
     --------
     learncost search llama-3-8b --on "DGX H100" --devices 64 --tokens 15e12
         The meshes and schedules of 64 devices, the fastest first.
+    learncost search llama-3-8b --on "DGX H100" --devices 64 --export torchtitan -o train.toml
+        The fastest one as a trainer's file.
 
     Examples
     --------
@@ -390,6 +400,10 @@ def search(
     if request.procedure != "bp":
         raise InputError(f"search supports bp only, not {request.procedure}: it recomputes where memory requires it")
     cluster = find_cluster(on)
+    if export is not None:
+        from learncost.reports.search.export import exported, target_of  # is built on this module
+
+        target = target_of(export)
     number_of = _whole("devices", devices)
     few = _whole("top", top)
     total = None if tokens is None else check_tokens("tokens", tokens)
@@ -427,6 +441,7 @@ def search(
     best = shown_ways[0][-1] if shown_ways else None
     seq_len = request.seq_len if run.model.configuration.layer else length  # the sizes of a table are given by letter
     asked = replace(request, batch_size=batch, seq_len=seq_len, tokens=total or batch * length, budget=None)
+    fastest = None if best is None else _alone(asked, shown_ways[0][0], cluster)
     return Search(
         run.model.configuration.name,
         cluster,
@@ -454,9 +469,10 @@ def search(
         rates[kinds[0].values].source,
         None if nearest is None else (nearest.memory, with_zero(nearest.way, nearest.structure.zero, " with ")),
         refused,
-        None if best is None else _alone(asked, shown_ways[0][0], cluster),
+        fastest,
         price_per_hour,
         " or ".join(kind.name for kind in kinds),
+        None if export is None or fastest is None else exported(fastest, cluster, target),
         _length_note=run.length_note,
     )
 

@@ -1440,8 +1440,8 @@ def search(
     budget: Available memory of a device, as 80GB or 75GiB.
     top: The number of configurations to show.
     price_per_hour: The price of one device per hour, in US dollars.
-    export: A trainer for whose file the fastest configuration is written: torchtitan, megatron, deepspeed or
-        accelerate.
+    export: A trainer whose file is written, of the first configuration that it can say: torchtitan, megatron,
+        deepspeed or accelerate.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from math import isclose
 from pathlib import Path
@@ -46,6 +46,7 @@ class Export:
 
     peak     bytes of the fullest device, with those that the trainer adds
     command  the words of the command line that asks about the file, `FILE` among them
+    faster   why the trainer cannot say the configurations before it; empty if it is the fastest
     """
 
     target: str
@@ -54,6 +55,7 @@ class Export:
     seconds: float
     added: int
     command: tuple[str, ...]
+    faster: tuple[str, ...] = ()
 
     def written(self, path: str) -> str:
         """Write the file, and return what was written with the command that asks about it. Raises `InputError`."""
@@ -64,7 +66,16 @@ class Export:
         line = shlex.join(path if word == "FILE" else word for word in self.command)
         return (
             f"{path}, a file of {self.target}, reads back as the same step: {size_of(self.peak)} per device{more}, "
-            f"{seconds_of(self.seconds)} a step: {line}"
+            f"{seconds_of(self.seconds)} a step: {line}{self._passed_over}"
+        )
+
+    @property
+    def _passed_over(self) -> str:
+        count = len(self.faster)
+        return (
+            f"\nIt is number {count + 1}, as faster ones cannot be said: {'; '.join(dict.fromkeys(self.faster))}"
+            if count
+            else ""
         )
 
 
@@ -72,6 +83,18 @@ def target_of(name: str) -> Framework:
     """Return the trainer of a name whose files are written. Raises `InputError` for another."""
     named = {each.name: each for each in frameworks() if each.name in ENDINGS}
     return named_one("export", name, named)
+
+
+def first_exported(requests: Sequence[Request], cluster: Cluster, framework: Framework) -> Export:
+    """Return the first of some steps that a trainer's file can say. Raises `InputError` of the first if it can none."""
+    refused = list[InputError]()
+    for request in requests:
+        try:
+            return replace(exported(request, cluster, framework), faster=tuple(error.written for error in refused))
+        except InputError as error:
+            refused.append(error)
+    rest = f", nor {len(refused) - 1} slower ones: --top tries more" if len(refused) > 1 else ""
+    raise InputError(f"{refused[0]}{rest}")
 
 
 def exported(request: Request, cluster: Cluster, framework: Framework) -> Export:

@@ -366,7 +366,8 @@ def search(
     top
         The number of configurations to show.
     export
-        A trainer for whose file the fastest configuration is written: torchtitan, megatron, deepspeed or accelerate.
+        A trainer whose file is written, of the first configuration that it can say: torchtitan, megatron, deepspeed or
+        accelerate.
 
     Returns
     -------
@@ -376,15 +377,15 @@ def search(
     Raises
     ------
     InputError
-        If the cluster is unknown, the batch cannot be split over the devices, or the trainer's file cannot say the
-        fastest configuration.
+        If the cluster is unknown, the batch cannot be split over the devices, or the trainer's file can say none
+        of those shown.
 
     Commands
     --------
     learncost search llama-3-8b --on "DGX H100" --devices 64 --tokens 15e12
         The meshes and schedules of 64 devices, the fastest first.
     learncost search llama-3-8b --on "DGX H100" --devices 64 --export torchtitan -o train.toml
-        The fastest one as a trainer's file.
+        The first of these that torchtitan can say, as its file.
 
     Examples
     --------
@@ -401,7 +402,7 @@ def search(
         raise InputError(f"search supports bp only, not {request.procedure}: it recomputes where memory requires it")
     cluster = find_cluster(on)
     if export is not None:
-        from learncost.reports.search.export import exported, target_of  # is built on this module
+        from learncost.reports.search.export import first_exported, target_of  # is built on this module
 
         target = target_of(export)
     number_of = _whole("devices", devices)
@@ -472,7 +473,9 @@ def search(
         fastest,
         price_per_hour,
         " or ".join(kind.name for kind in kinds),
-        None if export is None or fastest is None else exported(fastest, cluster, target),
+        None
+        if export is None or not shown_ways
+        else first_exported([_alone(asked, each, cluster) for each, *_ in shown_ways], cluster, target),
         _length_note=run.length_note,
     )
 

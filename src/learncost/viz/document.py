@@ -240,7 +240,8 @@ def _calls(request: Request) -> dict[str, str]:
     """Return the equivalent command and Python call."""
     usual = request.optimizer == default_optimizer(find_book(request.price_book))
     optimizer = None if usual else request.optimizer
-    taken = {flag.name for flag in flags_of(cost)}
+    unused = getattr(cost, "device_alone", ()) if request.on is None else ()  # what counts do not depend on
+    taken = {flag.name for flag in flags_of(cost)} - {*unused}
     others: dict[str, Any] = {each.name: each.default for each in fields(Request) if each.name in {*OF_MEMORY} - taken}
     request = replace(request, optimizer=optimizer, **others)
     return {"command": request.command("cost"), "python": request.call("cost")}

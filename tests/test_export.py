@@ -17,6 +17,7 @@ from learncost.reports.search.export import ENDINGS, exported, target_of
 
 NODES = cluster("DGX-H100")
 TENSORS = "h g f v over tp, M over tp of values"
+EXPERTS = "e over ep of experts, B over ep, * over ep"
 SHARDED = "B over dp, * over dp of weights gradients states"
 STATES = "B over dp, * over dp of states"
 
@@ -41,6 +42,7 @@ CASES = (
     ("torchtitan", request("llama-3-8b", mesh="pp=2,dp=4,tp=2", place=f"{TENSORS}, {SHARDED}")),
     ("megatron", request(mesh="pp=2,dp=4,tp=2", place=f"{TENSORS}, {STATES}")),
     ("megatron", request("llama-3-8b", mesh="dp=16", place=SHARDED)),
+    ("megatron", request("mixtral-8x7b", mesh="dp=2,ep=8", place=f"{EXPERTS} of states, {STATES}")),
     ("deepspeed", request(mesh="dp=16", placement="zero-2", place=None)),
     ("accelerate", request(mesh="dp=8", placement="ddp", place=None)),
     ("accelerate", request(mesh="dp=64", place=SHARDED, plan="flash,recompute=block")),

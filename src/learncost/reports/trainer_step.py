@@ -23,6 +23,7 @@ from learncost.reports.question import flags_typed
 from learncost.reports.request import Request
 from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
 from learncost.sharding.mesh import mesh as mesh_of
+from learncost.sharding.presets import NAMED
 from learncost.trainer_files.framework import ENGINE
 from learncost.trainer_files.names import copied, family_of, named
 from learncost.trainer_files.reading import NAMED_FILES, KeyRead, Reading, TrainerFiles, is_trainer_file, read_files
@@ -161,7 +162,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "lora_alpha": step.lora_alpha if step.lora else None,
         "lora_dropout": (step.lora_dropout or None) if step.lora and by_eager else None,
         "mesh": mesh or None,
-        "placement": placement if over_mesh else None,
+        **(_placed(placement, mesh_of(asked or mesh, step.devices).names) if over_mesh else {}),
         "schedule": "interleaved" if over_mesh and (step.pp or 1) > 1 and (step.chunks or 1) > 1 else None,
         "chunks": step.chunks if over_mesh and (step.pp or 1) > 1 and (step.chunks or 1) > 1 else None,
         "sizes": {**step.sizes, **given.get("sizes", {})} if step.sizes and step.model and not model else None,
@@ -280,18 +281,30 @@ def _mesh(step: Step, asked: Mapping[str, int] | None) -> tuple[str, str]:
     asked  the axes of another mesh, which is placed instead
     """
     inner = {name: value for name, value in (("pp", step.pp), ("cp", step.cp), ("tp", step.tp)) if value and value > 1}
-    replicate, shard, zero = step.replicate or 1, step.shard or 1, step.zero or 0
+    replicate, shard, zero, experts = step.replicate or 1, step.shard or 1, step.zero or 0, step.ep or 1
+    shard //= 1 if shard % experts else experts  # the devices of experts are among those of data parallelism
     data = {"dp": replicate, "shard": shard} if replicate > 1 and shard > 1 else {"dp": max(replicate, shard)}
     if data == {"dp": 1} and (step.dp or step.devices):
-        data = {"dp": step.dp or max(1, (step.devices or 1) // prod(inner.values()))}
-    axes = asked or {"pp": inner.get("pp", 1), **data, **inner, "ep": step.ep or 1}  # the last one is the innermost
+        data = {"dp": step.dp or max(1, (step.devices or 1) // prod((*inner.values(), experts)))}
+    axes = asked or {"pp": inner.get("pp", 1), **data, "ep": experts, **inner}  # the last one is the innermost
     axes = {name: value for name, value in axes.items() if value > 1}
     placed = "hsdp" if "shard" in axes and "dp" in axes else DATA[zero]
     tensors = "megatron-sp" if step.sequence_parallel else "megatron"
     names = [name for name in axes if name in ("pp", "cp")]
-    names += [placed] if {"dp", "shard"} & {*axes} or (zero and asked is None and not (axes and step.devices)) else []
+    is_open = asked is None and not (axes and (step.devices or step.shard))  # devices that are asked for
+    names += [placed] if {"dp", "shard"} & {*axes} or (zero and (is_open or "ep" in axes)) else []
     names += [each for axis, each in (("tp", tensors), ("ep", "ep")) if axis in axes]
     return ",".join(f"{name}={value}" for name, value in axes.items()), ",".join(names)
+
+
+def _placed(placement: str, axes: Collection[str]) -> dict[str, str | None]:
+    """Return placements as keywords: shards of data parallelism are over the devices of experts, too."""
+    names = placement.split(",")
+    cut = next((NAMED[name].place.rpartition(" of ")[2] for name in names if " * over " in NAMED[name].place), "")
+    if "ep" not in names or not cut:
+        return {"placement": placement}
+    others = [name for name in names if name != "ep" and ("dp" in axes or "dp" not in NAMED[name].mesh_axes)]
+    return {"place": f"{NAMED['ep'].place}, * over ep of {cut}", "placement": ",".join(others) or None}
 
 
 def _data_parallel(text: str, devices: int | None) -> int:

@@ -104,6 +104,8 @@ def exported(request: Request, cluster: Cluster, framework: Framework) -> Export
         raise InputError(f"a file of {framework.title} cannot say a model with sizes that no name stands for")
     ours = spread(request, cluster)
     way = ours.step.way
+    if way.devices == 1:
+        raise InputError("--export writes a mesh, which one device does not have")
     wanted = _wanted(request, framework, way)
     document = document_of(
         f"{framework.name}{ENDINGS[framework.name]}",
@@ -138,13 +140,8 @@ def exported(request: Request, cluster: Cluster, framework: Framework) -> Export
             f"as {theirs.peak:,} bytes and {theirs.step.seconds:.6g} s, not {ours.peak:,} and {ours.step.seconds:.6g}"
         )
     settings = {**more, **({} if steps else request.sizes), "engine": GRAPH, "on": cluster.name}
-    command = (
-        "learncost",
-        "run-cost",
-        *filter(None, (model,)),
-        "FILE",
-        *flags_typed({**settings, "tokens": request.tokens}),
-    )
+    typed = flags_typed({**settings, "tokens": request.tokens})
+    command = ("learncost", "run-cost", *filter(None, (model,)), "FILE", *typed)
     return Export(framework.name, text, ours.peak, ours.step.seconds, added, command)
 
 
@@ -154,14 +151,15 @@ def _wanted(request: Request, framework: Framework, way: ParallelConfig) -> Want
     plan = {*filter(None, (request.plan or "").split(","))} - {FUSED_ATTENTION}
     if plan - {CHECKPOINTS}:
         raise InputError(
-            f"a file of {framework.title} cannot say the plan {request.plan}, but checkpoints of whole blocks"
+            f"a file of {framework.title} cannot say the plan {request.plan}, of which it has {CHECKPOINTS}"
         )
     again = CHECKPOINTS in plan or request.procedure == "recompute"
     grid = mesh_of(str(request.mesh))
     clauses = chosen(request.place, request.placement, grid.names)
-    cut = {role for clause in clauses if clause.mesh in ("dp", "shard") for role in clause.names}
+    cut = {role for clause in clauses if clause.mesh in ("dp", "ep") for role in clause.names}
     zero = 3 if "weights" in cut else 2 if "gradients" in cut else 1 if "states" in cut else 0
-    mesh, data = way.mesh, way.mesh.get("dp", 1)
+    mesh, data = way.mesh, way.mesh.get("dp", 1) * way.mesh.get("ep", 1)
+    zero = zero if data > 1 else 0
     kind = request.kind().name
     wanted: dict[str, tuple[Any, ...]] = {
         "precision": (kind, *(name for name, stored in WITHOUT_AUTOCAST.items() if stored == kind)),
@@ -187,18 +185,15 @@ def _wanted(request: Request, framework: Framework, way: ParallelConfig) -> Want
         wanted["seq_len"] = (request.seq_len,)
     if "micro_batch_size" in names:
         wanted["micro_batch_size"] = (way.microbatch,)
-        total = (
-            {"accumulate": (way.microbatches,)}
-            if "accumulate" in names
-            else {"global_batch_size": (request.batch_size,)}
-        )
-        wanted |= total
+        total = {"accumulate": (way.microbatches,), "global_batch_size": (request.batch_size,)}
+        said = "accumulate" if "accumulate" in names else "global_batch_size"
+        wanted[said] = total[said]
     values = {**find(request.model).values, **request.sizes}
     if "model" in names:
         wanted["model"] = (str(request.model), *_of_equal_cost(values))
     else:
-        said = {name: values.get(name.partition(".")[2]) for name in names if name.startswith("sizes.")}
-        wanted |= {name: (value,) for name, value in said.items() if value is not None}
+        sizes = {name: values.get(name.partition(".")[2]) for name in names if name.startswith("sizes.")}
+        wanted |= {name: (value,) for name, value in sizes.items() if value is not None}
     return wanted
 
 

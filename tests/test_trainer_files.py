@@ -948,3 +948,9 @@ def test_a_file_of_no_trainer_is_no_request(tmp_path: Path) -> None:
         lc.request_of(str(tmp_path / "absent.yaml"))
     with pytest.raises(InputError, match=r"notes\.txt is not JSON"):
         lc.request_of(str(tmp_path / "notes.txt"))
+
+
+def test_flags_that_override_a_file_are_named_with_what_it_says():
+    found = lc.memory(str(EXAMPLES / "qlora.yaml"), batch_size=4, lora_rank=16, num_hidden_layers=2)
+    assert found.trainer_files.overridden == ("--batch-size 4 (the files: --batch-size 8)",)  # the rank is theirs
+    assert "Flags override the files: --batch-size 4" in " ".join(str(found).split())

@@ -482,6 +482,8 @@ class TrainerStep(Shown):
         The command with flags in place of the files; empty if the files do not say enough.
     left_out
         What the files say and the command has no flags for.
+    overridden
+        What flags say in place of the files, with what these say.
 
     Examples
     --------
@@ -502,6 +504,7 @@ class TrainerStep(Shown):
     refused: str
     command: str
     left_out: tuple[str, ...]
+    overridden: tuple[str, ...] = ()
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return the keys by what became of them."""
@@ -531,6 +534,8 @@ class TrainerStep(Shown):
             yield f"Not predicted: {self.refused}."
         if self.asks:
             yield f"Not in the files: {', '.join(self.asks)}."
+        if self.overridden:
+            yield f"Flags override the files: {'; '.join(self.overridden)}."
         if self.command:
             yield f"The same with flags: {self.command}"
         if self.left_out:
@@ -604,7 +609,23 @@ def step_of_reading(
         reading.refused,
         line,
         tuple(flags_typed(left_out)),
+        tuple(_overridden(reading, model, given)),
     )
+
+
+def _overridden(reading: Reading, model: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the flags that say something else than the files, each with what these say."""
+    own = reading.step.model
+    if model and own and model != own:
+        yield f"{printable(model)} (the files: {printable(own)})"
+    for name, value in given.items():
+        try:  # what the files give beside the other flags
+            said = keywords_of(reading, model, **{other: each for other, each in given.items() if other != name})
+        except InputError:
+            continue
+        if (theirs := said.get(name)) is not None and str(theirs) != str(value):
+            typed, without = (shlex.join(flags_typed({name: each})) for each in (value, theirs))
+            yield f"{typed} (the files: {without})"
 
 
 @dataclass(frozen=True, repr=False)

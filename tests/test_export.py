@@ -38,13 +38,13 @@ def request(model: str = "gpt2", microbatch: int = 1, precision: str = "bf16-mas
 
 
 CASES = (
-    ("torchtitan", request("qwen3-0.6b", 4, mesh="dp=16", place=SHARDED, plan="flash,recompute=block")),
     ("torchtitan", request("llama-3-8b", mesh="pp=2,dp=4,tp=2", place=f"{TENSORS}, {SHARDED}")),
+    ("torchtitan", request("qwen3-0.6b", 4, mesh="dp=16", place=SHARDED, plan="flash,recompute=block")),
     ("megatron", request(mesh="pp=2,dp=4,tp=2", place=f"{TENSORS}, {STATES}")),
-    ("megatron", request("llama-3-8b", mesh="dp=16", place=SHARDED)),
     ("megatron", request("mixtral-8x7b", mesh="dp=2,ep=8", place=f"{EXPERTS} of states, {STATES}")),
-    ("deepspeed", request(mesh="dp=16", placement="zero-2", place=None)),
+    ("megatron", request("llama-3-8b", mesh="dp=16", place=SHARDED)),
     ("accelerate", request(mesh="dp=8", placement="ddp", place=None)),
+    ("deepspeed", request(mesh="dp=16", placement="zero-2", place=None)),
     ("accelerate", request(mesh="dp=64", place=SHARDED, plan="flash,recompute=block")),
 )
 """Steps that a trainer's file can say."""
@@ -79,6 +79,8 @@ def test_a_file_is_priced_as_its_step(number: int, tmp_path: Path, capsys: pytes
     made = exported(asked, NODES, target_of(target))
     path = tmp_path / f"step{ENDINGS[target]}"
     path.write_text(made.text, encoding="utf-8")
+    read = lc.request_of(str(path)) if target in ("torchtitan", "megatron") else None
+    assert read is None or (read.mesh, read.batch_size, read.seq_len) == (asked.mesh, asked.batch_size, asked.seq_len)
     memory, seconds = priced([str(path) if word == "FILE" else word for word in made.command[1:]], capsys)
     assert (memory, seconds) == (made.peak, pytest.approx(made.seconds, rel=1e-9))
     memory_asked, seconds_asked = priced(shlex.split(asked.command("run-cost"))[1:], capsys)

@@ -109,6 +109,7 @@ def test_search_writes_the_fastest_or_nothing(tmp_path: Path, capsys: pytest.Cap
     for more, message in (
         (["torchtitan", "-o", str(path)], "cannot say"),
         (["deepspeed"], "-o FILE"),
+        (["deepspeed", "-o", str(path), "--budget", "1MB"], "no configuration fits"),
         (["axolotl", "-o", str(path)], "torchtitan"),
     ):
         assert main([*words, *more]) == 2

@@ -87,6 +87,8 @@ def target_of(name: str) -> Framework:
 
 def first_exported(requests: Sequence[Request], cluster: Cluster, framework: Framework) -> Export:
     """Return the first of some steps that a trainer's file can say. Raises `InputError` of the first if it can none."""
+    if not requests:
+        raise InputError("no configuration fits, so that no file is written: use more devices, or a smaller batch")
     refused = list[InputError]()
     for request in requests:
         try:

@@ -474,7 +474,7 @@ def search(
         price_per_hour,
         " or ".join(kind.name for kind in kinds),
         None
-        if export is None or not shown_ways
+        if export is None
         else first_exported([_alone(asked, each, cluster) for each, *_ in shown_ways], cluster, target),
         _length_note=run.length_note,
     )

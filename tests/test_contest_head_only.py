@@ -63,7 +63,7 @@ def test_what_it_does_not_go_with(given, message):
 
 
 def test_without_a_head_there_is_nothing_to_learn():
-    with pytest.raises(lc.InputError, match="no head"):
+    with pytest.raises(lc.InputError, match="head-only needs head weights to train"):
         step(
             build(configure("distilbert-base-uncased", {"architecture": "DistilBertModel", "num_hidden_layers": 1})),
             "head-only",

@@ -232,7 +232,7 @@ def test_a_repeat_and_the_same_blocks_one_by_one_take_the_same(model, module):
             frozenset(masks_of(model_built.table)),
         )
         tape = Tape(4)
-        run_step(tape, model_built.table, sizes, settings)
+        run_step(tape, [(model_built.table, sizes)], settings)
         peaks.append(peak(tape.builder.program()).bytes)
     assert peaks[0] == peaks[1]
 

@@ -13,7 +13,6 @@ from typing import Any
 import sympy
 import torch
 from torch._export.utils import _is_preservable_cia_op
-from torch._guards import TracingContext, tracing
 from torch.utils.flop_counter import flop_registry
 
 from learncost.importer.as_run import SELECTING, written_through
@@ -36,7 +35,7 @@ from learncost.importer.recurrences import unpacked
 from learncost.importer.refusals import GradientTakenError, transform_of
 from learncost.importer.registered import Unused, unused
 from learncost.importer.rule import RULES
-from learncost.importer.sized import PlainSizes, constants, exact, interval, open_sizes
+from learncost.importer.sized import constants, exact, interval, open_sizes, plain_sizes
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.stated import LARGEST, Limit
@@ -275,6 +274,7 @@ def traced(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
         return replace(graph, asked={place for name, place in places if name in asked})
 
 
+@plain_sizes()
 def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
     opt_einsum = torch.backends.opt_einsum.enabled
     opens = any(leaf is not None for leaf in torch.utils._pytree.tree_leaves(shapes))
@@ -287,8 +287,7 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
             named_inputs(module, by_name),
         ):
             try:
-                with tracing(TracingContext(PlainSizes())):
-                    program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
+                program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
             except InputError:
                 raise
             except Exception as error:

@@ -7,25 +7,26 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import sympy
-import torch
-from torch import SymInt
-from torch._higher_order_ops.utils import registered_hop_fake_fns
-from torch._prims_common import infer_size, is_contiguous_or_false, make_contiguous_strides_for
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy import functions as theirs
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 
 from learncost.importer.axes import AxisClass
 from learncost.importer.equations import NumberOperand
 from learncost.importer.nodes import size_of
-from learncost.ir.stated import LARGEST, Limit
 
 if TYPE_CHECKING:
     from learncost.importer.reader import GraphReader
     from learncost.importer.views import View
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-aten: Any = torch.ops.aten
+import torch._dynamo.config
+from torch import SymInt, _refs
+from torch._prims_common import is_contiguous_or_false, make_contiguous_strides_for
+
+from learncost.importer.replaced import attributes_replaced
+from learncost.ir.stated import LARGEST, Limit
 
 
 def plain(expression: Any) -> Any:
@@ -197,36 +198,27 @@ def _by_view(before: Any, after: Any, known: Mapping[Any, Any]) -> dict[Any, Any
     return parts if sympy.expand(places(after, parts) - places(before, parts)) == 0 else {}
 
 
-class PlainSizes(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Tensors without values, whose views with symbolic sizes keep the sizes that they are asked for.
+@contextmanager
+def plain_sizes() -> Iterator[None]:
+    """Keep, inside, the requested sizes of a view with symbolic sizes, and disable the cache of shapes.
 
     PyTorch changes a shape dimension by dimension, so that the size 64 of `x.view(B, -1, 64)` becomes `M // (M // 64)`,
     which nothing simplifies, and it tests divisibility at every step. This also affects the strides of contiguous
     results. It recomputes cached shapes to validate them, which takes longer than the cache saves.
     """
+    by_dimension = _refs._reshape_view_helper_core_alg
 
-    supports_higher_order_operators = True
+    def fused_update(a: Any, shape: Sequence[Any], allow_copy: bool) -> Any:
+        """Return the tensor with another shape; the number of elements was checked before."""
+        if any(isinstance(size, SymInt) for size in shape) and is_contiguous_or_false(a):
+            return a.as_strided(shape, make_contiguous_strides_for(tuple(shape)), a.storage_offset())
+        return by_dimension(a, shape, allow_copy)
 
-    def __init__(self) -> None:
-        sizes = ShapeEnv(tracked_fakes=[], trace_asserts=True)  # as `torch.export` makes it
-        super().__init__(shape_env=sizes, allow_non_fake_inputs=True, export=True)
-        self.cache_enabled = False
-
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the result of an operator; of a view, that of its sizes in one step."""
-        if func not in registered_hop_fake_fns and isinstance(func, torch._ops.HigherOrderOperator):
-            # Its rule is kept with the class of which this is a subclass.
-            return func.python_key_table[FakeTensorMode](self, *args, **(kwargs or {}))
-        if func in _VIEWS and any(isinstance(size, SymInt) for size in args[1]) and isinstance(args[0], FakeTensor):
-            x, numel = args[0], args[0].numel()
-            if is_contiguous_or_false(x):
-                shape = infer_size(args[1], numel)
-                torch._check(numel == prod(shape))  # type: ignore[no-untyped-call]
-                args, func = (x, shape, make_contiguous_strides_for(shape), x.storage_offset()), _AS_STRIDED
-        return super().dispatch(func, types, args, kwargs or {})
-
-
-_VIEWS, _AS_STRIDED = (aten.view.default, aten._unsafe_view.default), aten.as_strided.default
+    with (
+        attributes_replaced({(_refs, "_reshape_view_helper_core_alg"): fused_update}),
+        torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
+    ):
+        yield
 
 
 def interval(guards: Iterable[Any], symbol: Any, example: int) -> Limit:

@@ -176,7 +176,7 @@ def test_more_never_takes_less_memory_over_devices(number):
         assert answered(lc.memory, request, **changed).peak >= needs.peak, (shown, changed)
 
 
-@pytest.mark.one_in(every=7)
+@pytest.mark.slow  # tests/test_mesh_account.py has one that fits over devices
 @pytest.mark.parametrize("number", FEW)
 def test_the_largest_batch_over_devices_fits_and_the_next_does_not(number):
     request, shown = over_devices(number)

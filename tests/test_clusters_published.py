@@ -115,7 +115,7 @@ def test_what_data_and_tensor_parallelism_send():
 def test_what_is_reserved_holds_what_was_published():
     """Published rows under the engine eager; of those without enough memory, the least that is reserved is too much."""
     least, most = RESERVED["eager"]
-    rows = ("torchtitan-t4", "a100/L790")  # benchmarks/clusters.py has them all
+    rows = ("torchtitan-t4", "a100/L790")  # benchmarks/clusters.json has them all
     shares = [each.published / each.predicted for name in rows for each in answers(name) if each.kind == "reserved"]
     assert len(shares) == len(rows)
     assert all(least <= share <= most for share in shares)

@@ -189,9 +189,8 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
         over = OverMesh(placed, (), sizes, padded, pipeline, "" if engine.module else memory.said(sizes))
     result.mesh = request, engine
     if engine.module:
-        plain = result.model.plain or result.model.table
         result.batch_axes, result.replicas = batch_axes(cut.clauses), replicas(cut.clauses, inner)
-        result.forward = forward_of(plain, inner, cut.clauses, sizes)
-        result.stages = memory.forwards(plain, inner, cut.clauses, sizes) if pipeline else ()
+        result.forward = forward_of(result.declared, inner, cut.clauses, sizes)
+        result.stages = memory.forwards(result.declared, inner, cut.clauses, sizes) if pipeline else ()
     result.placed(updated_in_place(placed), over, parts_of(table, inner, cut.clauses, sizes), memory)
     return result

@@ -285,7 +285,8 @@ class MemoryStep:
         self.shares: Mapping[str, int] = {}
         self.batch_axes: Mapping[str, tuple[str, ...]] = {}  # of the mesh, with the roles that they shard, too
         self.replicas = 1  # of its forward pass, which has a part of the sequences
-        self.forward = self.model.plain or self.model.table  # as its modules declare it; on a mesh that of each device
+        self.declared = self.model.plain or self.model.table  # the forward table as its modules declare it
+        self.forward = self.declared  # and on a mesh that of each device
         self.stages: tuple[Stage, ...] = ()  # and those of the stages of a pipeline
         self.device = 0  # of a pipeline, whose peak is the highest
         self.taped: dict[Hashable, int] = {}  # peaks of programs, which take a while to make
@@ -302,6 +303,11 @@ class MemoryStep:
         self._levels_of: Callable[[_TripCounts], tuple[Polynomial, ...]]
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self._planned = partial(_under_plan, structure, procedure, mode, self.plan, self.accumulate > 1)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether each device of a mesh computes a part of the tensors of one forward pass."""
+        return self.forward.lines != self.declared.lines
 
     @cached_property
     def table(self) -> Table:

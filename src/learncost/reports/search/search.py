@@ -442,7 +442,7 @@ def search(
     best = shown_ways[0][-1] if shown_ways else None
     seq_len = request.seq_len if run.model.configuration.layer else length  # the sizes of a table are given by letter
     asked = replace(request, batch_size=batch, seq_len=seq_len, tokens=total or batch * length, budget=None)
-    fastest = None if best is None else _alone(asked, shown_ways[0][0], cluster)
+    requests = [_alone(asked, each, cluster) for each, *_ in shown_ways]
     return Search(
         run.model.configuration.name,
         cluster,
@@ -460,22 +460,20 @@ def search(
                 None if per_day is None else step.seconds * per_day,
                 "" if step is best or best is None else _worse(step, best),
                 each.structure.context,
-                _alone(asked, each, cluster).command("run-cost", price_per_hour=price_per_hour),
+                alone.command("run-cost", price_per_hour=price_per_hour),
                 split_of(account, step, run.axes),
             )
-            for each, account, step in shown_ways
+            for (each, account, step), alone in zip(shown_ways, requests, strict=True)
         ),
         len(looked.fit),
         looked.too_large,
         rates[kinds[0].values].source,
         None if nearest is None else (nearest.memory, with_zero(nearest.way, nearest.structure.zero, " with ")),
         refused,
-        fastest,
+        requests[0] if requests else None,
         price_per_hour,
         " or ".join(kind.name for kind in kinds),
-        None
-        if export is None
-        else first_exported([_alone(asked, each, cluster) for each, *_ in shown_ways], cluster, target),
+        None if export is None else first_exported(requests, cluster, target),
         _length_note=run.length_note,
     )
 

@@ -233,7 +233,7 @@ def _coded(step: MemoryStep) -> dict[str, tuple[int, int]]:
     device may have a part. Experts are among them where they are linear modules.
     """
     model, kind, axes = step.model, step.kind.quantized, step.run.axes
-    table, result = model.plain or model.table, dict[str, tuple[int, int]]()
+    table, result = step.declared, dict[str, tuple[int, int]]()
     every = {weight.weight: (bytes_of_array(weight.codes, axes), weight.bytes(axes)) for weight in model.quantized}
     if kind and module_named(step.module).linear_experts:
         stacks = dict(pair for loop in table.repeats for pair in loop.each)
@@ -464,7 +464,7 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
         said += f" {RECURRENCES}; fewer tensors are saved with these kernels."
     if wrapping := _wrapping(step):
         said += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
-    if step.forward.lines != (step.model.plain or step.model.table).lines:
+    if step.is_parallel:
         said += " Tensors are parallel as by parallelize_module, whose collectives make new tensors."
     if step.over and (pipeline := step.over.pipeline):
         said += f" Stage {step.device + 1} of {pipeline.stages} has the highest peak; it frees what it has sent."
@@ -490,10 +490,9 @@ def _unwrapped(step: MemoryStep) -> str:
         return f"shards the same of every weight alone, not {' and '.join(map(' '.join, sorted(several)))}"
     if (unknown := next(iter(several), ())) not in WRAPPED:
         return f"has no wrapper that shards {' '.join(unknown)} alone: use --placement {', '.join(WRAPPED.values())}"
-    parallel = step.forward.lines != (step.model.plain or step.model.table).lines
-    if (parallel or step.stages) and step.module == Itself.name:
+    if (step.is_parallel or step.stages) and step.module == Itself.name:
         return "runs an imported module as it is, over dp alone: use --engine graph"
-    if parallel and (_loss(step) or step.eager.task) and any("/" in axis for axis in _classes(step)):
+    if step.is_parallel and (_loss(step) or step.eager.task) and any("/" in axis for axis in _classes(step)):
         return "supports a head of parts of the vocabulary with the module's own loss alone, without --loss and --task"
     wrapping = _wrapping(step) or Wrapping(1, 0, 0)
     if step.stages and (why := _unstaged(step)):

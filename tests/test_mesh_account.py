@@ -253,3 +253,12 @@ def test_fit_finds_the_batch_of_several_microbatches(mesh, unit):
 def test_what_a_pipeline_has_no_answer_for_is_one_line(more, message):
     with pytest.raises(lc.InputError, match=message):
         lc.memory("llama-3-8b", batch_size=4, **{**PIPELINES, "placement": "pp,zero-1", **more})
+
+
+def test_the_longest_sequence_under_tensor_parallelism_fits_and_one_unit_more_does_not():
+    """The sizes of another length had no sizes of the mesh, of which embeddings that are looked up row by row have."""
+    asked = {"num_hidden_layers": 2, "engine": "eager", "mesh": "tp=2", "placement": "megatron-sp"}
+    found = lc.memory("llama-3.2-1b", budget="6GB", **asked)
+    longest = found.fits["seq_len"]
+    peaks = [lc.memory("llama-3.2-1b", seq_len=length, **asked).peak for length in (longest, longest + 2)]
+    assert peaks[0] <= 6e9 < peaks[1]

@@ -150,7 +150,7 @@ def _longest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int | None
     batch, unit = step.run.axes["B"], step.shares.get("M", 1)
 
     def peak(several: int) -> int:
-        sizes = {**run_sizes(step.model, batch, several * unit, None), "B": batch // step.accumulate}
+        sizes = {**step.sizes(), **run_sizes(step.model, batch, several * unit, None), "B": batch // step.accumulate}
         return chosen_engine.peak(step, sizes)
 
     try:

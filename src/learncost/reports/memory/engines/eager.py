@@ -492,6 +492,8 @@ def _unwrapped(step: MemoryStep) -> str:
         return f"has no wrapper that shards {' '.join(unknown)} alone: use --placement {', '.join(WRAPPED.values())}"
     if (step.is_parallel or step.stages) and step.module == Itself.name:
         return "runs an imported module as it is, over dp alone: use --engine graph"
+    if step.is_parallel and any(line.meta.layer in (*MIXERS, *RECURRENCES) for line, _ in walk(step.declared.lines)):
+        return "does not support recurrences with parallel tensors: use --engine graph"
     if step.is_parallel and (_loss(step) or step.eager.task) and any("/" in axis for axis in _classes(step)):
         return "supports a head of parts of the vocabulary with the module's own loss alone, without --loss and --task"
     wrapping = _wrapping(step) or Wrapping(1, 0, 0)

@@ -306,7 +306,7 @@ class MemoryStep:
 
     @property
     def is_parallel(self) -> bool:
-        """Whether each device of a mesh computes a part of the tensors of one forward pass."""
+        """Return whether each device of a mesh computes a part of the tensors of one forward pass."""
         return self.forward.lines != self.declared.lines
 
     @cached_property

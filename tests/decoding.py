@@ -11,6 +11,7 @@ from learncost.procedures.inference import inference
 from refinements import with_alibi, with_relative_bias, with_softcap, with_visible
 
 SIZES = {"B": 2, "d": 12, "h": 2, "g": 3, "k": 4, "r": 6, "w": 5, "a": 7, "c": 8, "f": 9, "v": 11, "p": 16, "b": 5}
+SIZES |= {"n": 3, "u": 4, "i": 2, "j": 2}  # of states
 SIZES |= {"n_layer": 2, "n_enc": 2, "n_dec": 3, "n_pair": 2, "window": 3, "e": 4, "t": 2}
 
 BLOCK = """
@@ -89,6 +90,14 @@ def rewritten(change, inputs):
     return lc.layer(text, layers={"grouped_attention": rewritten_layer})
 
 
+def recurrent(mixer):
+    """A decoder of which every block has a recurrence, or a token shift, in front of its attention."""
+    text = stack(GROUPED).replace(
+        "    H[B", f"    R[B M d] = {mixer}(X; mixer)\n    X[B M d] = residual(X, R)\n    H[B"
+    )
+    return lc.layer(text)
+
+
 def latent(scale=None):
     latent_layer = with_rotary(shipped_layer("latent_attention"), "QR", "KR")
     latent_layer = with_scale(latent_layer, scale) if scale else latent_layer
@@ -119,6 +128,10 @@ MODELS = {
     "latent": latent,
     "sinks": lambda: rewritten(lambda own: with_sinks(with_alibi(own)), "slope distance"),
     "mixture of experts": mixture,
+    "state space beside attention": lambda: recurrent("selective_state_space"),
+    "state space of heads": lambda: recurrent("state_space_duality"),
+    "time mixing": lambda: recurrent("time_mixing"),
+    "channel mixing": lambda: recurrent("channel_mixing"),
     "encoder-decoder": lambda: tied(TWO_SIDED),
 }
 
@@ -183,7 +196,7 @@ class Generation:
         table = self.tables.prefill
         at = np.arange(length)
         inputs = self.given(table, at, at) | {"last": np.full(self.sizes["B"], length - 1)}
-        result = lc.run(table, inputs, self.counts)
+        result = lc.run(table, inputs, {**self.counts, **self.tables.lengths(self.sizes, 0, length)})
         return result["P.L"], {array.name: self.cut(array, result[array.name], length) for array in self.tables.cache}
 
     def cut(self, kept, value, length):

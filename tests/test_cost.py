@@ -425,4 +425,4 @@ def test_the_default_length_is_in_the_first_line_of_every_command(capsys):
         assert "(--seq-len; context 131,072)" in heading, command
     assert main(["cost", *sizes, "--procedure", "decode"]) == 0
     heading = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
-    assert heading.endswith("1 new token after 4,095 in the cache (--context; context 131,072)")
+    assert heading.endswith("1 new token after 4,095 (--context; context 131,072)")

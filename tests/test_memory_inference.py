@@ -118,7 +118,7 @@ def test_the_first_line_says_what_is_asked_and_whether_it_fits(capsys):
     first = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
     assert first.startswith("gpt2, memory of one step of decode in fp16 under flash: 99 sequences, 1 new token")
     assert "; does not fit: " in first
-    assert "2.00 MB hold up to 20 sequences with 100 tokens in the cache" in first
+    assert "2.00 MB hold up to 20 sequences after 100 tokens" in first
     assert main([*asked, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["context"] == 100
 
@@ -229,7 +229,7 @@ def test_cost_says_the_largest_batch_of_decode():
     batch = lc.memory("llama-3-8b", "decode", **asked).fits["batch_size"]
     assert found.memory.batch_size == batch
     (sheet,) = found.sheets()
-    assert f"In 80.0 GB fit {batch} sequences with 2,048 tokens in the cache." in sheet.notes
+    assert f"In 80.0 GB fit {batch} sequences after 2,048 tokens." in sheet.notes
     # 16.06 GB of weights, and 131,072 bytes of keys and values a token (32 layers x 8 heads x 128 x 2 x bf16)
     each = 131_072 * 2049
     assert batch == pytest.approx((80e9 - 8_030_261_248 * 2) / each, rel=0.01)
@@ -237,7 +237,7 @@ def test_cost_says_the_largest_batch_of_decode():
 
 def test_a_length_beyond_the_context_is_said(capsys):
     assert main(["memory", "llama-3-8b", "--procedure", "decode", "--on", "H100-SXM"]) == 0
-    assert "tokens in the cache, beyond the model's context of 8,192." in " ".join(capsys.readouterr().out.split())
+    assert "tokens, beyond the model's context of 8,192." in " ".join(capsys.readouterr().out.split())
     assert main(["memory", "llama-3-8b", "--procedure", "decode", "--budget", "17GB"]) == 0
     assert "beyond" not in capsys.readouterr().out
 
@@ -306,11 +306,14 @@ def test_a_table_without_sequences_has_the_memory_of_its_forward_pass(tmp_path, 
     assert json.loads(capsys.readouterr().out)["peak"] == 4 * (8 * 3 + 4 * 8 + 4 * 3)
 
 
-@pytest.mark.parametrize(("model", "caches"), [("gpt2", True), ("mamba-130m", False), ("bert-base", False)])
-def test_a_kv_cache_is_named_where_there_is_one(model: str, caches: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "kept"),
+    [("gpt2", "the KV cache with the new tokens"), ("mamba-130m", "the recurrent state"), ("bert-base", "")],
+)
+def test_a_cache_or_a_state_is_named_where_there_is_one(model: str, kept: str) -> None:
     small = {"num_hidden_layers": 1, "seq_len": 8}
     (sheet,) = lc.fit(model, "8GB", procedures="inference", **small).sheets()
-    assert ("KV cache" in str(sheet.notes)) == caches
-    said = lc.memory(model, "prefill" if caches else "inference", **small).convention
-    assert ("the KV cache with the new tokens" in said) == caches
-    assert ("There is no KV cache" in said) != caches
+    assert ("decoding of its last token" in str(sheet.notes)) == bool(kept)
+    said = lc.memory(model, "prefill" if kept else "inference", **small).convention
+    assert kept in said
+    assert ("There is no KV cache" in said) == (not kept)

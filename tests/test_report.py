@@ -392,6 +392,7 @@ def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_screen(
         ("t5-small", "bp", {"seq_len": 64}),
         ("mixtral-8x7b", "mempepita", {}),
         ("gpt2", "decode", {}),
+        ("mamba-130m", "decode", {"num_hidden_layers": 2}),
         ("gpt2", "bp", {"price_book": "causal-half", "num_hidden_layers": 2, "seq_len": 64}),
         ("albert-base-v2", "bp", {"seq_len": 64}),
     ],

@@ -1,14 +1,18 @@
-"""Rewrite a forward table into decoding, where new tokens read earlier keys and values from the KV cache."""
+"""Rewrite a forward table into decoding, where new tokens read what earlier ones left.
+
+Attention reads earlier keys and values from the KV cache; a recurrence begins with the state behind the last token, and
+a causal convolution reads the last rows of its input.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from learncost.ir.affine import Affine
+from learncost.ir.affine import Affine, AffineTerm, total
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Meta, Op, Product
+from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, repeats, walk
 from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
@@ -111,23 +115,28 @@ def _slots(terms: Iterable[Operand | Affine]) -> Iterator[tuple[str, int, str]]:
 
 
 CACHED, ALL = "C", "T"  # the axes of the cached positions, and of cached and new positions together
+KEPT, RECENT = "K", "R"  # those of the last rows that a convolution reads, and of these and the new ones together
 
 Values: TypeAlias = dict[str, Value]
 
 
 @dataclass(frozen=True)
 class CachedValue:
-    """A value in the KV cache, which is a stack if a loop computes it.
+    """A value in the KV cache, or a state that takes its place; a stack if a loop computes it.
 
-    `tokens` is whether it grows with the decoded tokens; otherwise it has one position for each encoder position.
+    `tokens` is whether it grows with the decoded tokens; otherwise it has one position for each encoder position, or
+    none: it is a state, as large after any number of tokens.
     `window` is the largest number of keys that a token attends to, or the name of a size; the last window - 1 are
-    cached.
+    cached. `of` is the value that it holds after a pass; `kept` of a convolution is the size of its kernel, or by how
+    many positions a line looks back: so many rows are its state.
     """
 
     name: str
     axes: tuple[str, ...]
     tokens: bool
     window: str = ""
+    of: str = ""
+    kept: str = ""
 
     @property
     def elements(self) -> Polynomial:
@@ -137,16 +146,63 @@ class CachedValue:
 
     @property
     def positions(self) -> str:
-        """Return the axis of its positions."""
+        """Return the axis of its positions; empty of a state."""
         if self.tokens:
             return axis_of(CACHED, self.window)
-        return next(name for name in (axis.partition("/")[0] for axis in self.axes) if base(name) == "N")
+        return next((name for name in (axis.partition("/")[0] for axis in self.axes) if base(name) == "N"), "")
+
+    @property
+    def is_state(self) -> bool:
+        """Return whether it is as large after any number of tokens."""
+        return not self.positions
 
     def sharded_as(self, axes: Sequence[str]) -> CachedValue:
         """Return the value with its axes sharded like those of a table, whose axis of positions may have another
         name."""
         cuts = (axis.partition("/")[1:] for axis in axes)
         return replace(self, axes=tuple("".join((axis, *cut)) for axis, cut in zip(self.axes, cuts, strict=True)))
+
+
+def looked_back(term: Operand) -> tuple[int, Affine, str] | None:
+    """Return where a term reads earlier positions of the tokens, and how many rows of them are kept; None if nowhere.
+
+    Returned are the number of the axis, the index, and the kept rows: k for M - k, and the size of a kernel for
+    M + u - #u + 1, as transformers' caches of convolutions are.
+    """
+    if not isinstance(term, Term):
+        return None
+    for place, axis in enumerate(term.axes):
+        if not isinstance(axis, Read) or not isinstance(axis.at, Affine) or base(axis.axis) != TOKENS:
+            continue
+        others = tuple(part for part in axis.at.parts if part != AffineTerm(1, (), axis.at.loops[0]))
+        if not axis.at.loops or base(axis.at.loops[0]) != TOKENS:
+            continue
+        kernel = [part.axis for part in others if part.axis]
+        if not kernel and not others[0].sizes and len(others) == 1 and others[0].factor < 0:
+            return place, axis.at, str(-others[0].factor)
+        size = base(kernel[0]) if len(kernel) == 1 else ""
+        ends = AffineTerm(-int(size)) if size.isdigit() else AffineTerm(-1, (size,))
+        if size and total(others) == total((AffineTerm(1, (), kernel[0]), ends, AffineTerm(1))):
+            return place, axis.at, size
+    return None
+
+
+def kept_axes(term: Term, place: int, kept: str) -> tuple[str, ...]:
+    """Return the axes of the last rows of a value, of which a term reads earlier ones."""
+    return (*term.declared[:place], axis_of(KEPT, kept), *term.declared[place + 1 :])
+
+
+def last_rows(left: Term, right: Term, place: int, meta: Meta) -> Product:
+    """Return the line that takes the last rows of a value; those before its first are 0."""
+    kept, every = str(left.axes[place]), str(right.axes[place])
+    at = Affine((AffineTerm(1, (), kept), AffineTerm(1, (every,)), AffineTerm(-1, (kept,))))
+    read = replace(right, axes=(*right.axes[:place], Read(every, at), *right.axes[place + 1 :]))
+    return Product((left,), (read,), (), meta.of_step(f"{meta.local}.cache"))
+
+
+def meta_of(loop: Loop) -> Meta:
+    """Return the metadata of a loop's first line."""
+    return next(line.meta for line, _ in walk(loop.lines))
 
 
 def cache(name: str) -> str:
@@ -172,7 +228,7 @@ class Decoding:
         self.several = several
         self.keys = Keys(table, name)
         self.outputs: list[str] = []
-        self.cached: list[tuple[str, bool, str]] = []  # name, whether it grows, window
+        self.cached: list[CachedValue] = []  # without axes, which the loops around them add
         self.seen: Values = {}
         self.settled: set[str] = set()  # values that are zero where a token does not attend
 
@@ -182,20 +238,17 @@ class Decoding:
         values = self.declared(table.values)
         lines = self.statements(table.lines, values)
         values |= self.seen
-        inputs = (*table.inputs, *(name for name, _, _ in self.cached), *self.seen)
+        inputs = (*table.inputs, *(array.name for array in self.cached), *self.seen)
         grown_table = replace(table, lines=lines, values=values, inputs=inputs)
         decode = needed(grown_table, (*table.outputs, *self.outputs))
         # The keys of an encoder's self-attention grow with no decoded token, and the decoder never reads them.
         read = needed(decode, table.outputs).inputs
-        every = (CachedValue(name, values[name].axes, grows, window) for name, grows, window in self.cached)
-        caches = tuple(array for array in every if array.name in read)
-        if not caches and any(base(repeat.count) == TOKENS and repeat.carry for repeat in repeats(table.lines)):
-            raise InputError(
-                f"{self.name} has a recurrence, whose state of constant size takes the place of a KV cache: prefill "
-                "and decode with it are not supported; --procedure inference is the forward pass of a whole sequence"
-            )
+        caches = tuple(replace(each, axes=values[each.name].axes) for each in self.cached if each.name in read)
         if not caches:
-            raise refusal(self.name, "none of its layers caches keys of earlier tokens")
+            axes = {axis for line, _ in walk(table.lines) for axis in line.loops}
+            why = "none of its layers caches keys of earlier tokens, or has a state"
+            forward = f"its table has no axis {TOKENS} of tokens, only the forward pass of --procedure inference"
+            raise refusal(self.name, why if TOKENS in axes else forward)
         self.check(decode)
         return decode, caches
 
@@ -215,21 +268,67 @@ class Decoding:
         result: list[Statement] = []
         for line in lines:
             if isinstance(line, Loop):
-                result.append(self.repeat(line, values))
+                result.extend(self.recurrence(line, values))
             elif line.name not in self.keys.places:
                 result.extend(self.line(line, values))
             elif line.name in self.keys.grows:
                 result.extend((*self.line(line, values), self.appended(line, values)))
             else:
                 values[cache(line.name)] = Value(values[line.name].axes, "cache", line.name)
-                self.cached.append((cache(line.name), False, ""))
+                self.cached.append(CachedValue(cache(line.name), (), tokens=False, of=line.name))
         return tuple(result)
+
+    def recurrence(self, line: Loop, outer: Values) -> Iterator[Statement]:
+        """Yield a loop; one over the new tokens begins with the state behind earlier ones, and lines keep its last."""
+        if base(line.count) != TOKENS:
+            yield self.repeat(line, outer)
+            return
+        if line.reverse and line.carry:
+            raise refusal(self.name, f"its recurrence {line.carry[0].start} begins with the last token")
+        names = [cache(carry.start if cache(carry.start) not in outer else carry.final) for carry in line.carry]
+        for name, carry in zip(names, line.carry, strict=True):
+            self.keep(CachedValue(name, (), tokens=False, of=carry.final), outer[carry.final].axes, outer)
+        starts = (replace(carry, initial=name) for name, carry in zip(names, line.carry, strict=True))
+        yield self.repeat(replace(line, carry=tuple(starts)), outer)
+        for name, carry in zip(names, line.carry, strict=True):
+            left, right = (Term(each, outer[carry.final].axes) for each in (f"{name}.2", carry.final))
+            yield Sum((left,), (right,), (), meta_of(line).of_step(f"{carry.start}.cache"), (1,))
+
+    def keep(self, array: CachedValue, axes: tuple[str, ...], values: Values) -> None:
+        """Declare a state, and what it is after the step."""
+        values |= {array.name: Value(axes, "cache", array.of), f"{array.name}.2": Value(axes, "new", array.name)}
+        self.cached.append(array)
+        self.outputs.append(f"{array.name}.2")
+
+    def recent(self, line: Line, values: Values) -> Iterator[Line]:
+        """Yield the line with the tokens that it reads at earlier positions taken from the last rows and the new ones,
+        behind the lines that append these and keep the last."""
+        right = list(line.right)
+        for i, term in enumerate(line.right):
+            if not isinstance(term, Term) or (found := looked_back(term)) is None:
+                continue
+            place, at, kept = found
+            array = CachedValue(cache(term.name), (), tokens=False, of=term.name, kept=kept)
+            rows, held = f"{term.name}.recent", kept_axes(term, place, kept)
+            every = (*held[:place], axis_of(RECENT, kept), *held[place + 1 :])
+            known = next((each for each in self.cached if each.name == array.name), None)
+            if known and (known != array or rows not in values):
+                raise refusal(self.name, f"{term.name} is read at several earlier positions, in line: {line}")
+            if not known:
+                self.keep(array, held, values)
+                values[rows] = Value(every, "value", array.name)
+                appended = (Term(array.name, held), Term(term.name, term.declared))
+                yield applied("append", Term(rows, every), appended, line.meta.of_step("recent"), (every[place],))
+                yield last_rows(Term(f"{array.name}.2", held), Term(rows, every), place, line.meta)
+            read = Read(every[place], replace(at, parts=total((*at.parts, AffineTerm(1, (kept,))))))
+            right[i] = replace(term, name=rows, axes=(*term.axes[:place], read, *term.axes[place + 1 :]))
+        yield replace(line, right=tuple(right))
 
     def repeat(self, line: Loop, outer: Values) -> Loop:
         values = self.declared(line.values)
         before, grown = len(self.cached), len(self.outputs)
         lines = self.statements(line.lines, values)
-        each = tuple((name, name) for name, _, _ in self.cached[before:])
+        each = tuple((array.name, array.name) for array in self.cached[before:])
         keep = tuple((name, name) for name in self.outputs[grown:])
         outer |= {name: values[name].stacked(line.count) for name, _ in (*each, *keep)}
         return replace(line, lines=lines, values=values, each=(*line.each, *each), keep=(*line.keep, *keep))
@@ -246,7 +345,7 @@ class Decoding:
         cached, all_axes = ((*axes[:place], axis_of(axis, window), *axes[place + 1 :]) for axis in (CACHED, ALL))
         left = Term(f"{cache(name)}.2", all_axes)
         values |= {cache(name): Value(cached, "cache", name), left.name: Value(all_axes, "new", cache(name))}
-        self.cached.append((cache(name), True, window))
+        self.cached.append(CachedValue(cache(name), (), tokens=True, window=window, of=name))
         self.outputs.append(left.name)
         local = f"{line.meta.local}.cache"
         meta = replace(line.meta, equation="", local=local, locals=(local, line.meta.local), note=None)
@@ -254,6 +353,8 @@ class Decoding:
         return applied("append", left, right, meta, (all_axes[place],))
 
     def line(self, line: Line, values: Values) -> Iterator[Line]:
+        *before, line = self.recent(line, values)
+        yield from before
         keys = self.keys.of(line)
         read = {name: f"{cache(name)}.2" if name in self.keys.grows else cache(name) for name in self.keys.places}
         where = tuple(condition for condition in line.where if condition.lower not in keys)
@@ -300,6 +401,6 @@ class Decoding:
             tokens = {axis for axis in left | right if base(axis) == TOKENS}
             acts = isinstance(line, Op) and any(base(axis) == TOKENS for axis in line.axes)
             at = any(base(axis.axis) == TOKENS for term in line.right for axis in term.axes if isinstance(axis, Read))
-            if acts or at or len(tokens) > 1 or tokens - left or TOKENS in nest.counts:
+            if acts or at or len(tokens) > 1 or tokens - left or (tokens and TOKENS in nest.counts):
                 layer = line.meta.layer.replace("_", " ") or "it"
                 raise refusal(self.name, f"{layer} reads other positions and caches nothing of them, in line: {line}")

@@ -2,18 +2,19 @@
 
 A layer declares the values that are cached for each key position (`cache: K V`). In decode, the lines that compute such
 a value run only over the M new positions, their results are appended to the C positions of the cache, and every reader
-reads T = C + M keys. Values cached for other positions, such as the encoder's, are only read.
+reads T = C + M keys. Values cached for other positions, such as the encoder's, are only read. A loop over the tokens
+begins with the state behind the last one, and a causal convolution reads the last rows of its input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.loop import Loop, Statement, map_lines, map_loops, walk
+from learncost.ir.loop import Loop, Statement, map_loops, walk
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
@@ -21,7 +22,21 @@ from learncost.ir.value import Value
 from learncost.layers.active import of_part
 from learncost.layers.layer import Layer, marked
 from learncost.ops import is_log_softmax
-from learncost.procedures.decoding import ALL, CACHED, TOKENS, CachedValue, Decoding, axis_of, cache
+from learncost.procedures.decoding import (
+    ALL,
+    CACHED,
+    KEPT,
+    RECENT,
+    TOKENS,
+    CachedValue,
+    Decoding,
+    axis_of,
+    cache,
+    kept_axes,
+    last_rows,
+    looked_back,
+    meta_of,
+)
 from learncost.procedures.needed import needed
 
 
@@ -67,6 +82,9 @@ class Inference(Displayed):
         for window in {array.window for array in self.cache if array.tokens}:
             most = context if not window else min(context, _number(window, sizes) - 1)
             lengths |= {axis_of(CACHED, window): most, axis_of(ALL, window): most + new}
+        for kept in {array.kept for array in self.cache if array.kept}:
+            rows = _number(kept, sizes)
+            lengths |= {axis_of(KEPT, kept): rows, axis_of(RECENT, kept): rows + new}
         return lengths
 
 
@@ -171,23 +189,51 @@ def _last_only(table: Table) -> Table:
 
 
 def _prefill(table: Table, cached: Iterable[CachedValue]) -> Table:
-    """Return the forward pass, which also outputs the KV cache for decode."""
-    names = tuple(array.name for array in cached)
-    cached_values: dict[str, Value] = {}
+    """Return the forward pass, which also outputs what decode reads: the KV cache, and states."""
+    arrays = {array.name: array for array in cached}
+    values: dict[str, Value] = {}
 
-    def copied(line: Line) -> tuple[Line, ...]:
-        if cache(line.name) not in names:
-            return (line,)
-        (left,) = line.left
-        meta = Meta(line.meta.layer, line.meta.block, local=f"{line.meta.local}.cache", locals=(line.meta.local,))
-        meta = replace(meta, module=line.meta.module)
-        cached_values[cache(line.name)] = Value(left.declared, "cache", line.name)
-        return line, Sum((Term(cache(line.name), left.axes),), (left,), (), meta, (1,))
+    def declared(name: str, axes: tuple[str, ...]) -> Term:
+        values[name] = Value(axes, "cache", arrays[name].of)
+        return Term(name, axes)
+
+    def copies(line: Statement) -> Iterator[Line]:
+        """Yield the lines that keep what a line makes."""
+        if isinstance(line, Loop):
+            finals = {array.of: array for array in arrays.values() if array.is_state}
+            for carry in line.carry:
+                if carry.final in finals:
+                    left = declared(finals[carry.final].name, line.axes[carry.end])
+                    meta = meta_of(line).of_step(f"{carry.start}.cache")
+                    yield Sum((left,), (Term(carry.final, left.declared),), (), meta, (1,))
+        elif (name := cache(line.name)) in arrays and not arrays[name].kept:
+            meta = Meta(line.meta.layer, line.meta.block, local=f"{line.meta.local}.cache", locals=(line.meta.local,))
+            meta = replace(meta, module=line.meta.module)
+            yield Sum((declared(name, line.left[0].declared),), (line.left[0],), (), meta, (1,))
+
+    def kept(line: Line) -> Iterator[Line]:
+        """Yield the lines that keep the last rows of what a line reads."""
+        for term in line.right:
+            found = looked_back(term)
+            if found and isinstance(term, Term) and (name := cache(term.name)) in arrays and name not in values:
+                place, _, rows = found
+                left = declared(name, kept_axes(term, place, rows))
+                yield last_rows(left, Term(term.name, term.declared), place, line.meta)
+
+    def whole(lines: Iterable[Statement]) -> Iterator[Statement]:
+        for line in lines:
+            if isinstance(line, Line):
+                yield from kept(line)
+            yield line
+            yield from copies(line)
 
     def stacked(loop: Loop) -> Loop:
-        inside = {name: cached_values[name] for name in cached_values if name in loop.inside}
-        cached_values.update({name: value.stacked(loop.count) for name, value in inside.items()})
-        return replace(loop, values={**loop.values, **inside}, keep=(*loop.keep, *((name, name) for name in inside)))
+        lines = tuple(whole(loop.lines))
+        made = {name for line in lines for name in line.makes}
+        inside = {name: value for name, value in values.items() if name in made}
+        values.update({name: value.stacked(loop.count) for name, value in inside.items()})
+        keep = (*loop.keep, *((name, name) for name in inside))
+        return replace(loop, lines=lines, values={**loop.values, **inside}, keep=keep)
 
-    lines = map_loops(map_lines(table.lines, copied), stacked)
-    return needed(replace(table, lines=lines, values={**table.values, **cached_values}), (*table.outputs, *names))
+    lines = tuple(whole(map_loops(table.lines, stacked)))
+    return needed(replace(table, lines=lines, values={**table.values, **values}), (*table.outputs, *arrays))

@@ -154,7 +154,7 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
         table = pass_table(model, procedure.name, several=decodes and new > 1)
         return planned(table, plan or run.plan)
 
-    if tables is None:
+    if tables is None or (request.page_size and not any(array.tokens for array in tables.cache)):
         request.check_without_cache(f"{procedure.name} of {configuration.name}")
     if request.plan:
         name = f"{request.procedure} of {configuration.name}"
@@ -271,7 +271,8 @@ def _cache(priced: Served, dtype: str) -> Cache | None:
     sizes |= {array.positions: -(-sizes[array.positions] // page) * page for array in tokens}
     return Cache(
         elements=sum(array.elements.at(sizes) for array in tokens),
-        source=sum(array.elements.at(sizes) for array in arrays if not array.tokens),
+        source=sum(array.elements.at(sizes) for array in arrays if not array.tokens and not array.is_state),
+        state=sum(int(array.elements.at(sizes)) for array in arrays if array.is_state),
         windows=tuple(sorted(windows.items())),
         count=total(Polynomial.of(array.axes) for array in arrays).at(sizes),
         width=BYTES.get(dtype),

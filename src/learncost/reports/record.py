@@ -83,7 +83,7 @@ def _with_passes(phases: Mapping[str, tuple[int, Amount]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cache(Serializable):
-    """The KV cache of all layers: keys and values, or their compression.
+    """The KV cache of all layers: keys and values, or their compression; and what recurrences have in its place.
 
     elements  of one token of a sequence
     source    elements of one token of the encoder, which cross-attention keeps
@@ -91,6 +91,8 @@ class Cache(Serializable):
               (window, elements)
     remade    whether every step makes keys and values of all its tokens anew
     page_size  tokens in a page: each sequence has full pages
+    state     elements of the states of a sequence, after any number of tokens: of recurrences, and the last rows that
+              convolutions read
     """
 
     elements: int = field(metadata=Key("elements_per_token").field)
@@ -100,6 +102,7 @@ class Cache(Serializable):
     width: int | None = field(metadata=HIDDEN)  # bytes of an element; None where it is not known
     remade: bool = field(default=False, metadata=Key(optional=True, after="bytes").field)
     page_size: int = field(default=1, metadata=Key(when=lambda cache: cache.page_size > 1, after="bytes").field)
+    state: int = field(default=0, metadata=Key("state_elements", when=attrgetter("state"), after="bytes").field)
 
     @property
     @Key(after="elements")

@@ -163,9 +163,7 @@ def batch_text(
     if context is not None:
         new = seq_len if target_len is None else target_len
         source = "" if target_len is None else f", {seq_len:,} of the encoder"
-        return (
-            f"{several}, {new:,} new token{'s' if new > 1 else ''} after {context:,} in the cache{source}{length_note}"
-        )
+        return f"{several}, {new:,} new token{'s' if new > 1 else ''} after {context:,}{source}{length_note}"
     sides = "" if target_len is None else f" and {target_len:,}"
     tokens = "token" if seq_len == 1 and not sides else "tokens"
     return (letters or f"{several} of {seq_len:,}{sides} {tokens}") + length_note

@@ -195,6 +195,11 @@ def batch_of(answer: Cost | Memory) -> str:
 def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
     if cost.last_only:
         yield "The head computes the logits of the last position of each sequence only."
+    if cache.state:
+        in_bytes = f", {cache.state * cache.width:,} bytes in {cost.dtype}" if cache.width else ""
+        yield f"State: {cache.state:,} elements a sequence{in_bytes}, after any number of tokens."
+        if not cache.elements and not cache.source:
+            return
     text = f"Cache: {cache.elements:,} elements a token"
     if cache.width:
         text += f", {cache.elements * cache.width:,} bytes in {cost.dtype}"
@@ -209,7 +214,8 @@ def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
     each = f" in each of {cost.batch_size:,} sequences" if cost.batch_size > 1 else ""
     each_device = " on each device" if cost.over else ""
     each += f" in pages of {cache.page_size:,} tokens" if cache.page_size > 1 else ""
-    held = f" With {filled}{each} it holds {cache.bytes:,} bytes{each_device}." if cache.width else ""
+    with_state = ", the state included" if cache.state else ""
+    held = f" With {filled}{each} it holds {cache.bytes:,} bytes{each_device}{with_state}." if cache.width else ""
     yield f"{text}.{held}"
     if cache.remade:
         yield "Each decode step recomputes keys and values of all cached tokens: projections are not absorbed."
@@ -304,7 +310,7 @@ def _largest(cost: Cost, memory: DeviceMemory) -> str:
         return f"Up to B = {memory.batch_size:,} fits in {size_of(memory.available)}."
     batch, tokens = memory.batch_size or 0, cost.seq_len if cost.target_len is None else cost.target_len
     several = f"{batch:,} {cost._sample}" + ("s" if batch > 1 else "")
-    each = f"of {tokens:,} tokens" if cost.context is None else f"with {cost.context:,} tokens in the cache"
+    each = f"of {tokens:,} tokens" if cost.context is None else f"after {cost.context:,} tokens"
     return f"In {size_of(memory.available)} fit{'' if batch > 1 else 's'} {several} {each}."
 
 

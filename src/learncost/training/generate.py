@@ -50,7 +50,7 @@ class Decoder:
             tokens = tokens[-self._most :]
         self._tokens = list(tokens)
         values = self._given(self._prefill, tokens, 0) | {"last": np.array([len(tokens) - 1])}
-        return self._run(self._prefill, values, {"M": len(tokens)}, len(tokens))
+        return self._run(self._prefill, values, self._tables.lengths(self._sizes, 0, len(tokens)), len(tokens))
 
     def next(self, token: int) -> Any:
         """Return the logits [v] after one more token."""
@@ -89,6 +89,8 @@ class Decoder:
 
     def _cut(self, cached: Any, value: Any, length: int) -> Any:
         """Return the cache of a window with its last positions only."""
+        if cached.is_state:
+            return value
         most = self._tables.lengths(self._sizes, length, 1)[cached.positions]
         place = cached.axes.index(cached.positions)
         return value.take(np.arange(value.shape[place])[-most:], place) if value.shape[place] > most else value

@@ -187,7 +187,7 @@ class Fit(AtLength, Drawn):
                 f"{rule if self.over else ''} The peak is that of learncost memory --procedure {self._alone}.".strip()
             )
         if any(row.procedure == NAME for row in self.rows):
-            cached = "prefill of a prompt of this length, or decoding of its last token with the KV cache"
+            cached = "prefill of a prompt of this length, or decoding of its last token"
             cached += f" in pages of {self.page_size:,} tokens" if self.page_size > 1 else ""
             rule += f" Inference is {cached if self._caches else 'a forward pass'}; all weights are frozen."
         if any(find_procedure(row.procedure, INFERENCE).modes for row in self.rows):

@@ -36,6 +36,9 @@ from learncost.reports.request import Request
 NAME = "inference"
 """The name of inference among the learning procedures of `fit`."""
 
+STATE = "recurrent state"
+"""The part of the peak that recurrences have in place of a KV cache, which also the last rows of convolutions are."""
+
 _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 
 
@@ -47,6 +50,7 @@ class InferencePass:
     whole   the same pass as an engine runs it, which hands out the cache
     batch   the axis of the batch
     over    the devices of a mesh; the tables are then those of one device
+    states  the cached values that are as large after any number of tokens
     """
 
     table: Table
@@ -55,6 +59,7 @@ class InferencePass:
     grown: int = 0
     batch: str = "B"
     over: OverMesh | None = None
+    states: frozenset[str] = frozenset()
 
     @property
     def local_sizes(self) -> dict[str, int]:
@@ -66,7 +71,9 @@ class InferencePass:
         if array.role == "weight":
             return "weights"
         value = self.table.known.get(array.name)
-        return "KV cache" if value is not None and value.role == "cache" else "activations"
+        if value is None or value.role != "cache":
+            return "activations"
+        return STATE if array.name in self.states else "KV cache"
 
 
 @dataclass(frozen=True)
@@ -149,17 +156,19 @@ class Serving:
         """The passes: prefill and decode, or one of them."""
         sizes, new = self.sizes, self.new
         tables = self._tables_of(self.model)
+        states = frozenset(array.name for array in self.cache if array.is_state)
         several: list[InferencePass] = []
         if self.procedure != "decode":
             held = {} if tables.passes is None else tables.passes.lengths(self._next_sizes, sizes["M"], new=1)
             (prompt,), local, over = self._on_each(lambda each: (each.prompt,), {**held, **sizes})
             arrays = _growing(tables.passes) if tables.passes is not None else []
-            several.append(InferencePass(prompt, prompt, local, *self._added(prompt, arrays, local, over, 0), over))
+            added = self._added(prompt, arrays, local, over, 0)
+            several.append(InferencePass(prompt, prompt, local, *added, over, states))
         if tables.passes is not None and sizes["M"] > new and self.procedure in ("", "decode"):
             step_lengths = {**sizes, **tables.passes.lengths(sizes, sizes["M"] - new, new)}
             (logits, decode), local, over = self._on_each(lambda each: each.token, step_lengths)
             added = self._added(logits, _growing(tables.passes), local, over, new)
-            several.append(InferencePass(logits, decode, local, *added, over))
+            several.append(InferencePass(logits, decode, local, *added, over, states))
         return tuple(several)
 
     def _added(
@@ -243,7 +252,11 @@ class Serving:
     def said(self) -> Iterator[str]:
         """Yield what is counted, and what pages and sliding windows make of the cache, in sentences."""
         cache = self.cache
-        yield CONVENTION if cache else WITHOUT_CACHE
+        states = [array for array in cache if array.is_state]
+        kept = ["the recurrent state"] if states else []
+        if len(cache) > len(states):
+            kept.insert(0, "the KV cache with the new tokens")
+        yield CONVENTION.format(" and ".join(kept)) if kept else WITHOUT_CACHE
         if cache and self.page_size > 1:
             yield f"The cache of a sequence is rounded up to whole pages of {self.page_size:,} tokens."
         windows = {int(size_of(array.window, self.sizes)) for array in cache if array.window}
@@ -265,6 +278,7 @@ class Serving:
             sizes = each.local_sizes
             grown = each.grown * int(size_of(each.batch, sizes))
             split = {"weights": self._resident(each), "KV cache": grown, "activations": 0}
+            split |= dict.fromkeys([STATE] if each.states else (), 0)
             arrays = live(each.table, sizes, _NAMES[self.kind.value], self._widths, IN_KERNELS)
             for live_array in arrays.live_at_peak:
                 split[each.part(live_array)] += live_array.bytes
@@ -286,7 +300,7 @@ class Serving:
 
         The new tokens of a step of decode are part of a sequence.
         """
-        if self.target_len is not None:
+        if self.target_len is not None or (self.procedure == "decode" and not any(a.tokens for a in self.cache)):
             return None
         if self.weights - self.flash > budget:
             return 0
@@ -315,7 +329,7 @@ class _Tables:
         """The tables of the next token: up to its logits, and complete."""
         assert self.passes is not None
         decode = self.passes.decode
-        filled = {f"{array.name}.2" for array in _growing(self.passes)}
+        filled = {f"{array.name}.2" for array in self.passes.cache}  # in place, as transformers' caches are
         logits = needed(decode, tuple(name for name in decode.outputs if name not in filled))
         return planned(logits, self.plan), planned(decode, self.plan)
 
@@ -369,11 +383,8 @@ def _growing(passes: Inference) -> list[CachedValue]:
     return [array for array in passes.cache if array.tokens]
 
 
-CONVENTION = (
-    "Counted: all weights, the KV cache with the new tokens, and the activations of the pass, freed after their last "
-    "use; the cache grows in place."
-)
-"""The text that says what the memory of inference includes."""
+CONVENTION = "Counted: all weights, {}, updated in place, and the activations of the pass, freed after their last use."
+"""The text that says what the memory of inference includes, the cache or state among it."""
 WITHOUT_CACHE = (
     "Counted: all weights and the activations of the forward pass, freed after their last use. There is no KV cache."
 )

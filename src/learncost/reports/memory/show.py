@@ -234,13 +234,13 @@ def _fits(memory: Memory) -> str:
     text = f"{too_much}; {present} hold " if too_much else f"Fits in {said_bytes(memory.budget)}{spare}: "
     begin = text
     text += f"{most} {_samples(memory, batch or 1)} "
-    text += f"with {memory.context:,} tokens in the cache" if decodes else f"of {memory.seq_len:,} tokens"
+    text += f"after {memory.context:,} tokens" if decodes else f"of {memory.seq_len:,} tokens"
     if memory.letters:  # a table of a user's: its batch is B, where that is open at all
         text = f"In {said_bytes(memory.budget)} the step {'fits' if batch else 'does not fit'}"
         if "B = " in memory.letters:
             text = begin + (f"up to B = {batch:,}" if batch else "no B")
     elif length is not None:
-        of_tokens = "with up to {:,} tokens in the cache" if decodes else "of up to {:,} tokens"
+        of_tokens = "after up to {:,} tokens" if decodes else "of up to {:,} tokens"
         samples = f"{memory.batch_size:,} {_samples(memory, memory.batch_size)}"
         text += f", {'or' if batch else 'but'} {samples} {of_tokens.format(length)}"
         if memory._positions and length > memory._positions:

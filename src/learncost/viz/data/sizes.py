@@ -13,6 +13,7 @@ from learncost.models.expression import Tree, evaluate, tree
 from learncost.models.model import Model
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.models.tables import letters
+from learncost.procedures.decoding import ALL, CACHED, KEPT, RECENT, axis_of
 from learncost.reports.record import Cost
 
 _MEANINGS = {size.name: size.meaning for size in (*RUN_SIZES, *MODEL_SIZES)} | {
@@ -134,12 +135,17 @@ def _axes(
                 yield axis, axes[axis]
         elif name in free:
             yield axis, name
-        elif step.context is not None and axis.partition(".")[0] in ("C", "T"):
+        elif step.context is not None and axis.partition(".")[0] in (CACHED, ALL):
             window = axis.partition(".")[2]
             cached: Tree = (
                 ["min", "context", int(window) - 1 if window.isdigit() else axes[window] - 1] if window else "context"
             )
-            yield axis, cached if axis.startswith("C") else ["+", cached, new_tokens]
+            yield axis, cached if axis.startswith(CACHED) else ["+", cached, new_tokens]
+        elif axis.partition(".")[0] in (KEPT, RECENT):
+            size = axis.partition(".")[2]
+            kept = axes[axis_of(KEPT, size)]
+            rows: Tree = tree(model.rules[size], {**values, **axes}, free) if size in model.rules else kept
+            yield axis, rows if axis.startswith(KEPT) else ["+", rows, new_tokens]
         else:
             yield axis, axes[axis]
 

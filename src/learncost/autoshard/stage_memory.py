@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.passes import purpose
 from learncost.autoshard.step import ParallelConfig, StageUsage, StepUsage, sizes_of
+from learncost.ir.dataclass import replace
 from learncost.ir.polynomial import shape_of
 from learncost.liveness import (
     BUFFERS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from learncost.calibration.operations import TimedCall, operands, timed_ops
 from learncost.calibration.torch import COLUMNS, ROWS, TorchBench, factors
 from learncost.engines.compiler import CompiledKernels
 from learncost.engines.in_place import library_products
+from learncost.ir.dataclass import replace
 from learncost.ir.line import FusedKernel, Line, Op
 from learncost.ir.loop import walk
 from learncost.ir.table import Table

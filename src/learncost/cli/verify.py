@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any, cast
 
+from learncost.ir.dataclass import fields, replace
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer, shipped
 from learncost.models.argument import layer_or_model

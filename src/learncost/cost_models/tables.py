@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -22,6 +21,7 @@ from learncost.cost_models.row import (
     row_of,
     with_counts,
 )
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import beginnings, map_lines, walk

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from learncost.devices.device import Device, devices
 from learncost.devices.rates import BANDWIDTH, TILE, highest, published
+from learncost.ir.dataclass import replace
 from learncost.timing.rates import ORIENTATIONS, MatmulGrid, RateCurve, Rates
 
 LARGE = 2048

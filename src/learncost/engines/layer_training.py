@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from learncost.engines.core import Core, OptimizerSettings, Prepared, Values
 from learncost.engines.inputs import with_derived
 from learncost.interpreter import infer_sizes
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError, nearest
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from learncost.interpreter import execute
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.parsed import Header, LayerCall, Parsed
 from learncost.ir.table import Table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -16,6 +15,7 @@ from learncost.engines.inputs import Batch
 from learncost.engines.rounding import real, whole, widened
 from learncost.engines.state import evaluated
 from learncost.engines.weights import initial_weights, shape
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
 from learncost.ir.table import Table

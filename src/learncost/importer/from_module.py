@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.layers.layer import Layer, Origin, layer
 from learncost.models.configuration import Configuration, configure

@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.nested._internal.nested_tensor import nested_view_from_values_offsets
 from learncost.importer.examples import as_called
 from learncost.importer.inputs import Input
 from learncost.importer.refusals import NESTED, GradientTakenError
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 
 Inputs = Sequence[Input] | Mapping[str, Any]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError, NotationError, advice, header_advice
 from learncost.ir.line import Condition, Line, Meta, Op, Opaque, RunningStatistics
 from learncost.ir.line_reader import LineReader, RefusedError, check_whole, is_name

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Line, Sum, alias
 from learncost.ir.loop import Carry, Loop, Statement, defined, walk
 from learncost.ir.polynomial import base

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any
 
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Condition, Line, Product, sides
 from learncost.ir.loop import Statement, groups, in_kernel, map_lines, repeats, walk
 from learncost.ir.polynomial import ZERO, Polynomial, base, total

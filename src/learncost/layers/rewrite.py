@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import map_lines
 from learncost.ir.term import Literal, Term

@@ -8,8 +8,8 @@ bounds the keys of a tile.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Op
 from learncost.ir.loop import Loop, Statement, defined, map_scopes, repeats, walk

@@ -35,9 +35,9 @@ with a single axis are not quantized.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Line, Meta, Op, Product
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base

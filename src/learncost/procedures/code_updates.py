@@ -26,8 +26,8 @@ with a probability equal to their fraction: Gupta et al. 2015, Deep learning wit
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Statement

@@ -8,9 +8,9 @@ of the first pass is saved. Pau & Aymone 2024, Algorithms 1 and 2, table 2, sect
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from learncost.autodiff.derive import derive_once
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement, defined, repeats, walk

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from learncost.autodiff.derive import Derived
 from learncost.autodiff.tangent import MARK, tangent
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement

@@ -8,8 +8,8 @@ output's, an attention projects it to them. Any other input gets the error throu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Product, Sum
 from learncost.ir.loop import Loop, Statement

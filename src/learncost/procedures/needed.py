@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.table import Table

@@ -6,9 +6,9 @@ A received activation is an input and its gradient is an output, so that a stage
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from learncost.autodiff.derive import derive
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Line, Meta, Sum
 from learncost.ir.table import Table
 from learncost.ir.term import Term

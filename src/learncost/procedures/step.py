@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from learncost.autodiff.derive import derive, derive_once
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.models.model import Model, Structure

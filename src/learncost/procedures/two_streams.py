@@ -8,8 +8,7 @@ equations 6 to 8; Kitaev et al. 2020, Reformer, section 3.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Meta, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from learncost.cost_models import Book, PricedLine
 from learncost.cost_models.formula import FORMULA
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.polynomial import total
 from learncost.layers.active import Part, is_norm, part_of

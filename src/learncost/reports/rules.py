@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from fractions import Fraction
 
 from learncost.autodiff.derive import derive
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book as find_book
 from learncost.cost_models.formula import FormulaValues
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known, walk
 from learncost.layers.layer import shipped_layer

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from learncost.ir.dataclass import replace
 from learncost.reports.conventions import YARDSTICK, Conventions, Counts
 from learncost.reports.sheet import (
     WIDTH,

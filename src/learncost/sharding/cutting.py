@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from math import prod
 
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.polynomial import base
 from learncost.ir.term import Axis, Literal, Operand, Read, Term, terms_of

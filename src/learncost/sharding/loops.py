@@ -4,8 +4,8 @@ devices."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Sum
 from learncost.ir.loop import Carry, Loop

@@ -8,13 +8,13 @@ contiguous shards the last device has the most.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from learncost.interpreter.operation import position
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, map_lines, visit, walk

@@ -7,7 +7,6 @@ autograd function of `passes` calls them, forward and backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from importlib.util import find_spec
 from typing import Any
@@ -18,6 +17,7 @@ from learncost.backends.placed.layout import IN_PLACE
 from learncost.backends.placed.program import TYPES
 from learncost.backends.precision import typed
 from learncost.engines.in_triton import ProgramInTriton, is_interpreted
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Line
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import shape_of

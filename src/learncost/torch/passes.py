@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from learncost.autodiff.derive import Derived, derive
 from learncost.backends import RecordNode, Tree, leaves, program
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import windows
 from learncost.ir.table import Table

@@ -7,7 +7,6 @@ not depend on the mesh.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from learncost.engines.adapted import merged
 from learncost.engines.options import Options
 from learncost.engines.weights import shape
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration
 from learncost.models.model import build, run_sizes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from learncost.engines.emitted import executed_text
 from learncost.engines.in_stages import StageUpdate, forward_in_stages, program_in_stages, step_in_stages
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options, refuse_schedule
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
 from learncost.ir.table import Table

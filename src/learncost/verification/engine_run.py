@@ -6,7 +6,6 @@ import ast
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from learncost.engines.core import Prepared
 from learncost.engines.emitted import EmittedProgram
 from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError, named_one, to_install
 from learncost.ir.line import Line
 from learncost.ir.loop import map_lines

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from learncost.autodiff.derive import derive
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import Statement, map_lines, map_loops
 from learncost.ir.polynomial import base, shape_of

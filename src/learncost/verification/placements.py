@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import repeats, walk

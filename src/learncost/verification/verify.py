@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +12,7 @@ from learncost.autodiff.derive import Derived, derive
 from learncost.autodiff.tangent import MARK, along_inputs
 from learncost.cost_models.books import price
 from learncost.interpreter import execute
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
 from learncost.ir.loop import check_derived, map_lines, not_derived, walk

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
+from learncost.ir.dataclass import fields, replace
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration

@@ -6,7 +6,6 @@ Frames have the same by rows: of tables and prices the lines, of lives the array
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from html import escape
 from operator import attrgetter
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from learncost.autodiff.derive import Derived
 from learncost.cost_models import Price
 from learncost.engines.core import Core
+from learncost.ir.dataclass import fields, is_dataclass
 from learncost.ir.loop import walk
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +15,7 @@ from learncost import __version__
 from learncost.cost_models.books import book as find_book
 from learncost.cost_models.errata import errata
 from learncost.devices.device import device as find_device
-from learncost.ir.dataclass import attributes
+from learncost.ir.dataclass import attributes, fields, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.layers.active import shown_layer

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from learncost.backends.c.unify import is_reduction, needs
 from learncost.ir.affine import Affine
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Line, MatmulDims, Op, Product, sides
 from learncost.ir.term import Literal, Operand, Read, Term
 

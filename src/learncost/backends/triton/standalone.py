@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 
 from learncost.backends.placed.kernels import KernelTable
@@ -14,6 +13,7 @@ from learncost.backends.precision import typed
 from learncost.backends.triton.attention import with_sums
 from learncost.backends.triton.kernel import writer
 from learncost.backends.triton.preamble import HELPERS, MAIN, PREAMBLE, USE
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_derived
 from learncost.ir.table import Table

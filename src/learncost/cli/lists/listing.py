@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from inspect import Parameter
 from typing import Any
 
@@ -11,6 +10,7 @@ from learncost.cli.lists.learning import LEARNING, procedures_of
 from learncost.cli.lists.listed import Cell, Known, Listed, cell_of, entries_of
 from learncost.cli.lists.machines import MACHINES
 from learncost.cli.lists.models import MODELS, support_of_families
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import RETIRED, InputError, mentions, nearest, shown
 from learncost.reports.question import question
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 
 from learncost.cli.lists.listed import Cell, Known, Listed, cell_of, entries_of
+from learncost.ir.dataclass import asdict
 
 
 def _devices() -> Listed:

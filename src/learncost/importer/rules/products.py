@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from learncost.importer.rule import rule
 from learncost.importer.rules.views import called, merged
 from learncost.importer.unit_dims import matrix_product
 from learncost.importer.views import At, GivenTensor, StoredValue, View, ViewAxis
+from learncost.ir.dataclass import replace
 
 
 def shifted(reader: GraphReader, value: View, bias: Any) -> View:

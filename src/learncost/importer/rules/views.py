@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from learncost.importer.reader import GraphReader
 from learncost.importer.rule import RULES, rule, view_rule
 from learncost.importer.rules.elementwise import trunc
 from learncost.importer.views import AxisIndex, GivenTensor, IntegerValue, View, ViewAxis, in_one
+from learncost.ir.dataclass import replace
 
 
 def sizes(values: Sequence[Any]) -> list[Size]:

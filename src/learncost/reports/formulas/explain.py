@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from learncost.cost_models import price
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, repeats, visit, walk
 from learncost.ir.polynomial import Polynomial, base

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from learncost.cost_models import Book, executed
+from learncost.ir.dataclass import replace
 from learncost.ir.line import Line, Op
 from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.term import Term

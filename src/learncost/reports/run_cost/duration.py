@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure, computed
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.reports.cost import cost
 from learncost.reports.request import Request

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from learncost.devices.figure import Figure
+from learncost.ir.dataclass import replace
 from learncost.reports.run_cost.published import PublishedRun
 from learncost.reports.run_cost.record import TOTALS, RunCost
 from learncost.reports.sheet import (

@@ -7,12 +7,12 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from learncost import __version__
+from learncost.ir.dataclass import fields, is_dataclass, replace
 from learncost.ir.errors import InputError, shown, to_install
 from learncost.models.storage import written
 from learncost.viz.figures import figure_row

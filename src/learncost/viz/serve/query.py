@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -16,6 +15,7 @@ from learncost.cost_models.books import every
 from learncost.devices.cluster import clusters, known_cluster
 from learncost.devices.device import devices, known_device
 from learncost.devices.rates import HERE
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError, named_one, nearest, shown
 from learncost.ir.precision import PRECISIONS
 from learncost.ir.stated import size_names

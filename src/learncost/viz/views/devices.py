@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -11,6 +10,7 @@ from learncost.autoshard.step import ASSUMED, PIPELINE, StepUsage
 from learncost.devices.cluster import Cluster, cluster_with
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.device import device as find_device
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.loop import Loop
 from learncost.ir.precision import precision_of

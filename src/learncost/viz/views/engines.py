@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from learncost.devices.device import device
 from learncost.devices.rates import HERE, calibrated
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.memory import Memory, memory

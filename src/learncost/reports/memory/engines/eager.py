@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from operator import le
 from typing import TYPE_CHECKING
 
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import base, shape_of, size_of

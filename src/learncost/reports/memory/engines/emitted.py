@@ -7,10 +7,10 @@ in place on a CPU runs in PyTorch's operators, without values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
+from learncost.ir.dataclass import replace
 from learncost.ir.polynomial import shape_of
 from learncost.liveness import KINDS, SPLIT, Live, LiveArray, LiveInterval
 from learncost.passes.plan import usual_plan

@@ -7,6 +7,23 @@ import math
 from learncost.ir.term import Literal
 from learncost.ops.op_def import OpDef, define
 
+SHARES_GRADIENT = """
+c[_] = dY[_ n] Y[_ n]
+D[_ n] = dY[_ n] - c[_]
+dX[_ n] = Y[_ n] D[_ n]
+"""
+LOGARITHMS_GRADIENT = """
+s[_] = dY[_ n]
+E[_ n] = exp(Y[_ n])
+T[_ n] = E[_ n] s[_]
+dX[_ n] = dY[_ n] - T[_ n]
+"""
+LOGARITHMS_TANGENT = """
+E[_ n] = exp(Y[_ n])
+c[_] = E[_ n] tX[_ n]
+tY[_ n] = tX[_ n] - c[_]
+"""
+
 define(
     OpDef(
         "softmax",
@@ -20,11 +37,7 @@ define(
         s[_] = E[_ n]
         Y[_ n] = divide(E[_ n], s[_])
         """,
-        gradient_text="""
-        c[_] = dY[_ n] Y[_ n]
-        D[_ n] = dY[_ n] - c[_]
-        dX[_ n] = Y[_ n] D[_ n]
-        """,
+        gradient_text=SHARES_GRADIENT,
         jacobian_text="""
         I[n n'] = eye()
         D[_ n n'] = Y[_ n] I[n n']
@@ -39,9 +52,7 @@ define(
         },
         symmetric=True,
         source="Pau & Aymone 2024 (3), (11); closed form: Jiang's blog, J = diag(a) - a a^T applied to dF/da",
-    )
-)
-define(
+    ),
     OpDef(
         "safe_softmax",
         ("X",),
@@ -56,17 +67,11 @@ define(
         t[_] = maximum(s[_], 1[])
         Y[_ n] = divide(E[_ n], t[_])
         """,
-        gradient_text="""
-        c[_] = dY[_ n] Y[_ n]
-        D[_ n] = dY[_ n] - c[_]
-        dX[_ n] = Y[_ n] D[_ n]
-        """,
+        gradient_text=SHARES_GRADIENT,
         outside=-math.inf,
         symmetric=True,
         source="softmax, 0 where every X is minus infinity; of other rows the sum is 1 at least",
-    )
-)
-define(
+    ),
     OpDef(
         "log_softmax",
         ("X",),
@@ -80,29 +85,16 @@ define(
         l[_] = log(s[_])
         Y[_ n] = C[_ n] - l[_]
         """,
-        gradient_text="""
-        s[_] = dY[_ n]
-        E[_ n] = exp(Y[_ n])
-        T[_ n] = E[_ n] s[_]
-        dX[_ n] = dY[_ n] - T[_ n]
-        """,
+        gradient_text=LOGARITHMS_GRADIENT,
         outside=-math.inf,
         empty="safe_log_softmax",
         spelled={
             "torch": "torch.log_softmax({X}, {axis})",
             "jax": "jax.nn.log_softmax({X}, {axis})",
         },
-        tangent_texts={
-            "X": """
-            E[_ n] = exp(Y[_ n])
-            c[_] = E[_ n] tX[_ n]
-            tY[_ n] = tX[_ n] - c[_]
-            """
-        },
+        tangent_texts={"X": LOGARITHMS_TANGENT},
         source="logarithm of (45); with the one-hot target its gradient is s - target, erratum E1",
-    )
-)
-define(
+    ),
     OpDef(
         "safe_log_softmax",
         ("X",),
@@ -117,24 +109,11 @@ define(
         l[_] = log(t[_])
         Y[_ n] = C[_ n] - l[_]
         """,
-        gradient_text="""
-        s[_] = dY[_ n]
-        E[_ n] = exp(Y[_ n])
-        T[_ n] = E[_ n] s[_]
-        dX[_ n] = dY[_ n] - T[_ n]
-        """,
+        gradient_text=LOGARITHMS_GRADIENT,
         outside=-math.inf,
-        tangent_texts={
-            "X": """
-            E[_ n] = exp(Y[_ n])
-            c[_] = E[_ n] tX[_ n]
-            tY[_ n] = tX[_ n] - c[_]
-            """
-        },
+        tangent_texts={"X": LOGARITHMS_TANGENT},
         source="log_softmax, minus infinity where every X is; of other rows the sum is 1 at least",
-    )
-)
-define(
+    ),
     OpDef(
         "normalize",
         ("X", "e"),
@@ -174,9 +153,7 @@ define(
         },
         symmetric=True,
         source="Pau & Aymone 2024 (40) without gamma and beta, with epsilon inside the root (E7); closed form: E8",
-    )
-)
-define(
+    ),
     OpDef(
         "gelu",
         ("X",),
@@ -207,10 +184,8 @@ define(
             "jax": "jax.nn.gelu({X}, approximate=False)",
         },
         source="x Phi(x), Hendrycks & Gimpel 2016; Hugging Face calls it gelu",
+        aliases=("gelu_erf",),
     ),
-    aliases=("gelu_erf",),
-)
-define(
     OpDef(
         "gelu_tanh",
         ("X",),
@@ -251,10 +226,8 @@ define(
             "jax": "jax.nn.gelu({X}, approximate=True)",
         },
         source="0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), Hendrycks & Gimpel 2016; gelu_new at Hugging Face",
+        aliases=("gelu_new", "gelu_pytorch_tanh"),
     ),
-    aliases=("gelu_new", "gelu_pytorch_tanh"),
-)
-define(
     OpDef(
         "relu",
         ("X",),
@@ -270,9 +243,7 @@ define(
             "jax": "jax.nn.relu({X})",
         },
         source="max(0, x); its derivative at 0 is taken as 0",
-    )
-)
-define(
+    ),
     OpDef(
         "sigmoid",
         ("X",),
@@ -294,9 +265,7 @@ define(
             "jax": "jax.nn.sigmoid({X})",
         },
         source="1/(1 + exp(-z)) and sigma (1 - sigma): the blog on the computation of transformers (erratum group 001)",
-    )
-)
-define(
+    ),
     OpDef(
         "silu",
         ("X",),
@@ -319,10 +288,8 @@ define(
             "jax": "jax.nn.silu({X})",
         },
         source="x sigma(x), Elfwing et al. 2017",
+        aliases=("swish",),
     ),
-    aliases=("swish",),
-)
-define(
     OpDef(
         "softplus",
         ("X",),
@@ -343,9 +310,7 @@ define(
         # Above its threshold of 20, PyTorch returns X, which is too small by 2e-9.
         spelled={"torch": "functional.softplus({X}, threshold=40)", "jax": "jax.nn.softplus({X})"},
         source="log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), stable; Dugas et al. 2001",
-    )
-)
-define(
+    ),
     OpDef(
         "elu",
         ("X", "a"),
@@ -367,9 +332,7 @@ define(
         pointwise=True,
         spelled={"torch": "functional.elu({X}, {a})", "jax": "jax.nn.elu({X}, {a})"},
         source="x, and a (exp(x) - 1) below 0, Clevert et al. 2015; its derivative at 0 is taken as a",
-    )
-)
-define(
+    ),
     OpDef(
         "sum",
         ("X",),
@@ -379,9 +342,7 @@ define(
         outside=0.0,
         inline=True,
         source="short for a product with 1[] of which the axes are not on the left",
-    )
-)
-define(
+    ),
     OpDef(
         "mean",
         ("X",),
@@ -390,11 +351,7 @@ define(
         gradient_text="dX[_ n] = #n^-1[] dY[_]",
         inline=True,
         source="short for a product with one over the size of the axes, which are not on the left",
-    )
-)
-
-
-define(
+    ),
     OpDef(
         "rms_normalize",
         ("X", "e"),
@@ -427,9 +384,7 @@ define(
         },
         symmetric=True,
         source="x / RMS(x), Zhang & Sennrich 2019, equation (4), with epsilon inside the root as Llama has it",
-    )
-)
-define(
+    ),
     OpDef(
         "vector_norm",
         ("X",),
@@ -455,9 +410,7 @@ define(
         outside=0.0,
         spelled={"torch": "torch.linalg.vector_norm({X}, dim={axis}, keepdim=True)"},
         source="the root of the sum of squares; where all are 0 its derivative is taken as 0, as PyTorch has it",
-    )
-)
-define(
+    ),
     OpDef(
         "proportion",
         ("X", "e"),
@@ -482,9 +435,7 @@ define(
             """
         },
         source="x / sum x, the gates of DeepSeek-V3's experts: DeepSeek-AI 2024, equation (13)",
-    )
-)
-define(
+    ),
     OpDef(
         "softmax_with_sink",
         ("X", "z"),
@@ -520,9 +471,7 @@ define(
             """
         },
         source="softmax with one more logit z, whose share is dropped: OpenAI 2025 (gpt-oss model card), section 2.2",
-    )
-)
-define(
+    ),
     OpDef(
         "at_most",
         ("X", "Z"),
@@ -535,9 +484,7 @@ define(
         pointwise=True,
         spelled={"torch": "torch.clamp({X}, max={Z})"},
         source="the smaller of X and a bound Z without a gradient; at the bound the gradient passes, as torch.clamp's",
-    )
-)
-define(
+    ),
     OpDef(
         "log_sigmoid",
         ("X",),
@@ -562,5 +509,5 @@ define(
         pointwise=True,
         spelled={"torch": "functional.logsigmoid({X})"},
         source="log 1/(1 + exp(-x)) = -max(-x, 0) - log(1 + exp(-|x|)), stable; its derivative is 1 - sigmoid(x)",
-    )
+    ),
 )

@@ -56,6 +56,7 @@ class OpDef:
     fill      for a constant: the value of every element
     makes     the kind of its results: probabilities that sum to 1, their logarithms, or normalized values
     complex   whether NumPy supports it for complex numbers, as an analytic function
+    aliases   its other names
     """
 
     name: str
@@ -89,6 +90,7 @@ class OpDef:
     fill: float | None = None
     makes: str = ""
     complex: bool = True
+    aliases: tuple[str, ...] = ()
 
     @property
     def reduces(self) -> bool:
@@ -157,11 +159,11 @@ _entries: dict[str, OpDef] = {}
 _aliases: dict[str, str] = {}
 
 
-def define(entry: OpDef, aliases: tuple[str, ...] = ()) -> OpDef:
-    """Register an operator."""
-    _entries[entry.name] = entry
-    _aliases.update(dict.fromkeys(aliases, entry.name))
-    return entry
+def define(*ops: OpDef) -> None:
+    """Register operators."""
+    for op in ops:
+        _entries[op.name] = op
+        _aliases.update(dict.fromkeys(op.aliases, op.name))
 
 
 _MODULES = r"(?i)^(?:torch|nn|functional|f|jax|jnp|np|numpy|math|scipy|special)\."

@@ -15,10 +15,10 @@ MODULES = {"numpy": "np", "torch": "torch", "jax": "jnp"}
 """The names of the libraries' modules in emitted programs."""
 
 
-def _elementwise(name: str, *inputs: str, gradient: str = "", aliases: tuple[str, ...] = (), **more: Any) -> None:
+def _elementwise(name: str, *inputs: str, gradient: str = "", **more: Any) -> None:
     """Register an elementwise function, by default of one operand X."""
     operands = inputs or ("X",)
-    define(OpDef(name, operands, ("Y",), gradient_text=gradient, kind="elementwise", pointwise=True, **more), aliases)
+    define(OpDef(name, operands, ("Y",), gradient_text=gradient, kind="elementwise", pointwise=True, **more))
 
 
 _elementwise("exp", gradient="dX[_] = dY[_] Y[_]", c="exp_{real}(X)", work=10)
@@ -281,8 +281,8 @@ define(
         spelled={"numpy": "{X}", "torch": "{X}.detach()", "jax": "jax.lax.stop_gradient({X})"},
         c="X",
         source="X as it is, through which no gradient passes",
-    ),
-    ("detach",),
+        aliases=("detach",),
+    )
 )
 
 
@@ -310,8 +310,9 @@ def _reduction(name: str, by: str, outside: float, aliases: tuple[str, ...], sou
         kind="reduction",
         source=source,
         by=by,
+        aliases=aliases,
     )
-    define(row, aliases)
+    define(row)
 
 
 _reduction("max", "maximum", -math.inf, ("amax",), "equal maxima share the gradient, as torch.amax does")
@@ -352,7 +353,7 @@ def _choice(name: str, chooses: str, largest: bool, spelled: dict[str, str], sou
     order."""
     more: dict[str, Any] = {"kind": "choice", "chooses": chooses, "largest": largest}
     more["outside"] = None if chooses == "all" else -math.inf if largest else math.inf
-    define(OpDef(name, ("X",), ("Y",), spelled=spelled, source=source, **more), aliases)
+    define(OpDef(name, ("X",), ("Y",), spelled=spelled, source=source, aliases=aliases, **more))
 
 
 for _name, _largest in (("argmax", True), ("argmin", False)):
@@ -385,27 +386,29 @@ _choice(
     "top_k",
 )
 
-define(OpDef("zeros", (), ("Y",), kind="constant", fill=0.0))
-define(OpDef("ones", (), ("Y",), kind="constant", fill=1.0))
 define(
-    OpDef("eye", (), ("Y",), kind="constant", source="1 where the first half of the axes equals the second, else 0"),
-    aliases=("identity", "diagonal"),
-)
-define(
+    OpDef("zeros", (), ("Y",), kind="constant", fill=0.0),
+    OpDef("ones", (), ("Y",), kind="constant", fill=1.0),
+    OpDef(
+        "eye",
+        (),
+        ("Y",),
+        kind="constant",
+        source="1 where the first half of the axes equals the second, else 0",
+        aliases=("identity", "diagonal"),
+    ),
     OpDef(
         "join",
         ("X", "Z"),
         ("Y",),
         kind="constant",
         source="the concatenation along the axis: a sum of reads at positions that do not overlap",
-    )
-)
-define(
+    ),
     OpDef(
         "append",
         ("X", "Z"),
         ("Y",),
         kind="constant",
         source="Z appended to X along the axis, in a preallocated buffer: it computes and copies nothing itself",
-    )
+    ),
 )

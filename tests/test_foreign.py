@@ -15,8 +15,7 @@ from learncost.ops import entries, entry
 from learncost.verification import jax_side, torch_side
 from learncost.verification.check import seeds_of, sound_arrays
 from learncost.verification.sample import small_sizes
-from learncost.verification.verify import verify, with_jax, with_torch
-from learncost.verification.words import op_layer
+from learncost.verification.verify import op_layer, verify, with_jax, with_torch
 
 VOCABULARY = import_module("learncost.ops.op_def")
 SIDES = pytest.mark.parametrize("side", [with_torch, with_jax])

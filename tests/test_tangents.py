@@ -20,8 +20,7 @@ from learncost.procedures.procedure import LEARNING
 from learncost.procedures.step import step
 from learncost.verification.check import sound_arrays, tally, values_of
 from learncost.verification.sample import small_sizes
-from learncost.verification.verify import along, with_tangent
-from learncost.verification.words import op_layer
+from learncost.verification.verify import along, op_layer, with_tangent
 
 FORWARD = ["forward-gradient", "mezo", "evolution"]
 WORDS = [entry.name for entry in entries() if entry.gradient and not entry.inline]

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from energy import counters, measured  # benchmarks/energy.py
 
-from learncost.calibration.power import counters, measured
 from learncost.ir.errors import InputError
 
 

@@ -28,7 +28,7 @@ from learncost.models.model import build
 from learncost.models.storage import read_arrays, write_arrays
 from learncost.training.data import corpus
 from learncost.training.data.corpus import Skipped, documents
-from learncost.training.data.text import Text, next_tokens
+from learncost.training.data.tasks import Text, next_tokens
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
 from learncost.training.train import summary

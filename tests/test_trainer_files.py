@@ -20,9 +20,8 @@ from learncost.reports.memory.step import OFFLOADED
 from learncost.reports.question import flags_of
 from learncost.reports.trainer_step import keywords_of, not_counted, read_step, trainer_step
 from learncost.trainer_files.documents import Document, read_document
-from learncost.trainer_files.framework import ANY, STEP, Framework, KeyRule, framework_of, frameworks
+from learncost.trainer_files.framework import ANY, STEP, Framework, KeyRule, Step, framework_of, frameworks
 from learncost.trainer_files.reading import read_documents, read_files
-from learncost.trainer_files.step import Step
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "trainer_files"
 

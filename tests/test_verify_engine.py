@@ -19,8 +19,7 @@ from learncost.models.model import build, run_sizes
 from learncost.passes.flash import QUERIES
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.verification.engine import BLOCKS, places
-from learncost.verification.engine_in_place import StatementWatch
+from learncost.verification.engine_in_place import BLOCKS, StatementWatch, places
 from learncost.verification.engine_run import verify_engine, verify_layer
 from tiny_models import GPT2 as SHORT
 from tiny_models import LLAMA

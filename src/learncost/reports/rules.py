@@ -1,4 +1,4 @@
-"""Comparison of rules of thumb, which are data with sources, with exact numbers of tables."""
+"""Comparison of rules of thumb, which are data with sources, with exact quantities of priced tables."""
 
 from __future__ import annotations
 

@@ -24,10 +24,9 @@ from learncost.reports.request import Request
 from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
 from learncost.sharding.mesh import mesh as mesh_of
 from learncost.sharding.presets import NAMED
-from learncost.trainer_files.framework import ENGINE
+from learncost.trainer_files.framework import ENGINE, FULL, SELECTIVE, Step
 from learncost.trainer_files.names import copied, family_of, named
 from learncost.trainer_files.reading import NAMED_FILES, KeyRead, Reading, TrainerFiles, is_trainer_file, read_files
-from learncost.trainer_files.step import FULL, SELECTIVE, Step
 
 HUB = Path("~/.cache/huggingface/hub")
 """The folder of huggingface_hub's downloads on this machine; it is read, and nothing is fetched."""

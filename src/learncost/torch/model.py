@@ -23,8 +23,7 @@ from learncost.models.families import instead
 from learncost.models.model import Model, build
 from learncost.models.sizes import LARGEST
 from learncost.procedures.inference import to_logits
-from learncost.torch.layer import LayerModule, layer
-from learncost.torch.module import TableModule, chance
+from learncost.torch.layer import LayerModule, TableModule, chance, layer
 
 
 class ModelModule(TableModule):

@@ -1,4 +1,8 @@
-"""A table as an autograd function: its forward pass, and the derived backward pass for trainable inputs."""
+"""A table as an autograd function: its forward pass, and the derived backward pass for trainable inputs.
+
+A pass by the kernels of `learncost emit --backend triton` is a custom operator, which torch.compile does not open, with
+a fake kernel: its results by the shapes of what it is given.
+"""
 
 from __future__ import annotations
 

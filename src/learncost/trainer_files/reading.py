@@ -13,8 +13,7 @@ from learncost.ir.dataclass import OPTIONAL, dataclass, field, fields, replace
 from learncost.ir.errors import InputError, nearest, printable, shown
 from learncost.models.files import DATA_FILES, YAML
 from learncost.trainer_files.documents import Document, read_document
-from learncost.trainer_files.framework import ADAPTER, ENGINE, LAUNCH, STEP, Framework, KeyRule, framework_of
-from learncost.trainer_files.step import Step
+from learncost.trainer_files.framework import ADAPTER, ENGINE, LAUNCH, STEP, Framework, KeyRule, Step, framework_of
 
 ORDER = (LAUNCH, STEP, ENGINE)
 """The roles in the order of precedence, the last one first where a field differs; adapters come last."""

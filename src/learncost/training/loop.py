@@ -34,8 +34,7 @@ from learncost.training import memory
 from learncost.training.begin import begin
 from learncost.training.data.columns import FACTS
 from learncost.training.data.task import Data, count, right
-from learncost.training.data.tasks import next_token, task
-from learncost.training.data.text import Text
+from learncost.training.data.tasks import Text, next_token, task
 from learncost.training.engine import NumPyEngine, engine
 from learncost.training.folder import CONFIG, LOGS, Checkpoint, Folder, last_checkpoint
 from learncost.training.generate import Decoder, Sampling, sample

@@ -30,8 +30,7 @@ from learncost.sharding.place import Placed
 from learncost.sharding.presets import chosen_for
 from learncost.sharding.stages import Pipeline, pipeline_of
 from learncost.training.engine import Arrays
-from learncost.training.mesh_engine import MeshEngine
-from learncost.training.mesh_runner import MeshRunner, for_batch, mine, parts_of_batch
+from learncost.training.mesh_engine import MeshEngine, MeshRunner, for_batch, mine, parts_of_batch
 from learncost.training.parts import ArrayPart
 
 Staged = tuple[tuple[Placed, ...], StagesProgram]

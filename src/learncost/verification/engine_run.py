@@ -36,7 +36,7 @@ from learncost.reports.memory.planner import smallest
 from learncost.timing.traced import EMITTED
 from learncost.verification import engine_in_place as in_place
 from learncost.verification.check import error, seeds_of, sound_arrays, survived, values_of, worst
-from learncost.verification.engine import ExecutedLines
+from learncost.verification.engine_in_place import ExecutedLines
 from learncost.verification.report import Check, VerificationReport
 from learncost.verification.sample import small_sizes
 

@@ -1,4 +1,7 @@
-"""Verification of layers, operators, models and procedures: differences, counted operations, other implementations."""
+"""Verification of layers, operators, models and procedures: differences, counted operations, other implementations.
+
+Operators are layers of one line.
+"""
 
 from __future__ import annotations
 

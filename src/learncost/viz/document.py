@@ -36,10 +36,9 @@ from learncost.reports.request import GPU, OF_MEMORY, ON_DEVICE, Request, takes_
 from learncost.reports.run import prepare
 from learncost.reports.show import convention, title
 from learncost.viz.comparisons import comparisons, of_memory
-from learncost.viz.data.costs import CostLine, Monomials, cost_lines, symbols_of, tables
+from learncost.viz.data.costs import CostLine, Monomials, cost_lines, symbols_of, tables, times
 from learncost.viz.data.curve import curve, stretches
 from learncost.viz.data.sizes import sizes_of
-from learncost.viz.data.times import times
 from learncost.viz.views import VIEWS
 
 SCHEMA = 1

@@ -1,5 +1,7 @@
 """Print the kernels of a step as Triton: rows in parallel, sums over rows in two stages, batched products in tiles.
 
+Choices and scans are written as sums over pairs of positions, which kernels compute like all other sums.
+
 After the kernels of a call stands the function that launches them. Nothing is added by atomics: two runs are bit-equal.
 """
 

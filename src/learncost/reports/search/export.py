@@ -26,9 +26,8 @@ from learncost.reports.trainer_step import WITHOUT_AUTOCAST, keywords_of
 from learncost.sharding.mesh import mesh as mesh_of
 from learncost.sharding.presets import chosen
 from learncost.trainer_files.documents import Document, document_of
-from learncost.trainer_files.framework import ANY, START, STEP, Framework, KeyRule, framework_of, frameworks
+from learncost.trainer_files.framework import ANY, FULL, START, STEP, Framework, KeyRule, framework_of, frameworks
 from learncost.trainer_files.reading import joined
-from learncost.trainer_files.step import FULL
 
 ENDINGS = {"torchtitan": ".toml", "megatron": ".sh", "deepspeed": ".json", "accelerate": ".yaml"}
 """The trainers whose files are written, with the endings of these."""

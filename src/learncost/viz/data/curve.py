@@ -1,4 +1,7 @@
-"""Memory over a step: the bytes at every line, their arrays, and the lines that represent many iterations."""
+"""Memory over a step: the bytes at every line, their arrays, and the lines that represent many iterations.
+
+At any sizes, it is arrays over the moments of lines, each as bytes that a page evaluates.
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ import torch
 import torch.utils._python_dispatch
 from torch.library import opcheck
 import learncost.torch as lt
-from learncost.torch import kernels, passes
+from learncost.torch import passes
 
 TINY = dict(n_layer=2, n_embd=8, n_head=2, vocab_size=11, n_positions=8)
 draw = torch.Generator().manual_seed(0)
@@ -121,7 +121,7 @@ low = (lambda: lt.model("gpt2", **TINY), of_model[1])
 found = [gradients(*case) for case in (of_layer, of_model)]
 with torch.autocast("cpu", dtype=torch.bfloat16):
     found.append(gradients(*low))
-assert len(kernels.REGISTERED) == 6  # forward and backward of each
+assert len(passes.REGISTERED) == 6  # forward and backward of each
 chosen, passes.precision_of_kernels = passes.precision_of_kernels, lambda like: ""
 for case, made, near in zip((of_layer, of_model, low), found, (1e-12, 1e-12, 0.03)):
     for one, other in zip(made, gradients(*case)):

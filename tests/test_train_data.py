@@ -14,7 +14,7 @@ from learncost.engines.options import Options
 from learncost.engines.tokenizer import Bytes
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
-from learncost.training.data import text
+from learncost.training.data import tasks
 from learncost.training.data.corpus import ListLine
 from learncost.training.data.examples import Examples
 from learncost.training.data.media import log_mel, resampled, samples
@@ -129,7 +129,7 @@ def test_masks_are_those_of_bert():
     own, draw = Bytes(masks=True), np.random.default_rng(0)
     rows = draw.integers(0, 256, (400, 101))
     rows[:, 50] = own.end
-    found = text.masked(rows, draw, own)
+    found = tasks.masked(rows, draw, own)
     chosen = found["targets"] >= 0
     assert (chosen.sum(axis=1) == 15).all()
     assert not chosen[:, 50].any()
@@ -138,14 +138,14 @@ def test_masks_are_those_of_bert():
     assert (found["tokens"] == tokens)[~chosen].all()
     shares = [(found["tokens"] == own.mask)[chosen].mean(), (found["tokens"] == tokens)[chosen].mean()]
     assert shares == pytest.approx([0.8, 0.1], abs=0.02)
-    replaced = text.replaced(rows, draw, own)
+    replaced = tasks.replaced(rows, draw, own)
     assert ((replaced["tokens"] != tokens) == replaced["targets"]).all()
     assert replaced["targets"].mean() == pytest.approx(0.15, abs=0.005)
 
 
 def test_a_second_half_is_the_next_one_or_another_row_s():
     rows = np.arange(6)[:, None] * 10 + np.arange(9)
-    found = text.two_sentences(rows, np.random.default_rng(1), Bytes(masks=True))
+    found = tasks.two_sentences(rows, np.random.default_rng(1), Bytes(masks=True))
     plain = np.where(found["targets"] >= 0, found["targets"], found["tokens"])
     follows = plain[:, 0] // 10 == plain[:, -1] // 10
     assert (follows == (found["labels"] == 0)).all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,15 +14,15 @@ OTHERS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether Ctrl-C or an equivalent signal was received while the block runs."""
-    stop = threading.Event()
+    heard = list[int]()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
+        if heard:
             raise KeyboardInterrupt
-        stop.set()
+        heard.append(number)
 
     with _handled((signal.SIGINT, *OTHERS), handle):
-        yield stop.is_set
+        yield lambda: bool(heard)
 
 
 @contextmanager
@@ -40,14 +39,13 @@ def like_ctrl_c() -> Iterator[None]:
 @contextmanager
 def _handled(numbers: tuple[int, ...], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Handle signals by a function, except outside the main thread, and SIGHUP if nohup ignores it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     kept = {number: signal.getsignal(number) for number in numbers}
-    unheard = {number for number in OTHERS[1:] if kept[number] is signal.SIG_IGN}
-    caught = [number for number in numbers if number not in unheard]
-    for number in caught:
-        signal.signal(number, handle)
+    caught = [number for number in numbers if number not in OTHERS[1:] or kept[number] is not signal.SIG_IGN]
+    try:
+        for number in caught:
+            signal.signal(number, handle)
+    except ValueError:  # outside the main thread
+        caught = []
     try:
         yield
     finally:

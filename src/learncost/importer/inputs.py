@@ -6,7 +6,6 @@ only some sizes.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import math
@@ -16,7 +15,7 @@ from typing import Any
 
 from learncost.importer.examples import at_sizes, parts_of, size_at, sizes_of
 from learncost.ir.dataclass import dataclass, field
-from learncost.ir.errors import InputError, nearest, shown
+from learncost.ir.errors import InputError, close_to, nearest, shown
 
 KINDS: Mapping[str, str] = {
     "int": "int64",
@@ -105,7 +104,7 @@ def parse_input(text: str) -> Input:
     names, examples = list[str](), dict[str, int]()
     for size in sizes:
         match = _SIZE.fullmatch(size)
-        if match and difflib.get_close_matches(size, [GRADIENT], cutoff=0.65) and size != GRADIENT:
+        if match and close_to(size, [GRADIENT], 0.65) and size != GRADIENT:
             raise InputError(f"{label}: write `{GRADIENT}` for its gradient, not {shown(size)}")
         if not match or size == GRADIENT:
             raise InputError(f"{label}: {shown(size)} is not a size: use a letter, or a number from 1, {_AS_IN}")

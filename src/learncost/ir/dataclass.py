@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, FrozenInstanceError, asdict, field, fields, is_dataclass, replace
 from dataclasses import dataclass as standard_dataclass
-from fractions import Fraction
 from functools import cache
 from operator import attrgetter
 from reprlib import recursive_repr
@@ -243,7 +242,7 @@ def plain(value: Any) -> Any:
         return dictionary_of(value)
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
-    if isinstance(value, Fraction):
+    if hasattr(value, "limit_denominator"):  # a Fraction, whose module takes a while to import
         return int(value) if value.denominator == 1 else float(value)
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 

@@ -5,7 +5,6 @@ Numbers are written and read as people do, such as 512k and 24GiB; a wrong name 
 
 from __future__ import annotations
 
-import difflib
 import operator
 import re
 from collections.abc import Iterable, Mapping
@@ -135,8 +134,7 @@ def named_one(kind: str, name: object, registry: Mapping[str, Known]) -> Known:
         return registry[name]
     if isinstance(name, str) and name in RETIRED.get(kind, {}):
         raise InputError(f"the {kind} {name!r} is called {RETIRED[kind][name]!r} now")
-    near = difflib.get_close_matches(str(name), registry, n=1)
-    hint = f"; the nearest is {near[0]!r}" if near else ""
+    hint = f"; the nearest is {near!r}" if (near := close_to(str(name), registry)) else ""
     raise InputError(f"no {kind} is called {name!r}{hint} (there are {', '.join(registry)})")
 
 
@@ -206,6 +204,13 @@ def printable(text: str) -> str:
 def mentions(values: Iterable[object], text: str) -> bool:
     """Return whether a text occurs in the string of several values, ignoring case."""
     return text.lower() in str(list(values)).lower()
+
+
+def close_to(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the known name that is most like another one; "" where none is."""
+    from difflib import get_close_matches  # needed only when something went wrong
+
+    return next(iter(get_close_matches(name, [*names], 1, cutoff)), "")
 
 
 def nearest(name: object, candidates: Iterable[str]) -> str:

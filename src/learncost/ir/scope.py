@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from learncost.ir.affine import Affine
 from learncost.ir.dataclass import dataclass, replace
-from learncost.ir.errors import NotationError, advice
+from learncost.ir.errors import NotationError, advice, close_to
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.line_reader import twice
 from learncost.ir.loop import Carry, Loop, Statement, walk, windows
@@ -215,8 +214,8 @@ def _check_names(header: Header, added: Mapping[str, str], lines: Iterable[State
             flops = (line.opaque.flops(part) for part in ("body", "gradient"))
             sizes |= {size for count in flops if count for size in count.sizes}
         if unknown := sorted(sizes - {*axes, *counts}):
-            near = difflib.get_close_matches(unknown[0], axes, n=1) or [*axes][:1]
-            hint = f"; write the size of one, such as #{near[0]}" if near else ""
+            near = close_to(unknown[0], axes) or next(iter(axes), "")
+            hint = f"; write the size of one, such as #{near}" if near else ""
             raise NotationError(f"#{unknown[0]} is not the size of an axis of {header.name}{hint}", str(line))
 
 

@@ -6,7 +6,6 @@ Roles of inputs are declared too, a line each: `targets: index of v`, `share: sh
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -14,7 +13,7 @@ from types import MappingProxyType
 
 from learncost.ir.affine import Affine
 from learncost.ir.dataclass import dataclass, field
-from learncost.ir.errors import InputError, NotationError
+from learncost.ir.errors import InputError, NotationError, close_to
 from learncost.ir.loop import walk, windows
 from learncost.ir.parse import split_names
 from learncost.ir.parsed import Header
@@ -201,8 +200,8 @@ class Stated:
         for kind, (given, known, meant) in stated.items():
             for name in given:
                 if name not in known:
-                    near = difflib.get_close_matches(name, known, n=1)
-                    there = f"the nearest is {near[0]}" if near else f"there are {', '.join(known[:12]) or 'none'}"
+                    near = close_to(name, known)
+                    there = f"the nearest is {near}" if near else f"there are {', '.join(known[:12]) or 'none'}"
                     raise NotationError(f"`{kind}:` names {name}, which is {meant} of {table.title}; {there}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, reduce
@@ -11,7 +10,7 @@ from typing import Any
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.displayed import Displayed
-from learncost.ir.errors import NotationError, advice
+from learncost.ir.errors import NotationError, advice, close_to
 from learncost.ir.line import Line, Op, Opaque
 from learncost.ir.loop import map_lines, map_loops, walk
 from learncost.ir.parse import parse_header, parse_lines, split_names
@@ -460,8 +459,7 @@ def shipped_layer(name: str, line: str = "") -> Layer:
     """Return a shipped layer by its name (hyphens accepted). Raises `NotationError` for an unknown one."""
     name = name.replace("-", "_")
     if name not in shipped():
-        near = difflib.get_close_matches(name, shipped(), n=1)
-        hint = f"; the nearest is {near[0]!r}" if near else advice(line)
+        hint = f"; the nearest is {near!r}" if (near := close_to(name, shipped())) else advice(line)
         if any(canonical(name) == op.name for op in entries()):
             hint = f"; {name} is an operator: write its operands with their axes, as in {name}(X[M d])"
         raise NotationError(f"no layer is called {name!r}{hint}", line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +9,7 @@ from functools import cached_property
 from typing import TypeGuard
 
 from learncost.ir.dataclass import dataclass, field
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, close_to
 from learncost.ir.line import Condition, Line, Meta, Op
 from learncost.ir.parse import parse_line
 from learncost.ir.term import Literal, Operand, Term
@@ -194,8 +193,8 @@ def entry(name: str) -> OpDef:
     op = OPAQUE if name == OPAQUE.name else _entries.get(canonical(name))
     if op is None:
         typed = [each for each in _entries if _entries[each].kind != "collective"]  # only sharding adds these
-        near = difflib.get_close_matches(plain(name), [*typed, *_aliases], n=1, cutoff=0.65)
-        raise InputError(f"no operator is called {name!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
+        near = close_to(plain(name), [*typed, *_aliases], 0.65)
+        raise InputError(f"no operator is called {name!r}" + (f"; the nearest is {near!r}" if near else ""))
     return op
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from learncost.autodiff.tangent import along_inputs
 from learncost.cost_models import Book
 from learncost.cost_models.books import book
 from learncost.ir.dataclass import dataclass
-from learncost.ir.errors import InputError, shown
+from learncost.ir.errors import InputError, close_to, shown
 from learncost.ir.loop import check_known
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer, layer, shipped, shipped_layer, usual_names
@@ -119,8 +118,8 @@ def read_layer(name: str | Layer) -> Layer:
     if name.endswith(".table") or os.path.isfile(name):
         return read_file(Path(name))
     everything = (*layers(), *usual_names(), *(op.name for op in entries()), *preset_names())
-    near = difflib.get_close_matches(name.replace("-", "_").lower(), everything, n=1)
-    hint = f"; the nearest is {usual_names().get(near[0], near[0])!r}" if near else ""
+    near = close_to(name.replace("-", "_").lower(), everything)
+    hint = f"; the nearest is {usual_names().get(near, near)!r}" if near else ""
     raise InputError(
         f"no layer, operator or model is called {shown(name)}{hint} (see learncost list layers, list operators and "
         "list models; a file in the notation ends in .table, a model's is a config.json)"

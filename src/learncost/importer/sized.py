@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import sympy
+import torch._dynamo.config
+from torch import SymInt, _refs
+from torch._prims_common import is_contiguous_or_false, make_contiguous_strides_for
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy import functions as theirs
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
@@ -14,19 +18,12 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 from learncost.importer.axes import AxisClass
 from learncost.importer.equations import NumberOperand
 from learncost.importer.nodes import size_of
+from learncost.importer.replaced import attributes_replaced
+from learncost.ir.stated import LARGEST, Limit
 
 if TYPE_CHECKING:
     from learncost.importer.reader import GraphReader
     from learncost.importer.views import View
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
-import torch._dynamo.config
-from torch import SymInt, _refs
-from torch._prims_common import is_contiguous_or_false, make_contiguous_strides_for
-
-from learncost.importer.replaced import attributes_replaced
-from learncost.ir.stated import LARGEST, Limit
 
 
 def plain(expression: Any) -> Any:

@@ -141,7 +141,7 @@ def test_ctrl_c_prints_what_is_there(number):
         ("digits --batch-size 1301", "more than the 1,300 examples"),
         ("digits --seeds 0,0", "seeds must be a comma-separated list of different"),
         ("digits --rates 0.1,-1", "rates must be a comma-separated list of numbers above 0"),
-        ("digits --optimizer lion", "lion has no step, only a state"),
+        ("digits --optimizer adam8bit", "adam8bit has no step, only a state"),
         ("digits --dtype bf16", "no type is called 'bf16'"),
         ("digits --price-book paper", "price-book must be one of run, matmul"),
         ("digits --model resnet", "the models for digits are mlp and vit"),

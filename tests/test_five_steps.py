@@ -27,6 +27,7 @@ from hugging_face import module_of, read
 from learncost.engines.compiler import compiler
 from learncost.engines.options import Options
 from learncost.models.model import build
+from learncost.ops.optimizers import OF_MATRICES
 from learncost.training.engine import engine
 from test_transformers import places as gpt_places
 
@@ -36,9 +37,35 @@ LAYERS = Path(__file__).parents[1] / "examples" / "layers"
 STEPS, RATE, DECAY, BETAS = 5, 0.02, 0.1, (0.9, 0.99)
 B, M, N = 2, 5, 6
 OPTIMIZERS = {
-    "adamw": lambda learned: torch.optim.AdamW(learned, RATE, BETAS, 1e-8, DECAY),
-    "sgd": lambda learned: torch.optim.SGD(learned, RATE, weight_decay=DECAY),
+    "adamw": lambda learned: [torch.optim.AdamW(learned, RATE, BETAS, 1e-8, DECAY)],
+    "sgd": lambda learned: [torch.optim.SGD(learned, RATE, weight_decay=DECAY)],
+    "lion": lambda learned: [Lion(learned)],
+    "adafactor": lambda learned: [torch.optim.Adafactor(learned, RATE, eps=(2**-23, 1e-3), weight_decay=DECAY)],
+    "muon": lambda learned: muon(learned),
 }
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, Algorithm 2, as google/automl's lion_pytorch.py writes it."""
+
+    def __init__(self, learned):
+        super().__init__(learned, {})
+
+    @torch.no_grad()
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            average = self.state[weight].setdefault("average", torch.zeros_like(weight))
+            update = average * BETAS[0] + weight.grad * (1 - BETAS[0])
+            weight.mul_(1 - RATE * DECAY).add_(update.sign_(), alpha=-RATE)
+            average.mul_(BETAS[1]).add_(weight.grad, alpha=1 - BETAS[1])
+
+
+def muon(learned):
+    """PyTorch's Muon of the matrices in blocks, which have no side as long as the vocabulary; AdamW of all else."""
+    matrices = [each for each in learned if each.ndim == 2 and decoders.WIDE["vocab_size"] not in each.shape]
+    others = [each for each in learned if all(each is not matrix for matrix in matrices)]
+    return [torch.optim.Muon(matrices, RATE, DECAY, 0.9), *OPTIMIZERS["adamw"](others)]
+
 
 LM = "ForCausalLM"
 GPT2 = {"vocab_size": 13, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 8}
@@ -180,14 +207,16 @@ def trained(family, optimizer):
         shaken(module)  # but for buffers: what corrects DeepSeek-V3's choice of experts begins as zeros, here as there
         now = seen(family, model, module, values)
         learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        update = OPTIMIZERS[optimizer](learned)
+        patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)  # in which Muon's products are
+        updates = OPTIMIZERS[optimizer](learned)
         before, losses, batches = now(), [], []
         for _ in range(STEPS):
             ours, theirs = batch(model, architecture, module.config, draw)
-            update.zero_grad()
+            module.zero_grad()
             loss = module(**{name: torch.tensor(array) for name, array in theirs.items()}).loss
             loss.backward()
-            update.step()
+            for update in updates:
+                update.step()
             batches.append(ours)
             losses.append(loss.item())
     return SimpleNamespace(
@@ -196,8 +225,13 @@ def trained(family, optimizer):
 
 
 CASES = [*product(MODELS, ["adamw"], ENGINES), *product(["bert", "mixtral"], ["sgd"], ENGINES)]
+CASES += product(["llama"], ["lion", "adafactor", "muon"], ENGINES)
 SAMPLE = [
-    (family, "adamw", "numpy") for family in ("vit", "whisper", "deberta", "mixtral", "qwen3_moe", "deepseek_v2, lite")
+    *(
+        (family, "adamw", "numpy")
+        for family in ("vit", "whisper", "deberta", "mixtral", "qwen3_moe", "deepseek_v2, lite")
+    ),
+    *(("llama", optimizer, "numpy") for optimizer in ("lion", "adafactor", "muon")),
 ]
 
 
@@ -218,7 +252,8 @@ def test_losses_and_weights_are_those_of_transformers(family, optimizer, kind):
         trained_here.load(training.before, {name: 0 * array for name, array in trained_here.state.items()}, 0)
         losses = [trained_here.step(each, RATE) for each in training.batches]
         if kind == "torch" and compiler():
-            assert ("kernels compiled" in trained_here.says) == (family not in ON_OPERATORS), trained_here.says
+            compiles = family not in ON_OPERATORS and optimizer not in OF_MATRICES
+            assert ("kernels compiled" in trained_here.says) == compiles, trained_here.says
     np.testing.assert_allclose(losses, training.losses, rtol=1e-9)
     agree(trained_here.weights, training.after, training.before, training.learns)
 
@@ -329,7 +364,7 @@ def test_a_scan_of_ones_own_learns_as_a_module_of_ones_own(optimizer):
     settings = {"learning_rate": RATE, "betas": BETAS, "weight_decay": DECAY}
     before = module.ours()
     training = lc.LayerTraining(lc.layer(MAMBA, layers=layers), before, "bp", optimizer, **settings)
-    update, draw = OPTIMIZERS[optimizer](module.parameters()), np.random.default_rng(2)
+    (update,), draw = OPTIMIZERS[optimizer](module.parameters()), np.random.default_rng(2)
     for _ in range(STEPS):
         tokens, targets = draw.integers(0, 13, (2, B, M))
         loss = module(torch.tensor(tokens), torch.tensor(targets))

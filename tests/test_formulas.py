@@ -272,7 +272,7 @@ def test_the_optimizer() -> None:
         ("no/such.table", {}, "cannot be read"),
         ("attention", {"price_book": "papre"}, "'paper'"),
         ("attention", {"procedure": "hebb"}, "mempepita"),
-        ("optimizer", {"optimizer": "lion"}, "adamw"),
+        ("optimizer", {"optimizer": "adam8bit"}, "adamw"),
         ("attention", {"seq_len": 4}, "seq_len applies to models"),
         ("softmax", {"hidden_size": 4}, "hidden_size applies to models"),
         ("softmax", {"price_book": "paper"}, "operators are priced by run"),

@@ -6,10 +6,11 @@ from torch import nn
 
 import learncost as lc
 from allocator import apart
+from learncost.importer.recorder.optimizer import CLASSES
 from learncost.ops.optimizers import OPTIMIZERS
 from sampling import sampled
 
-TORCHS = [name for name, optimizer in OPTIMIZERS.items() if not optimizer.states]
+TORCHS = [name for name in OPTIMIZERS if name in CLASSES]
 """Those of PyTorch; adamw8bit is of bitsandbytes, which needs a GPU."""
 
 VARIANTS = {

@@ -79,8 +79,10 @@ def test_mixed_precision_with_adam_takes_16_bytes_a_parameter(dtype):
         ("adam8bit", 2 + 8 / 2048, 2.1),
         # Shazeer & Stern 2018: a sum a row and a column, so next to nothing of matrices this wide.
         ("adafactor", 0, 0.03),
-        # Jordan et al. 2024: momentum alone, but of vectors two states.
-        ("muon", 4, 4.02),
+        # Jordan et al. 2024: momentum of the 85 of 124 million in matrices of blocks, and two states of all else.
+        ("muon", 5.26, 5.27),
+        # Vyas et al. 2024: two states, and two matrices as large as each side but that of the vocabulary.
+        ("soap", 27, 28),
     ],
 )
 def test_what_optimizers_remember_of_a_parameter(optimizer, least, most):

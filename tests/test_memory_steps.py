@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from itertools import product
 
 import pytest
@@ -11,6 +12,7 @@ import learncost as lc
 from allocator import apart
 from learncost.models.configuration import configure
 from sampling import sampled
+from soap import SOAP
 
 transformers = pytest.importorskip("transformers")
 
@@ -40,9 +42,12 @@ class Lion(torch.optim.Optimizer):
                 state["average"].mul_(0.99).add_(weight.grad, alpha=0.01)
 
 
-def muon(weights):
-    """PyTorch's Muon of matrices, and fused AdamW of all else."""
-    matrices, others = ([each for each in weights if (each.ndim == 2) == flat] for flat in (True, False))
+def muon(module):
+    """PyTorch's Muon of the matrices in blocks, and fused AdamW of all else."""
+    named = [*module.named_parameters()]
+    inside = [each.ndim == 2 and re.search(r"\.\d+\.", name) is not None for name, each in named]
+    matrices = [each for (_, each), is_inside in zip(named, inside, strict=True) if is_inside]
+    others = [each for (_, each), is_inside in zip(named, inside, strict=True) if not is_inside]
     return [torch.optim.Muon(matrices), torch.optim.AdamW(others, fused=True)]
 
 
@@ -57,6 +62,7 @@ OPTIMIZERS = {
     "adafactor foreach": lambda weights: [torch.optim.Adafactor(weights, foreach=True)],
     "lion for-loop": lambda weights: [Lion(weights)],
     "muon": muon,
+    "soap": lambda weights: [SOAP(weights)],
 }
 
 
@@ -66,7 +72,7 @@ def train(name, optimizer, microbatches, clip, checkpoints, keys=None, length=LE
     module = getattr(transformers, peaks.KINDS[name].architecture)._from_config(config).train()
     if checkpoints:
         peaks.checkpointed(module)
-    steps = OPTIMIZERS[optimizer]([*module.parameters()])
+    steps = OPTIMIZERS[optimizer](module if optimizer == "muon" else [*module.parameters()])
     for _ in range(2):
         for each in steps:
             each.zero_grad(set_to_none=True)
@@ -100,6 +106,7 @@ def predicted(name, optimizer, microbatches, clip, checkpoints, keys=None, lengt
 
 
 CASES = [*product(MODELS, OPTIMIZERS, (1, 4), (False, True), (False, True))]
+CASES = [case for case in CASES if case[:2] != ("gpt2", "soap")]  # three of its matrices are one there
 
 
 def test_checkpoints_with_four_microbatches_of_one_sequence():
@@ -138,7 +145,7 @@ def test_states_in_eight_bits_take_no_more_than_in_fp32(model):
 def test_the_predicted_peak_is_that_of_the_allocator(name, optimizer, microbatches, clip, checkpoints):
     keys = keys_of(name)
     if optimizer == "muon":  # whose products are in bf16, which many processors have no instructions for
-        keys |= {"hidden_size": 128, "intermediate_size": 344}
+        keys |= {"n_embd": 128} if name == "gpt2" else {"hidden_size": 128, "intermediate_size": 344}
     case = name, optimizer, microbatches, clip, checkpoints, keys
     found = predicted(*case)
     near = pytest.approx(found.peak, rel=0.01)

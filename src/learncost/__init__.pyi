@@ -421,7 +421,7 @@ _Module = Literal[
 ]
 _Offload = Literal["paged-states", "states", "optimizer", "weights", "activations"]
 _Optimizer = Literal[
-    "sgd", "momentum", "adamw", "rmsprop", "adamw8bit", "adam8bit", "adafactor", "lion", "muon", "none"
+    "sgd", "momentum", "adamw", "rmsprop", "lion", "adamw8bit", "adam8bit", "adafactor", "muon", "soap", "none"
 ]
 _OptimizerImplementation = Literal["fused", "foreach", "for-loop"]
 _Placement = Literal[
@@ -1020,8 +1020,7 @@ def fit(
         blocks, skip-branches, skip-out, dfa, dfa-linear, forward-gradient, forward-gradient-activities, mezo,
         evolution, galore, reversible, badam; or prefill or decode alone, as in learncost memory.
     seq_len: Tokens in a sequence.
-    optimizer: adamw (the default), adamw8bit, sgd or momentum; or adam8bit, adafactor, lion, muon (state size
-        only).
+    optimizer: adamw (the default), adamw8bit, lion, muon and others (`learncost list optimizers`).
     dtype: Short form of `precision`.
     dropout: The dropout probability.
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
@@ -1130,8 +1129,7 @@ def memory(
     batch_size: Sequences in one step.
     seq_len: Tokens in a sequence; in the encoder's sequence for an encoder-decoder.
     target_len: Tokens in a decoder sequence of an encoder-decoder.
-    optimizer: adamw (the default), adamw8bit, sgd or momentum; or adam8bit, adafactor, lion, muon (state size
-        only).
+    optimizer: adamw (the default), adamw8bit, lion, muon and others (`learncost list optimizers`).
     dropout: The dropout probability.
     dtype: Short form of `precision`.
     context: For decode: tokens in the KV cache before the step.

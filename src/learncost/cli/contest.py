@@ -14,6 +14,7 @@ from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, named_one, shown
 from learncost.models.sizes import check_size
 from learncost.models.storage import write_json
+from learncost.procedures.optimizer import check_renews
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import several
 from learncost.reports.request import Request, takes_request
@@ -130,6 +131,7 @@ def contest(
     optimizers = several(request.optimizer)
     for name in optimizers:
         find_optimizer(name)
+        check_renews(name, "contest")
     if len(set(optimizers)) < len(optimizers):
         raise InputError(
             f"optimizers must be a comma-separated list of different names, not {shown(request.optimizer)}"

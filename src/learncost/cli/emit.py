@@ -21,7 +21,7 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import check_size
 from learncost.passes.plan import check_plan, planned
-from learncost.procedures.optimizer import DEFAULT, check_unrounded, with_optimizer, without_gradients
+from learncost.procedures.optimizer import DEFAULT, check_renews, check_unrounded, with_optimizer, without_gradients
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
@@ -193,6 +193,7 @@ def emit(
     if request.precision is not None:
         request = replace(request, dtype=either(request.dtype, request.precision, counts_alone=True).name)
     check_unrounded(request.optimizer, "emit")
+    check_renews(request.optimizer, "emit")
     of_stages = {"schedule": request.schedule, "microbatches": microbatches}
     if request.mesh is None and any(of_stages.values()):
         raise InputError(

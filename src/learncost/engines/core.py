@@ -25,7 +25,7 @@ from learncost.ir.value import RANDOM, IdentityKey
 from learncost.models.model import Model
 from learncost.passes.lower import lower
 from learncost.procedures.accumulation import Accumulated, accumulated
-from learncost.procedures.optimizer import DEFAULT, with_clipping, with_weight_decay
+from learncost.procedures.optimizer import DEFAULT, check_renews, with_clipping, with_weight_decay
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MODES
 from learncost.procedures.procedure import procedure as find_procedure
@@ -173,6 +173,7 @@ class Core(Displayed):
         """Return the table of one step, as `cost` prices it; clipping and coupled weight decay add lines."""
         check_derived(model.table.lines, "nothing trains it")
         iteration = self.iteration if iteration is None else iteration
+        check_renews(self.settings.optimizer, "training")
         table = step(
             model, self.settings.procedure, self.settings.optimizer, mode=self.settings.mode, iteration=iteration
         )
@@ -200,6 +201,8 @@ class Core(Displayed):
             "k1": 1 / (1 - first**time),
             "k2": 1 / (1 - second**time),
             "eps": settings.epsilon,
+            "rho": min(self.learning_rate, time**-0.5),
+            "fresh": time**-0.8,
             "decay": 1 - self.learning_rate * settings.weight_decay,
             "weight_decay": settings.weight_decay,
             "clip": settings.clip,

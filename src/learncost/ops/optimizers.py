@@ -19,6 +19,8 @@ class Optimizer:
     scalars  operands that are numbers, the same for all weights
     kept     a description of the state, with its source
     states   the type in which states are stored, rounded after every step; "" for the type of the precision
+    tables   the steps of matrices, by the name of their tables (`procedures/matrix_steps.py`); "" for none
+    hidden   whether these are of the matrices of blocks alone
     """
 
     name: str
@@ -27,6 +29,8 @@ class Optimizer:
     scalars: tuple[str, ...]
     kept: str
     states: str = ""
+    tables: str = ""
+    hidden: bool = False
 
 
 OPTIMIZERS: dict[str, Optimizer] = {}
@@ -36,8 +40,8 @@ OPTIMIZERS: dict[str, Optimizer] = {}
 def _optimizer(name: str, state: Sequence[str], scalars: Sequence[str], body: str, *, kept: str, source: str) -> None:
     """Register an operator that computes the new weight U and state from a weight W, its gradient G and its state.
 
-    The scalars are lr, mu (the momentum), b1 and b2 (the betas) with c = 1 - b and k = 1/(1 - b^t) at step t, eps, and
-    decay = 1 - lr x weight decay.
+    The scalars are lr, mu (the momentum), b1 and b2 (the betas) with c = 1 - b and k = 1/(1 - b^t) at step t, eps,
+    decay = 1 - lr x weight decay, and Adafactor's rho = min(lr, t^-0.5) and fresh = t^-0.8.
     """
     outputs = ("U", *(f"{state_name}2" for state_name in state))
     define(OpDef(name, ("W", "G", *state, *scalars), outputs, body, pointwise=True, source=source))
@@ -110,9 +114,61 @@ _optimizer(
     kept="torch.optim.RMSprop: one average of squares",
     source="Tieleman & Hinton 2012, lecture 6.5, as torch.optim.RMSprop writes it; its alpha is the second beta",
 )
+_optimizer(
+    "lion",
+    ("M",),
+    ("lr", "b1", "c1", "b2", "c2", "decay"),
+    """
+    A[_] = M[_] b1[]
+    B[_] = G[_] c1[]
+    C[_] = A[_] + B[_]
+    D[_] = sign(C[_])
+    S[_] = D[_] lr[]
+    E[_] = M[_] b2[]
+    F[_] = G[_] c2[]
+    M2[_] = E[_] + F[_]
+    O[_] = W[_] decay[]
+    U[_] = O[_] - S[_]
+    """,
+    kept="Chen et al. 2023, Symbolic discovery of optimization algorithms, Algorithm 2",
+    source="Chen et al. 2023, Symbolic discovery of optimization algorithms, Algorithm 2; c = 1 - b",
+)
 OPTIMIZERS["adamw8bit"] = replace(
     OPTIMIZERS["adamw"], name="adamw8bit", states="int8-256", kept=f"AdamW, {BLOCKS['int8-256'].source}"
 )
+
+LARGEST_SIDE = 10_000
+"""The longest side of a matrix that SOAP preconditions (nikhilvyas/SOAP a1e5535, soap.py: max_precond_dim)."""
+
+OF_MATRICES: dict[str, Optimizer] = {
+    each.name: each
+    for each in (
+        Optimizer(
+            "adafactor",
+            "",
+            (),
+            ("rho", "fresh", "decay"),
+            "Shazeer & Stern 2018, Adafactor, Algorithm 4 without momentum",
+            tables="adafactor",
+        ),
+        replace(
+            OPTIMIZERS["adamw"],
+            name="muon",
+            scalars=(*OPTIMIZERS["adamw"].scalars, "mu"),
+            kept="Jordan et al. 2024, Muon: momentum of matrices in blocks; AdamW's states of all else",
+            tables="muon",
+            hidden=True,
+        ),
+        replace(
+            OPTIMIZERS["adamw"],
+            name="soap",
+            kept="Vyas et al. 2024, SOAP, Algorithm 3: AdamW's states, and two squares of each side up to 10,000; "
+            "decompositions, before every tenth step, are not counted",
+            tables="soap",
+        ),
+    )
+}
+"""The optimizers whose steps of matrices are products and sums of whole matrices; others have their op's step."""
 
 define(
     OpDef(

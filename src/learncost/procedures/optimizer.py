@@ -22,7 +22,7 @@ from learncost.ir.term import Literal, Read, Term
 from learncost.ir.value import Axes, Value
 from learncost.models.model import Model
 from learncost.ops import applied, entry
-from learncost.ops.optimizers import OPTIMIZERS, Optimizer
+from learncost.ops.optimizers import LARGEST_SIDE, OF_MATRICES, OPTIMIZERS, Optimizer
 
 if TYPE_CHECKING:
     from learncost.cost_models import Book
@@ -53,11 +53,26 @@ def default_optimizer(book: Book | None = None) -> str:
 
 def optimizer(name: str) -> Optimizer:
     """Return an optimizer by its name. Raises `InputError` for an unknown name, with the known ones."""
-    if name not in OPTIMIZERS:
-        name = state_of(name).name
-        others = ", ".join(OPTIMIZERS)
+    steps = {**OPTIMIZERS, **OF_MATRICES}
+    if name not in steps:
+        name, others = state_of(name).name, ", ".join(steps)
         raise InputError(f"{name} has no step, only a state for memory and fit; optimizers with a step are {others}")
-    return OPTIMIZERS[name]
+    return steps[name]
+
+
+def check_placed(name: str | None) -> None:
+    """Raise `InputError` for an optimizer whose step of a matrix is not placed over a mesh."""
+    if name in OF_MATRICES:
+        raise InputError(
+            f"the step of {name} over a mesh is not counted: it multiplies whole matrices, which every trainer divides "
+            "otherwise; give one device, or learncost memory --mesh"
+        )
+
+
+def check_renews(name: str | None, what: str) -> None:
+    """Raise `InputError` for an optimizer with states that no line of its step renews."""
+    if name == "soap":
+        raise InputError(f"{what} does not support soap, of which only the step between two decompositions has lines")
 
 
 def check_unrounded(name: str | None, what: str) -> None:
@@ -73,40 +88,63 @@ def state_of(name: str) -> OptimizerState:
     return named_one("optimizer", name, STATES)
 
 
-def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer) -> Table:
+def with_optimizer(
+    table: Table, gradients: Mapping[str, str], chosen: Optimizer, sizes: Mapping[str, int] = {}
+) -> Table:
     """Return the step with the optimizer's lines, which compute `W.new` and the new state from `W`, its gradient and
-    state."""
-    op = entry(chosen.op)
-    state_names = [f"{weight}.{name}" for weight in gradients for name in chosen.state]
-    if clashes := [name for name in state_names if name in table.known]:
-        raise InputError(f"{clashes[0]} is a value of the table and one of {chosen.op}: rename the value")
-    numbers = names_of_numbers(table, chosen.scalars, chosen.op)
-    values = dict(table.values) | values_of_numbers(numbers)
-    lines, states, results = [], [], []
+    state.
+
+    sizes  those that are known, on which the step of a matrix depends: its shorter side
+    """
+    owner = chosen.op or chosen.name
+    numbers = names_of_numbers(table, chosen.scalars, owner)
+    values: dict[str, Value] = {}
+    lines = list[Statement]()
     modules = {name: line.meta.module for line, _ in reversed([*walk(table.lines)]) for name in line.reads}
+    matrices = matrices_of(table) if chosen.tables else {}
+    if chosen.tables:
+        from learncost.procedures.matrix_steps import has_step, matrix_step  # imported when used, for a fast start
     for weight, gradient in gradients.items():
-        shape = table.axes[weight]
-        operands = {"W": Term(weight, shape), "G": Term(gradient, shape)}
-        operands |= {name: Term(f"{weight}.{name}", shape) for name in chosen.state}
-        operands |= {number: Term(name, ()) for number, name in numbers.items()}
-        own_states = [operands[name].name for name in chosen.state]
-        left = [Term(f"{name}.new", shape) for name in (weight, *own_states)]
-        values |= {name: Value(shape, "state", weight) for name in own_states}
-        values |= {term.name: Value(shape, "new", old) for term, old in zip(left, (weight, *own_states), strict=True)}
-        states += own_states
-        results += [term.name for term in left]
-        right = tuple(operands[name] for name in op.inputs)
-        operator = chosen.name if chosen.states else ""
-        meta = Meta("optimizer", phase="optimizer_step", local=chosen.op, locals=op.inputs, operator=operator)
-        meta = replace(meta, module=modules.get(weight, ""))
-        lines.append(Op(tuple(left), right, (), meta, chosen.op, (), "body", op.inputs, op.outputs))
+        term, seen = (Term(name, table.axes[weight]) for name in (weight, gradient))
+        module, matrix = modules.get(weight, ""), matrices.get(weight)
+        if chosen.tables and has_step(chosen, matrix, sizes):
+            matrix = matrix or Matrix(term.declared, (), (), False)
+            more, made = matrix_step(chosen.tables, term, seen, matrix, numbers, sizes, module)
+            lines += more
+        else:
+            line, made = _element_by_element(chosen, term, seen, numbers, module)
+            lines.append(line)
+        values |= made
+    states = [name for name, value in values.items() if value.role == "state"]
+    if clashes := [name for name in states if name in table.known]:
+        raise InputError(f"{clashes[0]} is a value of the table and one of {owner}: rename the value")
+    read = {name for line in lines for name in line.reads}
+    numbers = {number: name for number, name in numbers.items() if name in read}
     return replace(
         table,
         lines=(*table.lines, *lines),
-        values=values,
+        values={**table.values, **values_of_numbers(numbers), **values},
         inputs=(*table.inputs, *states, *numbers.values()),
-        outputs=(*table.outputs, *results),
+        outputs=(*table.outputs, *(name for name, value in values.items() if value.role == "new")),
     )
+
+
+def _element_by_element(
+    chosen: Optimizer, weight: Term, gradient: Term, numbers: Mapping[str, str], module: str
+) -> tuple[Op, dict[str, Value]]:
+    """Return the line of an optimizer's op for one weight, and the Values of states and results."""
+    op, shape = entry(chosen.op), weight.declared
+    operands = {"W": weight, "G": gradient}
+    operands |= {name: Term(f"{weight.name}.{name}", shape) for name in chosen.state}
+    operands |= {number: Term(name, ()) for number, name in numbers.items()}
+    own_states = [operands[name].name for name in chosen.state]
+    left = [Term(f"{name}.new", shape) for name in (weight.name, *own_states)]
+    values = {name: Value(shape, "state", weight.name) for name in own_states}
+    values |= {new.name: Value(shape, "new", old) for new, old in zip(left, (weight.name, *own_states), strict=True)}
+    right = tuple(operands[name] for name in op.inputs)
+    meta = Meta("optimizer", phase="optimizer_step", local=chosen.op, locals=op.inputs, module=module)
+    meta = replace(meta, operator=chosen.name if chosen.states else "")
+    return Op(tuple(left), right, (), meta, chosen.op, (), "body", op.inputs, op.outputs), values
 
 
 def stepped(table: Table) -> Mapping[str, Axes]:
@@ -241,11 +279,15 @@ def _decayed(line: Line, values: dict[str, Value], share: str) -> list[Line]:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """The state of an optimizer: `bytes` returns its size for a weight's shape and the data type of states."""
+    """The state of an optimizer: `bytes` returns its size for a weight's shape and the data type of states.
+
+    hidden  whether the matrices of blocks alone are matrices to it
+    """
 
     name: str
     bytes: Callable[[Sequence[int], str], int]
     source: str
+    hidden: bool = False
 
 
 PAGED, PAGED_FROM = "paged-states", 100_000
@@ -289,6 +331,13 @@ def _muon(shape: Sequence[int], kind: str) -> int:
     return (1 if len(shape) == 2 else 2) * bytes_of_type(kind, prod(shape))
 
 
+def _soap(shape: Sequence[int], kind: str) -> int:
+    """Return the bytes of AdamW's states, and of two square matrices for each side of a matrix up to a length."""
+    sides = shape if len(shape) == MATRIX else ()
+    squares = sum(2 * side**2 for side in sides if side <= LARGEST_SIDE)
+    return bytes_of_type(kind, 2 * prod(shape) + squares)
+
+
 STATES: Mapping[str, OptimizerState] = {
     state.name: state
     for state in (
@@ -297,12 +346,9 @@ STATES: Mapping[str, OptimizerState] = {
             for name, optimizer in OPTIMIZERS.items()
         ),
         OptimizerState("adam8bit", _eight_bits, BLOCKS["int8-2048"].source),
-        OptimizerState("adafactor", _factored, "Shazeer & Stern 2018, Adafactor, Algorithm 4 without momentum"),
-        OptimizerState(
-            "lion", _times(1), "Chen et al. 2023, Symbolic discovery of optimization algorithms, Algorithm 2"
-        ),
-        OptimizerState(
-            "muon", _muon, "Jordan et al. 2024, Muon: momentum of matrices in the blocks; AdamW for all else"
+        *(
+            OptimizerState(name, of, OF_MATRICES[name].kept, OF_MATRICES[name].hidden)
+            for name, of in (("adafactor", _factored), ("muon", _muon), ("soap", _soap))
         ),
     )
 }
@@ -310,6 +356,59 @@ STATES: Mapping[str, OptimizerState] = {
 
 MATRIX = 2
 """The axes of a matrix."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight as an optimizer sees it.
+
+    axes    all axes, of which `stack` count matrices, such as those of blocks and experts
+    rows    the axes over which a product sums; none for a vector
+    hidden  whether it is a matrix of a product in a block, neither an embedding nor a head
+    """
+
+    axes: Axes
+    stack: Axes
+    rows: Axes
+    hidden: bool
+
+    @property
+    def columns(self) -> Axes:
+        """The axes of what a product puts out; of a vector all that count no vectors."""
+        return tuple(axis for axis in self.axes if axis not in (*self.stack, *self.rows))
+
+
+def matrices_of(table: Table) -> dict[str, Matrix]:
+    """Return the weights that the lines of a forward pass read as matrices or vectors, by name.
+
+    A product sums over the rows of a matrix, and an embedding reads one of them. Products that read one expert of a
+    stack have a matrix for each. Weights that are read in other ways are left out, as it is unknown what they are.
+    """
+    matrices: dict[str, Matrix] = {}
+    vectors: dict[str, Matrix] = {}
+    for line, nest in walk(table.lines):
+        if line.meta.phase != "forward":
+            continue
+        for term in line.right:
+            if not isinstance(term, Term) or (weight := nest.stacks.get(term.name, term.name)) not in table.weights:
+                continue
+            axes = table.axes[weight]
+            stack, own = axes[: len(axes) - len(term.axes)], axes[len(axes) - len(term.axes) :]
+            names = dict(zip(own, term.axes, strict=True))
+            looked_up = tuple(name for name, axis in names.items() if isinstance(axis, Read))
+            summed = tuple(
+                name for name, axis in names.items() if axis not in (*line.left[0].loops, *map(names.get, looked_up))
+            )
+            if looked_up:
+                if len(own) == MATRIX:
+                    matrices[weight] = Matrix(axes, stack, own[:1], False)
+                elif isinstance(line, Product) and summed:
+                    matrices.setdefault(weight, Matrix(axes, (*stack, *looked_up), summed, bool(nest.loops)))
+            elif isinstance(line, Product) and summed and len(summed) < len(own):
+                matrices.setdefault(weight, Matrix(axes, stack, summed, bool(nest.loops) or not table.repeats))
+            elif isinstance(line, Product | Sum) or len(own) == 1:
+                vectors.setdefault(weight, Matrix(axes, stack, (), False))
+    return {**vectors, **matrices}
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,59 +442,39 @@ class StoredStates:
         return of_weights | {name: tuple(self.step.axes[name]) for name in self.projections}
 
     @cached_property
-    def rows(self) -> Mapping[str, frozenset[str]]:
-        """Return the axes of each weight that are the rows of its matrix, as `rows_of` does."""
-        return rows_of(self.model.table)
+    def matrices(self) -> Mapping[str, Matrix]:
+        """Return what each weight is as a matrix."""
+        return matrices_of(self.model.table)
 
     def bytes(self, optimizer: OptimizerState, name: str, shape: Sequence[int], kind: str) -> int:
         """Return the bytes of the state of a weight, or of its shard, with this shape along `axes`.
 
-        An optimizer sees the weight of each iteration separately, as a matrix.
+        An optimizer sees the weight of each iteration, and of each expert, separately, as a matrix.
         """
-        seen, is_stack = [*shape], name in self.stacks or name in self.projections
-        if name in self.model.learning:
-            seen = self._matrix(name, seen)
-        times, one = (seen[0], seen[1:]) if is_stack else (1, seen)
-        matrix = [one[0], prod(one[1:])] if len(one) > 1 else one
-        return int(times * optimizer.bytes(matrix, kind))
+        sizes, matrix = dict(zip(self.axes[name], shape, strict=True)), self._matrix(name)
+        if matrix is None:
+            is_stack = name in self.stacks or name in self.projections
+            times, one = (shape[0], shape[1:]) if is_stack else (1, shape)
+            seen = [one[0], prod(one[1:])] if len(one) > 1 else [*one]
+        else:
+            times, rows = (prod(sizes[axis] for axis in axes) for axes in (matrix.stack, matrix.rows))
+            points = prod(shape) // (times or 1)
+            seen = [rows, points // rows] if matrix.rows else [points]
+        if optimizer.hidden and not (matrix and matrix.hidden):
+            seen = [prod(seen)]
+        return int(times * optimizer.bytes(seen, kind))
 
-    def _matrix(self, weight: str, shape: list[int]) -> list[int]:
-        """Return the shape of a weight as an optimizer sees it: the number of stacked weights, then a matrix or a
-        vector."""
-        rows, stack, axes = self.rows.get(weight), int(weight in self.stacks), self.axes[weight]
-        if rows is None or not rows <= {*axes}:
-            return shape
-        number = prod(size for axis, size in zip(axes[stack:], shape[stack:], strict=True) if axis in rows)
-        points = prod(shape[stack:])
-        return [*shape[:stack], *([number, points // number] if rows else [points])]
+    def _matrix(self, name: str) -> Matrix | None:
+        """Return a weight as a matrix; None where that is unknown, or where its gradient has other axes."""
+        found = self.matrices.get(name) if name in self.model.learning else None
+        return found if found and {*found.stack, *found.rows} <= {*self.axes[name]} else None
 
     def of_a_number(self, optimizer: OptimizerState, name: str, kind: str) -> int | None:
         """Return the bytes of state per element of a weight; None if they depend on the shape."""
-        is_stack = name in self.stacks or name in self.projections
-        return bytes_of_a_number(optimizer.bytes, len(self.axes[name]) - is_stack > 1, kind)
-
-
-def rows_of(table: Table) -> dict[str, frozenset[str]]:
-    """Return the axes of each weight that are the rows of its matrix, by the lines that read it; none for a vector.
-
-    A product sums over the rows of a matrix, and an embedding reads one of them. Weights that are read in other ways
-    are left out, as it is unknown whether they are matrices.
-    """
-    rows: dict[str, frozenset[str]] = {}
-    others: set[str] = set()
-
-    for line, nest in walk(table.lines):
-        for term in line.right:
-            if isinstance(term, Term) and (weight := nest.stacks.get(term.name, term.name)) in table.weights:
-                summed = frozenset(term.loops) - {*line.left[0].loops}
-                if any(isinstance(axis, Read) for axis in term.axes):
-                    if len(term.axes) == MATRIX:
-                        rows[weight] = frozenset(table.axes[weight][-MATRIX:-1])
-                elif isinstance(line, Product) and summed and summed < {*term.axes}:
-                    rows.setdefault(weight, summed)
-                elif isinstance(line, Product | Sum) or len(term.axes) == 1:
-                    others.add(weight)
-    return {**dict.fromkeys(others, frozenset()), **rows}
+        is_stack, matrix = name in self.stacks or name in self.projections, self._matrix(name)
+        is_matrix = bool(matrix.rows) if matrix else len(self.axes[name]) - is_stack > 1
+        hidden = not optimizer.hidden or (matrix is not None and matrix.hidden)
+        return bytes_of_a_number(optimizer.bytes, is_matrix and hidden, kind)
 
 
 def bytes_of_a_number(of: Callable[[Sequence[int], str], Any], matrix: bool, kind: str) -> int | None:

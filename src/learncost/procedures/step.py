@@ -135,7 +135,7 @@ def step(
         table = with_whole(table)
     if stepping is None:
         return _in_integers(table, model) if model.integers else table
-    table = with_optimizer(table, gradients, stepping)
+    table = with_optimizer(table, gradients, stepping, model.sizes)
     if follower := chosen.moves.get("NAME follows weights"):
         from learncost.procedures.feedback import with_following
 
@@ -147,6 +147,10 @@ def step(
 
         table = with_rounded(table, model)
     if chosen.projected_to:
+        if stepping.tables:
+            raise InputError(
+                f"{chosen.name} projects to directions that {stepping.name} has no step of: give adamw or sgd"
+            )
         from learncost.procedures.projection import with_projection
 
         table = with_projection(table, model, chosen, bool(iteration) or chosen.held == 1)

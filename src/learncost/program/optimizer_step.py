@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 from learncost.ir.dataclass import dataclass
+from learncost.ops.optimizers import LARGEST_SIDE
 
 if TYPE_CHECKING:
     from learncost.program.program import ProgramBuilder
@@ -56,6 +57,7 @@ CLASSES: Mapping[str, OptimizerClass] = {
     "rmsprop": OptimizerClass("RMSprop", ("for-loop", "foreach")),
     "adafactor": OptimizerClass("Adafactor", ("for-loop", "foreach")),
     "muon": OptimizerClass("Muon for matrices and fused AdamW for all else", ("for-loop",)),
+    "soap": OptimizerClass("SOAP of nikhilvyas/SOAP, a step between two decompositions", ("for-loop",)),
     "lion": OptimizerClass("Lion", ("fused", "for-loop")),
     "adamw8bit": OptimizerClass("AdamW8bit of bitsandbytes", ("fused",)),
     "adam8bit": OptimizerClass("Adam8bit of bitsandbytes", ("fused",)),
@@ -175,6 +177,44 @@ def _muon(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
         update = [result]
 
 
+def _soap(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
+    """`SOAP.step`, which turns matrices into the bases of their sides and back, by a product for each.
+
+    A new average of gradients takes the place of the old one, which a variable holds until the next weight.
+    """
+    variables: dict[str, int] = {}
+
+    def assign(name: str, new: int) -> None:
+        builder.hold(*filter(None, (variables.get(name),)))
+        variables[name] = new
+
+    for shape in shapes:
+        elements, width = prod(shape), stepping.width
+        sides = [side for side in shape if len(shape) == 2 and side <= LARGEST_SIDE]
+
+        def turned(before: int = 0, elements: int = elements, sides: int = len(sides)) -> int:
+            for _ in range(sides):
+                new = _new(builder, elements, stepping.width)
+                builder.hold(*filter(None, (before,)))
+                before = new
+            return before
+
+        assign("seen", turned())
+        assign("average", 0)
+        builder.hold(_new(builder, elements, width))
+        assign("denominator", _new(builder, elements, width))
+        assign("update", turned(_new(builder, elements, width)))
+        outside = turned()
+        product = 0
+        for side in sides:
+            new = _new(builder, side**2, width)
+            builder.hold(*filter(None, (product,)))
+            product = new
+        inside = turned()
+        builder.hold(*filter(None, (outside, product)))
+        assign("average", inside)
+
+
 TEMPORARIES: Mapping[tuple[str, str], Temporaries] = {
     ("adamw", "foreach"): _roots,
     # _single_tensor_adamw: exp_avg_sq.sqrt() / bias_correction2_sqrt
@@ -187,5 +227,6 @@ TEMPORARIES: Mapping[tuple[str, str], Temporaries] = {
     ("adafactor", "for-loop"): _for_loop(_factored),
     ("adafactor", "foreach"): _adafactor_foreach,
     ("muon", "for-loop"): _muon,
+    ("soap", "for-loop"): _soap,
 }
 """By optimizer and implementation; all others step in-place."""

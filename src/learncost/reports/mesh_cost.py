@@ -22,7 +22,7 @@ from learncost.models.model import Model, Structure
 from learncost.passes.plan import planned
 from learncost.passes.stages import iterations_of
 from learncost.procedures.accumulation import check_accumulates
-from learncost.procedures.optimizer import default_optimizer, without_gradients
+from learncost.procedures.optimizer import check_placed, default_optimizer, without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step
 from learncost.reports.request import Request
@@ -332,6 +332,7 @@ def _on_device(over: OverMesh, account: MeshAccount, run: PreparedRun, device: i
 
 
 def _optimizer(run: PreparedRun) -> str:
+    check_placed(run.optimizer)
     return run.optimizer or default_optimizer(run.book)
 
 

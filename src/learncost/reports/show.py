@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import NOT_DERIVED
 from learncost.cost_models.books import BOOKS, every
+from learncost.ops.optimizers import OF_MATRICES
 from learncost.reports.rows import notes as notes_of
 from learncost.reports.sheet import (
     WIDTH,
@@ -247,7 +248,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append("* includes lines that are not in the publication, priced by run.")
     notes.extend(notes_of(cost.not_derived))
     notes.append(f"{cost.parameters:,} parameters{active(cost)}{learning(cost)}. Counted: {cost.counted}.")
-    optimizer = f" Optimizer: {cost.optimizer}." if cost.is_training else ""
+    whole = OF_MATRICES.get(cost.optimizer)
+    optimizer = f" Optimizer: {cost.optimizer}{f' ({whole.kept})' if whole else ''}." if cost.is_training else ""
     notes.append(f"{convention(cost.price_book)}.{optimizer}")
     if cost.cache:
         notes.extend(_cache_notes(cost, cost.cache))

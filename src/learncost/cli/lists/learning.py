@@ -76,14 +76,18 @@ def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
 
 def _optimizers() -> Listed:
     from learncost.ops import entry
-    from learncost.ops.optimizers import OPTIMIZERS
+    from learncost.ops.optimizers import OF_MATRICES, OPTIMIZERS
     from learncost.procedures.optimizer import DEFAULT, STATES
 
     entries: list[Known] = []
     for name, state in STATES.items():
-        step = name in OPTIMIZERS
-        commands = "every command" if step else "memory and fit: state size only"
-        own = step and not OPTIMIZERS[name].states
+        whole = (
+            "every command on one device, over a mesh memory"
+            if name in OF_MATRICES
+            else "memory and fit: state size only"
+        )
+        commands = "every command" if name in OPTIMIZERS else whole
+        own = name in OPTIMIZERS and not OPTIMIZERS[name].states
         source = entry(name).source if own else state.source
         entries.append({"name": name, "default": name == DEFAULT, "known_to": commands, "source": source})
     return Listed(entries, {"optimizer": cell_of("name"), "supported by": _knowing, "source": cell_of("source")})

@@ -22,7 +22,7 @@ from learncost.models.files import read_layer as read_file
 from learncost.ops import entries, entry, op_called, plain
 from learncost.ops.optimizers import Optimizer
 from learncost.procedures.feedback import with_feedback
-from learncost.procedures.optimizer import default_optimizer, optimizer
+from learncost.procedures.optimizer import Matrix, default_optimizer, optimizer
 from learncost.procedures.procedure import ELSEWHERE, LEARNING, MOVES, procedure
 from learncost.reports.request import Request
 from learncost.reports.run import PreparedRun, prepare
@@ -159,7 +159,11 @@ def is_layer(name: str | Layer) -> bool:
 
 
 def _update(chosen: Optimizer) -> Layer:
-    """Return one optimizer step of a parameter tensor as a table."""
+    """Return one optimizer step of a parameter tensor, or of a matrix, as a table."""
+    if chosen.tables:
+        from learncost.procedures.matrix_steps import step_layer  # imported when used, for a fast start
+
+        return step_layer(chosen.tables, Matrix(("d", "f"), (), ("d",), True))
     op = entry(chosen.op)
 
     def term(name: str) -> str:

@@ -250,7 +250,7 @@ def fit(
         Tokens in a sequence. Comma-separated list, as 512,1024,2048: shows what fits at each length. The default is the
         model's context, at most 4,096.
     optimizer
-        adamw (the default), adamw8bit, sgd or momentum; or adam8bit, adafactor, lion, muon (state size only).
+        adamw (the default), adamw8bit, lion, muon and others (`learncost list optimizers`).
     plan
         Try only this plan (`learncost list plans`). By default several are tried.
     accumulate

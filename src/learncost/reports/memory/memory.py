@@ -270,7 +270,7 @@ def memory(request: Request) -> Memory | MemoryComparison:
         The learning procedure: {choices} (`learncost list procedures`); or prefill, decode or inference, as in
         learncost cost. Comma-separated list; results are compared.
     optimizer
-        adamw (the default), adamw8bit, sgd or momentum; or adam8bit, adafactor, lion, muon (state size only).
+        adamw (the default), adamw8bit, lion, muon and others (`learncost list optimizers`).
     dropout
         The dropout probability. With dropout > 0, masks are allocated.
     plan

@@ -20,6 +20,7 @@ from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.loop import check_known
 from learncost.ir.precision import BYTES, check_stored, either, training_precision
 from learncost.models.tables import check_batch
+from learncost.procedures.optimizer import check_placed
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.cost import cost
@@ -202,6 +203,8 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     over_devices = group is not None or request.mesh is not None or bool(request.place or request.placement)
     if over_devices and (flag := "offload" if request.offload else "task" if request.task else ""):
         raise InputError(f"run-cost does not time --{flag} over a mesh: give one device, or learncost memory --mesh")
+    if over_devices:
+        check_placed(request.optimizer)
     if over_devices and (speeds := [name for name in ("mfu", "hfu") if name in typed]):
         raise InputError(
             f"--{speeds[0]} and the mesh both set the speed: give one of them, or a device in place of a cluster"

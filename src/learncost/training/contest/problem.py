@@ -36,6 +36,9 @@ RATES: Mapping[str, tuple[float, ...]] = {
     "adamw": (1e-4, 1e-3, 1e-2, 1e-1),
     "adamw8bit": (1e-4, 1e-3, 1e-2, 1e-1),
     "rmsprop": (1e-4, 1e-3, 1e-2, 1e-1),
+    "lion": (1e-5, 1e-4, 1e-3, 1e-2),
+    "muon": (1e-4, 1e-3, 1e-2, 1e-1),
+    "adafactor": (1e-4, 1e-3, 1e-2, 1e-1),
 }
 """The learning rates that are tried where none are given, the same for all procedures. They are as wide as they are
 because PEPITA's modulation is small: without AdamW, whose steps do not depend on how large a gradient is, it asks for

@@ -295,11 +295,13 @@ def _hosted_gradients(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, i
 
 
 def _rows(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of rows of each weight that is a matrix."""
-    result, here = dict[str, int](), _here(step, sizes)
-    for weight, rows in step.states.rows.items():
-        if rows:
-            axes = (axis for axis in step.forward.axes[weight] if base(axis).partition("/")[0] in {*map(base, rows)})
+    """Return the number of rows of each weight that is a matrix to the optimizer, alone in its block."""
+    result, here, states = dict[str, int](), _here(step, sizes), step.states
+    for weight, matrix in states.matrices.items():
+        alone = len(matrix.stack) == (weight in states.stacks)
+        if matrix.rows and alone and (matrix.hidden or not step.optimizer.hidden):
+            rows = {*map(base, matrix.rows)}
+            axes = (axis for axis in step.forward.axes[weight] if base(axis).partition("/")[0] in rows)
             result[weight] = prod(shape_of(axes, here))
     return result
 

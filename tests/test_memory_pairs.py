@@ -167,6 +167,11 @@ def test_counts_of_a_reference_model_are_those_of_the_flop_counter():
     with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         kto(network, deepcopy(network), tokens, targets).backward()
     assert lc.cost(configuration, "bp", "matmul", 2 * PAIRS, LENGTH, task="kto").flops == counter.get_total_flops()
+    other = configure("gpt2", SMALL | {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2})
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        distillation(network, module(other), tokens, targets).backward()
+    flags = {"task": "distillation", "teacher": other}
+    assert lc.cost(configuration, "bp", "matmul", 2 * PAIRS, LENGTH, **flags).flops == counter.get_total_flops()
     adapted = [lc.cost(configuration, task=task, **asked) for task in ("dpo", "orpo")]
     assert adapted[0].flops - adapted[1].flops == usual.macro_operations["forward"][1].flops
     assert next(row.repeat for row in adapted[0].rows if row.layer == "lora") == 3

@@ -810,6 +810,7 @@ def cost(
     accumulate: int | str = 1,
     offload: _Offload | str = "",
     task: _Task | str = "",
+    teacher: Any = None,
     *,
     clip: float | str | None = None,
     module: _Module | str = "",
@@ -879,6 +880,7 @@ def cost(
     task: What is trained for, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs of
         sequences, of which the batch has an even number; kto; grpo or grpo-kl (its penalty), on completions
         that a separate request generates; or distillation, from a `teacher`.
+    teacher: The model whose scores a distillation learns (`task` distillation), as a preset or a config.json.
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
@@ -1307,6 +1309,7 @@ def run_cost(
     communication_buffers: int | str | None = None,
     offload: _Offload | str = "",
     task: _Task | str = "",
+    teacher: Any = None,
     no_sync: bool = False,
     clip: float | str | None = None,
     module: _Module | str = "",
@@ -1380,6 +1383,7 @@ def run_cost(
     task: What is trained for, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs of
         sequences, of which the batch has an even number; kto; grpo or grpo-kl (its penalty), on completions
         that a separate request generates; or distillation, from a `teacher`.
+    teacher: The model whose scores a distillation learns (`task` distillation), as a preset or a config.json.
     no_sync: Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as
         under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.

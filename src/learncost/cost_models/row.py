@@ -42,6 +42,16 @@ class PricedLine:
         counts = ("maccs", "flops", "elements", "narrow", "repeat")
         return self if number == 1 else replace(self, **{name: getattr(self, name) * number for name in counts})
 
+    def renamed(self, sizes: Mapping[str, str], prefix: str) -> PricedLine:
+        """Return the price with other names of sizes, and a prefix before the names of the layer and its values."""
+        counts = ("maccs", "flops", "elements", "narrow", "repeat")
+        line = self.source
+        if isinstance(line, Line):
+            names = {name: f"{prefix}{name}" for name in (*line.makes, *line.reads)}
+            line = line.renamed(names, sizes)
+        renamed = {name: getattr(self, name).rename(sizes) for name in counts}
+        return replace(self, layer=f"{prefix}{self.layer}", source=line, **renamed)
+
     @property
     def module(self) -> str:
         """The path of the line's module; "" where it has none."""

@@ -109,6 +109,10 @@ def left_out_text(refused: Mapping[str, str]) -> str:
     return "; ".join(f"left out: {who}{'; ' if said == reason else ', which '}{said}" for who, reason, said in parts)
 
 
+TEACHER = "teacher."
+"""Before the names, the layers and the sizes of the teacher of a distillation."""
+
+
 @dataclass(frozen=True)
 class PreparedRun:
     """A checked request before pricing: the model, the sizes of all axes, and the training settings."""
@@ -124,6 +128,7 @@ class PreparedRun:
     context: int | None = None  # the model's, where its default length is taken and is shorter
     engine: str = "eager"  # whose time is predicted
     again: tuple[int, int] = (0, 0)  # forward passes without gradients: of the model, and of a reference model
+    teacher: Model | None = None  # whose forward pass is one more; its sizes in `axes` are prefixed
 
     @property
     def plan(self) -> str:
@@ -164,14 +169,20 @@ class PreparedRun:
         Last are the forward passes without gradients; a reference model is the model without adapters.
         """
         rows = rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
-        again = [row for each in self._passes(rows) for row in each]
+        again = [row for each in self._passes(rows, book) for row in each]
         return (*rows, *(replace(row, place=len(rows) + number) for number, row in enumerate(again)))
 
-    def _passes(self, rows: Sequence[PricedLine]) -> list[list[PricedLine]]:
+    def _passes(self, rows: Sequence[PricedLine], book: Book) -> list[list[PricedLine]]:
         """Return the lines of every forward pass without gradients."""
         forward = [row for row in rows if row.macro_operation == "forward"]
         own, reference = self.again
-        return [forward] * own + [[row for row in forward if row.layer != "lora"]] * reference
+        passes = [forward] * own + [[row for row in forward if row.layer != "lora"]] * reference
+        if self.teacher is not None:
+            of_teacher = rows_of(self.teacher, "bp", book, self.optimizer, plan=self.plan)
+            sizes = [name.removeprefix(TEACHER) for name in self.axes if name.startswith(TEACHER)]
+            names = {f"{name}{again}": f"{TEACHER}{name}{again}" for name in sizes for again in ("", "'", "''")}
+            passes.append([row.renamed(names, TEACHER) for row in of_teacher if row.macro_operation == "forward"])
+        return passes
 
     def table(self, procedure: str, book: Book) -> Table:
         """Return the priced step: the lines of `rows`, one for one, in their loops."""
@@ -209,7 +220,8 @@ class PreparedRun:
             run = self.executed(procedure, book, on)
             timed = run.timing(procedure, book, on, rows if run.plan != self.plan else None)
         optimizer = self.optimizer or default_optimizer(book)
-        passes = self._passes(replace(self, again=(0, 0)).rows(procedure, book)) if any(self.again) else []
+        alone = replace(self, again=(0, 0), teacher=None)
+        passes = self._passes(alone.rows(procedure, book), book) if any(self.again) or self.teacher else []
         numbers = [number for number, each in enumerate(passes) for _ in each]
         again = dict(enumerate(numbers, len(rows) - len(numbers)))
         answer = ledger(model, chosen, Price(book.name, rows, self.axes, self.dtype), by, timed, again=again)
@@ -307,9 +319,28 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
     if request.plan and book.rule != "formula":
         _check_plan(request, built, names)
     context = None if "seq_len" in lengths else context_beyond(configuration)
+    if (teacher := teacher_of(request)) is not None:
+        lengths_of_run = (axes["N"], axes["M"]) if built.two_sided else (axes["M"], None)
+        of_teacher = run_sizes(teacher, axes["B"], *lengths_of_run)
+        axes = {**axes, **{f"{TEACHER}{name}": size for name, size in of_teacher.items()}}
     sizes_of_all = built, axes, book, request.optimizer, kind, tokens, learning
-    run = PreparedRun(*sizes_of_all, request.plan, context, request.timed_by, _again(request, axes["B"]))
+    again = _again(request, axes["B"])
+    run = PreparedRun(*sizes_of_all, request.plan, context, request.timed_by, again, teacher)
     return run.counted_apart() if request.mesh is not None else run
+
+
+def teacher_of(request: Request) -> Model | None:
+    """Return the teacher of a distillation. Raises `InputError` without one, and for one of another task."""
+    if not request.task and request.teacher is None:
+        return None
+    from learncost.program.autograd.losses import TASKS  # imported when used, for a fast start
+
+    if (request.task in TASKS and TASKS[request.task].teacher) != (request.teacher is not None):
+        wanted = "give --teacher MODEL" if request.teacher is None else "remove --teacher"
+        raise InputError(f"a distillation (--task distillation) alone has a teacher: {wanted}")
+    if (teacher := request.teacher) is None:
+        return None
+    return build(teacher if isinstance(teacher, Configuration) else configure(teacher))
 
 
 def _again(request: Request, batch: int) -> tuple[int, int]:
@@ -321,11 +352,6 @@ def _again(request: Request, batch: int) -> tuple[int, int]:
     task = named_one("task", request.task, TASKS)
     if request.is_sharded:
         raise InputError("--task over a mesh is counted by learncost memory --engine eager alone")
-    if task.teacher:
-        raise InputError(
-            f"--task {request.task} is predicted by learncost memory alone; learncost cost TEACHER --procedure prefill "
-            "counts the teacher's forward pass"
-        )
     if task.pairs and batch % 2:
         raise InputError(f"--task {request.task} requires pairs: give an even --batch-size")
     return task.again, task.reference

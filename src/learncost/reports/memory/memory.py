@@ -216,7 +216,9 @@ class MemoryQuestion:
         request = self.request
         request.check_without_cache(procedure)
         kind = request.kind(trains=True)
-        counted_alone = replace(request, price_book="run", optimizer=None, tokens=None, task="").in_precision(kind.name)
+        counted_alone = replace(
+            request, price_book="run", optimizer=None, tokens=None, task="", teacher=None
+        ).in_precision(kind.name)
         chosen_engine = named_one("engine", engine or USUAL, memory_engines())
         run = prepare(replace(counted_alone, procedure=procedure))
         chosen, accumulate, planner = request.optimizer or DEFAULT, request.accumulate, chosen_engine.planner

@@ -16,8 +16,7 @@ from learncost.ir.precision import BYTES, Precision
 from learncost.ir.table import Table
 from learncost.layers.names import scores
 from learncost.liveness import BUFFERS, Live, Liveness, levels, live, moments, stretches
-from learncost.models.configuration import Configuration, configure
-from learncost.models.model import Model, Structure, build, run_sizes
+from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.models.sizes import check_size
 from learncost.ops.optimizers import OPTIMIZERS
@@ -35,7 +34,7 @@ from learncost.program.program import ACTIVATIONS, GRADIENTS, STATES, WEIGHTS, P
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX, bytes_of, communication_buffers_of, without_reserve
 from learncost.reports.request import CPU, GPU, Request
-from learncost.reports.run import PreparedRun, check_probability
+from learncost.reports.run import PreparedRun, check_probability, teacher_of
 
 if TYPE_CHECKING:
     from learncost.devices.device import Device
@@ -156,18 +155,6 @@ def _of_losses(kind: str, name: str) -> str:
     return name
 
 
-def _teacher(request: Request) -> Model | None:
-    """Return the teacher of a distillation. Raises `InputError` without one, and for one of another task."""
-    from learncost.program.autograd.losses import TASKS  # imported when used, for a fast start
-
-    if (request.task in TASKS and TASKS[request.task].teacher) != (request.teacher is not None):
-        wanted = "give --teacher MODEL" if request.teacher is None else "remove --teacher"
-        raise InputError(f"a distillation (--task distillation) alone has a teacher: {wanted}")
-    if (teacher := request.teacher) is None:
-        return None
-    return build(teacher if isinstance(teacher, Configuration) else configure(teacher))
-
-
 def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
     """Return the device of a request, the engine (c99 for a microcontroller), and the options of engine eager.
 
@@ -179,7 +166,7 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         implementation_named(request.optimizer_implementation),
         loss=_of_losses("loss", request.loss),
         task=_of_losses("task", request.task),
-        teacher=_teacher(request),
+        teacher=teacher_of(request),
         adapts=request.lora is not None or request.lora_rank is not None,
         drops_paths=check_probability("lora_dropout", request.lora_dropout) > 0,
         every=1 if request.checkpoint_every == OPERATORS else check_size("checkpoint_every", request.checkpoint_every),

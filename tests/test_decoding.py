@@ -1,5 +1,7 @@
 """Prefill and decode, proved by running: against the whole forward pass, a counting array, and transformers' cache."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -129,6 +131,7 @@ def test_a_state_has_the_elements_of_transformers_cache_and_a_step_its_products(
     cost = lc.cost({**config.to_dict(), "model_type": kind}, "decode", "matmul", context=8)
     assert cost.cache.state == sum(array.numel() for array in arrays)
     assert cost.flops == counted.get_flop_counts()["Global"][torch.ops.aten.mm]
+    assert json.dumps(lc.cost("mamba-130m", "prefill", seq_len=8).to_dict(), allow_nan=False)
     assert lc.memory("mamba-130m", "decode").split["recurrent state"] == 4 * 24 * 1536 * (4 + 16)
 
 

@@ -149,6 +149,7 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
     elif tables is not None:
         all_lengths = _with_free_place(sides, new)
         held = {**all_lengths, **tables.lengths(all_lengths, context, 1)}
+        axes = {**held, **axes}  # with those of the rows that convolutions keep
 
     def pass_of(model: Model, plan: str = "") -> Table:
         table = pass_table(model, procedure.name, several=decodes and new > 1)

@@ -89,9 +89,8 @@ class Helpers:
             )
         name = self._name(def_of_op, part, gives)
         if name not in self.texts:
-            text = _HelperWriter(self, def_of_op, part, gives).function(
-                name
-            )  # the helpers that it calls come before it
+            # the helpers that it calls come before it
+            text = _HelperWriter(self, def_of_op, part, gives).function(name)
             self.texts[name] = text
         return f"{name}({', '.join((*operands, axis) if is_along(def_of_op) else operands)})"
 

@@ -99,9 +99,8 @@ def _rows(scope: FunctionScope, line: Op) -> Code:
     chosen = scope.operand(index, index.loops)
     array = scope.operand(before, order)
     around = read.rpartition("/")[0]
-    place = (
-        f"{chosen.atom} % {scope.size(around)}" if sharded_over(around) else chosen.text
-    )  # within what other axes cut
+    # within what other axes cut
+    place = f"{chosen.atom} % {scope.size(around)}" if sharded_over(around) else chosen.text
     arguments = [array.text, place, MESH, f'"{mesh_axis}"', scope.size(read)]
     code = Code(f"{line.op}({', '.join(arguments)})")
     if order == after.loops:

@@ -169,10 +169,7 @@ class _Mixed:
     copies: dict[str, Value] = field(default_factory=dict)
 
     def scope(
-        self,
-        lines: Sequence[Statement],
-        values: Mapping[str, Value],
-        around: Iterable[str] = (),
+        self, lines: Sequence[Statement], values: Mapping[str, Value], around: Iterable[str] = ()
     ) -> tuple[Statement, ...]:
         """Return the lines of a scope; `around` are outer names with casts."""
         result: list[Statement] = []
@@ -190,9 +187,8 @@ class _Mixed:
                 self.low |= {outer for inside, outer in line.keep if inside in self.low}
                 result.append(replace(line, lines=body, values={**line.values, **inner.copies}))
                 continue
-            keeps_width = line.left[0].indexed or self.rounding.keeps(
-                line
-            )  # what meets at an index is added up in fp32
+            # what meets at an index is added up in fp32
+            keeps_width = line.left[0].indexed or self.rounding.keeps(line)
             if line.meta.phase != "optimizer_step" and not keeps_width:
                 self.low |= {term.name for term in line.left if self._is_activation(term)}
             if not self.rounding.product(line):

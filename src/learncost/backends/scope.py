@@ -65,9 +65,8 @@ class FunctionScope:
     read: list[str] = field(default_factory=list)  # names that the statement being written has read
     low: Set[str] = frozenset()  # names in bf16, which is widened where other than a matrix product reads it
     codes: Set[str] = frozenset()  # names of indices that are kept in bytes
-    narrow: Set[str] = (
-        frozenset()
-    )  # names of whole numbers of few bits, which PyTorch multiplies by none of another type
+    # names of whole numbers of few bits, which PyTorch multiplies by none of another type
+    narrow: Set[str] = frozenset()
     product: bool = False  # whether the line being written is a matrix product in bf16
     filled: Set[str] = frozenset()  # parts of axes that are filled up, `d/dp`
     meets: bool = False  # whether the function needs the mesh, as its lines are between devices

@@ -195,9 +195,8 @@ def executed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
     counted = _in_place(whole)
     begins = {id(line): around for line, around in beginnings(whole.lines)}
     for line, nest in walk(table.lines):
-        pair = next(
-            (counts for other, counts in counted if other is line), None
-        )  # a part of a table has its lines in the full table's order
+        # a part of a table has its lines in the full table's order
+        pair = next((counts for other, counts in counted if other is line), None)
         begun = begins.get(id(line))
         spared = ZERO if begun is None else Polynomial.of((*line.loops, *begun))
         if pair is not None:

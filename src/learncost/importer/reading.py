@@ -84,9 +84,8 @@ def _by_rule(reader: GraphReader, known: Rule, node: Any, arguments: list[Any], 
     value = known(reader, *arguments, **named)
     if isinstance(value, View) and isinstance(result, torch.Tensor):
         value = reader.shaped(value, result, arguments)
-        return (
-            Complex(value, 0.0) if result.dtype.is_complex else _typed(value, node)
-        )  # a real number among complex ones
+        # a real number among complex ones
+        return Complex(value, 0.0) if result.dtype.is_complex else _typed(value, node)
     return value
 
 

@@ -352,9 +352,8 @@ def _slice(stack: Array | list[Array], iteration: int, together: int = 0) -> Arr
     """Return an iteration's slice of a stack, or its consecutive slices."""
     if together:
         return stack[iteration * together : (iteration + 1) * together]
-    return (
-        stack[iteration] if isinstance(stack, list) else stack[iteration, ...]
-    )  # the ellipsis returns an array also for one number
+    # the ellipsis returns an array also for one number
+    return stack[iteration] if isinstance(stack, list) else stack[iteration, ...]
 
 
 class _IterationScope(dict[str, Array]):

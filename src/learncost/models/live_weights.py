@@ -157,9 +157,8 @@ class _WeightsReader:
         shifts = set(self.parts.biases())
         rest = []
         for parameter in theirs:
-            path = (
-                parameter.path if parameter.leaf == "weight" else f"{parameter.path}.{parameter.leaf}"
-            )  # experts are parameters by themselves
+            # experts are parameters by themselves
+            path = parameter.path if parameter.leaf == "weight" else f"{parameter.path}.{parameter.leaf}"
             weights_there = self.weights_of_path(path, left) if parameter.leaf != "bias" else ()
             if parameter.leaf == "bias" and (weights := self.weights_of_path(parameter.path, self.model.table.weights)):
                 weights_there = tuple(

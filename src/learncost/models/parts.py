@@ -198,9 +198,8 @@ class NamedParts:
         for name in lora_names:
             if name in _HEAD and not self._of_module(name):
                 for weight in self._some(self.multiplied("head"), "lora", name, "head"):
-                    path = (
-                        weight if weight.startswith("head") else f"head.{weight}"
-                    )  # tied: separate from the embedding's
+                    # tied: separate from the embedding's
+                    path = weight if weight.startswith("head") else f"head.{weight}"
                     others["head"] = LoraTarget(path, (weight,), ("head",))
                 continue
             projected = self._projected(name)

@@ -52,9 +52,8 @@ class ShardingScope:
     joins: dict[str, dict[str, str]] = field(default_factory=dict)  # the reason why a value is partial, by mesh axis
     taken: set[str] = field(default_factory=set)
     choices: dict[str, RowChoice] = field(default_factory=dict)  # the choices of rows, by their keys in layouts
-    expanded: dict[tuple[str, ShardLayout], str] = field(
-        default_factory=dict
-    )  # for a value without all axes of its rows
+    # for a value without all axes of its rows
+    expanded: dict[tuple[str, ShardLayout], str] = field(default_factory=dict)
     holds: dict[str, str] = field(default_factory=dict)  # the value of each collective's result
 
     def statements(self, lines: Iterable[Statement]) -> None:

@@ -78,12 +78,7 @@ def _numbers(clause: Clause) -> bool:
 
 
 def place_stages(
-    steps: Sequence[StageStep],
-    pipeline: Pipeline,
-    mesh: Mesh,
-    sizes: Mapping[str, int],
-    whole: Table,
-    plan: str = "",
+    steps: Sequence[StageStep], pipeline: Pipeline, mesh: Mesh, sizes: Mapping[str, int], whole: Table, plan: str = ""
 ) -> tuple[Placed, ...]:
     """Return the tables of the devices of each stage, with the lines that send and receive.
 
@@ -95,9 +90,8 @@ def place_stages(
         place(step.table, pipeline.mesh, pipeline.clauses, {**sizes, **stage_iterations}, whole, plan=plan)
         for step, stage_iterations in zip(steps, iterations, strict=True)
     ]
-    order = [
-        {name: at for at, line in enumerate(placed.table.lines) for name in line.makes} for placed in every
-    ]  # stages send in the order of computation
+    # stages send in the order of computation
+    order = [{name: at for at, line in enumerate(placed.table.lines) for name in line.makes} for placed in every]
     result = []
     for step, placed, stage_iterations in zip(steps, every, iterations, strict=True):
         received = sorted(step.receives, key=lambda sent: order[sent.source][sent.made])

@@ -69,9 +69,8 @@ class Arrays:
         read_names = {name for value in values for name in value.line.reads if name not in self.values}
         self.parameters = {self.names.of(name) for name in read_names | schedule.outputs}
         looped = dict.fromkeys(axis for value in values for axis in (*value.line.loops, *value.axes))
-        self.positions: Positions = {
-            axis: tree.LoopCounter(self.counter(axis)) for axis in looped
-        }  # the current indices of loops
+        # the current indices of loops
+        self.positions: Positions = {axis: tree.LoopCounter(self.counter(axis)) for axis in looped}
         self.bounded, self._conditions = self._bounding(lines)
 
     # Axes.

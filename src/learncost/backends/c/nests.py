@@ -26,9 +26,8 @@ def along(numbers: Numbers, value: ScheduledValue) -> Iterator[tree.CStatement]:
     assert isinstance(value.line, Op)
     arrays, (axis,) = numbers.arrays, value.line.axes
     (term,) = value.line.right
-    result_axis = next(
-        (candidate for candidate in value.axes if candidate == axis or candidate not in term.loops), ""
-    )  # of the result, if it has one
+    # of the result, if it has one
+    result_axis = next((candidate for candidate in value.axes if candidate == axis or candidate not in term.loops), "")
     body = _scan(numbers, value, axis) if value.kind == "scan" else _choice(numbers, value, axis, result_axis)
     yield from _loops(arrays, [loop for loop in arrays.schedule.inner(value.axes) if loop != result_axis], body)
 

@@ -38,11 +38,7 @@ from learncost.reports.trainer_step import TrainerStep, paths_of, trainer_step
     "subject layer / * price_book procedure jacobian optimizer batch_size seq_len target_len", procedure=None
 )
 def explain(
-    request: Request,
-    subject: str | Layer,
-    layer: str | None = None,
-    *,
-    jacobian: bool | None = None,
+    request: Request, subject: str | Layer, layer: str | None = None, *, jacobian: bool | None = None
 ) -> Explanation | TrainerStep:
     """Explain a layer, an operator or a model's layer line by line: forward, backward, weight update, saved tensors.
 
@@ -141,9 +137,8 @@ def _kept(topic: Subject) -> tuple[SavedValue, ...]:
     kept_values = []
     for item in kept_arrays:
         value = step.known[item.name]
-        name = (
-            value.of if value.role == "kept" else item.name
-        )  # a stack of all iterations is read inside by its slices' name
+        # a stack of all iterations is read inside by its slices' name
+        name = value.of if value.role == "kept" else item.name
         reading = tuple(dict.fromkeys(readers.get(name, ())))
         kept_values.append(SavedValue(item.name, item.axes, item.name in inputs, reading, *inner.get(name, ())))
     return tuple(kept_values)

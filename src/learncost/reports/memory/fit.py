@@ -231,9 +231,7 @@ class Fit(AtLength, Drawn):
     "page_size"
 )
 def fit(
-    request: Request,
-    flash_size: int | str | None = None,
-    procedures: Iterable[str] | str | None = None,
+    request: Request, flash_size: int | str | None = None, procedures: Iterable[str] | str | None = None
 ) -> Fit | Lengths:
     """Find the learning procedures that fit a device's memory, their largest batches, and what to change if none fits.
 
@@ -365,9 +363,8 @@ def fit(
         if ways and not any(way.fitting.fits for way in ways):
             unfit.setdefault(advice_for(question, name, ways), []).append(name)
     if not rows:
-        (of_each, text), refusing = max(
-            refused.items(), key=lambda item: len(item[1])
-        )  # what most of them are refused for
+        # what most of them are refused for
+        (of_each, text), refusing = max(refused.items(), key=lambda item: len(item[1]))
         raise InputError(refusal((of_each, text), refusing[:1]) if of_each else text)
     advice = [] if any(row.fits for row in rows) else ["Nothing fits."]
     advice += [

@@ -37,11 +37,7 @@ Widths: TypeAlias = Mapping[str, int]
 
 
 def chosen(
-    table: Table,
-    sizes: Mapping[str, int],
-    dtype: str = "fp32",
-    budget: int | None = None,
-    widths: Widths | None = None,
+    table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: int | None = None, widths: Widths | None = None
 ) -> str:
     """Return the plan for a step of these sizes, as `planned` accepts it.
 
@@ -62,9 +58,8 @@ def chosen(
         and applies(table, "chunked-loss")
         and _share(table, plan, ["chunked-loss"], sizes, dtype, widths) < 1 - SAME
     ):
-        plan.append(
-            "chunked-loss"
-        )  # an addition of the head's gradient a sequence, where batch x vocabulary makes the peak
+        # an addition of the head's gradient a sequence, where batch x vocabulary makes the peak
+        plan.append("chunked-loss")
     cheap = nearly_free(table)
     if budget is None:
         is_worth = _is_cheap(table, plan, cheap, sizes) and _share(table, plan, cheap, sizes, dtype, widths) < 1 - SAME
@@ -73,9 +68,8 @@ def chosen(
     ladder = ["", *cheap, *(choice + networks for choice in cheap if networks), "recompute=all"]
     ladder += segments(table, sizes)
     needs: dict[str, int] = {}
-    endings = (
-        ("", "epilogue-update") if "fused-update" in plan else ("",)
-    )  # no gradient of a product stored, for no FLOP more
+    # no gradient of a product stored, for no FLOP more
+    endings = ("", "epilogue-update") if "fused-update" in plan else ("",)
     for more, ending in product(ladder, endings):
         text = ",".join((*plan, *filter(None, (ending, more))))
         needs[text] = memory(planned(table, text), sizes, dtype, widths).peak
@@ -85,11 +79,7 @@ def chosen(
 
 
 def smallest(
-    table: Table,
-    sizes: Mapping[str, int],
-    dtype: str = "fp32",
-    budget: int | None = None,
-    widths: Widths | None = None,
+    table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: int | None = None, widths: Widths | None = None
 ) -> str:
     """The plan that the engine takes on a processor. The rules count arrays, so that the arena itself says whether the
     head takes turns; not under a budget, as for `chosen`."""
@@ -111,11 +101,7 @@ def smallest(
 
 
 def frugal(
-    table: Table,
-    sizes: Mapping[str, int],
-    dtype: str = "fp32",
-    budget: int | None = None,
-    widths: Widths | None = None,
+    table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: int | None = None, widths: Widths | None = None
 ) -> str:
     """Return the plan of a step on a microcontroller: the one of a few with the smallest arena.
 
@@ -171,12 +157,7 @@ def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _share(
-    table: Table,
-    plan: list[str],
-    more: Sequence[str],
-    sizes: Mapping[str, int],
-    dtype: str,
-    widths: Widths | None,
+    table: Table, plan: list[str], more: Sequence[str], sizes: Mapping[str, int], dtype: str, widths: Widths | None
 ) -> float:
     """Return the ratio of a step's peaks with and without further plans."""
     before, after = (planned(table, ",".join(names)) for names in (plan, (*plan, *more)))

@@ -8,14 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from learncost.autoshard.candidates import (
-    CONTEXTS,
-    MICROBATCHES,
-    PLANS,
-    WHOLE,
-    ZERO_AXES,
-    Candidate,
-)
+from learncost.autoshard.candidates import CONTEXTS, MICROBATCHES, PLANS, WHOLE, ZERO_AXES, Candidate
 from learncost.autoshard.stage_memory import split_of
 from learncost.autoshard.step import ASSUMED, ParallelConfig, StepUsage, step_of
 from learncost.devices.cluster import Cluster
@@ -77,9 +70,8 @@ class Found(Serializable):
     worse: str
     context: str = field(default=WHOLE, metadata=Key(after="plan").field)
     command: str = ""  # the command line that asks about this step alone
-    split: Mapping[str, int] = field(
-        default_factory=dict, metadata=Key(after="step").field
-    )  # the peak of the fullest device by what it holds
+    # the peak of the fullest device by what it holds
+    split: Mapping[str, int] = field(default_factory=dict, metadata=Key(after="step").field)
 
     @property
     @Key(after="schema")

@@ -265,9 +265,8 @@ def text(
     checked = Examples({name: array[spread] for name, array in checked.arrays.items()})
     batch = Batch(built, {name: array[:1] for name, array in learned.arrays.items()})
     fixed = {name: array for name, array in batch.inputs(built.table).items() if name not in batch.arrays}
-    limited = {
-        size: batch.sizes[size] for size in built.rules if size not in built.sizes
-    }  # by the length, as windows are
+    # by the length, as windows are
+    limited = {size: batch.sizes[size] for size in built.rules if size not in built.sizes}
     built = replace(built, sizes={**built.sizes, **limited})
     count = checked.arrays["targets"].size
     blocks, width = configuration.sizes["num_hidden_layers"], configuration.sizes["hidden_size"]

@@ -170,9 +170,8 @@ def _changes(model: Model, name: str, built_with: Callable[[Mapping[str, int]], 
             other_model = built_with({name: other})
         except InputError:
             continue
-        spelled_axes = [
-            axis for axis in model.sizes if axis in model.rules or axis in _SIZES
-        ]  # others have no expression
+        # others have no expression
+        spelled_axes = [axis for axis in model.sizes if axis in model.rules or axis in _SIZES]
         rest = all(
             other_model.sizes.get(axis) == size for axis, size in model.sizes.items() if axis not in spelled_axes
         )

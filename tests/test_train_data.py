@@ -242,7 +242,7 @@ def test_bad_files_have_one_clear_line(flags, change, said, data, tmp_path, caps
 
 
 def test_without_the_package_pillow(data, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(InputError, match="pip install 'learncost\\[images\\]'"):
         start(options(data, *VIT), tmp_path / "run", Silent())
 

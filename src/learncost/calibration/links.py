@@ -23,7 +23,7 @@ import numpy as np
 from learncost.devices.calibration import save_text
 from learncost.devices.collective import algorithm
 from learncost.ir.dataclass import dataclass
-from learncost.ir.errors import InputError, to_install
+from learncost.ir.errors import InputError, imported
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
 """Bytes of the payloads."""
@@ -81,10 +81,7 @@ class Links:
 
 def measure(processes: int, quick: bool, report: Callable[[str], None]) -> Links:
     """Start and connect the processes and time every collective. Raises `InputError` if they cannot connect."""
-    try:
-        version = str(import_module("torch").__version__)
-    except ImportError:
-        raise InputError(f"calibrate --processes needs PyTorch: {to_install('torch')}") from None
+    version = str(imported("torch", "calibrate --processes needs PyTorch", "torch").__version__)
     report(f"collectives between {processes} processes")
     rounds = QUICK if quick else ROUNDS
     with tempfile.TemporaryDirectory() as folder:

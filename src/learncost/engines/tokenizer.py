@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from learncost.ir.errors import InputError, to_install
+from learncost.ir.errors import InputError, imported
 
 
 class Tokenizer(Protocol):
@@ -106,13 +106,10 @@ class FromFile:
     """The tokenizer of a Hugging Face tokenizer.json, by the package tokenizers."""
 
     def __init__(self, path: Path, masks: bool = False) -> None:
-        try:
-            from tokenizers import Tokenizer as Theirs
-        except ImportError:
-            raise InputError(f"--tokenizer FILE needs the package tokenizers: {to_install('train')}") from None
+        theirs = imported("tokenizers", "--tokenizer FILE needs the package tokenizers", "train")
         try:
             self._content = path.read_bytes()
-            self._own: Any = Theirs.from_str(self._content.decode())
+            self._own: Any = theirs.Tokenizer.from_str(self._content.decode())
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from None
         except Exception as error:  # the package raises plain Exceptions

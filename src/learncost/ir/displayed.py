@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from learncost.ir.errors import InputError, to_install
+from learncost.ir.errors import InputError, imported
 
 _WHOLE = r"[+-]?[0-9]+"
 _BROKEN = r"[+-]?[0-9]+\.[0-9]+"
@@ -18,10 +18,7 @@ _BROKEN = r"[+-]?[0-9]+\.[0-9]+"
 
 def polars_of(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return the rows as a polars DataFrame. Raises `InputError` where polars is not installed."""
-    try:
-        import polars
-    except ImportError:
-        raise InputError(f"a polars frame needs polars: {to_install('sweep')}") from None
+    polars = imported("polars", "a polars frame needs polars", "sweep")
     columns = []
     for name, values in columns_of(rows).items():
         large = any(isinstance(value, int) and abs(value) >= 2**63 for value in values)

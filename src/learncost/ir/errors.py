@@ -8,7 +8,8 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 Known = TypeVar("Known")
 
@@ -68,6 +69,18 @@ class NotationError(InputError):
 def to_install(extra: str) -> str:
     """Return how to install an extra of the package, from an index and in a clone of the repository."""
     return f"pip install 'learncost[{extra}]', or in a clone pip install -e '.[{extra}]'"
+
+
+def imported(module: str, needs: str, extra: str) -> Any:
+    """Return a module of an extra of the package.
+
+    needs  what needs which package, for the message
+    Raises `InputError` where it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        raise InputError(f"{needs}: {to_install(extra)}") from None
 
 
 def _printable(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.dataclass import dataclass
-from learncost.ir.errors import InputError, shown, to_install
+from learncost.ir.errors import InputError, imported, shown
 
 Arrays = Mapping[str, Any]
 
@@ -184,11 +184,7 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
 
 def safetensors() -> Any:
     """Import the optional package safetensors. Raises InputError."""
-    try:
-        import safetensors
-    except ImportError:
-        raise InputError(f"training needs the package safetensors: {to_install('train')}") from None
-    return safetensors
+    return imported("safetensors", "training needs the package safetensors", "train")
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: WriteAdvice = NOTHING) -> str:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from learncost.ir.errors import InputError, shown, to_install
+from learncost.ir.errors import InputError, imported, shown, to_install
 
 if TYPE_CHECKING:
     from learncost.reports.sweep import Sweep
@@ -58,10 +58,7 @@ def write(sweep: Sweep, path: str | os.PathLike[str]) -> None:
 
 def frame(sweep: Sweep) -> Any:
     """Return a polars DataFrame of all rows; columns of sizes share memory between the series."""
-    try:
-        import polars
-    except ImportError:
-        raise InputError(f"a frame needs polars: {to_install('sweep')}") from None
+    polars = imported("polars", "a frame needs polars", "sweep")
     return polars.concat([_part(polars, part, sweep.configurations) for part in sweep.parts()], rechunk=False)
 
 

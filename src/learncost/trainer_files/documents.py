@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.ir.dataclass import dataclass, field
-from learncost.ir.errors import InputError, printable, shown, to_install
+from learncost.ir.errors import InputError, imported, printable, shown
 from learncost.models.files import PYTHON, SHELL, YAML, parse_json, parse_toml
 from learncost.trainer_files.shell import arguments_of
 
@@ -136,10 +136,7 @@ def _plain(node: ast.expr) -> Any:
 
 
 def _yaml(path: str, text: str) -> Document:
-    try:
-        import yaml  # type: ignore[import-untyped]  # an extra without types, imported where a file needs it
-    except ImportError:
-        raise InputError(f"YAML files such as {shown(path)} need PyYAML: {to_install('configs')}") from None
+    yaml = imported("yaml", f"YAML files such as {shown(path)} need PyYAML", "configs")
     where = printable(path)
     loader = yaml.SafeLoader(text)
     try:

@@ -13,7 +13,7 @@ from learncost.engines.core import Prepared, Values
 from learncost.engines.emitted import EmittedProgram
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
-from learncost.ir.errors import InputError, to_install
+from learncost.ir.errors import InputError, imported
 from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
@@ -73,10 +73,7 @@ class JaxEngine(NumPyEngine):
     _runner: _JaxRunner
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
-        try:
-            import jax  # noqa: F401  # said here, before anything else is made
-        except ImportError:
-            raise InputError(f"--engine jax needs JAX: {to_install('jax')}") from None
+        imported("jax", "--engine jax needs JAX", "jax")  # said here, before anything else is made
         kind = precision_of(options.dtype)
         if find_optimizer(options.optimizer).states:
             raise InputError(

@@ -16,7 +16,7 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 
 from learncost.ir.dataclass import dataclass
-from learncost.ir.errors import InputError, to_install
+from learncost.ir.errors import InputError, imported
 from learncost.models.storage import WriteAdvice, cannot_write, check_finite, read_json, write_json
 from learncost.training.processes import ALONE, Processes, is_of_peers
 
@@ -156,13 +156,10 @@ def read(saved: SavedCheckpoint, parts: Parts, advice: str, processes: Processes
 
 def read_whole(saved: SavedCheckpoint, advice: str) -> dict[str, dict[str, Any]]:
     """Whole weights and states, by kind and name, on one process. Raises InputError."""
-    try:
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
-    except ImportError:
-        raise InputError(f"{saved.path} is read by PyTorch: {to_install('torch')}") from None
+    filesystem = imported("torch.distributed.checkpoint.filesystem", f"{saved.path} is read by PyTorch", "torch")
     _check(saved, saved.digests, advice)
     parts: dict[str, tuple[ArrayPart, ...]] = {}
-    names: Mapping[str, Any] = FileSystemReader(saved.path).read_metadata().state_dict_metadata
+    names: Mapping[str, Any] = filesystem.FileSystemReader(saved.path).read_metadata().state_dict_metadata
     for name, facts in names.items():
         kind = str(facts.properties.dtype).removeprefix("torch.")
         whole = tuple(facts.size)

@@ -13,11 +13,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from importlib import import_module
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
-from learncost.ir.errors import InputError, to_install
+from learncost.ir.errors import InputError, imported
 from learncost.sharding.mesh import Mesh
 from learncost.training.meeting import LOST, REFUSED, Heartbeat, meet
 
@@ -213,10 +212,7 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
         yield ALONE
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # whose warnings tell a loss at length, before our line
-    try:
-        distributed: Any = import_module("torch.distributed")
-    except ImportError:
-        raise InputError(f"--mesh needs PyTorch: {to_install('torch')}") from None
+    distributed = imported("torch.distributed", "--mesh needs PyTorch", "torch")
     store, rank, number, name = meet(distributed)
     backend, meeting = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", f"learncost/{name}"
     groups = distributed.PrefixStore(f"{meeting}/groups", store)

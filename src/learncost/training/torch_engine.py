@@ -13,7 +13,7 @@ from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
 from learncost.engines.rounding import widened
 from learncost.ir.dataclass import dataclass, field
-from learncost.ir.errors import InputError, to_install
+from learncost.ir.errors import InputError, imported
 from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
@@ -109,10 +109,7 @@ class TorchEngine(NumPyEngine):
     _runner: TorchRunner
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
-        try:
-            import torch  # noqa: F401  # said here, before anything else is made
-        except ImportError:
-            raise InputError(f"--engine torch needs PyTorch: {to_install('torch')}") from None
+        imported("torch", "--engine torch needs PyTorch", "torch")  # said here, before anything else is made
         from learncost.engines.in_triton import check_device, check_gpu
 
         (check_gpu if options.device.startswith("cuda") else check_device)(options.device)

@@ -18,7 +18,7 @@ from learncost.engines.tokenizer import tokenizer
 from learncost.engines.weights import DEVIATION, generator, initial_weights
 from learncost.interpreter import infer_sizes
 from learncost.ir.dataclass import dataclass, field, replace
-from learncost.ir.errors import InputError, to_install
+from learncost.ir.errors import InputError, imported
 from learncost.layers.layer import Layer, layer
 from learncost.models.argument import find
 from learncost.models.configuration import configure
@@ -119,11 +119,7 @@ VIT: Mapping[str, Any] = {
 
 def _digits() -> tuple[Any, Any]:
     """Return images [1797, 64] from 0 to 1 and their classes, in a fixed shuffled order."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise InputError(f"digits come with scikit-learn: {to_install('contest')}") from None
-    digits = load_digits()
+    digits = imported("sklearn.datasets", "digits come with scikit-learn", "contest").load_digits()
     order = generator(0, "digits").permutation(len(digits.target))
     return digits.data[order] / BRIGHTEST, digits.target[order]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.dataclass import dataclass
-from learncost.ir.errors import InputError, to_install
+from learncost.ir.errors import InputError, imported
 from learncost.training.data.corpus import ListLine, lists
 from learncost.training.data.examples import Column, Row
 from learncost.training.data.readers import CLASS, RAGGED, ExampleReader, classes_of, compared_text, number_of, shifted
@@ -32,11 +32,7 @@ MEAN = DEVIATION = 0.5
 
 def pillow() -> Any:
     """Return Pillow's module Image. Raises InputError."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError(f"images need the package Pillow: {to_install('images')}") from None
-    return Image
+    return imported("PIL.Image", "images need the package Pillow", "images")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from learncost import __version__
 from learncost.ir.dataclass import fields, is_dataclass, replace
-from learncost.ir.errors import InputError, shown, to_install
+from learncost.ir.errors import InputError, imported, shown
 from learncost.models.storage import written
 from learncost.viz.figures import figure_row
 from learncost.viz.figures.panel import Panel
@@ -30,10 +30,7 @@ DPI = 300
 
 def needs_matplotlib() -> None:
     """Raises `InputError` where matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InputError(f"a figure needs matplotlib: {to_install('figures')}") from None
+    imported("matplotlib", "a figure needs matplotlib", "figures")
 
 
 def plotted(kind: str, data: Sequence[Any], columns: int = 1, serif: bool = False) -> Any:

@@ -220,10 +220,18 @@ class Adds(nn.Module):
         return torch.addbmm(x[:, :5], y.expand(3, *y.shape), self.weight)
 
 
+class Mixes(nn.Linear):
+    """Tokens mixed by a Fourier transform, and solved for: PyTorch's registry has formulas of neither."""
+
+    def forward(self, x):
+        return torch.linalg.solve(self.weight, torch.fft.fft2(x).real.mT).mT + self.bias
+
+
 @pytest.mark.one_in(every=14)
 @pytest.mark.parametrize(
     ("module", "inputs"),
     [
+        (Mixes(6, 6), {"x": "float B 4 6"}),
         (Stores(False), {"x": "float B 6", "places": "int B"}),
         (Stores(True), {"x": "float B 6", "places": "int B 2"}),
         (Hides(), {"x": "float B M 12", "padding": "bool B M"}),

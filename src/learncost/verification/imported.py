@@ -14,7 +14,7 @@ from learncost.importer.examples import arguments, as_called, flattened, plain
 from learncost.importer.nodes import operator_name
 from learncost.importer.recorder.module_step import backward, ends
 from learncost.importer.refusals import one_line
-from learncost.importer.registered import OVER_POSITIONS, run_bodies
+from learncost.importer.registered import FORMULAS, OVER_POSITIONS, run_bodies
 from learncost.importer.tried import copied, restored
 from learncost.importer.walk import WITHOUT_GRADIENT, ImportedModule
 from learncost.interpreter import run_with
@@ -340,7 +340,7 @@ def gradients_apart(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
 class Products:
     """FLOPs of the matrix products of a step, forward and backward, of the table and as PyTorch counts the module.
 
-    reason   why they differ, if a corrected formula of PyTorch makes them equal; "" if equal
+    reason   why they differ, if further or corrected formulas of PyTorch make them equal; "" if equal
     """
 
     table: tuple[int, int]
@@ -359,20 +359,24 @@ def products(module: Any, inputs: Any, imported: ImportedModule, table: Layer | 
 
     table   a table to count instead of the imported one
     """
+    from torch.utils.flop_counter import flop_registry
+
     # Attention as plain products: as one operator it would compute its scores once more backward.
     read = _as_plain(layer(imported.text) if table is None else table, lambda name: "attention" in name)
     ours = _counted_of_table(read, module, inputs, imported)
     theirs = _counted(module, inputs, {})
     if ours == theirs:
         return Products(ours, theirs)
-    if _counted_of_export(module, inputs, imported, {}) == ours:
-        return Products(ours, theirs, f"{_OF_EXPORT}: equal")
     # The book has PyTorch's formula of convolutions, where their weight is a parameter: as bmm they are put right, too.
     put_right = _counted_of_table(_as_plain(read, lambda name: name.startswith("conv")), module, inputs, imported)
-    if _counted(module, inputs, _formulas()) in (ours, put_right):
-        return Products(ours, theirs, f"{_PUT_RIGHT}: equal")
-    equal = _counted_of_export(module, inputs, imported, _formulas()) in (ours, put_right)
-    return Products(ours, theirs, f"{_PUT_RIGHT}, {_OF_EXPORT}: equal" if equal else "")
+    lacking = {row.packet: row.flops for row in FORMULAS if row.packet not in flop_registry and imported.calls}
+    ways: list[tuple[dict[Any, Any], list[str]]] = [({}, []), (lacking, [_LACKING] * bool(lacking))]
+    for formulas, said in (*ways, (lacking | _formulas(), [*ways[1][1], _PUT_RIGHT])):
+        if said and _counted(module, inputs, formulas) in (ours, put_right):
+            return Products(ours, theirs, f"{', '.join(said)}: equal")
+        if _counted_of_export(module, inputs, imported, formulas) in (ours, put_right):
+            return Products(ours, theirs, f"{', '.join([*said, _OF_EXPORT])}: equal")
+    return Products(ours, theirs)
 
 
 def _as_plain(read: Layer, chosen: Callable[[str], bool]) -> Layer:
@@ -387,6 +391,7 @@ def _as_plain(read: Layer, chosen: Callable[[str], bool]) -> Layer:
 
 
 _PUT_RIGHT = "PyTorch's formulas of grouped convolutions backward, of mv, dot and addmm_, of complex numbers, put right"
+_LACKING = "formulas of Fourier transforms and factorizations, which PyTorch lacks"
 _OF_EXPORT = (
     "the exported graph, without what the module computes and nothing reads, computes again backward, or computes of "
     "positions and settings alone"

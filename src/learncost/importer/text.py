@@ -146,12 +146,15 @@ class FreshNames:
 
     taken: set[str] = field(default_factory=set)
     with_gradients: bool = False
+    last: dict[tuple[str, str], int] = field(default_factory=dict)  # the last number of each name
 
     def unique(self, name: str, between: str = "_") -> str:
-        unique, number = name, 1
+        number = self.last.get((name, between), 1)  # those before it are taken
+        unique = f"{name}{between}{number}" if number > 1 else name
         while self._is_taken(unique):
             number += 1
             unique = f"{name}{between}{number}"
+        self.last[name, between] = number
         self.taken.add(unique)
         return unique
 

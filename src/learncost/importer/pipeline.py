@@ -168,6 +168,8 @@ def table_of(
     for sizes, values, symbols in tries:
         at = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
         if first:
+            if raises_too(module, values, first):  # without its export, which takes longer
+                continue
             observer.stage(f"reading {name}, tried with {at}")
         try:
             return read(values, {} if options.as_run else symbols), described
@@ -237,9 +239,11 @@ def _numbers(values: Mapping[str, Any]) -> set[int]:
 
 NEAR, FAR, BEYOND = (7, 11, 13, 17, 19, 23, 29, 31, 37), (67, 71, 73, 79, 83), (1031, 1033, 1039, 1049, 1051)
 """Further sizes for a module: the difference to a near one determines the table, and a far one checks it, if it can
-beyond the chunks into which modules cut lengths; a near one, if it has loops over these sizes, of which an export has
-every step.
+beyond the chunks into which modules cut lengths.
 """
+
+MOST_UNROLLED = 500
+"""The most lines of an export that checks a table: of a loop over a size, an export has every step."""
 
 
 def varied(
@@ -265,14 +269,15 @@ def varied(
         first = read(at(fixed), {})
     exports, tried = [first.exported], [fixed]
     stated: dict[int, Size] = {}
-    grows = True
+    steps = 0
     for letter, size in fixed.items():
         again = next(each for each in NEAR if each not in used)
         used.add(again)
         tried.append({**fixed, letter: again})
         exports.append(at(tried[-1]))
         other = read(exports[-1], {})
-        grows &= len(other.reader.recorder.equations) > len(first.reader.recorder.equations)
+        longer = len(other.reader.recorder.equations) - len(first.reader.recorder.equations)
+        steps += longer // (again - size)
         if len(other.met) != len(first.met):
             return None
         for place, (here, there) in enumerate(zip(first.met, other.met, strict=True)):
@@ -284,7 +289,9 @@ def varied(
             if rest:
                 return None
             stated[place] = times * sympy.Symbol(letter) + here - times * size
-    for sizes in (NEAR,) if grows else (BEYOND, FAR, NEAR):  # a position that is looked up, say, has a last one
+    for sizes in (BEYOND, FAR, NEAR):  # a position that is looked up, say, has a last one
+        if steps * sizes[0] > MOST_UNROLLED and sizes is not NEAR:
+            continue
         far = dict(zip(fixed, (each for each in sizes if each not in used), strict=False))
         try:
             exports.append(at(far))

@@ -67,6 +67,8 @@ def test_it_costs_what_its_places_do():
     shorter = lc.from_module(Packed("GRU", True), (x, LENGTHS), as_run=True)
     places = lc.cost(shorter, price_book="matmul").total.flops / lc.cost(packed, price_book="matmul").total.flops
     assert places < 8 / 12  # 7 of 12, and less: no state before the first
+    both = lc.from_module(Packed("GRU", True, bidirectional=True), (x, LENGTHS), as_run=True)
+    assert lc.verify(both).passed  # rows that are joined again, in the other order, have the sizes of the run
 
 
 @pytest.mark.one_in(every=7)

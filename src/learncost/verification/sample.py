@@ -39,7 +39,8 @@ def small_sizes(
     """Return a size for every axis and count, no two equal, so that exchanged axes are detected.
 
     If there are more than `FEW`, no two of one line are equal. Sharded sizes are `multiples` of the number of shards,
-    each shard as large as the smallest size. None is below its `least`.
+    each shard as large as the smallest size. None is below its `least`. Where no such sizes are found, those of the
+    table are taken.
     """
     multiples = {**grouped(table), **multiples}
     least = {name: max(smallest * multiples.get(name, 1), least.get(name, 0)) for name in _names(table)}
@@ -86,6 +87,11 @@ def small_sizes(
         if clashes(joined_axis) and last in sizes:
             sizes[last] = max(sizes.values()) + 1
             sizes[joined_axis] = _summed(several, sizes)
+    rows = [(axis, parts) for axis, several in ways.items() for parts in several]
+    if least.keys() <= table.sizes.keys() and any(
+        sizes[axis] != sum(size_of(part, sizes) for part in parts) for axis, parts in rows
+    ):  # axes that are joined again with others, as a packed batch is in both directions: those of the run
+        return {axis: table.sizes[axis] for axis in least}
     return sizes
 
 

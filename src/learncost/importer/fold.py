@@ -134,10 +134,6 @@ LONGEST_PATTERN = 8
 """The longest pattern of alternating blocks, such as local and global attention, that is looked for."""
 
 
-MADE = ("value", "input", "chosen", "truth")
-"""Kinds of values that lines make, or that are the same in all iterations."""
-
-
 @dataclass(eq=False)
 class Fold:
     """Lines that run `count` times.

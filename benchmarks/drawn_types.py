@@ -67,9 +67,13 @@ VIDEO = {
     "num_auxiliary_layers": 1,
 }
 OF_TYPE: Mapping[str, Mapping[str, Any]] = {
+    "convnextv2": {"image_size": 64, "patch_size": 4},
     "cvt": {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 4], "depth": [1, 1, 1], "drop_path_rate": [0.0] * 3},
     "efficientnet": {"image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.2, "hidden_dim": 320},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8},
+    "mimi_decoder": {"upsample_groups": 32, "upsampling_ratios": [2, 2], "num_filters": 8},
+    "ministral": {"head_dim": 8},
+    "mobilevitv2": {"image_size": 64, "patch_size": 2, "base_attn_unit_dims": [8, 16, 24]},
     "sam2_hiera_det_model": {
         "image_size": [64, 64],
         "blocks_per_stage": [1, 1, 1, 1],
@@ -97,10 +101,16 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
     "cvt": {"pixel_values": (2, 3, 64, 64)},
     "glm46v": {"pixel_values": None},
     "glm4v_moe": {"pixel_values": None},
+    "convnextv2": {"pixel_values": (2, 3, 64, 64)},
+    "lightglue": {"pixel_values": (1, 2, 1, 32, 32)},
+    "mimi_decoder": {"latents": (2, 32, 6)},
+    "mobilevitv2": {"pixel_values": (2, 3, 64, 64)},
     "moss_transcribe_diarize": {"input_features": None},
     "musicflamingo": {"input_features": None},
     "pe_audio": {"input_values": (2, 1, 3840)},
     "pe_audio_video_encoder": {"input_values": (2, 1, 3840)},
+    "speech_to_text": {"input_features": (2, 32, 80)},
+    "video_llama_3": {"pixel_values": None},
     "timesformer": {"pixel_values": (2, 8, 3, 32, 32)},
     "ultravbert": {"pixel_values": (2, 1, 3, 32, 32)},
     "sam2_hiera_det_model": {"pixel_values": (1, 3, 64, 64)},
@@ -109,10 +119,18 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
 """Shapes of inputs that a configuration does not have; None: text alone."""
 
 
+LEFT_OUT = ("architectures", "transformers_version", "dtype", "out_features", "out_indices", "stage_names")
+"""Settings that follow from others, or that no class needs."""
+
+
 def smallest(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with the small sizes, whose numbers of tokens are among them."""
     small: dict[str, Any] = {}
     for name, value in settings.items():
+        if isinstance(value, list) and len(value) == settings.get("num_hidden_layers") > 2:  # of each layer
+            of_one = next((size for part, size in SMALL.items() if re.fullmatch(part, name)), None)
+            small[name] = [value[0], value[-1]] if of_one is None else [of_one] * 2
+            continue
         if isinstance(value, Mapping) and name.endswith("_config"):
             small[name] = smallest(value)
         elif name.endswith("token_id") and isinstance(value, int) and value >= 64:
@@ -123,15 +141,11 @@ def smallest(settings: Mapping[str, Any]) -> dict[str, Any]:
             small[name] = [1 for _ in value]
         elif name in ("hidden_sizes", "neck_hidden_sizes", "embed_dims") and isinstance(value, list | tuple):
             small[name] = [8 * 2**place for place in range(len(value))]
-        elif isinstance(value, list) and value and len(value) > 2 and name in ("layer_types", "mlp_layer_types"):
-            small[name] = [value[0], value[-1]]
         elif isinstance(value, float) and ("dropout" in name or "drop" in name):
             small[name] = 0.0
         else:
             small[name] = value
-    return {
-        name: value for name, value in small.items() if name not in ("architectures", "transformers_version", "dtype")
-    }
+    return {name: value for name, value in small.items() if name not in LEFT_OUT}
 
 
 def built(kind: str) -> tuple[Any, Any]:

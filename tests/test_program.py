@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from learncost.devices.device import device
 from learncost.devices.gpus import gpu
 from learncost.importer.recorder import ModuleStep
+from learncost.program.interpolated import Interpolated
 from learncost.program.optimizer_step import Stepping
 from learncost.program.program import (
     Buffer,
@@ -171,6 +172,46 @@ def test_every_operand_is_live_when_its_op_runs_and_phases_follow_one_another():
     assert weights == 4 * sum(each.numel() for each in module.parameters())
     state = sum(each.bytes for each in program.buffers if each.role == "optimizer state" and each.last >= 0)
     assert state == 2 * weights + 4 * len([*module.parameters()])
+
+
+class Attention(nn.Module):
+    """Scores of every pair of tokens, which have the length twice, and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.norm = nn.Linear(16, 48), nn.LayerNorm(16)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        return F.dropout((q @ k.transpose(1, 2)).softmax(-1), 0.1) @ v
+
+
+def test_sizes_between_recorded_ones_are_interpolated_to_the_byte():
+    """Three batches determine and check a line; lengths, whose square is among the bytes, need more."""
+    module, request = Attention(), StepRequest("bf16")
+    record = ModuleStep(lambda: module, lambda sizes: {"x": torch.empty(sizes["B"], sizes["M"], 16)})
+    asked = list[tuple[int, int]]()
+    steps = Interpolated(lambda sizes, request: (asked.append((sizes["B"], sizes["M"])), record(sizes, request))[1])
+    one = [(1, 64), (2, 64), (900, 64), (901, 64)]
+    both = [(3, 32), (5, 32), (6, 80), (4, 24), (7, 1100), (11, 52), (12, 44)]
+    for batch, length in (*one, (777, 64), *both, (100, 200), (33, 1024)):
+        program = steps({"B": batch, "M": length}, request)
+        if (batch, length) not in asked:
+            assert program == record({"B": batch, "M": length}, request)
+    assert asked == one + both
+    assert peak(program).bytes > 2 * 33 * 1024**2
+
+
+def test_a_module_that_does_something_else_at_other_sizes_is_recorded_there():
+    class Halved(nn.Linear):
+        def forward(self, x):
+            return torch.cat([each @ self.weight for each in x.split(max(50, len(x) // 2))])
+
+    module, request = Halved(16, 16), StepRequest("fp32")
+    record = ModuleStep(lambda: module, lambda sizes: {"x": torch.empty(sizes["B"], 16)})
+    steps = Interpolated(record)
+    for batch in (2, 8, 48, 1024, 200, 40, 520, 521, 45):
+        assert peak(steps({"B": batch}, request)).bytes == peak(record({"B": batch}, request)).bytes
 
 
 @pytest.mark.parametrize("how", ["fused", "foreach", "for-loop"])

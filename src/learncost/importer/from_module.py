@@ -117,6 +117,7 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
     from learncost.importer.pipeline import ImportOptions, LiveModule, evaluation_of, saved_of, table_of, values_of
     from learncost.importer.recorder import ModuleStep
     from learncost.importer.tried import allocated, with_values
+    from learncost.program.interpolated import Interpolated
 
     module = readable(module)
     module, given, symbols = by_parts(module, examples(inputs, module, symbols), symbols)
@@ -129,7 +130,7 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
         partial(saved_of, given_module),
         f"the {called} that was read has them",
     )
-    steps = ModuleStep(lambda: module, lambda sizes: sized(given, sizes, symbols, MOST))
+    steps = Interpolated(ModuleStep(lambda: module, lambda sizes: sized(given, sizes, symbols, MOST)))
     live = partial(LiveModule, partial(with_values, given_module, module), given, called, options)
     return replace(layer(text), steps=steps, origin=origin, live=live)
 

@@ -24,6 +24,7 @@ from learncost.ir.errors import InputError, printable, to_install
 from learncost.layers.layer import Layer, Origin, layer
 from learncost.models.files import read_path, user_folder
 from learncost.models.storage import written
+from learncost.program.interpolated import Interpolated
 from learncost.program.program import CUDA, Program, StepRequest, Steps
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def steps(wanted: Target, how: How) -> Steps:
         given = answer.inputs or ()
         return ModuleStep(lambda: answer.module, lambda sizes: sized(given, sizes, {}, MOST))(sizes, request)
 
-    return record
+    return Interpolated(record)
 
 
 def _recorded_apart(

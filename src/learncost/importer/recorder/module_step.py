@@ -6,10 +6,11 @@ import copy
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from learncost.importer.examples import plain
+from learncost.importer.recorder.blocks import KEPT, BlockList, equal_blocks, shortened
 from learncost.importer.recorder.device import is_guarded
 from learncost.importer.refusals import one_line, silenced
 from learncost.ir.dataclass import dataclass
@@ -28,6 +29,7 @@ from learncost.program.program import (
     StepRequest,
     starred,
 )
+from learncost.program.repeated import repeated
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """PyTorch's names of the types that it trains in."""
@@ -50,16 +52,36 @@ class ModuleStep:
             return self._recorded(sizes, request)
 
     def _recorded(self, sizes: Mapping[str, int], request: StepRequest) -> Program:
+        """Return the whole step, of three and four blocks where the module declares many equal ones."""
+        import torch
+
+        if request.device == CUDA and not (is_guarded() or torch.cuda.is_available()):
+            raise InputError("PyTorch chooses kernels for a GPU where there is one")
+        module, given = self.module(), self.inputs(sizes)
+        blocks = equal_blocks(module) if request.weights is None else None
+        if blocks:
+            with suppress(Exception):  # a module may want all of its blocks
+                three, four = (self._shortened(module, given, request, blocks, units) for units in (KEPT, KEPT + 1))
+                if program := repeated(three, four, blocks.units, blocks.more):
+                    return program
+        return self._run(module, given, request)
+
+    @classmethod
+    def _shortened(
+        cls, module: Any, given: Mapping[str, Any], request: StepRequest, blocks: BlockList, units: int
+    ) -> Program:
+        with shortened(blocks, units):
+            return cls._run(module, given, request)
+
+    @staticmethod
+    def _run(module: Any, given: Mapping[str, Any], request: StepRequest) -> Program:
         import torch
 
         from learncost.importer.examples import as_called
         from learncost.importer.recorder.recorder import Recorder
 
-        guarded = request.device == CUDA and is_guarded()
-        if request.device == CUDA and not (guarded or torch.cuda.is_available()):
-            raise InputError("PyTorch chooses kernels for a GPU where there is one")
         recorder = Recorder(request.device)
-        module, given = self.module(), self.inputs(sizes)
+        guarded = request.device == CUDA and is_guarded()
         kernels = _kernels_of(request.capability) if guarded else nullcontext()
         with in_a_run(), kernels, recorder:
             empty = _Empty(getattr(torch, TYPES[request.values]), recorder)
@@ -67,7 +89,6 @@ class ModuleStep:
             if request.weights:
                 learn_only(module, request.weights[1], request.weights[0])
             row, by_name = as_called(module, empty.inputs(given))
-            del given
             with attributed(module, recorder):
                 record_step(recorder, module, request, lambda: module(*row, **by_name))
         return recorder.program()

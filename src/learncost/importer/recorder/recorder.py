@@ -98,6 +98,7 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
 
         def gone(_: object) -> None:
             if self._there.pop(key, None) is not None:
+                self._zeros.discard(key)  # another storage may get the address
                 self.free(place)
 
         self._there[key] = place, weakref.ref(memory, gone)

@@ -196,6 +196,12 @@ def test_cost_of_a_file_has_the_time_of_its_recorded_step(linear, capsys):
     assert found["busy"] + found["waiting"] == pytest.approx(found["seconds"])
     assert found["low"] < found["issue"] <= found["seconds"] < found["high"]
     assert set(found["by_module"]) == {"weight", "outside modules"}
+    computed = found["by_kind"]["product"]["seconds"]
+    host = 881.9  # the mean of 40 servers of MLPerf Training v4.1 by device, of 700 W
+    watts = 700 * (computed + 0.65 * (found["busy"] - computed) + 0.15 * found["waiting"])
+    low, usual, high = found["joules"]
+    assert usual == pytest.approx(watts + (host - 700) * found["seconds"], rel=1e-3)
+    assert low < usual < high < 3 * low
     assert main(["cost", linear, *ON_H100]) == 0
     said = capsys.readouterr().out
     assert "; recorded, " in said.splitlines()[0]
@@ -211,6 +217,7 @@ def test_a_run_and_a_trace_take_the_recorded_step_too(linear, capsys, tmp_path):
     assert [figures["step"][name] for name in ("value", "low", "high")] == [
         found[n] for n in ("seconds", "low", "high")
     ]
+    assert figures["step_energy"]["value"] == pytest.approx(found["joules"][1])
     assert figures["time"]["value"] * 86_400 == pytest.approx(1e6 * found["seconds"])
     assert main(["trace", linear, *ON_H100, "-o", str(tmp_path / "trace.json")]) == 0
     assert "NVIDIA H100 SXM" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from statistics import mean, median
 from learncost.devices.device import Device, devices
 from learncost.devices.figure import Figure
 from learncost.ir.dataclass import dataclass
+from learncost.timing.energy import KernelPower
 
 ENDS = (0.025, 0.975)
 """The percentiles of the rows that bound an interval."""
@@ -213,6 +214,32 @@ def power(device: Device) -> Figure | None:
         device.tdp_w * low,
         device.tdp_w * high,
     )
+
+
+MEMORY_BOUND, WAITING = 0.65, 0.15
+"""The watts of a GPU while kernels run that are bound by the bandwidth, and while it waits, over its design power.
+
+Decoding draws 300 W of 700 with one sequence and 600 W with 128 on an H100 SXM (ML.ENERGY Benchmark v3.0, as quoted by
+the power model of vLLM's semantic router): the middle. An H200 without a task draws 80 W of 700; a GPU between two
+kernels keeps its clocks: assumed.
+"""
+
+
+def kernel_power(device: Device) -> KernelPower | None:
+    """Return the watts of a GPU by what it does; None if nothing is known.
+
+    Large products draw the design power; what training drew beyond that is the host's.
+    """
+    drawn = power(device)
+    if drawn is None or device.tdp_w is None:
+        return None
+    watts, host = device.tdp_w, max(drawn.value - device.tdp_w, 0.0)
+    source = (
+        f"{watts:.0f} W while products and attention run, {watts * MEMORY_BOUND:.0f} W in other kernels, "
+        f"{watts * WAITING:.0f} W while the GPU waits, and {host:.0f} W of the host"
+    )
+    ends = (drawn.low or drawn.value) / drawn.value, (drawn.high or drawn.value) / drawn.value
+    return KernelPower(watts, watts * MEMORY_BOUND, watts * WAITING, host, *ends, source)
 
 
 def device_power(device: Device) -> Figure | None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from learncost.devices.figure import Figure
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.models.module import runs_otherwise
@@ -51,7 +52,7 @@ class RecordedTime(Serializable):
     busy     seconds in which the GPU runs kernels
     waiting  seconds in which it waits for the CPU
     issue    seconds in which the CPU issues operators
-    watts    modelled, lowest, expected and highest; None where they are not known
+    joules   of a step, modelled: lowest, expected, highest; None where no watts are known, which `power` says
     """
 
     device: str
@@ -67,18 +68,20 @@ class RecordedTime(Serializable):
     by_kind: Mapping[str, KernelTime]
     by_phase: Mapping[str, KernelTime]
     by_module: Mapping[str, KernelTime]
-    watts: tuple[float, float, float] | None = field(default=None, metadata=OPTIONAL)
+    joules: tuple[float, float, float] | None = field(default=None, metadata=OPTIONAL)
+    power: str = field(default="", metadata=OPTIONAL)
     took: ProgramTime | None = field(default=None, compare=False, metadata=HIDDEN)
     program: str = field(default=RECORDED, metadata=HIDDEN)
     made: str = field(default=MADE, metadata=HIDDEN)
 
     @property
-    def joules(self) -> tuple[float, float, float] | None:
-        """The joules of a step: lowest, expected, highest; seconds times modelled watts."""
-        if self.watts is None:
+    def watts(self) -> Figure | None:
+        """The mean watts of a step, with the device's share of the host; None where they are not known."""
+        if self.joules is None:
             return None
-        low, usual, high = self.watts
-        return self.low * low, self.seconds * usual, self.high * high
+        low, usual, high = self.joules
+        source = f"the mean of a recorded step: {self.power}"
+        return Figure(usual / self.seconds, "W", "modelled", source, low / self.low, high / self.high)
 
     @property
     def sentence(self) -> str:
@@ -98,7 +101,7 @@ class RecordedTime(Serializable):
         ]
         if self.joules:
             low, usual, high = map(joules_of, self.joules)
-            notes.append(f"Energy, modelled as time x power: {usual} a step, from {low} to {high}.")
+            notes.append(f"Energy, modelled as time x power: {usual} a step, from {low} to {high}; {self.power}.")
         return tuple(notes)
 
     def sheet(self) -> Sheet:
@@ -168,12 +171,13 @@ def recorded_time(request: Request, model: Model, optimizer: str) -> RecordedTim
 
 
 def _recorded(request: Request, name: str) -> RecordedTime:
-    from learncost.devices.assumptions import power
+    from learncost.devices.assumptions import kernel_power
     from learncost.devices.device import device as find_device
     from learncost.devices.gpus import GRAPH, gpu
     from learncost.reports.memory.memory import memory_question
     from learncost.reports.memory.runs import engine_of
     from learncost.timing.clocks import program_time
+    from learncost.timing.energy import joules
 
     device = find_device(name)
     step = memory_question(request).step(request.procedure, request.engine)
@@ -191,7 +195,7 @@ def _recorded(request: Request, name: str) -> RecordedTime:
 
         program = recorded_on(step.eager.device, step, step.sizes())
     took = program_time(program, constants)
-    drawn = power(device)
+    drawn = kernel_power(device)
     modules, phases = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for each in took.issued:
         path = starred(each.op.path) or BETWEEN
@@ -212,7 +216,8 @@ def _recorded(request: Request, name: str) -> RecordedTime:
         {kind: KernelTime(*time) for kind, time in took.by_kind.items()},
         {phase: KernelTime(sum(times), len(times)) for phase, times in phases.items()},
         {path: KernelTime(sum(times), len(times)) for path, times in modules.items()},
-        None if drawn is None else (drawn.low or drawn.value, drawn.value, drawn.high or drawn.value),
+        None if drawn is None else joules(took, drawn),
+        "" if drawn is None else drawn.source,
         took,
         **named,
     )

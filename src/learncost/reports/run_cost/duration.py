@@ -19,19 +19,21 @@ if TYPE_CHECKING:
     from learncost.reports.search.spread import Spread
 
 
-def step_on(request: Request, measured: bool) -> tuple[Figure | str, str]:
-    """Return the seconds of one step on one device, as `cost` models it, or why they are unknown; and its plan."""
+def step_on(request: Request, measured: bool) -> tuple[Figure | str, str, Figure | None]:
+    """Return the seconds of one step on one device, as `cost` models it, or why they are unknown; its plan; and the
+    mean watts of a recorded step.
+    """
     try:
         step = cost(request, by="macro-operation")
     except InputError as error:
         if measured:
             raise
-        return error.written, ""
+        return error.written, "", None
     timing, recorded = step.timing, step.recorded
     assert timing is not None  # it is on a device
     if recorded is not None:
         source = f"as in `learncost cost --on`. {' '.join(recorded.notes()[:3])}"
-        return Figure(recorded.seconds, "s", "modelled", source, recorded.low, recorded.high), ""
+        return Figure(recorded.seconds, "s", "modelled", source, recorded.low, recorded.high), "", recorded.watts
     seconds = Figure(
         timing.seconds,
         "s",
@@ -40,7 +42,7 @@ def step_on(request: Request, measured: bool) -> tuple[Figure | str, str]:
         timing.time.low,
         timing.time.high,
     )
-    return seconds, timing.plan
+    return seconds, timing.plan, None
 
 
 def with_copies(seconds: Figure | str, memory: DeviceMemory | None) -> Figure | str:

@@ -233,7 +233,7 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     precision = precision or training_precision(kind)
     most = most_of_peak(machine, kind)
     usual = assumptions.mfu(machine, request.is_fine_tuning)
-    unknown = dict[str, str]()
+    unknown, watts = dict[str, str](), None
     on_device: DeviceMemory | None
     if over_devices:
         asked = replace(request, dtype=None, precision=precision, devices=int(number.value))
@@ -249,14 +249,14 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     else:
         alone = replace(one, price_book="run", on=on, precision=precision)
         on_device = memory_on_device(alone)
-        seconds, plan = step_on(alone, attained is not None)
+        seconds, plan, watts = step_on(alone, attained is not None)
         seconds = with_copies(seconds, on_device)
         show_step(figures, seconds, step.tokens_per_step)
         unknown = {"modelled_step": seconds} if isinstance(seconds, str) else {}
         total_by = days_on(figures, typed, machine, kind, usual, most)
     show_rate(figures)
     figures["device_hours"] = published.device_hours(figures["time"], number)
-    unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
+    unknown |= _energy(figures, typed, machine, grid_place, watts) | _price(figures, typed)
     measured = total_by == "tokens_per_second"
     counted_step, books = (useful, [*every()]) if measured else (step, OTHER_BOOKS)
     others, refused = _flops_by_book(replace(one, plan=None), counted_step, count, books)
@@ -320,12 +320,18 @@ def _peak(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Devi
     return kind
 
 
-def _energy(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Device, place: Figure) -> dict[str, str]:
-    """Add energy and CO2, or the figures that they require."""
+def _energy(
+    figures: dict[str, Figure],
+    typed: Mapping[str, Figure],
+    machine: Device,
+    place: Figure,
+    recorded: Figure | None = None,
+) -> dict[str, str]:
+    """Add energy and CO2, or the figures that they require; `recorded` are the mean watts of a recorded step."""
     alone = None if "power" in typed else assumptions.device_power(machine)
     if alone is not None:
         figures["device_power"] = alone
-    drawn = typed.get("power") or assumptions.power(machine)
+    drawn = typed.get("power") or recorded or assumptions.power(machine)
     if drawn is None:
         return {"energy": f"no power of {machine.name} is published; give --power in watts"}
     figures["power"] = drawn

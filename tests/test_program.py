@@ -225,11 +225,12 @@ class Residual(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks behind one another; `crossed`: those of the second half read those of the first in reverse order, too."""
+    """Blocks behind one another; `crossed`: those of the second half read those of the first in reverse order, too;
+    `bounded`: the number of the block whose result is bounded."""
 
-    def __init__(self, depth, crossed=False, period=1):
+    def __init__(self, depth, crossed=False, period=1, bounded=None):
         super().__init__()
-        self.embedding, self.crossed = nn.Linear(8, 8), crossed
+        self.embedding, self.crossed, self.bounded = nn.Linear(8, 8), crossed, bounded
         self.blocks = nn.ModuleList(Residual(number, number % period > 0) for number in range(depth))
 
     def forward(self, x):
@@ -237,18 +238,20 @@ class Stack(nn.Module):
         for number, block in enumerate(self.blocks):
             others = kept[len(self.blocks) - 1 - number :][:1] if self.crossed else []
             x = checkpoint(block, x, *others, use_reentrant=False) if block.kept else block(x, *others)
-            kept.append(x)
+            kept.append(x.clamp(-1, 1) if number == self.bounded else x)
+            x = kept[-1]
         return x.square().mean()
 
 
 @pytest.mark.parametrize(
     ("stack", "settings", "runs"),
     [
-        (Stack(13), {"optimizer": Stepping("adamw", "fused", clip=True), "microbatches": 2}, 2),
-        (Stack(24, period=2), {"optimizer": Stepping("adamw", "foreach", clip=True)}, 2),
-        (Stack(12), {"optimizer": Stepping("adamw", "for-loop")}, 2),
-        (Stack(12), {"optimizer": Stepping("sgd", "fused"), "in_backward": True}, 2),
+        (Stack(13), {"optimizer": Stepping("adamw", "fused", clip=True), "microbatches": 2}, 3),
+        (Stack(24, period=2), {"optimizer": Stepping("adamw", "foreach", clip=True)}, 3),
+        (Stack(12), {"optimizer": Stepping("adamw", "for-loop")}, 3),
+        (Stack(12), {"optimizer": Stepping("sgd", "fused"), "in_backward": True}, 3),
         (Stack(12, crossed=True), {}, 3),
+        (Stack(12, bounded=7), {}, 4),
     ],
 )
 def test_three_blocks_repeated_are_the_whole(stack, settings, runs, monkeypatch):

@@ -19,7 +19,9 @@ from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.models.quantization import quantized
+from learncost.passes.lower import lower
 from learncost.procedures.step import step
+from learncost.verification.check import sound_arrays
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -275,3 +277,56 @@ def test_gradients_are_those_of_autograd_on_dequantized_weights(kind, family):
     for name, gradient in gradients.items():
         for values in (by_numpy, by_torch):
             np.testing.assert_allclose(values[f"d{name}"], gradient, rtol=1e-7, atol=1e-10, err_msg=name)
+
+
+def test_paths_of_experts_are_those_of_merged_matrices():
+    """The loss is that of the plain model with W + scale A B, and gradients of A and B are those of W through it."""
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 6,
+        "intermediate_size": 5,
+        "num_attention_heads": 2,
+        "vocab_size": 9,
+    }
+    plain = build(configure("mixtral-8x7b", {**sizes, "num_key_value_heads": 1, "num_local_experts": 4}))
+    names = ("moe.WG", "moe.WD")
+    model = adapted(plain, adaptation(lora=",".join(names), rank=RANK, alpha=ALPHA))
+    lengths = {"B": 2, "M": 3}
+    own, whole = step(model, "bp"), step(plain, "bp")
+    known = sound_arrays(own, {**model.sizes, **lengths})
+
+    def stacked(name, of=lambda weight: weight):
+        """The arrays of all blocks."""
+        return np.concatenate([known[of(weight)] for weight in own.weights if whole_of(own, weight) == name])
+
+    groups = {whole_of(own, name) for name in own.weights}
+    merged = {name: stacked(name) if name in groups - {*own.weights} else known[name] for name in whole.weights}
+    merged |= {name: known[name] for name in whole.inputs if name in known}
+    paths = {name: (stacked(f"{name}.A"), stacked(f"{name}.B")) for name in names}
+    for name, path in paths.items():
+        merged[name] = stacked(name) + ALPHA / RANK * np.matmul(*path)
+    execute(lower(own), known, {**model.sizes, **lengths})
+    execute(lower(whole), merged, {**plain.sizes, **lengths})
+    np.testing.assert_allclose(known["loss"], merged["loss"], rtol=TOLERANCE)
+    gradients = {value.of: name for name, value in own.values.items() if value.role == "gradient"}
+    of_whole = {value.of: name for name, value in whole.values.items() if value.role == "gradient"}
+    for name, (a, b) in paths.items():
+        through = ALPHA / RANK * merged[of_whole[name]]
+        for part, wanted in (("A", through @ b.swapaxes(-1, -2)), ("B", a.swapaxes(-1, -2) @ through)):
+            found = stacked(f"{name}.{part}", gradients.__getitem__)
+            np.testing.assert_allclose(found, wanted, rtol=1e-8, atol=1e-12)
+
+
+def test_autograd_has_no_paths_of_experts():
+    with pytest.raises(lc.InputError, match="has no low-rank paths of experts"):
+        lc.memory("mixtral-8x7b", seq_len=16, lora="experts.down_proj", engine="eager")
+
+
+def test_the_first_line_says_what_experts_are_stored_in():
+    """bitsandbytes quantizes linear modules, as which transformers has experts before version 5."""
+    asked = {"precision": "qlora", "lora": "attention", "seq_len": 16}
+    for module, said in (("transformers", "bf16"), ("transformers-4", "4 bits")):
+        found = lc.memory("mixtral-8x7b", module=module, **asked)
+        assert found.experts == said
+        assert f"in nf4-double (experts in {said}) by eager" in str(found).replace("\n", " ")
+    assert lc.memory("llama-3.2-1b", **asked).experts == ""

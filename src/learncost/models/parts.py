@@ -14,7 +14,7 @@ from learncost.models.model import Model
 from learncost.models.modules import is_module, joint, names, weights_named
 from learncost.models.purposes import layers_that, linear_layers
 from learncost.ops import is_normalization
-from learncost.passes.rewrite_lora import LoraTarget, is_linear, is_lookup
+from learncost.passes.rewrite_lora import LoraTarget, is_linear, is_lookup, is_of_experts
 
 _HEAD, _EMBEDDINGS = ("head", "lm_head", "proj_out"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
 _LINEAR, _GROUPS = ("all-linear", "linear"), ("attention", "feed_forward")
@@ -233,9 +233,10 @@ class NamedParts:
         groups = {group: set(self.multiplied(group)) & set(self.linear) for group in _GROUPS}
         words = {**groups, "all-linear": self.linear, "lm_head": self.multiplied("head"), "embeddings": tables}
         weights = self.weights_for("lora", name, (word for word, there in words.items() if there))
-        matrices = {*self.multiplied(), *tables}
+        experts = {name for line in self.lines for name in line.reads if is_of_experts(line, name)}
+        matrices = {*self.multiplied(), *tables, *experts}
         fit = tuple(weight for weight in weights if weight in matrices)
-        if len(fit) < len(weights) and ("*" in name or not fit):  # experts are parameters, not modules as peft needs
+        if len(fit) < len(weights) and ("*" in name or not fit):
             other = next(weight for weight in weights if weight not in fit)
             raise InputError(
                 f"lora: {shown(name)} means {other}, which is not a matrix of a product: name a projection, such "

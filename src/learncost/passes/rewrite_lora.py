@@ -14,7 +14,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
-from learncost.ir.term import Axis, Literal, Operand, Term
+from learncost.ir.term import Axis, Literal, Operand, Read, Term
 from learncost.ir.value import Value
 
 RANK = "rank"
@@ -52,6 +52,16 @@ def is_lookup(line: Line, weight: str) -> bool:
         return False
     term = line.right[0]
     return isinstance(term, Term) and term.name == weight and term.indexed and bool(_out(term, line.left[0]))
+
+
+def is_of_experts(line: Line, weight: str) -> bool:
+    """Return whether a line is a matrix product of every row with the matrix of a chosen expert."""
+    if not isinstance(line, Product) or len(line.right) != 2 or line.left[0].indexed:
+        return False
+    terms = [term for term in line.right if isinstance(term, Term) and term.name == weight]
+    if len(terms) != 1 or sum(isinstance(axis, Read) for axis in terms[0].axes) != 1:
+        return False
+    return 0 < len(_out(terms[0], line.left[0])) < len(terms[0].axes) - 1
 
 
 def with_lora(table: Table, projections: Iterable[LoraTarget], scale: float) -> Table:
@@ -111,7 +121,7 @@ class _LoraScope:
             if projection.layers and line.meta.layer not in projection.layers:
                 continue
             for weight in projection.weights:
-                if is_linear(line, weight) or is_lookup(line, weight):
+                if is_linear(line, weight) or is_lookup(line, weight) or is_of_experts(line, weight):
                     (term,) = (term for term in line.right if term.name == weight)
                     assert isinstance(term, Term)
                     return projection, term
@@ -135,7 +145,8 @@ class _LoraScope:
             path.append(self._product(line, f"{local_name}.low", middle, *others, a))
             self.middles[key] = middle
         middle = self.middles[key]
-        b = Term(f"{weight.name if len(projection.weights) > 1 else projection.name}.B", (RANK, *out))
+        chosen = () if is_lookup(line, weight.name) else tuple(axis for axis in inside if isinstance(axis, Read))
+        b = Term(f"{weight.name if len(projection.weights) > 1 else projection.name}.B", (*chosen, RANK, *out))
         self._weight(b, weight)
         base, up, scaled = (self._value(f"{left.name}.{part}", left.loops) for part in ("base", "up", "path"))
         path.append(self._product(line, f"{local_name}.up", up, middle, b))

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError, named_one, shown
+from learncost.ir.loop import walk
 from learncost.ir.table import Table
 from learncost.liveness import LiveArray, LiveInterval, Moment
 from learncost.models.tables import letters_of
 from learncost.passes.plan import FUSED_ATTENTION, plan_of, usual_plan
+from learncost.passes.rewrite_lora import is_of_experts
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import INFERENCE, MODES, PAPER
 from learncost.procedures.procedure import procedure as find_procedure
@@ -105,6 +107,8 @@ class Memory(AtLength, Drawn):
     module
         The module whose autograd step is simulated: transformers, plain, or the imported module itself;
         else "".
+    experts
+        The type of the weights of experts, where the precision quantizes other weights; else "".
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
     updates
@@ -159,6 +163,7 @@ class Memory(AtLength, Drawn):
     context: int | None = field(default=None, metadata=OPTIONAL)  # tokens in the cache before a step of decode
     mode: str = field(default="", metadata=OPTIONAL)
     task: str = field(default="", metadata=OPTIONAL)
+    experts: str = field(default="", metadata=OPTIONAL)
     flash: int = field(default=0, metadata=OPTIONAL)  # frozen weights that do not lie in RAM
     budget: int | None = field(default=None, metadata=OPTIONAL)
     fits: Mapping[str, int | None] | None = field(default=None, metadata=OPTIONAL)
@@ -462,6 +467,7 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         trained=step.run.trained,
         mode=step.mode,
         task=step.eager.task,
+        experts=_experts(step, chosen_engine.module),
         updates=_updates(step),
         letters=letters_of(step.model.configuration.layer, axes),
         over=step.over,
@@ -485,6 +491,20 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         host=needs.host,
         module=step.module if chosen_engine.module else "",
     )
+
+
+def _experts(step: MemoryStep, with_module: bool) -> str:
+    """Return the type of the weights of experts where others are quantized; "" where there are none.
+
+    bitsandbytes quantizes linear modules, as which transformers before version 5 has experts.
+    """
+    lines = (line for line, _ in walk(step.declared.lines))
+    if step.kind.quantized is None or not any(is_of_experts(line, name) for line in lines for name in line.reads):
+        return ""
+    from learncost.program.autograd.module import module_named  # imported when used, for a fast start
+
+    linear = with_module and module_named(step.module).linear_experts
+    return f"{step.kind.quantized.bits} bits" if linear else step.kind.weights
 
 
 def _updates(step: MemoryStep) -> EpilogueUpdates | None:

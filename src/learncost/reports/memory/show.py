@@ -143,7 +143,7 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
     if with_procedure and memory.procedure in INFERENCE and memory.context is None:
         step = memory.procedure
-    step += f" in {memory.dtype}"
+    step += f" in {memory.dtype}{f' (experts in {memory.experts})' if memory.experts else ''}"
     what = f"{name}, memory of {step}{plan}: {batch_of(memory)}{parts}"
     what += f", on {memory.over.devices:,} devices together; memory of one device" if memory.over else ""
     if with_engine and with_procedure and memory.budget is not None:

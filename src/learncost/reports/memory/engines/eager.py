@@ -12,6 +12,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import base, shape_of, size_of
 from learncost.ir.precision import BYTES, training_precision
+from learncost.ir.term import Term
 from learncost.liveness import LiveInterval, Moment
 from learncost.models.model import Model, run_sizes
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
@@ -537,6 +538,9 @@ def _outside(step: MemoryStep) -> str:
         return "does not support --flash-size"
     if step.kind.kept or step.kind.products or step.kind.learned:
         return "does not support quantized weights or activations"
+    paths = (term for line, _ in walk(step.forward.lines) if line.meta.layer == "lora" for term in line.right)
+    if any(isinstance(term, Term) and term.indexed and term.name.partition("@")[0].endswith(".B") for term in paths):
+        return "has no low-rank paths of experts, which peft adds to copies of their weights"
     if not procedure(step.procedure).differentiates:
         return "supports bp and recompute (torch.utils.checkpoint of every block) only"
     return ""

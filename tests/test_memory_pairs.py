@@ -201,3 +201,15 @@ def test_what_pairs_do_not_have_is_refused(flags, message):
 def test_a_model_without_a_vocabulary_has_no_tokens_to_score():
     with pytest.raises(InputError, match="vit-base-patch16-224 has no vocabulary"):
         lc.memory("vit-base-patch16-224", task="kto")
+
+
+def test_settings_of_autograd_alone_are_answered_by_it_over_a_mesh():
+    asked = {"seq_len": 16, "batch_size": 4, "mesh": "dp=2", "placement": "fsdp", **SMALL}
+    assert lc.memory("gpt2", **asked).engine == "graph"
+    for more in (
+        {"task": "dpo"},
+        {"loss": "liger"},
+        {"offload": "weights", "on": "cuda"},
+        {"lora_dropout": 0.1, "lora": "c_attn"},
+    ):
+        assert lc.memory("gpt2", **asked, **more).engine == "eager"

@@ -306,7 +306,7 @@ def fit(
     if device is not None and flash_size is None:
         flash_size = device.flash
     if over:
-        engine = engine_over(engine, request.module)
+        engine = engine_over(engine, request)
         if flash_size is not None:
             raise InputError("--flash-size cannot be combined with --mesh")
     trained = not INFERENCE.keys() & {*several(procedures)}

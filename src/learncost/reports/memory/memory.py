@@ -253,7 +253,7 @@ def memory_question(request: Request) -> MemoryQuestion:
     if request.mode != PAPER and not any(find_procedure(name, INFERENCE).modes for name in procedures):
         raise InputError(f"--mode applies to pepita and mempepita, not to {request.procedure}")
     if request.is_sharded:
-        engine = engine_over(engine, request.module)
+        engine = engine_over(engine, request)
         from learncost.reports.mesh_cost import with_global_batch  # only where there is a mesh
 
         request = with_global_batch(request)
@@ -296,8 +296,9 @@ def memory(request: Request) -> Memory | MemoryComparison:
         fused-update with an optimizer step in gradient hooks, under chunked-loss with Liger's loss), graph (the step's
         table, line by line), numpy or torch (programs that learncost emits, torch in place where possible), cuda (the
         step of emit in Triton on a GPU, which was never measured on one), or c99. The default is eager, and
-        graph over a mesh and where PyTorch's autograd has no step of the procedure, type or model, but for a `module`;
-        flags that the default does not support are refused. Comma-separated list; results are compared.
+        graph over a mesh, but for flags of eager alone, and where PyTorch's autograd has no step of the procedure, type
+        or model, but for a `module`; flags that the default does not support are refused. Comma-separated list; results
+        are compared.
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
 
@@ -402,13 +403,20 @@ def _clips(clip: float | str | None) -> bool:
     return True
 
 
-def engine_over(engine: str, module: str) -> str:
-    """Return the engine over a mesh: graph by default, eager for a module. Raises `InputError` if it supports none."""
+OF_AUTOGRAD = (
+    *("module", "loss", "task", "teacher", "offload", "optimizer_implementation"),
+    *("checkpoint_every", "lora_dropout", "no_sync"),
+)
+"""The settings that engine eager alone has."""
+
+
+def engine_over(engine: str, request: Request) -> str:
+    """Return the engine over a mesh: graph by default, eager for what it alone has. Raises `InputError`."""
     for name in filter(None, engine.split(",")):
         if why := named_one("engine", name.strip(), memory_engines()).alone:
             others = " or ".join(each.name for each in memory_engines().values() if not each.alone)
             raise InputError(f"--engine {name.strip()} does not support --mesh, since {why}: use {others}")
-    return engine or (USUAL if module else GRAPH)
+    return engine or (USUAL if any(name in request.given for name in OF_AUTOGRAD) else GRAPH)
 
 
 def of_part(planner: Callable[..., str], number: int) -> Callable[..., str]:

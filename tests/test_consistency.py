@@ -16,7 +16,7 @@ from learncost.reports.question import flags_typed, in_flags
 from learncost.reports.request import Request
 from learncost.viz.document import document
 from learncost.viz.serve.answers import answer
-from requests_drawn import draw, draw_file, draw_memory, typed
+from requests_drawn import SMALL, draw, draw_file, draw_memory, typed
 
 SEED = int(os.environ.get("LEARNCOST_TEST_SEED") or random.randrange(2**32))
 print(f"LEARNCOST_TEST_SEED={SEED}")
@@ -281,3 +281,14 @@ def test_the_plan_of_an_answer_gives_the_same_answer(model, plan):
     again = lc.memory(model, plan=found.plan, engine=found.engine, **asked)
     assert (again.peak, again.split, again.plan) == (found.peak, found.split, found.plan)
     assert ("flash" in found.plan) == (plan != "none")
+
+
+ASKED = {"run_cost": {"tokens": "1e6", "on": "A100-SXM4-80GB"}, "fit": {"budget": "1GB"}, "place": {"mesh": "dp=2"}}
+ASKED |= {"cost": {}, "memory": {}, "compare": {}, "rules": {}, "conventions": {}, "explain": {}, "formulas": {}}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_request_alone_has_the_answer_of_its_keywords(name):
+    """Also where the question has another default, or arguments that no request has; `emit` has no sizes."""
+    function, request = getattr(lc, name), Request("gpt2", sizes=SMALL, seq_len=16, **ASKED[name])
+    assert str(function(request)) == str(function(request.model, **request.given))

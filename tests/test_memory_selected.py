@@ -7,6 +7,7 @@ import pytest
 import torch
 from against_torch_and_jax.torch_models import module
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from allocator import apart
@@ -61,3 +62,28 @@ def test_a_selection_of_operators_is_of_checkpoints_that_are_not_reentrant():
         lc.memory("gpt2", "recompute", checkpoint_every="op", module="transformers-reentrant")
     with pytest.raises(InputError, match="checkpoint_every must be"):
         lc.memory("gpt2", "recompute", checkpoint_every="layers")
+
+
+def recomputed(every):
+    """The FLOPs that checkpoints of the first of every so many blocks add, by PyTorch's counter."""
+    network = module(configure("tinyllama-1.1b", {**SIZES, "num_hidden_layers": 5}))
+    counts = []
+    for chosen in ((), network.layers[::every]):
+        for block in chosen:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        with FlopCounterMode(display=False) as counter:
+            network(*(torch.zeros((BATCH, LENGTH), dtype=torch.long) for _ in range(2))).backward()
+        counts.append(counter.get_total_flops())
+    return counts[1] - counts[0]
+
+
+def test_time_and_operations_are_those_of_blocks_that_are_recomputed():
+    """Three and two of five: a count of one block stands for all, whose last product PyTorch does not run again."""
+    asked = {"procedure": "recompute", "on": "H100-SXM", "engine": "eager", "num_hidden_layers": 5}
+    found = {every: lc.cost("tinyllama-1.1b", **asked, checkpoint_every=every) for every in (1, 2, 3)}
+    for every, blocks in ((2, 3), (3, 2)):
+        again, whole = (found[each].macro_operations["recomputation"][1].flops for each in (every, 1))
+        assert again / whole == recomputed(every) / recomputed(1) == blocks / 5
+        assert found[every].time < found[1].time
+    with pytest.raises(InputError, match="checkpoint_every requires procedure='recompute'"):
+        lc.cost("gpt2", on="H100-SXM", checkpoint_every=2)

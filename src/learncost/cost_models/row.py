@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -39,8 +39,12 @@ class PricedLine:
 
     def times(self, number: int) -> PricedLine:
         """Return the price of so many runs of all iterations."""
-        counts = ("maccs", "flops", "elements", "narrow", "repeat")
-        return self if number == 1 else replace(self, **{name: getattr(self, name) * number for name in counts})
+        return self if number == 1 else self.with_counts(lambda counted: counted * number)
+
+    def with_counts(self, change: Callable[[Polynomial], Polynomial]) -> PricedLine:
+        """Return the price with a change of all its counts."""
+        counts: Any = {name: change(getattr(self, name)) for name in ("maccs", "flops", "elements", "narrow", "repeat")}
+        return replace(self, **counts)
 
     def renamed(self, sizes: Mapping[str, str], prefix: str) -> PricedLine:
         """Return the price with other names of sizes, and a prefix before the names of the layer and its values."""

@@ -7,7 +7,7 @@ from learncost.ir.errors import InputError, counted, shown
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.record import Cost
-from learncost.reports.request import GPU, ON_DEVICE, Request, takes_request
+from learncost.reports.request import GPU, ON_DEVICE, OPERATORS, Request, takes_request
 from learncost.reports.rows import BY, by_module
 from learncost.reports.run import check_choice, prepare
 
@@ -127,6 +127,12 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
             raise InputError(f"accumulate must be a divisor of the batch size {answer.batch_size}, not {wrong}")
         whole = f"{answer.counted}; counts and time are of the undivided batch, memory of {parts:,} microbatches"
         answer = replace(answer, counted=whole)
+    if f"{request.checkpoint_every}" != "1":
+        if request.is_training and "recompute" not in f"{procedure} {request.plan}":
+            raise InputError("--checkpoint-every requires --procedure recompute")
+        if request.is_sharded or request.checkpoint_every == OPERATORS:
+            counted_more = "counts and time are with all of every block recomputed, memory as asked"
+            answer = replace(answer, counted=f"{answer.counted}; {counted_more}")
     answer = replace(answer, dtype=kind.name, _request=asked)
     if request.engine and answer.over_time and answer.memory and answer.memory.unavailable:
         raise InputError(answer.memory.unavailable)

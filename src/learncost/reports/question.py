@@ -418,7 +418,7 @@ def flags_typed(arguments: Mapping[str, Any]) -> list[str]:
 
 _COMMAND_LINE = r"\blearncost (?:list )?[a-z][a-z-]*(?: --[a-z][a-z0-9-]*(?: (?!--)[^\s,;:()]+)?)*"
 _QUOTED = rf"`[^`]*`|(?<!\w)'[^']*'(?!\w)|torchrun .*|{_COMMAND_LINE}"
-_FLAG = r"(?<![\w-])--([A-Za-z][a-z0-9-]*)(?:[ =]([^\s;:()]*[^\s;:(),.])(?=(\W?))?)?"
+_FLAG = r"(?<![\w-])--([A-Za-z][a-z0-9-]*)(?:[ =]([^\s;:()]*[^\s;:(),.])(?=(\W?(?:or )?))?)?"
 _SUBJECT = r"([a-zA-Z][a-zA-Z0-9_-]*)(?:(?: [0-9,]+)? (?:must|cannot|requires|contradicts|=|is|are|has) |: )"
 
 

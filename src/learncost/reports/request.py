@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from inspect import Parameter, Signature, signature
+from inspect import BoundArguments, Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from learncost.ir.dataclass import dataclass, field, fields, replace
@@ -44,6 +44,9 @@ OF_MEMORY = (
 
 ON_DEVICE = "clip module optimizer_implementation loss checkpoint_every lora_dropout"
 """Those on which one device's memory depends, and no count: what a question with a device takes behind `|`."""
+
+OPERATORS = "op"
+"""Checkpoints by operators in place of blocks, as torchtitan calls them."""
 
 TIMED = {"eager": "operators", "graph": "kernels", "c99": "kernels", "cuda": "kernels"}
 """The engines whose time is modelled, and what each runs."""
@@ -342,10 +345,31 @@ def takes_request(
 
         usual = {name: value for name, value in defaults.items() if value is not REQUIRED}
 
+        def requested(request: Request, *others: Any, **arguments: Any) -> BoundArguments:
+            """Return the arguments of the function for a request; those that are missing are the request's, or usual.
+
+            As of trainers' files, fields that the question does not have are left out, unless memory depends on them.
+            """
+            check_has(request.given, accepted.parameters, is_placed="devices" in accepted.parameters)
+            kept = {CALLED.get(name, name) for name in accepted.parameters} | {"model", "sizes", *OF_MEMORY}
+            others_usual: dict[str, Any] = {name: each.default for name, each in _FIELDS.items() if name not in kept}
+            request = replace(request, **others_usual)
+            given = request.given
+            of_group = {name: arguments.pop(name) for name in [*arguments] if name in grouped_names}
+            usual_here = {name: value for name, value in usual.items() if name not in given}
+            bound = signature(function).bind_partial(replace(request, **usual_here), *others, **arguments)
+            if grouped:
+                bound.arguments.setdefault([*signature(function).parameters][1], grouped(**of_group))
+            in_place = {"subject": request.model} | ({several[0].name: (request.model,)} if several else {})
+            for name, value in {**given, **in_place}.items():
+                if name in more:
+                    bound.arguments.setdefault(name, value)
+            return bound
+
         def call(*args: Any, **arguments: Any) -> Answer:
             if args and isinstance(args[0], Request):
-                check_has({"task": args[0].task}, accepted.parameters)
-                return function(*args, **arguments)
+                bound_request = requested(*args, **arguments)
+                return function(*bound_request.args, **bound_request.kwargs)
             try:
                 bound = accepted.bind(*args, **arguments).arguments
             except TypeError as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from learncost.cost_models import Book, Price, PricedLine, price
@@ -11,7 +11,9 @@ from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, counted, named_one, shown
-from learncost.ir.polynomial import size_of
+from learncost.ir.line import Line
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import Polynomial, size_of
 from learncost.ir.table import Table
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, Structure, build, context_beyond, run_sizes
@@ -23,7 +25,7 @@ from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import adaptation, step, trained_by
 from learncost.reports.record import Cost
-from learncost.reports.request import Request
+from learncost.reports.request import OPERATORS, Request
 from learncost.reports.rows import ledger
 
 if TYPE_CHECKING:
@@ -80,6 +82,15 @@ def rows_of(
     return price(table, {}, priced_by).rows  # a book of the caller's own
 
 
+def _in_turns(count: str, axes: Mapping[str, int], every: int, counted: Polynomial) -> Polynomial:
+    """Return a count over all turns of a loop for the first of every so many turns."""
+    turns = int(size_of(count, axes))
+    fewer = -(-turns // every)
+    if count in counted.sizes:
+        return counted.with_sizes({count: fewer})
+    return Polynomial({names: number * fewer // turns for names, number in counted.terms.items()})
+
+
 Answer = TypeVar("Answer")
 
 
@@ -129,6 +140,7 @@ class PreparedRun:
     engine: str = "eager"  # whose time is predicted
     again: tuple[int, int] = (0, 0)  # forward passes without gradients: of the model, and of a reference model
     teacher: Model | None = None  # whose forward pass is one more; its sizes in `axes` are prefixed
+    every: int = 1  # of so many blocks the first is recomputed
 
     @property
     def plan(self) -> str:
@@ -169,8 +181,27 @@ class PreparedRun:
         Last are the forward passes without gradients; a reference model is the model without adapters.
         """
         rows = rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
+        if self.every > 1 and book.rule != "formula":
+            rows = tuple(self._with_checkpoints(rows, self.table(procedure, book)))
         again = [row for each in self._passes(rows, book) for row in each]
         return (*rows, *(replace(row, place=len(rows) + number) for number, row in enumerate(again)))
+
+    def _with_checkpoints(self, rows: Sequence[PricedLine], table: Table) -> Iterator[PricedLine]:
+        """Yield the rows of a step, recomputed in the first of every so many blocks alone.
+
+        What a kernel of the backward pass computes again for itself runs in every block.
+        """
+        nests = (nest for _, nest in walk(table.lines))
+        own = ((row.source.meta.kernel, row) for row in rows if isinstance(row.source, Line))
+        backward = {kernel for kernel, row in own if row.macro_operation == "backward"} - {None}
+        for row in rows:
+            if not isinstance(row.source, Line):  # a sum that the book adds
+                yield row
+                continue
+            nest = next(nests)
+            if row.macro_operation == "recomputation" and nest.loops and row.source.meta.kernel not in backward:
+                row = row.with_counts(partial(_in_turns, nest.counts[0], self.axes, self.every))
+            yield row
 
     def _passes(self, rows: Sequence[PricedLine], book: Book) -> list[list[PricedLine]]:
         """Return the lines of every forward pass without gradients."""
@@ -325,7 +356,8 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
         axes = {**axes, **{f"{TEACHER}{name}": size for name, size in of_teacher.items()}}
     sizes_of_all = built, axes, book, request.optimizer, kind, tokens, learning
     again = _again(request, axes["B"])
-    run = PreparedRun(*sizes_of_all, request.plan, context, request.timed_by, again, teacher)
+    every = 1 if request.checkpoint_every == OPERATORS else check_size("checkpoint_every", request.checkpoint_every)
+    run = PreparedRun(*sizes_of_all, request.plan, context, request.timed_by, again, teacher, every)
     return run.counted_apart() if request.mesh is not None else run
 
 

@@ -18,9 +18,8 @@ from learncost.ir.precision import PRECISIONS, training_precision
 from learncost.passes.plan import NONE
 from learncost.program.autograd.losses import TASKS
 from learncost.program.optimizer_step import CLASSES
-from learncost.reports.memory.step import OPERATORS
 from learncost.reports.question import flags_typed
-from learncost.reports.request import Request
+from learncost.reports.request import OPERATORS, Request
 from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
 from learncost.sharding.mesh import mesh as mesh_of
 from learncost.sharding.presets import NAMED

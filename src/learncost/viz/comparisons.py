@@ -63,7 +63,7 @@ def _compared(request: Request, side_by_side: str | None, other: str) -> dict[st
     except InputError as error:
         result["compared"] = {"refused": error.written}
     try:
-        asked = Request(request.model, price_book=YARDSTICK, sizes=request.sizes, **request.lengths)
+        asked = Request(request.model, sizes=request.sizes, **request.lengths)
         result["conventions"] = _conventions(conventions(asked))
     except InputError as error:
         result["conventions"] = {"refused": error.written}

@@ -33,7 +33,7 @@ from learncost.program.lifetimes import FEW, Walked, every_iteration
 from learncost.program.program import ACTIVATIONS, GRADIENTS, STATES, WEIGHTS, Program
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX, bytes_of, communication_buffers_of, without_reserve
-from learncost.reports.request import CPU, GPU, Request
+from learncost.reports.request import CPU, GPU, OPERATORS, Request
 from learncost.reports.run import PreparedRun, check_probability, teacher_of
 
 if TYPE_CHECKING:
@@ -88,9 +88,6 @@ class EagerOptions:
         """The roles of what is in the memory of the host."""
         return frozenset(role for name in self.offload for role in OFFLOADED[name].roles)
 
-
-OPERATORS = "op"
-"""Checkpoints by operators in place of blocks, as torchtitan calls them."""
 
 MASTERS = "master weights"
 

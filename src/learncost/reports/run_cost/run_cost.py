@@ -221,7 +221,7 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
         check_batch(step._built.table, step.model, step._built.configuration.layer)
         check_known(step._built.table.lines, "a run's cost")
     again = "forward again" in find_procedure(procedure, INFERENCE).moves
-    model_flops = replace(one, procedure="bp" if again else procedure, plan=None)
+    model_flops = replace(one, procedure="bp" if again else procedure, plan=None, checkpoint_every=1)
     # what is run again is no part of MFU
     useful = step if model_flops == one or "hfu" in typed else cost(model_flops, by="macro-operation")
     figures = {"tokens": tokens, "flops": _flops(useful, count)}
@@ -259,14 +259,14 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     unknown |= _energy(figures, typed, machine, grid_place, watts) | _price(figures, typed)
     measured = total_by == "tokens_per_second"
     counted_step, books = (useful, [*every()]) if measured else (step, OTHER_BOOKS)
-    others, refused = _flops_by_book(replace(one, plan=None), counted_step, count, books)
+    others, refused = _flops_by_book(replace(one, plan=None, checkpoint_every=1), counted_step, count, books)
     run = RunCost(step, machine, kind, precision or kind, figures, unknown, others, total_by, many, on_device, plan)
     if not measured or "peak" not in figures:
         return run
     executed = {"as it runs": figures["hardware_flops"]} if "hardware_flops" in figures else {}
     if not executed and find_procedure(procedure).differentiates:
         with suppress(InputError):
-            recomputing = cost(replace(one, plan=None, procedure="recompute"), by="macro-operation")
+            recomputing = cost(replace(one, plan=None, procedure="recompute", checkpoint_every=1), by="macro-operation")
             executed = {"with gradient checkpointing": _flops(recomputing, count)}
     return replace(run, utilizations=utilizations(figures, step.price_book, others, executed), refused=refused)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import sys
 from collections import Counter
@@ -74,8 +75,15 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked `one_in`, the first case and every so-many-th after it run by default; the others are slow."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked `one_in`, the first case and every so-many-th after it run by default; the others are slow.
+
+    LEARNCOST_TEST_SHARE=0.05 draws that share of all collected cases by LEARNCOST_TEST_SEED.
+    """
+    if (share := float(os.environ.get("LEARNCOST_TEST_SHARE", "1"))) < 1:
+        seed, whole = os.environ.get("LEARNCOST_TEST_SEED", ""), [*items]
+        items[:] = [item for item in whole if random.Random(f"{seed} {item.nodeid}").random() < share]
+        config.hook.pytest_deselected(items=[item for item in whole if item not in items])
     cases: Counter[str] = Counter()
     for item in items:
         identical = item.get_closest_marker("one_in")

@@ -1,7 +1,6 @@
 """A request, or a trainer's file, has one answer: in Python, on the command line, in a report, from the server."""
 
 import json
-import math
 import os
 import random
 import shlex
@@ -254,9 +253,7 @@ def test_a_step_over_a_mesh_has_one_time_and_one_peak_whoever_is_asked(model, me
     """Also of a pipeline; the rows of `cost` are those of the device that takes longest."""
     asked = {"mesh": mesh, "placement": placement, "batch_size": 8, "on": "DGX-H100", **more}
     asked |= {} if model == "vit-b-16" else {"seq_len": 128}
-    cost, axes = lc.cost(model, **asked), dict(part.split("=") for part in mesh.split(","))
-    shares = math.prod(int(axes.get(axis, 1)) for axis in ("dp", "ep"))
-    run = lc.run_cost(model, "1e9", **{"microbatch": 8 // shares, **asked})
+    cost, run = lc.cost(model, **asked), lc.run_cost(model, "1e9", **asked)
     microbatches = run.spread.step.way.microbatches
     names = {name for name in asked if name in Request.__dataclass_fields__}
     sizes = {name: value for name, value in asked.items() if name not in names}

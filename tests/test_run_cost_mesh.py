@@ -19,7 +19,7 @@ SIZES = {**SMALL, "seq_len": 64, "batch_size": 16}
 
 
 def test_the_time_is_that_of_the_mesh():
-    run = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", price_per_hour=2, **SIZES)
+    run = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", microbatch=1, price_per_hour=2, **SIZES)
     step = run.spread.step
     assert run.figures["devices"].value == 8
     assert run.figures["steps"].value == -(-(10**9) // (16 * 64))
@@ -40,11 +40,16 @@ def test_microbatches_chunks_and_plans_are_those_that_are_asked_for():
     sizes = {**SIZES, "batch_size": 32}
     several = {"schedule": "interleaved", "microbatch": 4, "chunks": "2", "plan": "flash,fused,recompute=block"}
     run = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", **several, **sizes)
-    usual = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", **sizes)
+    usual, ones = (
+        lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", **sizes, **each)
+        for each in ({}, {"microbatch": 1})
+    )
     way = run.spread.step.way
     assert (way.microbatch, way.microbatches, way.chunks) == (4, 4, 2)
-    assert (usual.spread.step.way.microbatch, usual.spread.step.way.microbatches) == (1, 16)
-    assert run.spread.step.stages[1].activations < 4 * usual.spread.step.stages[1].activations
+    assert (ones.spread.step.way.microbatch, ones.spread.step.way.microbatches) == (1, 16)
+    cost = lc.cost("llama-2-7b", on="DGX H100", mesh="pp=2,dp=2,tp=2", **sizes)
+    assert (usual.spread.step.way.microbatch, usual.spread.step.seconds) == (16, cost.over_time.seconds)
+    assert run.spread.step.stages[1].activations < 4 * ones.spread.step.stages[1].activations
     for wrong, why in (
         ({"microbatch": 5}, "not divisible by microbatches of 5"),
         ({"chunks": 2}, "1f1b has one stage per device: use schedule interleaved"),
@@ -208,7 +213,7 @@ def test_a_trainers_file_with_gradient_checkpoints_is_answered_over_its_devices(
     assert main(["run-cost", *files, *["--tokens", "1e9", "--on", "DGX-H100", "--devices", "8", "--json"]]) == 0
     found = json.loads(capsys.readouterr().out)
     asked = {"batch_size": 16, "seq_len": 4096, "precision": "bf16-masters", "mesh": "dp=8", "placement": "zero-3"}
-    on = {"on": "DGX-H100", "engine": "eager", "module": "transformers-reentrant"}
+    on = {"on": "DGX-H100", "engine": "eager", "microbatch": 1, "module": "transformers-reentrant"}
     plain, again = (lc.run_cost("qwen3-4b", "1e9", **on, **asked, procedure=name) for name in ("bp", "recompute"))
     assert found["figures"]["step"]["value"] == again.figures["step"].value > 1.2 * plain.figures["step"].value
     assert again.figures["flops"].value == plain.figures["flops"].value < again.figures["hardware_flops"].value

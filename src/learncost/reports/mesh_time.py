@@ -31,11 +31,8 @@ from learncost.reports.sheet import seconds_of
 from learncost.reports.timing import Timing, optimizer_widths, timing
 from learncost.timing.rates import Rates
 
-SEVERAL = (
-    "This is one batch without microbatches. `learncost run-cost --mesh` defaults to microbatches of one sequence "
-    "(--microbatch); with equal settings their times are the same."
-)
-"""The note on why the times of two commands differ."""
+SEVERAL = "The batch is one microbatch, which the stages have one after the other: --microbatch N cuts it."
+"""The note on the default of a pipeline."""
 
 _TRAFFIC = attributes(
     op="op", mesh_axis="mesh_axis", role="role", runs="calls", seconds="seconds", link="link", algorithm="algorithm"
@@ -75,7 +72,7 @@ def notes(step: StepUsage) -> Iterator[str]:
         )
         yield f"Collectives, without overlap: {'; '.join(several)}."
         yield f"Assumed: {_assumed(step)}."
-        if step.way.microbatches == 1:
+        if step.way.microbatches == 1 < step.way.stages:
             yield SEVERAL
 
 

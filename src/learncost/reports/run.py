@@ -82,13 +82,13 @@ def rows_of(
     return price(table, {}, priced_by).rows  # a book of the caller's own
 
 
-def _in_turns(count: str, axes: Mapping[str, int], every: int, counted: Polynomial) -> Polynomial:
-    """Return a count over all turns of a loop for the first of every so many turns."""
-    turns = int(size_of(count, axes))
-    fewer = -(-turns // every)
+def _in_iterations(count: str, axes: Mapping[str, int], every: int, counted: Polynomial) -> Polynomial:
+    """Return a count over all iterations of a loop for the first of every so many."""
+    whole = int(size_of(count, axes))
+    fewer = -(-whole // every)
     if count in counted.sizes:
         return counted.with_sizes({count: fewer})
-    return Polynomial({names: number * fewer // turns for names, number in counted.terms.items()})
+    return Polynomial({names: number * fewer // whole for names, number in counted.terms.items()})
 
 
 Answer = TypeVar("Answer")
@@ -200,7 +200,7 @@ class PreparedRun:
                 continue
             nest = next(nests)
             if row.macro_operation == "recomputation" and nest.loops and row.source.meta.kernel not in backward:
-                row = row.with_counts(partial(_in_turns, nest.counts[0], self.axes, self.every))
+                row = row.with_counts(partial(_in_iterations, nest.counts[0], self.axes, self.every))
             yield row
 
     def _passes(self, rows: Sequence[PricedLine], book: Book) -> list[list[PricedLine]]:

@@ -285,10 +285,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
             notes[-1] += f" With these copies {step} a step, from {low} to {high}."
     elif cost._request and cost._request.offload and not cost.memory:
         notes.append("What is offloaded changes no count; on a published device (--on) its copies are timed.")
-    if cost.memory and cost.memory.unavailable:
-        notes.append(f"Whether it fits the memory of the device is not known: {cost.memory.unavailable}.")
-    if cost.memory and cost.memory.instead:
-        notes.append(f"The memory is that of engine {cost.memory.engine}, as eager {cost.memory.instead}.")
+    if cost.memory:
+        notes.extend(cost.memory.said)
     if cost.over_time:
         from learncost.reports.mesh_time import notes as of_mesh  # imported where it is needed: start-up counts
 

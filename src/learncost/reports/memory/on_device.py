@@ -64,6 +64,13 @@ class DeviceMemory(Serializable):
         return sum(self.moved) / (self.host_gbs * 1e9) if self.host and self.host_gbs else None
 
     @property
+    def said(self) -> list[str]:
+        """The notes on a memory that is not known, or that of another engine than the one whose time is told."""
+        unknown = f"Whether it fits the memory of the device is not known: {self.unavailable}."
+        other = f"The memory is that of engine {self.engine}, as eager {self.instead}."
+        return [note for note, given in ((unknown, self.unavailable), (other, self.instead)) if given]
+
+    @property
     def offload(self) -> str:
         """The note on what is offloaded; empty if nothing is."""
         if not self.host:

@@ -165,8 +165,7 @@ def procedure_title(memory: Memory) -> str:
 
 GRADIENTS = (
     "Gradients of a single microbatch live until the optimizer reads them; with --accumulate or pipeline stages their "
-    "sums live through the step. `learncost run-cost --mesh` and `learncost search` predict the same memory; they have "
-    "microbatches of one sequence by default."
+    "sums live through the step. `learncost run-cost --mesh` and `learncost search` predict the same memory."
 )
 
 

@@ -105,8 +105,6 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     mesh
         The devices as axes, such as pp=4,dp=8,tp=8: the time is that of a step over this mesh, with the links of the
         cluster. For a cluster (`learncost list clusters`) the default is the fastest mesh that fits.
-    microbatch
-        Sequences in a microbatch, per data-parallel rank. The default is 1.
     plan
         Memory optimizations, such as flash,fused,recompute=block (`learncost list plans`). The default is flash, for
         time and memory alone.

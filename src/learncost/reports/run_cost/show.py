@@ -151,9 +151,11 @@ def _title(run: RunCost) -> str:
     if number > 1 and run.spread is None:
         return f"{what}: {a_step} a step of one device, on {number:,} x {run.device.name} without communication{note}"
     used = f"{number:,} x {run.device.name}"
-    if run.spread is not None and number == 1 < (several := run.spread.step.cluster.devices):
-        used = f"1 of the {several} x {run.device.name} of {run.spread.step.cluster.name} (--devices)"
-    return f"{what}: {a_step} a step, on {used}{note}"
+    if run.spread is not None and number == 1 < (present := run.spread.step.cluster.devices):
+        used = f"1 of the {present} x {run.device.name} of {run.spread.step.cluster.name} (--devices)"
+    parts = run.spread.step.way.microbatches if run.spread else 1
+    several = f" in {parts:,} microbatches" if parts > 1 else ""
+    return f"{what}: {a_step} a step{several}, on {used}{note}"
 
 
 def _notes(run: RunCost) -> tuple[str, ...]:
@@ -169,6 +171,8 @@ def _notes(run: RunCost) -> tuple[str, ...]:
         if name not in derived and figure.label not in ("counted", "given"):
             notes.append(f"{_named(name)}, {figure.label}: {figure.source.removesuffix('.')}.")
     notes.append(f"Run time uses {TOTALS[run.total_by]}.")
+    if run.memory and run.spread is None:
+        notes += run.memory.said
     if run.spread is not None:
         notes += _of_mesh(run.spread)
     notes += [f"{_named(name)}: {needed}." for name, needed in run.unknown.items()]

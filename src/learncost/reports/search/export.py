@@ -118,8 +118,6 @@ def exported(request: Request, cluster: Cluster, framework: Framework) -> Export
     more: dict[str, Any] = {} if steps else {"seq_len": request.seq_len, "devices": way.devices}
     if not steps and reading.step.micro_batch_size is None:
         more |= {"batch_size": request.batch_size, "accumulate": way.microbatches}
-    if way.microbatches == 1 < way.microbatch:  # run-cost takes microbatches of one sequence by default
-        more["microbatch"] = way.microbatch
     model = "" if steps else request.model
     keywords = {**keywords_of(reading, model, engine=GRAPH, **more), **more}
     keywords = {name: value for name, value in keywords.items() if name not in ("engine", "devices")}

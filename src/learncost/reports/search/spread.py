@@ -62,11 +62,8 @@ class MeshCut:
             communication_buffers=self.communication_buffers,
         )
 
-    def way_of(self, batch: int, request: Request, usual: int = 0) -> ParallelConfig:
-        """Return the configuration of a batch in the microbatches of a request. Raises `InputError`.
-
-        usual  sequences of a microbatch where the request says nothing; 0: all of a shard of the batch
-        """
+    def way_of(self, batch: int, request: Request) -> ParallelConfig:
+        """Return the configuration of a batch in the microbatches of a request, by default one. Raises `InputError`."""
         axes = dict.fromkeys(clause.mesh for clause in self.clauses if "B" in clause.axes)
         shares = prod(self.inner.sizes.get(axis, 1) for axis in axes)
         if batch % shares:
@@ -75,8 +72,7 @@ class MeshCut:
                 f"divisible batch_size is {-(-batch // shares) * shares:,}"
             )
         each, number = batch // shares, counted(request.accumulate) or 1
-        microbatch = self.microbatch if request.microbatch is not None else -(-each // number) if number > 1 else usual
-        microbatch = microbatch or each
+        microbatch = self.microbatch if request.microbatch is not None else -(-each // number)
         if number > 1 and each != number * microbatch:
             raise InputError(
                 f"a batch shard of {each:,} is not accumulate = {number:,} microbatches of {microbatch:,}: the "
@@ -192,7 +188,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     plan = executed_plan(stepped(run.model, config), request.plan, request.timed_by, rates)
     sizes = {**run.axes, "B": cut.microbatch * cut.inner.devices}
     account = MeshAccount(run.model, sizes, cut.inner, replace(config, plan=plan))
-    way = cut.way_of(batch, request, 1)
+    way = cut.way_of(batch, request)
     step = step_of(account, way, run.axes, cluster, rates, length)
     text = ", ".join(filter(None, (request.place, request.placement))) or usual(cut.inner.names)
     peak: int = step.peak

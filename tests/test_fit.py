@@ -83,6 +83,18 @@ def test_the_batch_that_fit_finds_runs_and_one_more_fails():
     assert not runs(row.largest + 1, room + MIB)
 
 
+def test_the_largest_batch_is_found_where_the_peak_jumps():
+    """As the chunks of Liger's loss make it: steps of Newton's method went round between two batches."""
+
+    def peak(batch):
+        chunk = 2 ** (batch // 1024).bit_length()
+        return 10_000 + 20 * batch + 40_000 * batch // chunk % 70_000
+
+    for room in range(10_100, 200_000, 4567):
+        batch = largest_batch(peak, room)
+        assert peak(batch) <= room < peak(batch + 1)
+
+
 def test_the_largest_batch_is_where_the_lines_of_a_bent_peak_meet_the_room():
     def peak(batch):
         return max(100 + 7 * batch, 10 * batch + 40, 25 * batch - 500)

@@ -15,15 +15,25 @@ FURTHER = 16
 """The most times that a length which fits is exceeded by the next: the peak may bend."""
 
 
+SMOOTH = 16
+"""The steps of Newton's method after which a bracket of the largest batch is halved."""
+
+
 def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
     """Return the largest batch whose peak fits, or 0.
 
     peak    the bytes of a batch: lines that bend where another moment becomes the worst. A step of Newton's method
-            from a batch goes to where its own line meets the capacity.
+            from a batch goes to where its own line meets the capacity. Where the chunks of a loss make the lines jump,
+            that may be no batch between one that fits and one that does not: the middle of the two is next.
     """
     batch, before, peak = 1, -1, cache(peak)
-    for _ in range(64):
+    fits, too_large = 0, inf
+    for number in range(64):
         level = peak(batch)
+        if level <= capacity:
+            fits = batch
+        else:
+            too_large = batch
         if batch == 1 and level > capacity:
             return 0
         more = peak(batch + 1)
@@ -31,7 +41,11 @@ def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
             return batch
         if before == level == more and batch > 4096:  # fewer may take nothing more where arrays are aligned
             break
+        if level <= capacity:
+            fits = batch + 1
         before, batch = level, max(1, batch + int((capacity - level) // max(1, more - level)))
+        if not isinf(too_large) and (number > SMOOTH or not fits < batch < too_large):
+            batch = (fits + int(too_large)) // 2
     raise InputError("the largest batch was not found: the peak does not grow with the batch")
 
 

@@ -77,6 +77,8 @@ def test_mixed_precision_with_adam_takes_16_bytes_a_parameter(dtype):
         ("adamw", 8, 8),
         # Dettmers et al. 2022: two bytes, and two factors of four bytes for 2,048 elements; small tensors stay fp32.
         ("adam8bit", 2 + 8 / 2048, 2.1),
+        # Li et al. 2023: half a byte, and a factor of four bytes for 128 elements, of each of two states.
+        ("adamw4bit", 1 + 8 / 128, 1.07),
         # Shazeer & Stern 2018: a sum a row and a column, so next to nothing of matrices this wide.
         ("adafactor", 0, 0.03),
         # Jordan et al. 2024: momentum of the 85 of 124 million in matrices of blocks, and two states of all else.

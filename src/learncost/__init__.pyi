@@ -421,7 +421,18 @@ _Module = Literal[
 ]
 _Offload = Literal["paged-states", "states", "optimizer", "weights", "activations"]
 _Optimizer = Literal[
-    "sgd", "momentum", "adamw", "rmsprop", "lion", "adamw8bit", "adam8bit", "adafactor", "muon", "soap", "none"
+    "sgd",
+    "momentum",
+    "adamw",
+    "rmsprop",
+    "lion",
+    "adamw8bit",
+    "adam8bit",
+    "adamw4bit",
+    "adafactor",
+    "muon",
+    "soap",
+    "none",
 ]
 _OptimizerImplementation = Literal["fused", "foreach", "for-loop"]
 _Placement = Literal[

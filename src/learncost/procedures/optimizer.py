@@ -320,6 +320,17 @@ def _eight_bits(shape: Sequence[int], kind: str) -> int:
     return 2 * bytes_of_type("int8-2048", prod(shape))
 
 
+def _four_bits(shape: Sequence[int], kind: str) -> int:
+    """Return the bytes of two states of 4 bits: codes, a scale for 128 of them, and a table of 16 levels each.
+
+    States of fewer than 4,096 numbers, and of no whole number of blocks, have the type of states.
+    """
+    elements, block, scale = prod(shape), 128, 4
+    if elements < 4096 or elements % block:
+        return 2 * bytes_of_type(kind, elements)
+    return 2 * (elements // 2 + elements // block * scale + 16 * scale)
+
+
 def _factored(shape: Sequence[int], kind: str) -> int:
     """Return the bytes of a state with a matrix's row and column sums, or with every element of a vector."""
     arrays = shape if len(shape) == 2 else (prod(shape),)
@@ -346,6 +357,12 @@ STATES: Mapping[str, OptimizerState] = {
             for name, optimizer in OPTIMIZERS.items()
         ),
         OptimizerState("adam8bit", _eight_bits, BLOCKS["int8-2048"].source),
+        OptimizerState(
+            "adamw4bit",
+            _four_bits,
+            "torchao 029bb60a, optim/subclass_4bit.py: blocks of 128; Li et al. 2023, Memory "
+            "efficient optimizers with 4-bit states",
+        ),
         *(
             OptimizerState(name, of, OF_MATRICES[name].kept, OF_MATRICES[name].hidden)
             for name, of in (("adafactor", _factored), ("muon", _muon), ("soap", _soap))
@@ -480,7 +497,7 @@ class StoredStates:
 def bytes_of_a_number(of: Callable[[Sequence[int], str], Any], matrix: bool, kind: str) -> int | None:
     """Return the bytes of state per element of a matrix or a vector; None if they depend on the shape."""
     # Only states of large weights are quantized.
-    shapes = ((7, 11), (13, 17), (257, 511)) if matrix else ((7,), (11,), (131071,))
+    shapes = ((7, 11), (13, 17), (257, 511), (256, 512)) if matrix else ((7,), (11,), (131071,), (131072,))
     per_point = {divmod(of(shape, kind), prod(shape)) for shape in shapes}
     ((each, rest), *others) = per_point
     return None if others or rest else int(each)

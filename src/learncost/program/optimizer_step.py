@@ -60,6 +60,7 @@ CLASSES: Mapping[str, OptimizerClass] = {
     "soap": OptimizerClass("SOAP of nikhilvyas/SOAP, a step between two decompositions", ("for-loop",)),
     "lion": OptimizerClass("Lion", ("fused", "for-loop")),
     "adamw8bit": OptimizerClass("AdamW8bit of bitsandbytes", ("fused",)),
+    "adamw4bit": OptimizerClass("AdamW4bit of torchao", ("fused",)),
     "adam8bit": OptimizerClass("Adam8bit of bitsandbytes", ("fused",)),
 }
 """Of `torch.optim`; Lion and AdamW8bit of bitsandbytes, where fused. Lion's for-loop is that of google/automl."""

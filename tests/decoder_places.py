@@ -9,7 +9,7 @@ NORMS = {
     "gemma2": ["input", "post_attention", "pre_feedforward", "post_feedforward"],
     "olmo2": ["post_attention", "post_feedforward"],
 }
-NORMS["gemma3_text"] = NORMS["gemma2"]
+NORMS |= {"gemma3_text": NORMS["gemma2"], "olmo3": NORMS["olmo2"], "cohere2": ["input"]}
 LLAMA_NORMS = ["input", "post_attention"]
 
 
@@ -86,15 +86,18 @@ def llama_like(values):
     family = values["model_type"]
     places = {}
     for i, name in enumerate(NORMS.get(family, LLAMA_NORMS), 1):
-        places[f"ln_{i}"] = (f"{name}_layernorm.weight", plain)
+        places |= {f"ln_{i}": (f"{name}_layernorm.weight", plain)} | norm(f"ln_{i}", f"{name}_layernorm")
     places |= in_a_row(values, "self_attn.qkv_proj") if family == "phi3" else apart(values, "self_attn.")
     places |= output(values, "self_attn.o_proj")
     h, g, k = heads_of(values)
-    wide = family == "olmo2"
-    places["attn.gQ"] = ("self_attn.q_norm.weight", by(h, g, k) if wide else plain)
-    places["attn.gK"] = ("self_attn.k_norm.weight", by(h, k) if wide else plain)
+    wide = family in ("olmo2", "olmo3")
+    queries, keys = ("query_layernorm", "key_layernorm") if family == "hunyuan_v1_dense" else ("q_norm", "k_norm")
+    places["attn.gQ"] = (f"self_attn.{queries}.weight", by(h, g, k) if wide else plain)
+    places["attn.gK"] = (f"self_attn.{keys}.weight", by(h, k) if wide else plain)
     for letter, name in {"G": "gate", "U": "up", "D": "down"}.items():
         places |= linear(f"mlp.W{letter}", f"mlp.b{letter}", f"mlp.{name}_proj", turned, plain)
+    if family == "arcee":
+        places |= network("mlp.up_proj", "mlp.down_proj")
     if family == "phi3":
         places["mlp.WG"] = ("mlp.gate_up_proj.weight", lambda w: np.split(w, 2)[0].T)
         places["mlp.WU"] = ("mlp.gate_up_proj.weight", lambda w: np.split(w, 2)[1].T)

@@ -151,6 +151,35 @@ MODELS = {
         {**GROUPED, **WINDOW, "no_rope_layers": [0, 1, 0, 1], "use_sliding_window": True, "attention_bias": True},
         {"plain_sliding_attention.": [0, 2], "rotary_full_attention.": [1, 3]},
     ),
+    "seed_oss": ({**WIDE, "attention_out_bias": True, "mlp_bias": True}, {}),
+    "arcee": ({**WIDE, "attention_bias": True, "mlp_bias": True}, {}),
+    "stablelm": ({**GROUPED, "hidden_size": 32, "use_qkv_bias": True}, {}),
+    "stablelm, parallel": ({**GROUPED, "hidden_size": 32, "use_parallel_residual": True}, {}),
+    "hunyuan_v1_dense": ({**WIDE, "attention_bias": True, **stretched("dynamic", factor=1.0, alpha=3.0)}, {}),
+    "olmo3": (
+        {
+            **WIDE, **WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {
+                    "rope_type": "yarn", "rope_theta": 60.0, "factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.1,
+                    **TRAINED,
+                },
+            },
+        },
+        SLIDING_FULL,
+    ),
+    "ministral3": (
+        {
+            **WIDE,
+            **stretched("yarn", factor=4.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1, **TRAINED),
+        },
+        {},
+    ),
+    "cohere2": (
+        {**GROUPED, **WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 2, "attention_bias": True},
+        SLIDING_FULL,
+    ),
 }  # fmt: skip
 
 

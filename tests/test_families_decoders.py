@@ -189,8 +189,44 @@ def glm4(draw):
     return glm(draw)
 
 
+def seed_oss(draw):
+    keys = grouped(draw) | head_dim(draw) | {"attention_bias": flag(draw), "attention_out_bias": flag(draw)}
+    return keys | {"mlp_bias": flag(draw), "pad_token_id": 3}
+
+
+def arcee(draw):
+    return llama(draw)
+
+
+def stablelm(draw):
+    """A quarter of each head turns, in pairs."""
+    keys = grouped(draw) | {"use_qkv_bias": flag(draw), "use_parallel_residual": flag(draw)}
+    keys["hidden_size"] *= 4
+    return keys | {"num_key_value_heads": keys["num_key_value_heads"] or keys["num_attention_heads"]}
+
+
+def hunyuan_v1_dense(draw):
+    return grouped(draw) | {"attention_bias": flag(draw)} | head_dim(draw)
+
+
+def olmo3(draw):
+    keys = olmo2(draw) | {"sliding_window": window(draw)}
+    return keys | kinds(draw, keys)
+
+
+def ministral3(draw):
+    return mistral(draw) | head_dim(draw) | {"pad_token_id": 3}
+
+
+def cohere2(draw):
+    keys = grouped(draw) | {"attention_bias": flag(draw), "sliding_window": window(draw), "logit_scale": 0.5}
+    return keys | kinds(draw, keys)
+
+
 TYPES = (llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, gpt_neox, gptj, phi, phi3, opt, bloom, falcon, mpt)
 DRAWN = {function.__name__: function for function in (*TYPES, gpt_neo, olmo2, smollm3, glm, glm4)}
+DRAWN |= {function.__name__: function for function in (seed_oss, arcee, stablelm, hunyuan_v1_dense, olmo3, ministral3)}
+DRAWN["cohere2"] = cohere2
 CASES = [(family, seed) for family in DRAWN for seed in range(5)]
 
 
@@ -282,7 +318,7 @@ def test_a_file_with_its_type_alone_reads_as_the_defaults_of_transformers(family
         if size == "intermediate_size" and four_times:
             assert ours.sizes[size] == 4 * config.hidden_size
         elif size == "head_dim":
-            assert ours.sizes[size] == getattr(config, size, config.hidden_size // config.num_attention_heads)
+            assert ours.sizes[size] == (getattr(config, size, None) or config.hidden_size // config.num_attention_heads)
         else:
             assert ours.sizes[size] == getattr(config, name), size
     for name, probability in ours.dropout.items():

@@ -1,11 +1,13 @@
 """Mixtures of experts and latent attention read from config.json: parameters, matrix products, values and gradients."""
 
 import random
+from copy import deepcopy
 
 import numpy as np
 import pytest
 
 import learncost as lc
+from decoder_places import in_a_row, output
 from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_flops, check_parameters, module_of, read
 from learncost.engines.made import made_inputs
@@ -23,6 +25,9 @@ PREFIX = {
     "gpt_oss": "GptOss",
     "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
+    "glm4_moe": "Glm4Moe",
+    "glm4_moe_lite": "Glm4MoeLite",
+    "dbrx": "Dbrx",
 }
 HEADS = {
     family: ["ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"]
@@ -30,6 +35,7 @@ HEADS = {
 }
 HEADS["gpt_oss"] = HEADS["deepseek_v3"] = HEADS["mixtral"][:4]
 HEADS["deepseek_v2"] = HEADS["mixtral"][:3]
+HEADS["glm4_moe"] = HEADS["glm4_moe_lite"] = HEADS["dbrx"] = HEADS["mixtral"][:2]
 
 BATCH, LENGTH = 2, 5
 
@@ -112,6 +118,21 @@ def draw_configuration(family, seed):
         if draw.random() < 0.5:
             kinds = ("full_attention", "sliding_attention")
             keys["layer_types"] = [draw.choice(kinds) for _ in range(keys["num_hidden_layers"])]
+    elif family == "glm4_moe":
+        keys |= {key: value for key, value in latent(draw).items() if not key.startswith(("q_", "kv_", "qk_", "v_"))}
+        keys |= {
+            "n_group": 1,
+            "topk_group": 1,
+            "use_qk_norm": draw.random() < 0.5,
+            "norm_topk_prob": draw.random() < 0.5,
+        }
+    elif family == "dbrx":
+        names = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+        keys = {names.get(key, key): value for key, value in keys.items()} | {"tie_word_embeddings": False}
+        keys["attn_config"] = {"kv_n_heads": keys["num_key_value_heads"], "clip_qkv": draw.choice((1, 8))}
+        keys["attn_config"]["rope_theta"] = 1e4
+        experts = {"moe_num_experts": draw.randrange(3, 7), "moe_top_k": keys["num_experts_per_tok"]}
+        keys["ffn_config"] = {"ffn_hidden_size": keys.pop("intermediate_size"), **experts}
     else:
         keys |= latent(draw) | {"num_key_value_heads": keys["num_attention_heads"]}
         if family == "deepseek_v2":
@@ -119,6 +140,10 @@ def draw_configuration(family, seed):
             keys |= {"mlp_bias": draw.random() < 0.5, "topk_method": "greedy" if greedy else "group_limited_greedy"}
         else:
             keys |= {"norm_topk_prob": draw.random() < 0.5, "rope_interleave": draw.random() < 0.5}
+        if family == "glm4_moe_lite":
+            keys |= {"n_group": 1, "topk_group": 1}
+            kinds = [draw.choice(("dense", "sparse")) for _ in range(keys["num_hidden_layers"])]
+            keys |= draw.choice(({}, {"mlp_layer_types": kinds}))
     return {"model_type": family, **keys}
 
 
@@ -207,6 +232,19 @@ def network_places(at):
 
 def block_places(values):
     """The weights of one block."""
+    if values["model_type"] == "dbrx":
+
+        def experts(array):
+            return array.reshape(-1, values["ffn_config"]["ffn_hidden_size"], values["d_model"])
+
+        return {
+            "ln_1": ("norm_attn_norm.norm_1.weight", plain), "ln_2": ("norm_attn_norm.norm_2.weight", plain),
+            **in_a_row(values, "norm_attn_norm.attn.Wqkv"), **output(values, "norm_attn_norm.attn.out_proj"),
+            "moe.WR": ("ffn.router.layer.weight", turned),
+            "moe.WG": ("ffn.experts.mlp.w1", lambda w: experts(w).swapaxes(1, 2)),
+            "moe.WU": ("ffn.experts.mlp.v1", lambda w: experts(w).swapaxes(1, 2)),
+            "moe.WD": ("ffn.experts.mlp.w2", experts),
+        }  # fmt: skip
     places = {"ln_1": ("input_layernorm.weight", plain), "ln_2": ("post_attention_layernorm.weight", plain)}
     places |= {f"attn.{name}": (f"self_attn.{at}", view) for name, (at, view) in attention_places(values).items()}
     shared = "mlp.shared_expert" if values["model_type"] == "qwen2_moe" else "mlp.shared_experts"
@@ -234,6 +272,10 @@ def places_of(values, table, module, stacks):
     """For every weight of ours: their parameters in the order of our turns (or the one), and the view."""
     theirs = dict(module.named_parameters())
     ends = {"wte": ("model.embed_tokens.weight", plain), "ln_f": ("model.norm.weight", plain)}
+    at = "model.layers"
+    if values["model_type"] == "dbrx":
+        at, ends = "transformer.blocks", {"wte": ("transformer.wte.weight", plain)}
+        ends["ln_f"] = ("transformer.norm_f.weight", plain)
     ends["head.W"] = ("lm_head.weight", turned)
     places = {}
     for name in table.weights:
@@ -243,7 +285,7 @@ def places_of(values, table, module, stacks):
             continue
         kind = next(kind for kind in stacks if name.startswith(kind))
         place, view = block_places(values)[name.removeprefix(kind)]
-        places[name] = [theirs[f"model.layers.{i}.{place}"] for i in stacks[kind]], view, True
+        places[name] = [theirs[f"{at}.{i}.{place}"] for i in stacks[kind]], view, True
     assert {id(p) for parameters, _, _ in places.values() for p in parameters} == {id(p) for p in theirs.values()}
     return places
 
@@ -306,13 +348,35 @@ MODELS = {
     "deepseek_v3": (
         {**LATENT, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.3}}, ONE_DENSE
     ),
+    "glm4_moe": (
+        {
+            "n_routed_experts": 6, "moe_intermediate_size": 9, "num_hidden_layers": 3,
+            "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 2.5, "head_dim": 8,
+        },
+        ONE_DENSE,
+    ),
+    "glm4_moe_lite": (
+        {
+            **LATENT, "mlp_layer_types": ["dense", "sparse", "sparse"], "head_dim": LATENT["qk_rope_head_dim"],
+            "n_group": 1, "topk_group": 1,
+        },
+        ONE_DENSE,
+    ),
+    "dbrx": (
+        {
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 10000.0},
+            "n_layers": 2, "d_model": 24, "n_heads": 6,
+            "ffn_config": {"ffn_hidden_size": 7, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+        {"": [0, 1]},
+    ),
     "deepseek_v3, halves": ({**LATENT, "norm_topk_prob": False, "rope_interleave": False}, ONE_DENSE),
 }  # fmt: skip
 
 
 def tiny(name):
     keys, stacks = MODELS[name]
-    return {"model_type": name.partition(",")[0], **TINY, **keys}, stacks
+    return deepcopy({"model_type": name.partition(",")[0], **TINY, **keys}), stacks  # transformers writes into it
 
 
 def loud(module):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import learncost as lc
+from decoder_places import apart, output
 from foreign_models import in_float64, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_parameters, module_of, read
 from learncost.engines.made import made_inputs
@@ -57,6 +58,16 @@ MODELS = {
         "num_key_value_heads": 2, "intermediate_size": 6, "intermediate_size_mlp": 10, "num_local_experts": 3,
         "no_rope_layer_interval": 4, "attention_chunk_size": 3, "interleave_moe_layer_step": 2, "use_qk_norm": False,
         "attn_temperature_tuning": False, "num_experts_per_tok": 2, "max_position_embeddings": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    },
+    "jamba": {
+        "vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 6, "attn_layer_period": 4, "attn_layer_offset": 1, "num_experts": 3, "mamba_d_state": 3,
+        "mamba_dt_rank": 2, "mamba_d_conv": 3, "mamba_proj_bias": True, "pad_token_id": None,
+    },
+    "lfm2": {
+        "vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 10, "block_multiple_of": 4, "full_attn_idxs": [1], "conv_bias": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
     },
 }  # fmt: skip
@@ -154,13 +165,66 @@ def llama4(config):
         "moe.WG": (f"{moe}gate_up_proj", lambda w: np.split(w, 2, -1)[0]),
         "moe.WU": (f"{moe}gate_up_proj", lambda w: np.split(w, 2, -1)[1]),
     }  # fmt: skip
-    for letter, name in {"G": "gate", "U": "up", "D": "down"}.items():
+    for letter, name in NETWORK.items():
         places[f"shared.W{letter}"] = f"{mlp}shared_expert.{name}_proj.weight", turned
         places[f"mlp.W{letter}"] = f"{mlp}{name}_proj.weight", turned
     return places
 
 
-PLACES = {"mamba": first_mamba, "mamba2": second_mamba, "rwkv": rwkv, "llama4_text": llama4}
+def jamba(config):
+    at, inner = "model.layers.{}.", config.mamba_expand * config.hidden_size
+    sizes = {"intermediate_size": inner, "state_size": config.mamba_d_state, "time_step_rank": config.mamba_dt_rank}
+    mixer = first_mamba(transformers.MambaConfig(**sizes)).items()
+    places = {ours.replace("mixer.", "mamba."): (theirs.replace("backbone.layers.{}.mixer.", f"{at}mamba."), view)
+              for ours, (theirs, view) in mixer if ours.startswith("mixer.")}  # fmt: skip
+    places |= {
+        name: (theirs.replace("mlp.", "feed_forward."), view)
+        for name, (theirs, view) in _llama_block(config, at).items()
+    }
+    for ours, theirs in {"gT": "dt", "gB": "b", "gC": "c"}.items():
+        places[f"mamba.{ours}"] = f"{at}mamba.{theirs}_layernorm.weight", plain
+    return places | {
+        "ln_2": (f"{at}pre_ff_layernorm.weight", plain), "ln_f": ("model.final_layernorm.weight", plain),
+        "moe.WR": (f"{at}feed_forward.router.weight", turned),
+        "moe.WG": (f"{at}feed_forward.experts.gate_up_proj", lambda w: np.split(w.swapaxes(1, 2), 2, -1)[0]),
+        "moe.WU": (f"{at}feed_forward.experts.gate_up_proj", lambda w: np.split(w.swapaxes(1, 2), 2, -1)[1]),
+        "moe.WD": (f"{at}feed_forward.experts.down_proj", lambda w: w.swapaxes(1, 2)),
+    }  # fmt: skip
+
+
+def lfm2(config):
+    at, width = "model.layers.{}.", config.hidden_size
+    places = _llama_block(config, at) | {
+        "attn.WO": (f"{at}self_attn.out_proj.weight", _llama_block(config, at)["attn.WO"][1]),
+        "attn.gQ": (f"{at}self_attn.q_layernorm.weight", plain),
+        "attn.gK": (f"{at}self_attn.k_layernorm.weight", plain),
+        "ln_1": (f"{at}operator_norm.weight", plain), "ln_2": (f"{at}ffn_norm.weight", plain),
+        "ln_f": ("model.embedding_norm.weight", plain), "conv.WO": (f"{at}conv.out_proj.weight", turned),
+        "conv.bO": (f"{at}conv.out_proj.bias", plain), "conv.bK": (f"{at}conv.conv.bias", plain),
+        "conv.K": (f"{at}conv.conv.weight", window(0, width)),
+    }  # fmt: skip
+    for place, letter in enumerate("BCX"):
+        places[f"conv.W{letter}"] = f"{at}conv.in_proj.weight", rows(place * width, (place + 1) * width)
+        places[f"conv.b{letter}"] = f"{at}conv.in_proj.bias", values(place * width, (place + 1) * width)
+    for letter, name in {"G": "w1", "U": "w3", "D": "w2"}.items():
+        places[f"mlp.W{letter}"] = f"{at}feed_forward.{name}.weight", turned
+    return places
+
+
+def _llama_block(config, at):
+    """Attention and a gated network under Llama's names."""
+    keys = {"num_key_value_heads", "num_attention_heads", "hidden_size"}
+    named = apart({"model_type": "llama", **{key: getattr(config, key) for key in keys}}, "self_attn.")
+    named |= output({"model_type": "llama", **{key: getattr(config, key) for key in keys}}, "self_attn.o_proj")
+    named |= {f"mlp.W{letter}": (f"mlp.{name}_proj.weight", turned) for letter, name in NETWORK.items()}
+    named["ln_1"] = "input_layernorm.weight", plain
+    ends = {"wte": ("model.embed_tokens.weight", plain)}
+    return {name: (f"{at}{theirs}", view) for name, (theirs, view) in named.items()} | ends
+
+
+NETWORK = {"G": "gate", "U": "up", "D": "down"}
+PLACES = {"mamba": first_mamba, "mamba2": second_mamba, "rwkv": rwkv, "llama4_text": llama4, "jamba": jamba}
+PLACES["lfm2"] = lfm2
 
 
 STACKS = {
@@ -169,6 +233,8 @@ STACKS = {
         "turned_in_chunks_dense.": [0], "turned_in_chunks_sparse.": [1],
         "turned_in_chunks_dense_2.": [2], "placeless_sparse.": [3],
     },
+    "jamba": {"dense_mamba.": [0], "sparse_attention.": [1], "dense_mamba_2.": [2], "sparse_mamba.": [3]},
+    "lfm2": {"convolution.": [0], "attention.": [1], "convolution_2.": [2]},
 }  # fmt: skip
 
 

@@ -171,6 +171,12 @@ def _unit_rms(layer: Layer, settings: Mapping[str, Any]) -> Layer:
     return layer
 
 
+def _clipped(layer: Layer, settings: Mapping[str, Any]) -> Layer:
+    for name in settings["of"]:
+        layer = _refined(layer, "clip", name, {"bound": settings["at"], "floor": -settings["at"]})
+    return layer
+
+
 def _disentangled(kind: str) -> Callable[[Layer, Any], Layer]:
     """Return the rewrite by scores of contents against relative positions, or of these against contents."""
     return lambda layer, settings: _refined(
@@ -189,6 +195,7 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "rotary": lambda layer, names: _refinement().with_rotary(layer, *names, *[None] * (len(names) == 1)),
     # {of = value, cap = number}
     "softcap": lambda layer, its: _refined(layer, "softcap", its["of"], {"cap": its["cap"], "inverse": 1 / its["cap"]}),
+    "clip": _clipped,  # {of = [values], at = number}
     # another factor: a number for the scores, or {of = value, by = number}
     "scale": lambda layer, factor: _refinement().with_scale(
         layer, *((factor["by"], factor["of"]) if isinstance(factor, Mapping) else (factor,))

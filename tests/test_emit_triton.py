@@ -6,7 +6,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,13 +42,24 @@ pytest.importorskip("triton")
 RUN = """
 import runpy, sys
 sys.modules["learncost"] = None  # an import of it fails
-import numpy, torch
+import numpy, torch, triton.runtime.interpreter
+from triton.language import bfloat16, float32
+
+def rounded(array, source, target, mode, convert=triton.runtime.interpreter._convert_float):
+    if (source, target) != (float32, bfloat16):
+        return convert(array, source, target, mode)
+    return torch.from_numpy(numpy.array(array)).bfloat16().view(torch.uint16).numpy()
+
+triton.runtime.interpreter._convert_float = rounded  # it cuts off where a GPU rounds
 for name in sys.argv[1:]:
     file = runpy.run_path(name + ".py")
     arrays = numpy.load(name + ".npz")
     given = {key: torch.from_numpy(arrays[key]).to(kind).reshape(form) for key, (form, kind) in file["GIVEN"].items()}
-    m = file["lay_out"](given, torch.full((file["BYTES"],), 255, dtype=torch.uint8))
+    copies = {key: given[weight].bfloat16() for key, weight in file["COPIES"].items()}
+    m = file["lay_out"](given | copies, torch.full((file["BYTES"],), 255, dtype=torch.uint8))
     file["step"](m, file["KERNELS"])
+    assert (name == "bf16") == bool(copies)  # the optimizer writes them with the weights
+    assert all(torch.equal(copies[key], given[weight].bfloat16()) for key, weight in file["COPIES"].items())
     made = {key: value for key, value in vars(m).items() if torch.is_tensor(value) and value.dtype != torch.bfloat16}
     numpy.savez(name, **{"made " + key: value.numpy() for key, value in made.items()}, **given)
 """
@@ -67,8 +79,8 @@ draw = numpy.random.default_rng(0)
 batch = dict(tokens=draw.integers(0, 11, (2, 7)), targets=draw.integers(0, 11, (2, 7)))
 plan = "flash,fused,fused-update,chunked-loss"
 
-def begun(**options):
-    return engine(configuration, Options(optimizer="adamw", dtype="fp64", **options))
+def begun(dtype="fp64", **options):
+    return engine(configuration, Options(optimizer="adamw", dtype=dtype, **options))
 
 exact, gpu = begun(engine="numpy"), begun(engine="torch", device="cuda", plan=plan)
 losses = [[each.step(batch, 0.01) for _ in range(2)] for each in (exact, gpu)]
@@ -84,6 +96,18 @@ assert said[1] == of_attention, again.says
 assert not torch.are_deterministic_algorithms_enabled()
 there = learncost.memory(configuration, engine="cuda", plan=plan, batch_size=2, seq_len=7, dtype="fp64").split
 assert gpu.memory == sum(there.values()) - there["workspaces"]
+low = begun("bf16-masters", engine="torch", device="cuda", plan=plan)
+assert abs(low.step(batch, 0.01) / losses[0][0] - 1) < 0.01
+low.load(exact.weights, {name: 0 * array for name, array in exact.state.items()}, 0)
+lower = [low.step(batch, 0.01) for _ in range(2)]
+pool = low._runner.pool
+assert len(pool.copies) == 7 and abs(lower[0] / exact.loss(batch) - 1) < 0.01 and lower[1] < lower[0]
+for name, copy in pool.copies.items():
+    assert torch.equal(copy, pool.tensors[name].bfloat16()), name
+there = learncost.memory(
+    configuration, engine="cuda", plan=plan, batch_size=2, seq_len=7, precision="bf16-masters", optimizer="adamw"
+).split
+assert low.memory == sum(there.values()) - there["workspaces"]
 resumed = begun(engine="numpy")  # what a checkpoint holds moves to another device
 resumed.load(gpu.weights, gpu.state, gpu.steps)
 numpy.testing.assert_allclose(resumed.step(batch, 0.01), exact.step(batch, 0.01), rtol=1e-12)
@@ -188,7 +212,9 @@ for _ in range(2):
     loss = net(x, y)
     loss.backward()
     autograd.step()
-    numpy.testing.assert_allclose(step(x, y), loss.item(), rtol=1e-12)
+    found = step(x, y)
+    assert found.shape == ()  # stays on the device
+    numpy.testing.assert_allclose(found, loss.item(), rtol=1e-12)
 for path, array in step.state_dict().items():
     torch.testing.assert_close(array, net.state_dict()[path], rtol=0, atol=1e-9)
 assert "in Triton" in step.says
@@ -439,6 +465,58 @@ def test_modules_call_the_kernels(text: str) -> None:
     subprocess.run([sys.executable, "-c", text], env=environment, check=True)
 
 
+def test_a_step_is_one_cuda_graph_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run on a side stream, a capture, replays; batches go into the tensors that were captured. CUDA is a stub."""
+    import torch
+
+    from learncost.engines import in_triton
+
+    events: list[str] = []
+
+    class Stream:
+        def __init__(self, name: str = "side") -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            events.append(f"{self.name} waits for {other.name}")
+
+    @contextmanager
+    def within(what: Any) -> Iterator[None]:
+        events.append(f"on {what.name}" if isinstance(what, Stream) else "capture")
+        yield
+        events.append("end")
+
+    def names(text: str, names_of: Any = in_triton.names_of) -> dict[str, Any]:
+        namespace: dict[str, Any] = names_of(text)
+        namespace["step"] = lambda *_: events.append("step")  # which `captured` of the file calls
+        return namespace
+
+    def run(step: Any, inner: Any = in_triton.StepInTriton._run) -> None:
+        step.device = "cuda"
+        inner(step)
+
+    graph = SimpleNamespace(replay=lambda: events.append("replay"))
+    stubs = {"Stream": Stream, "current_stream": lambda: Stream("current"), "stream": within, "graph": within}
+    for name, stub in {**stubs, "CUDAGraph": lambda: graph, "device": lambda _: nullcontext()}.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    monkeypatch.setattr(in_triton, "is_interpreted", lambda: True)
+    monkeypatch.setattr(in_triton, "names_of", names)
+    monkeypatch.setattr(in_triton.StepInTriton, "_run", run)
+
+    class Line(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.mse_loss(super().forward(x), y)
+
+    step = lc.compile(Line(2, 1), {"x": "float B 2", "y": "float B 1"}, device="cuda")
+    x = torch.arange(12.0).view(6, 2)
+    for batch in (x[:3], x[3:], x[:2]):
+        assert step(batch, batch[:, :1]).shape == ()
+    first = ["side waits for current", "on side", "step", "end", "current waits for side", "capture", "step", "end"]
+    assert events == [*first, "replay", *first]
+    captured = [each.run._inputs["x"].flatten().tolist() for each in step._runner._steps.values()]
+    assert captured == [x[3:].flatten().tolist(), x[:2].flatten().tolist()]
+
+
 def test_what_a_gpu_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """No CUDA, another card, a kernel that does not compile, no Triton; a step that does not fit is in `TRAIN`."""
     import torch
@@ -451,6 +529,7 @@ def test_what_a_gpu_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_triton, "check_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     with pytest.raises(lc.InputError, match=r"needs compute capability 8.0, that of an A100, and Tesla T4 has 7.5"):
         in_triton.check_gpu("cuda")
 

@@ -35,6 +35,7 @@ class EmittedStep:
             name: torch.as_tensor(np.array(values[name])).to(device, kind).reshape(shape)
             for name, (shape, kind) in file.GIVEN.items()
         }
+        self.given |= {name: self.given[weight].bfloat16() for name, weight in file.COPIES.items()}
         self.memory = file.lay_out(self.given, torch.empty(file.BYTES, dtype=torch.uint8, device=device))
         self.run: Callable[[], object] = lambda: file.step(self.memory, file.KERNELS)
         self.graph: Callable[[], Callable[[], object]] = lambda: file.captured(self.memory)
@@ -48,10 +49,11 @@ class InTriton(Eager):
         self.planner = planner
 
     def begin(self, subject: Subject) -> dict[str, Any]:
-        training = Training(subject.configuration, "bp", "adamw", learning_rate=LEARNING_RATE, dtype=np.float32, seed=0)
-        tokens, targets = subject.batch(0)
+        given: dict[str, Any] = {"learning_rate": LEARNING_RATE, "dtype": np.float32, "weights": subject.weights()}
+        training = Training(subject.configuration, "bp", "adamw", **given)
+        batch = dict(zip(getattr(subject, "inputs", ("tokens", "targets")), subject.batch(0), strict=True))
         dtype = "fp32" if subject.dtype == "fp32" else "bf16-masters"
-        prepared = training.prepare(tokens=tokens, targets=targets)
+        prepared = training.prepare(**batch)
         self.emitted = EmittedStep(prepared, dtype, self.device, self.planner)
         self.replay = self.emitted.graph() if self.device.type == "cuda" else self.emitted.run
         return facts(self.device)

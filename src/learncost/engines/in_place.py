@@ -31,9 +31,10 @@ class InPlace:
     table    a step's table whose outputs are results and new weights, no gradients
     sizes    the sizes of all axes and trip counts
     dtype    fp32, fp64, or bf16-masters for products in bf16 with weights in fp32
-    tensors  weights and optimizer state by name; the step changes these tensors in place
+    tensors  weights and optimizer state by name; the step changes these tensors in place, and bf16 copies of weights
     arena    memory to reuse if it is large enough: that of another step that never runs at the same time
     devices  the DeviceMesh of its collectives, on a mesh of devices
+    copies   the bf16 copies of weights, by the weights' names
     Raises `InputError` where a line cannot be computed in place, or without a compiler.
     """
 
@@ -49,10 +50,14 @@ class InPlace:
         devices: DeviceMesh | None = None,
     ) -> None:
         self.program, namespace = self._loaded(table, sizes, dtype)
+        copied = self.program.copies
+        tensors = {name: tensors[weight].bfloat16() for name, weight in copied.items()} | dict(tensors)
+        self.copies = {weight: tensors[name] for name, weight in copied.items()}
         # A weight that no line updates in place is copied, for example if two lines compute it.
         self._moved = {new: tensors[old] for old, new in table.renewed.items() if new in self.program.results}
         self._given = {name: tensors[name] for name in self.program.given if name in tensors}
         self._inputs = {}
+        self._numbers: dict[str, float] = {}
         for name, (axes, kind) in self.program.given.items():
             if name not in tensors:
                 shape = shape_of(axes, sizes)
@@ -91,9 +96,14 @@ class InPlace:
         return sum(tensor.nbytes for tensor in self._inputs.values())
 
     def __call__(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Run one step on named arrays and return its results, in memory that the next step overwrites."""
+        """Run one step on arrays or tensors by name and return its results, in memory that the next step overwrites."""
         for name, tensor in self._inputs.items():
-            tensor.copy_(torch.as_tensor(np.require(arrays[name], requirements="W")))
+            array = arrays[name]
+            if not tensor.ndim:  # most hyperparameters do not change
+                if self._numbers.get(name) == array:
+                    continue
+                self._numbers[name] = float(array)
+            tensor.copy_(array if torch.is_tensor(array) else torch.as_tensor(np.require(array, requirements="W")))
         with torch.inference_mode():
             self._run()
             results = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from threading import Lock
 from time import perf_counter
@@ -51,6 +51,11 @@ def check_gpu(device: str) -> None:
             f"--device {device} needs compute capability {LEAST[0]}.{LEAST[1]}, that of an A100, and {name} has "
             f"{major}.{minor}: give --device cpu"
         )
+
+
+def on_device(device: str | torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which streams, graphs and Triton's launches are those of a device."""
+    return nullcontext() if str(device) == "cpu" else torch.cuda.device(device)
 
 
 def free_bytes(device: str) -> int | None:
@@ -101,7 +106,7 @@ class StepInTriton(InPlace):
         from triton.errors import TritonError
 
         try:
-            with _deterministic(self.deterministic):
+            with _deterministic(self.deterministic), on_device(self.device):
                 if self._replay is not None:
                     self._replay()
                 elif self.device == "cpu":
@@ -188,7 +193,7 @@ class ProgramInTriton:
         given = {name: values[name].to(kind).contiguous() for name, kind in self.given.items()}
         device = next(iter(values.values())).device
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        with _ONE_AT_A_TIME:
+        with _ONE_AT_A_TIME, on_device(device):
             arena = _ARENAS.get((device, stream))
             if arena is None or len(arena.memory) < self.program.bytes:
                 memory = torch.empty(self.program.bytes, dtype=torch.uint8, device=device)

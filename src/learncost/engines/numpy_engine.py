@@ -302,24 +302,31 @@ class Training(Core):
             for no target; `gradients` of a bare encoder, in place of targets: arrays by the names of its outputs; the
             loss is then nan.
         """
-        read_batch = self._read(tokens, targets, **batch)
+        return float(self.stepped(tokens=tokens, targets=targets, **batch))
+
+    def stepped(self, **batch: Any) -> Any:
+        """Run one training step and return the loss where it was computed: a number, or a tensor on a GPU.
+
+        Takes what `step` takes, by name.
+        """
+        read_batch = self._read(**batch)
         values = (
             self._run(self._prepared(read_batch)) if self.settings.accumulate == 1 else self._accumulated(read_batch)
         )
         self._take(self.table(read_batch.padded), values)
-        return float(values["loss"]) if "loss" in values else float("nan")
+        return values.get("loss", float("nan"))
 
     def _accumulated(self, whole_batch: Batch) -> Values:
         """Return the new weights and state of a step in microbatches; its loss is the sum of their shares."""
         halves = self._halves(self.table(whole_batch.padded))
         names = {name: shape(halves.gather, name, whole_batch.sizes) for name in halves.sums}
-        values: Values = {name: np.zeros(size, self.dtype) for name, size in names.items()}
-        loss = 0.0
+        values: Values = {name: np.broadcast_to(np.zeros((), self.dtype), size) for name, size in names.items()}
+        loss: Any = 0.0
         for number in range(self.settings.accumulate):
             part = self._prepared(whole_batch.part(number, self.settings.accumulate), halves.gather, number)
             results = self._run(replace(part, values={**part.values, **values}))
             values = {name: results[new] for name, new in halves.gather.renewed.items()}
-            loss += float(results["loss"]) if "loss" in results else float("nan")
+            loss = results.get("loss", float("nan")) + loss
         kept = {new: values[name] for name, new in halves.kept.items()}
         values |= self.weights_read | self.state | self._scalars(halves.update, whole_batch.count)
         return self._run(Prepared(halves.update, values, whole_batch.sizes)) | kept | {"loss": loss}

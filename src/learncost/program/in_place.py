@@ -166,9 +166,14 @@ def _counted(line: Line) -> str:
 
 
 def _shares(lines: Sequence[Line], pairs: Iterable[tuple[str, str]], values: Values) -> tuple[AliasedMemory, ...]:
-    """Return pairs of a read and a written array that may share memory; updates must."""
+    """Return pairs of a read and a written array that may share memory; updates must, and new copies of weights."""
     must = {(share.read, share.written) for share in updates(lines, values)}
-    return tuple(AliasedMemory(*pair, InPlaceSlot.OVER if pair in must else InPlaceSlot.FREE) for pair in pairs)
+    copies = {name: values[name].of for line in lines for name in line.makes if values[name].role == "new"}
+    over = [(old, new) for new, old in copies.items() if values[old].role == "copy"]
+    return (
+        *(AliasedMemory(*pair, InPlaceSlot.OVER if pair in must else InPlaceSlot.FREE) for pair in pairs),
+        *(AliasedMemory(*pair, InPlaceSlot.OVER) for pair in over),
+    )
 
 
 def _iterations(line: Line) -> tuple[str, ...]:

@@ -109,7 +109,9 @@ def opaque(table: Table, sizes: Mapping[str, int], precision: str, otherwise: Pa
     name = f"pass_{sha256(f'{table} {sizes} {precision}'.encode()).hexdigest()[:16]}"
     if name not in REGISTERED:
         schema = "(Tensor[] given, SymInt[] lengths) -> Tensor[]"
-        REGISTERED[name] = torch.library.custom_op(f"learncost::{name}", run, mutates_args=(), schema=schema)
+        tags = (torch.Tag.cudagraph_unsafe,)  # all passes of a stream share one arena, which is in no graph's pool
+        made = torch.library.custom_op(f"learncost::{name}", run, mutates_args=(), schema=schema, tags=tags)
+        REGISTERED[name] = made
         REGISTERED[name].register_fake(shapes)
     operator = getattr(torch.ops.learncost, name).default
 

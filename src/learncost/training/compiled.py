@@ -38,15 +38,19 @@ class CompiledStep(Displayed):
     def __init__(self, layer: Layer, training: Training, runner: TorchRunner, names: Mapping[str, Datum]) -> None:
         self.layer, self._training, self._runner, self._names = layer, training, runner, names
 
-    def __call__(self, *inputs: Any, **named: Any) -> float:
-        """Return the loss of a batch, before the update. Takes what forward takes, as tensors or arrays."""
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """Return the loss of a batch, before the update. Takes what forward takes, as tensors or arrays.
+
+        It is a float; with device cuda a tensor there, for which only who reads it waits, as with `loss.item()`.
+        """
         if len(inputs) > len(self._names):
             raise InputError(f"the step takes {len(self._names)} inputs, not {len(inputs)}: {', '.join(self._names)}")
         batch = dict(zip(self._names, inputs, strict=False)) | named
         if unknown := [name for name in batch if name not in self._names]:
             raise InputError(f"the step has no input {unknown[0]}: it takes {', '.join(self._names)}")
         data_given = {self._names[name].name: _fitting(self._names[name], value) for name, value in batch.items()}
-        return self._training.step(**data_given)
+        loss = self._training.stepped(**data_given)
+        return loss if self._runner.gpu else float(loss)
 
     @property
     def learning_rate(self) -> float:
@@ -111,7 +115,7 @@ def compile(
     Returns
     -------
     CompiledStep
-        The step: `step(x, y)` is the loss before the update.
+        The step: `step(x, y)` is the loss before the update, with device cuda a tensor on the device.
 
     Raises
     ------

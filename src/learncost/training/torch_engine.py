@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost.backends.precision import LOW
 from learncost.engines.core import Prepared, Values
 from learncost.engines.emitted import EmittedProgram
 from learncost.engines.numpy_engine import Training
@@ -92,7 +93,8 @@ class TorchRunner:
             return None
         arenas = {step.arena for step in steps if step.arena is not None}  # steps may have one together
         batch = max(step.batch for step in steps)
-        bytes_taken: int = batch + sum(tensor.nbytes for tensor in (*self.pool.tensors.values(), *arenas))
+        own = (*self.pool.tensors.values(), *self.pool.copies.values())
+        bytes_taken: int = batch + sum(tensor.nbytes for tensor in (*own, *arenas))
         return bytes_taken
 
     @property
@@ -164,12 +166,17 @@ def check_codes(options: Options) -> None:
 
 @dataclass
 class TensorPool:
-    """The tensors that all programs of a training share, on a CPU as views of arrays, and the largest arena."""
+    """The tensors that all programs of a training share, on a CPU as views of arrays, and the largest arena.
+
+    low     names whose tensors are bf16
+    copies  the bf16 copies of weights that steps on a GPU read, by the weights' names
+    """
 
     device: str = "cpu"
-    low: frozenset[str] = frozenset()  # names whose tensors are bf16
+    low: frozenset[str] = frozenset()
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     arrays: dict[str, Any] = field(default_factory=dict)
+    copies: dict[str, torch.Tensor] = field(default_factory=dict)
     arena: torch.Tensor | None = None
 
     def tensor(self, name: str, array: Any) -> torch.Tensor:
@@ -180,9 +187,18 @@ class TensorPool:
             self.arrays[name] = np.require(array, requirements=("C", "W"))
             tensor = torch.from_numpy(self.arrays[name]).to(self.device, copy=self.device != "cpu")
             self.tensors[name] = tensor.bfloat16() if name in self.low else tensor
+        elif array.ndim and not any(array.strides):  # one number, such as the 0 with which sums over microbatches begin
+            self.tensors[name].fill_(array.item(0))
         elif not _same(self.arrays[name], array):
             self.tensors[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
+            self.copy((name,))
         return self.tensors[name]
+
+    def copy(self, names: Iterable[str]) -> None:
+        """Round weights that changed to their copies."""
+        for name in names:
+            if name in self.copies:
+                self.copies[name].copy_(self.tensors[name])
 
     def held(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the tensors of arrays whose numbers may be outdated."""
@@ -245,6 +261,7 @@ class TensorStep:
 
         pool, is_double = self.pool, np.float64 in {arrays[name].dtype for name in self.table.weights}
         tensors = {name: pool.tensor(name, arrays[name]) for name in self.owned}
+        tensors |= {f"{name}{LOW}": copy for name, copy in pool.copies.items()}
         dtype = "fp64" if is_double else precision
         if gpu:
             from learncost.engines.in_triton import StepInTriton
@@ -253,16 +270,21 @@ class TensorStep:
         else:
             step = InPlace(table, sizes, dtype, tensors, pool.arena, *devices)
         pool.arena = step.arena
+        pool.copies |= step.copies
         return step
 
     def ran(self, arrays: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
         """Return the results by name; new weights and states have the old ones' tensors."""
         tensors = {name: self.pool.tensor(name, arrays[name]) for name in self.owned}
-        if not isinstance(self.run, TorchProgram):
-            return self.run(arrays)
-        results = self.run.step(tensors | self.pool.held(arrays), arrays)
-        for name, new in self.table.renewed.items():
-            self.pool.tensors[name].copy_(results.pop(new))
+        results: dict[str, torch.Tensor]
+        copied: Iterable[str] = ()
+        if isinstance(self.run, TorchProgram):
+            results = self.run.step(tensors | self.pool.held(arrays), arrays)
+            for name, new in self.table.renewed.items():
+                self.pool.tensors[name].copy_(results.pop(new))
+        else:
+            results, copied = self.run({**arrays, **self.pool.held(arrays)}), self.run.copies
+        self.pool.copy(name for name in self.table.renewed if name not in copied)
         return results
 
 
@@ -282,7 +304,7 @@ class _TorchStep(TensorStep):
         self.plan = (chosen if gpu else smallest)(self.table, self.sizes, precision) if plan is None else plan
         table, how = planned(self.table, self.plan), f"on PyTorch's operators on {pool.device}"
         self.arena: torch.Tensor | None = None
-        self.batch = 0
+        self.batch, self.gpu = 0, gpu
         if pool.device == "cpu" or gpu:
             try:
                 if gpu:
@@ -313,7 +335,7 @@ class _TorchStep(TensorStep):
 
         def taken(plan: str) -> int:
             layout = triton.laid_out(planned(self.table, plan), self.sizes, precision)
-            return layout.bytes + layout.allocates
+            return layout.bytes + layout.allocates + (0 if self.pool.copies else layout.copied)
 
         try:
             held = sum(self.pool.tensor(name, prepared.values[name]).nbytes for name in self.owned)
@@ -334,9 +356,12 @@ class _TorchStep(TensorStep):
         )
 
     def __call__(self, prepared: Prepared) -> Values:
-        tensors = self.ran(prepared.values)
-        results = {name: tensor.to(_as_array(tensor)).cpu().numpy() for name, tensor in tensors.items()}
-        return results | self.pool.renewed(self.table)
+        results = {name: self._handed(tensor) for name, tensor in self.ran(prepared.values).items()}
+        return results | {new: self.pool.arrays[name] for name, new in self.table.renewed.items()}
+
+    def _handed(self, tensor: torch.Tensor) -> Any:
+        """Return a result as an array; a single number stays on a GPU until somebody reads it."""
+        return tensor.clone() if self.gpu and not tensor.ndim else tensor.to(_as_array(tensor)).cpu().numpy()
 
 
 class TorchProgram(EmittedProgram):

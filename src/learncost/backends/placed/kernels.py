@@ -10,7 +10,7 @@ from learncost.backends.c import KernelFunction, SizeNeededError, kernel
 from learncost.backends.expression import Identifiers
 from learncost.ir.affine import Affine
 from learncost.ir.dataclass import dataclass, replace
-from learncost.ir.line import FusedKernel, Line, Meta, Op
+from learncost.ir.line import FusedKernel, Line, Meta, Op, Sum
 from learncost.ir.polynomial import base, names_of_sizes, size_of
 from learncost.ir.term import Literal, Read, Term, terms_of
 from learncost.program.calls import Axes
@@ -102,12 +102,13 @@ def _places(line: Line) -> bool:
 
 
 def named_by_op(lines: Sequence[Line]) -> Mapping[str, str]:
-    """Return the arrays of a kernel of one operator by the operator's names; else none."""
-    (line, *more) = lines
-    if more or not isinstance(line, Op):
+    """Return the arrays of a kernel of one operator, with a copy of its result, by the operator's names; else none."""
+    (line, *copies) = lines
+    if not isinstance(line, Op) or any(not isinstance(copy, Sum) or copy.reads != (line.name,) for copy in copies):
         return {}
     pairs = [(term.name, name) for term, name in zip(line.right, line.given, strict=True) if isinstance(term, Term)]
     pairs += [(term.name, name) for term, name in zip(line.left, line.gives, strict=True)]
+    pairs += [(copy.name, f"{line.gives[0]}.copy") for copy in copies]
     names = dict(pairs)
     return names if len(names) == len(pairs) == len({*names.values()}) else {}
 

@@ -126,6 +126,17 @@ class InPlaceLayout:
         names = (*self.table.inputs, *self.table.weights)
         return {name: (self.table.axes[name], self.dtypes[name]) for name in names if name in owned}
 
+    @cached_property
+    def copies(self) -> dict[str, str]:
+        """The given bf16 copies of weights that the step updates, each with its weight."""
+        values = self.table.values
+        return {name: values[name].of for name in self.given if values[name].role == "copy"}
+
+    @property
+    def copied(self) -> int:
+        """Return the bytes of these copies."""
+        return sum(prod(self.shape(axes)) * WIDTHS[kind] for axes, kind in map(self.given.__getitem__, self.copies))
+
     def count(self, count: str) -> int:
         """Return the iterations of a loop."""
         return int(size_of(count, self.sizes))

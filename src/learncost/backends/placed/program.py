@@ -76,6 +76,7 @@ class InPlaceProgram:
     functions  the kernels, with the order of their arguments
     bytes      of the arena
     given      what `lay_out` needs, by name in the table, with its axes and type
+    copies     those that are bf16 copies of weights, each with its weight
     results    the arrays in the arena after a step, by name in the table: its field of the record, and its shape
     calls      the statements, with the lines that each computes
     meets      whether it is one of several devices: `step` then takes their DeviceMesh, too
@@ -86,6 +87,7 @@ class InPlaceProgram:
     functions: tuple[KernelFunction, ...]
     bytes: int
     given: Mapping[str, tuple[tuple[str, ...], str]]
+    copies: Mapping[str, str]
     results: Mapping[str, tuple[str, tuple[int, ...]]]
     calls: tuple[Item, ...] = ()
     meets: bool = False
@@ -164,6 +166,7 @@ class _InPlaceWriter:
             functions,
             size,
             layout.given,
+            layout.copies,
             results,
             layout.items,
             meets=between.MESH in self.arguments,

@@ -90,14 +90,14 @@ class _LaunchedCall:
                     yield self._op(name, operands, writes, {"is_causal": launch.causal}, launch.name)
                     continue
                 known = {"product": launch.product, "dtype": self._operand(reads[0]).dtype} if launch.product else {}
-                yield self._op("triton::tiles" if known else "triton::rows", reads, writes, known, launch.name)
+                yield self._op("triton::tiles_" if known else "triton::rows_", reads, writes, known, launch.name)
         else:
             yield self._op("aten::zero_", (), (made,))
 
     def _operator(self, launch: Launch, like: str) -> ProgramOp:
         """Return an operator on arrays that are in no arena, of the type of those that are."""
         *reads, made = (self._operand(like)._replace(shape=shape) for shape in launch.shapes)
-        op = self._op("triton::tiles" if launch.product else "triton::rows", reads, (), {}, launch.name)
+        op = self._op("triton::tiles_" if launch.product else "triton::rows_", reads, (), {}, launch.name)
         known = {"product": launch.product, "dtype": made.dtype} if launch.product else {}
         return op._replace(outputs=(made,), arguments=known)
 

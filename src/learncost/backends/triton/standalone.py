@@ -11,6 +11,7 @@ from learncost.backends.placed.layout import IN_PLACE, PYTORCH, InPlaceLayout
 from learncost.backends.placed.program import TYPES, InPlaceProgram, in_place_program
 from learncost.backends.precision import typed
 from learncost.backends.triton.attention import with_sums
+from learncost.backends.triton.copies import with_copies
 from learncost.backends.triton.kernel import writer
 from learncost.backends.triton.preamble import HELPERS, MAIN, PREAMBLE, USE
 from learncost.ir.dataclass import replace
@@ -26,7 +27,7 @@ LONGEST = 2**31 - 2**20
 def laid_out(table: Table, sizes: Mapping[str, int], dtype: str) -> InPlaceLayout:
     """Return the layout of a step in place whose kernels are in Triton. Raises `InputError` for a line without one."""
     check_derived(table.lines, "no program computes it")
-    typed_table, types, known = with_sums(*typed(table, dtype, IN_PLACE), sizes)
+    typed_table, types, known = with_sums(*with_copies(*typed(table, dtype, IN_PLACE)), sizes)
     return InPlaceLayout(typed_table, types, sizes, KernelTable(sizes, writer(known)), PYTORCH)
 
 
@@ -74,7 +75,8 @@ def in_triton(table: Table, sizes: Mapping[str, int], dtype: str, title: str) ->
 
 
 def _given(layout: InPlaceLayout) -> str:
-    """Return the shape and type of every tensor that the caller allocates."""
-    given = {name: (layout.shape(axes), TYPES[kind]) for name, (axes, kind) in layout.given.items()}
-    rows = (f'    "{name}": ({shape}, torch.{kind}),\n' for name, (shape, kind) in given.items())
-    return f"GIVEN = {{\n{''.join(rows)}}}"
+    """Return the shape and type of every tensor that the caller allocates, and the weights of bf16 copies."""
+    given = ((name, each) for name, each in layout.given.items() if name not in layout.copies)
+    rows = (f'    "{name}": ({layout.shape(axes)}, torch.{TYPES[kind]}),\n' for name, (axes, kind) in given)
+    copies = (f'    "{name}": "{weight}",\n' for name, weight in layout.copies.items())
+    return f"GIVEN = {{\n{''.join(rows)}}}\nCOPIES = {{\n{''.join(copies)}}}"

@@ -137,7 +137,8 @@ def _no_gpu(step: MemoryStep) -> str:
 
 
 def _on_gpu(step: MemoryStep, sizes: Mapping[str, int], layout: InPlaceLayout) -> dict[str, int]:
-    return _parts(step, layout, sizes) | {"workspaces": WORKSPACES + layout.allocates}
+    copies = {"bf16 copies of weights": layout.copied} if layout.copied else {}
+    return _parts(step, layout, sizes) | copies | {"workspaces": WORKSPACES + layout.allocates}
 
 
 def laid_out_on_gpu(step: MemoryStep, sizes: Mapping[str, int], check: bool = True) -> InPlaceLayout:
@@ -181,9 +182,9 @@ MESSAGES = (
 )
 
 SAID_ON_GPU = (
-    "The step of learncost emit --backend triton: weights and optimizer states, the batch, the arena, and 64 MiB of "
-    "cuBLAS (16 MiB before Hopper). CUDA's context and the buffers of index_put_ are not included. It has never been "
-    "measured on a GPU."
+    "The step of learncost emit --backend triton: weights and optimizer states, with bf16-masters bf16 copies of "
+    "weights, the batch, the arena, and 64 MiB of cuBLAS (16 MiB before Hopper). CUDA's context and the buffers of "
+    "index_put_ are not included. It has never been measured on a GPU."
 )
 
 _RULES = {

@@ -1,6 +1,6 @@
 """What the package says of PyTorch, held to a GPU: values, trainings, memory, time.
 
-    python benchmarks/on_cuda.py [--only values,training,memory,imported,steps,engine,time] [--quick] [--json FILE]
+    python benchmarks/on_cuda.py [--only values,...] [--quick] [--json FILE]
     python benchmarks/on_cuda.py --device cpu --quick
 
 Needs torch, and transformers for rows of its modules. A row that fails says why, and the others go on. With
@@ -13,10 +13,11 @@ memory    the peak that `memory` predicts beside the bytes that were asked of th
           without its rounding) while two steps ran, and those that it handed out; libraries' workspaces apart
 imported  the same of modules that were read
 steps     the same of optimizers, accumulation, clipping and checkpoints
-engine    the card; what is predicted of the engine on a GPU under two plans, before it runs; losses of 100 steps beside
-          those of autocast; the floor (products, attention, AdamW's bytes); the first step, the median of steps and the
-          allocator's peak of the engine, of eager PyTorch, of torch.compile by default and with max-autotune, and of
-          `learncost.torch`; the kernels of ours that take longest. It ends within ten minutes
+engine    the card; what is predicted of the engine on a GPU under two plans, one for time and one for memory, before it
+          runs; losses of 100 steps beside those of autocast; the floor (products, attention, AdamW's bytes); the first
+          step, the median of steps and the allocator's peak of the engine, of eager PyTorch, of torch.compile by
+          default and with max-autotune, and of `learncost.torch`; the kernels of ours that take longest: GPT-2 of 124M
+          at 16 and 4 sequences, a Llama of 1 B, ViT-B/16. It ends within ten minutes
 time      the median of steps by CUDA's events, in turns, also of the step in Triton as a CUDA graph, beside what the
           published record of the card and a calibration say; MFU by the price book `matmul` over the published peak
 """
@@ -34,16 +35,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from measure import show
 from on_gpu.asked import Asked, Row, said
-from on_gpu.engine import engine
-from on_gpu.memory import CASES, cases, peaks_of, predicted_case
-from on_gpu.steps import timed
-from on_gpu.trainings import training
-from on_gpu.values import values
 
 COLUMNS: Mapping[str, Sequence[str]] = {
     "values": ("off",),
@@ -51,7 +47,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     "memory": ("predicted", "measured", "handed_out", "ratio"),
     "imported": ("predicted", "measured", "handed_out", "ratio"),
     "steps": ("predicted", "measured", "handed_out", "ratio"),
-    "engine": ("off", "first", "seconds", "expected", "predicted", "measured"),
+    "engine": ("off", "first", "seconds", "expected", "predicted", "measured", "ratio"),
     "time": ("seconds", "from", "to", "busy", "published", "calibrated", "mfu"),
 }
 
@@ -66,6 +62,12 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def refuse(reason: str) -> NoReturn:
+    """End with a line and exit code 2."""
+    print(f"on_cuda.py: {reason}", file=sys.stderr)
+    raise SystemExit(2)
+
+
 def main() -> None:
     """Measure section by section."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -77,12 +79,23 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="everything, into a file")
     parser.add_argument("--calibration", type=Path, help="where the calibration is written")
     given = parser.parse_args()
+    chosen = given.only.split(",")
+    if unknown := [section for section in chosen if section not in COLUMNS]:
+        refuse(f"there is no section {unknown[0]}: give some of {', '.join(COLUMNS)}")
     if given.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("on_cuda.py: there is no GPU; --device cpu tries what needs none")
+        refuse("there is no GPU; --device cpu tries what needs none")
+    if given.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    from on_gpu.engine import engine  # learncost.torch asks where kernels run when it is imported
+    from on_gpu.memory import CASES, cases, peaks_of, predicted_case
+    from on_gpu.steps import timed
+    from on_gpu.trainings import training
+    from on_gpu.values import values
+
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     asked = Asked(given.device, given.quick, tuple(given.rows.split(",")))
-    chosen, began = given.only.split(","), time.perf_counter()
+    began = time.perf_counter()
     everything: dict[str, Any] = {"torch": torch.__version__, "device": given.device}
     if given.device == "cuda":
         everything["device"] = torch.cuda.get_device_name()

@@ -22,14 +22,19 @@ class Eager(Learner):
 
     def begin(self, subject: Subject) -> dict[str, Any]:
         self.subject = subject
-        weights = packed(subject.built, subject.weights())
-        with self.device:
-            self.module = module(subject.configuration)
-        self.module.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()}, strict=False)
+        self.module = self.made(subject)
         rates: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
         self.optimizer = torch.optim.AdamW(self.module.parameters(), fused=True, **rates)
         self.run = self.loss_module(self.module)
         return facts(self.device)
+
+    def made(self, subject: Subject) -> torch.nn.Module:
+        """The module, with the weights that all sides start from."""
+        weights = packed(subject.built, subject.weights())
+        with self.device:
+            made = module(subject.configuration)
+        made.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()}, strict=False)
+        return made
 
     def loss_module(self, module: torch.nn.Module) -> Any:
         """What is called for the loss."""

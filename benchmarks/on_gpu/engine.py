@@ -10,33 +10,44 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from against_torch_and_jax.floor import products
 from against_torch_and_jax.floor_side import FloorSide
-from against_torch_and_jax.subject import BETAS, LEARNING_RATE, WEIGHT_DECAY, Subject
+from against_torch_and_jax.subject import BETAS, LEARNING_RATE, WEIGHT_DECAY
 from against_torch_and_jax.torch_side import Compiled, Eager, facts
-from prediction import gpt2, llama
 
 import learncost as lc
 import learncost.torch
 from learncost.devices.device import device as find_device
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.reports.memory.planner import chosen, smallest
 from on_gpu.asked import Asked, Row, said
 from on_gpu.in_triton import InTriton
 from on_gpu.steps import CARD, seconds
+from on_gpu.subjects import Text, fastest, leanest, subjects
 
-LIMIT, END = 480, 570
-"""Seconds after which no side begins, and after which one that runs is ended: all of them end within ten minutes."""
+LIMIT, END, EACH = 480, 570, 120
+"""Seconds after which no side begins, after which one that runs is ended, and that one takes at most."""
 STEPS, LOSSES, KERNELS = 15, 100, 12
 
 
-class Autotuned(Compiled):
+class Plain(Eager):
+    """Operator by operator, also of images, whose weights the peers' module draws."""
+
+    def made(self, subject: Any) -> torch.nn.Module:
+        with self.device:
+            own = subject.module()
+        return own or super().made(subject)
+
+
+class PlainCompiled(Plain, Compiled):
+    """The same under torch.compile by default."""
+
+
+class Autotuned(PlainCompiled):
     """torch.compile with all choices of kernels tried, and CUDA graphs."""
 
     def loss_module(self, module: torch.nn.Module) -> Any:
@@ -46,32 +57,21 @@ class Autotuned(Compiled):
 class OwnModule(Eager):
     """The module of `learncost.torch` in the place of PyTorch's."""
 
-    def begin(self, subject: Subject) -> dict[str, Any]:
+    def begin(self, subject: Text) -> dict[str, Any]:
         self.subject = subject
-        self.module = self.run = learncost.torch.model(subject.configuration, device=self.device)
+        self.module = learncost.torch.model(subject.configuration, device=self.device)
+        self.run = lambda *given: self.module(**dict(zip(subject.inputs, given, strict=True)))
         rates: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "weight_decay": WEIGHT_DECAY}
         self.optimizer = torch.optim.AdamW(self.module.parameters(), fused=True, **rates)
         return facts(self.device)
 
 
-def subjects(asked: Asked) -> tuple[Subject, ...]:
-    """GPT-2 of 124M at the two batches of the design, and a Llama of 1 B."""
-    if asked.quick:
-        return (Subject("gpt2 2 x 16", gpt2(2, 16, 2, 8, 61), 2, 8, "bf16"),)
-    large = Subject("gpt2 124M", gpt2(12, 768, 12, 1024, 50304), 16, 1024, "bf16")
-    return (
-        large,
-        replace(large, batch_size=4),
-        Subject("llama 1B", llama(16, 2048, 32, 8192, 2048, 32000), 2, 2048, "bf16"),
-    )
-
-
 SIDES: Mapping[str, type[Eager] | Callable[..., str]] = {
-    "ours": chosen,
-    "ours, least memory": smallest,
-    "eager": Eager,
+    "ours": fastest,
+    "ours, least memory": leanest,
+    "eager": Plain,
     "learncost.torch": OwnModule,
-    "compile": Compiled,
+    "compile": PlainCompiled,
     "compile, max-autotune": Autotuned,
 }
 
@@ -79,30 +79,41 @@ SIDES: Mapping[str, type[Eager] | Callable[..., str]] = {
 def engine(asked: Asked) -> Iterator[Row]:
     """Predictions of ours, losses beside autocast's, then the rows of each side, and the kernels of ours."""
     began, name = time.perf_counter(), "{0.model}, {0.batch_size} x {0.seq_len}".format
+    several, predicted = subjects(asked), dict[str, int]()
     sections: list[tuple[str, Callable[[str], Iterator[Row]]]] = []
-    for subject in subjects(asked):
+    for subject in several:
         own = [side for side, plans in SIDES.items() if not isinstance(plans, type)]
-        sections += [(f"{name(subject)}, {side}", partial(_predicted, side, subject, asked)) for side in own]
-    for subject in subjects(asked):
+        sections += [(f"{name(subject)}, {side}", partial(_predicted, side, subject, asked, predicted)) for side in own]
+    for subject in several[:-1]:  # all but images
         sections.append((f"{name(subject)}, losses", partial(_losses, subject, asked)))
-    for subject in subjects(asked):
+    for subject in several:
         sections.append((f"{name(subject)}, floor", partial(_floor, subject, asked)))
-        sections += [(f"{name(subject)}, {side}", partial(_side, side, subject, asked)) for side in SIDES]
+        sections += [(f"{name(subject)}, {side}", partial(_side, side, subject, asked, predicted)) for side in SIDES]
     yield {"what": torch.cuda.get_device_name() if asked.device == "cuda" else "a CPU, in Triton's interpreter"}
-    with _ending(END):
-        for what, find in sections:
-            if not asked.takes(what):
-                continue
-            if time.perf_counter() - began > LIMIT:
-                yield {"what": what, "error": f"not begun after {LIMIT} s"}
-                continue
-            try:
-                yield from find(what)
-            except Exception as error:  # the next side goes on
-                yield {"what": what, "error": said(error)}
-            gc.collect()
-            if asked.device == "cuda":
-                torch.cuda.empty_cache()
+    for what, find in sections:
+        if not asked.takes(what):
+            continue
+        passed = time.perf_counter() - began
+        if passed > LIMIT:
+            yield {"what": what, "error": f"not begun after {LIMIT} s"}
+            continue
+        _clear(asked)
+        try:
+            with _ending(min(EACH, int(END - passed))):
+                rows = [*find(what)]
+        except Exception as error:  # the next side goes on
+            rows = [{"what": what, "error": said(error)}]
+        yield from rows
+
+
+def _clear(asked: Asked) -> None:
+    """Forget what sides before have compiled, captured and allocated, workspaces of cuBLAS among it."""
+    torch._dynamo.reset()
+    gc.collect()
+    if asked.device == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 @contextmanager
@@ -110,7 +121,7 @@ def _ending(after: int) -> Iterator[None]:
     """Raise an exception in a side that still runs after some seconds, such as one that tries all kernels."""
 
     def end(*_: object) -> None:
-        raise TimeoutError(f"ended after {after} s in all")
+        raise TimeoutError(f"ended after {after} s")
 
     before = signal.signal(signal.SIGALRM, end)
     signal.alarm(after)
@@ -121,24 +132,24 @@ def _ending(after: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _predicted(side: str, subject: Subject, asked: Asked, what: str) -> Iterator[Row]:
+def _predicted(side: str, subject: Text, asked: Asked, peaks: dict[str, int], what: str) -> Iterator[Row]:
     """Yield the peak and the time of ours, which are told before it runs."""
     precision = {"dtype": "bf16-masters", "optimizer": "adamw"}
-    lengths = {"batch_size": subject.batch_size, "seq_len": subject.seq_len}
     table, sizes = without_gradients(step(subject.built, "bp", "adamw")), subject.sizes
     plan = SIDES[side](table, sizes, "bf16-masters")
-    given = {"engine": "cuda", "plan": plan, **precision, **lengths}
+    given = {"engine": "cuda", "plan": plan, **precision, **subject.lengths}
     expected = lc.cost(subject.configuration, on=_card(asked.device == "cuda"), **given).recorded.seconds
-    yield {"what": what, "predicted": lc.memory(subject.configuration, **given).peak, "expected": expected}
+    peaks[what] = lc.memory(subject.configuration, **given).peak
+    yield {"what": f"{what}, plan {plan}", "predicted": peaks[what], "expected": expected}
 
 
-def _side(side: str, subject: Subject, asked: Asked, what: str) -> Iterator[Row]:
-    """Yield the first step, the median of others, and the most bytes allocated."""
+def _side(side: str, subject: Text, asked: Asked, peaks: Mapping[str, int], what: str) -> Iterator[Row]:
+    """Yield the first step, the median of others, and the most bytes allocated beside those that were predicted."""
     on_gpu, plans = asked.device == "cuda", SIDES[side]
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if on_gpu else 0
     own = not isinstance(plans, type)
-    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()  # kernels compile in the first step
+    for cache in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        os.environ[cache] = tempfile.mkdtemp()  # kernels compile in the first step
     running = InTriton(plans) if own else plans()
     begun = time.perf_counter()
     running.begin(subject)
@@ -148,7 +159,10 @@ def _side(side: str, subject: Subject, asked: Asked, what: str) -> Iterator[Row]
     first = time.perf_counter() - begun
     times = sorted(seconds(run, asked.device) for _ in range(asked.some(range(STEPS), 2)[-1] + 1))
     row: Row = {"what": what, "first": first, "seconds": statistics.median(times)}
-    yield row | {"measured": torch.cuda.max_memory_allocated() if on_gpu else None}
+    if on_gpu:
+        row["measured"] = torch.cuda.max_memory_allocated() - before
+        row |= {"predicted": peaks[what], "ratio": peaks[what] / row["measured"]} if what in peaks else {}
+    yield row
     if own and on_gpu:
         yield from _kernels(what, run)
 
@@ -173,9 +187,9 @@ def _kernels(what: str, run: Any) -> Iterator[Row]:
         yield {"what": f"{what}: {each.count} x {each.key[:60]}", "seconds": each.self_device_time_total / 1e6}
 
 
-def _losses(subject: Subject, asked: Asked, what: str) -> Iterator[Row]:
+def _losses(subject: Text, asked: Asked, what: str) -> Iterator[Row]:
     """Yield the largest distance between losses of steps on one batch each, and those of PyTorch under autocast."""
-    sides: list[Any] = [InTriton(chosen), Eager()]
+    sides: list[Any] = [InTriton(fastest), Plain()]
     several: list[list[float]] = []
     for running in sides:
         running.begin(subject)
@@ -186,7 +200,7 @@ def _losses(subject: Subject, asked: Asked, what: str) -> Iterator[Row]:
     yield {"what": f"{what}: {len(several[0])} beside autocast's", "off": off}
 
 
-def _floor(subject: Subject, asked: Asked, what: str) -> Iterator[Row]:
+def _floor(subject: Text, asked: Asked, what: str) -> Iterator[Row]:
     """Yield the seconds of products alone, of attention's kernels, and of the bytes of AdamW."""
     side = FloorSide()
     side.begin(subject)
@@ -201,7 +215,7 @@ def _floor(subject: Subject, asked: Asked, what: str) -> Iterator[Row]:
 
     def attention() -> None:
         factors = [each.detach().requires_grad_() for each in (q, k, v)]
-        torch.nn.functional.scaled_dot_product_attention(*factors, is_causal=True).backward(gradient)
+        torch.nn.functional.scaled_dot_product_attention(*factors, is_causal=subject.causal).backward(gradient)
 
     for _ in range(2):
         attention()

@@ -557,6 +557,22 @@ def test_what_a_gpu_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         in_triton.check_gpu("cuda")
 
 
+def test_experts_of_real_size_are_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No block has a row of an expert's weights then, and PyTorch's operators gather these for every token."""
+    from learncost.engines import in_triton
+    from learncost.engines.options import Options
+    from learncost.training.engine import engine
+
+    for name, stub in {"is_interpreted": lambda: True, "free_bytes": lambda device: 100_000}.items():
+        monkeypatch.setattr(in_triton, name, stub)
+    for limit, number in LIMITS["operators"].items():
+        monkeypatch.setattr(blocks, limit, number)
+    tokens = np.zeros((1, 5), int)
+    trained = engine(small("mixtral"), Options(engine="torch", device="cuda", optimizer="sgd", dtype="fp32"))
+    with pytest.raises(lc.InputError, match=r"bytes .* of them in mixture_of_experts\w*, which PyTorch's operators"):
+        trained.step({"tokens": tokens, "targets": tokens}, 0.01)
+
+
 def test_what_is_missing_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
+    from learncost.backends.placed import InPlaceLayout
     from learncost.engines.in_place import InPlace
 
 
@@ -333,8 +334,10 @@ class _TorchStep(TensorStep):
         from learncost.backends import triton
         from learncost.engines.in_triton import free_bytes
 
-        def taken(plan: str) -> int:
-            layout = triton.laid_out(planned(self.table, plan), self.sizes, precision)
+        def laid_out(plan: str) -> InPlaceLayout:
+            return triton.laid_out(planned(self.table, plan), self.sizes, precision)
+
+        def taken(layout: InPlaceLayout) -> int:
             return layout.bytes + layout.allocates + (0 if self.pool.copies else layout.copied)
 
         try:
@@ -345,14 +348,20 @@ class _TorchStep(TensorStep):
                 f"weights and states take {size:,} bytes, for which {gpu} has no memory: give a smaller model, an "
                 "optimizer with fewer states, or --device cpu"
             ) from None
-        free, needed = free_bytes(gpu), taken(self.plan)
+        layout = laid_out(self.plan)
+        free, needed = free_bytes(gpu), taken(layout)
         if free is None or needed <= free + (self.pool.arena.nbytes if self.pool.arena is not None else 0):
             return
         other = chosen(self.table, self.sizes, precision, free + held)
-        smaller = taken(other)
+        smaller = taken(laid_out(other))
         advice = f"--plan {other}, which takes {smaller:,}" if smaller <= free else "a smaller --batch-size"
+        largest = max(layout.functions, key=lambda function: function.allocates)
+        why = ""
+        if largest.operators and smaller > free:  # such as experts, whose weights are gathered for every token
+            why = f", {largest.allocates:,} of them in {largest.name}, which PyTorch's operators compute"
+            advice = "--device cpu, whose kernels allocate nothing"
         raise MemoryNeededError(
-            f"a step takes {needed:,} bytes beside weights and states, and {gpu} has {free:,} free: give {advice}"
+            f"a step takes {needed:,} bytes beside weights and states{why}, and {gpu} has {free:,} free: give {advice}"
         )
 
     def __call__(self, prepared: Prepared) -> Values:

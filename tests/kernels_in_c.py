@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learncost.backends.c import kernel
+from learncost.backends.c import KernelLines, kernel
 from learncost.backends.c.gnu import GNU
 from learncost.engines import compiler
 from learncost.interpreter import execute
@@ -63,15 +63,9 @@ class Case:
         self.given = [n for n in dict.fromkeys(n for line in self.lines for n in line.reads) if n not in names]
         self.dtypes = dict.fromkeys((*self.given, *names), dtype)
         self.dtypes |= dict.fromkeys(integers, "int64") | dict.fromkeys(masks, "bool") | (dtypes or {})
-        self.function = kernel(
-            self.lines,
-            self.axes,
-            self.outputs,
-            self.dtypes,
-            {name: sizes[name] for name in constants},
-            meta.name,
-            printer,
-        )
+        fixed = {name: sizes[name] for name in constants}
+        given = KernelLines(self.lines, self.axes, self.outputs, self.dtypes, fixed, meta.name)
+        self.function = kernel(given, printer)
         generator = np.random.default_rng(0)
         self.arrays = {name: self._random(generator, name, integers) for name in self.given}
 

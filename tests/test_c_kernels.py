@@ -12,7 +12,7 @@ import pytest
 
 import learncost as lc
 from kernels_in_c import Case, check, needs_compiler
-from learncost.backends.c import kernel, source, writable
+from learncost.backends.c import KernelLines, kernel, source
 from learncost.engines import compiler
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line
@@ -304,12 +304,11 @@ def test_refusals():
     lines = [parse_line("s[] = X[B d]"), parse_line("Y[B d] = X[B d] s[]")]
     lines = [replace(line, meta=replace(line.meta, kernel=meta)) for line in lines]
     dtypes = dict.fromkeys(axes, "fp32")
-    assert not writable(lines, axes, frozenset({"Y"}), dtypes)
-    assert writable(lines[:1], axes, frozenset({"s"}), dtypes)
+    assert kernel(KernelLines(lines[:1], axes, frozenset({"s"}), dtypes, {}, "total")).writes == ("s",)
     with pytest.raises(InputError, match="before all iterations"):
-        kernel(lines, axes, frozenset({"Y"}), dtypes, {}, "total")
+        kernel(KernelLines(lines, axes, frozenset({"Y"}), dtypes, {}, "total"))
     with pytest.raises(InputError, match="fp16, not one of"):
-        kernel(lines, axes, frozenset({"Y"}), dtypes | {"X": "fp16"}, {}, "total")
+        kernel(KernelLines(lines, axes, frozenset({"Y"}), dtypes | {"X": "fp16"}, {}, "total"))
 
 
 def test_no_compiler(monkeypatch):

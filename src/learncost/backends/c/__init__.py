@@ -24,7 +24,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Sum
 from learncost.ir.term import Term
 
-__all__ = ["KernelFunction", "Scratch", "SizeNeededError", "kernel", "source", "writable"]
+__all__ = ["KernelFunction", "KernelLines", "Scratch", "SizeNeededError", "kernel", "source"]
 
 
 class SizeNeededError(Exception):
@@ -39,10 +39,29 @@ class _ConstantSizes(dict[str, int]):
 
 
 @dataclass(frozen=True)
-class KernelFunction:
-    """One kernel in C.
+class KernelLines:
+    """Lines that are to be one kernel, in any language: they have the same kernel in their Meta.
 
-    name     of the C function, which returns nothing
+    axes      the declared axes of every name in the lines
+    outputs   the results that other lines read
+    dtypes    of every array: fp32, fp64, bf16 (stored so, computed in float), int64 for an index, bool for a mask
+    sizes     sizes that are constants in the kernel; all others are parameters
+    name      of its function
+    """
+
+    lines: Sequence[Line]
+    axes: Mapping[str, tuple[str, ...]]
+    outputs: frozenset[str]
+    dtypes: Mapping[str, str]
+    sizes: Mapping[str, int]
+    name: str
+
+
+@dataclass(frozen=True)
+class KernelFunction:
+    """One kernel, in C or for a GPU.
+
+    name     of the function, which returns nothing
     text     its definition
     reads    names of the arrays that it reads, in the order of its parameters
     writes   names of the arrays that it writes: the parameters after them
@@ -98,25 +117,13 @@ class Scratch:
     points: int
 
 
-def kernel(
-    lines: Sequence[Line],
-    axes: Mapping[str, tuple[str, ...]],
-    outputs: frozenset[str],
-    dtypes: Mapping[str, str],
-    sizes: Mapping[str, int],
-    name: str,
-    printer: Printer = GNU,
-) -> KernelFunction:
-    """Return the C function of lines that have the same kernel in their Meta.
+def kernel(given: KernelLines, printer: Printer = GNU) -> KernelFunction:
+    """Return the C function of lines, in a dialect of C.
 
-    axes      the declared axes of every name in the lines
-    outputs   the results that other lines read
-    dtypes    of every array: fp32, fp64, bf16 (stored so, computed in float), int64 for an index, bool for a mask
-    sizes     sizes that are constants in C; all others are parameters
-    printer   the dialect of C
     Raises `InputError` with a line that cannot be printed; SizeNeededError if the dialect needs a numeric size.
     """
-    lines, sizes = tuple(lines), _ConstantSizes(sizes)
+    lines, axes, outputs, dtypes = tuple(given.lines), given.axes, given.outputs, given.dtypes
+    sizes, name = _ConstantSizes(given.sizes), given.name
     _check(lines, axes, outputs, dtypes, printer)
     plan = lines[0].meta.kernel or FusedKernel(name, ())
     normal = lowered(lines, axes, outputs, plan.axes)
@@ -234,17 +241,6 @@ def _scheduled(
             plain = Term(left.name, left.declared)
             changed.append(Sum((plain,), (replace(plain, name=f"{left.name}~sum"),), (), line.meta, (1,)))
     return KernelSchedule(changed, iterations, plan.blocks, outputs, dtypes, parts)
-
-
-def writable(
-    lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str], dtypes: Mapping[str, str]
-) -> bool:
-    """Return whether the lines can be one function."""
-    try:
-        kernel(lines, axes, outputs, dtypes, {}, "kernel")
-    except InputError:
-        return False
-    return True
 
 
 def source(functions: Sequence[KernelFunction], printer: Printer = GNU) -> str:

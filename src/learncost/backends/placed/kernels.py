@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from math import prod
 from typing import TypeAlias
 
-from learncost.backends.c import KernelFunction, SizeNeededError, kernel
+from learncost.backends.c import KernelFunction, KernelLines, SizeNeededError, kernel
 from learncost.backends.expression import Identifiers
 from learncost.ir.affine import Affine
 from learncost.ir.dataclass import dataclass, replace
@@ -139,10 +139,8 @@ def _others(line: Line) -> Iterator[str]:
     yield from getattr(line, "axes", ())
 
 
-KernelWriter: TypeAlias = Callable[
-    [Sequence[Line], Axes, frozenset[str], Mapping[str, str], Mapping[str, int], str], KernelFunction
-]
-"""The printer of kernels in a language, with the first six arguments of `backends.c.kernel`."""
+KernelWriter: TypeAlias = Callable[[KernelLines], KernelFunction]
+"""The printer of kernels in a language."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ class KernelTable:
             renamed = {ops_names.get(array, array): array for array in like.arrays}
 
             def function_with(fixed: Mapping[str, int]) -> KernelFunction:
-                return self.write(
+                given = KernelLines(
                     [line.renamed(ops_names) for line in lines],
                     {array: axes[name] for array, name in renamed.items() if name in axes},
                     frozenset(ops_names.get(array, array) for array in others & {*like.arrays}),
@@ -201,6 +199,7 @@ class KernelTable:
                     fixed,
                     name,
                 )
+                return self.write(given)
 
             fixed = self._fixed(like)
             try:

@@ -11,7 +11,7 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
-from learncost.backends.c import KernelFunction, Launch, SizeNeededError
+from learncost.backends.c import KernelFunction, KernelLines, Launch, SizeNeededError
 from learncost.backends.expression import Identifiers, call
 from learncost.ir.affine import Affine
 from learncost.ir.dataclass import dataclass, replace
@@ -266,14 +266,12 @@ def _view(term: Term, scores: Sequence[str], sizes: Mapping[str, int]) -> tuple[
     return form, text if heads else f"{text}.unsqueeze(1)"
 
 
-def library(
-    lines: Sequence[Line], found: AttentionLines, dtypes: Mapping[str, str], sizes: Mapping[str, int], name: str
-) -> KernelFunction | None:
+def library(lines: KernelLines, found: AttentionLines) -> KernelFunction | None:
     """Return the function that calls the library; None where an array has no view of heads."""
     backward, summed = len(found.terms) > 5, len(found.terms) in (5, 9)
     sums = found.terms[5 if backward else 4] if summed else None
-    terms = [term for term in found.terms if term is not sums]
-    views = [view for term in terms if (view := _view(term, found.scores, sizes))]
+    terms, name, dtypes = [term for term in found.terms if term is not sums], lines.name, lines.dtypes
+    views = [view for term in terms if (view := _view(term, found.scores, lines.sizes))]
     if len(views) < len(terms):
         return None
     forms = [form for form, _ in views]
@@ -285,7 +283,7 @@ def library(
     written = call(BACKWARD if backward else FORWARD, [*given, str(found.causal), repr(found.scale), *handed])
     text = "\n".join(
         (
-            *(f"# {line}" for line in lines),
+            *(f"# {line}" for line in lines.lines),
             f"def {name}({', '.join(arrays.values())}):",
             *(f"    {line}" for line in written.split("\n")),
         )

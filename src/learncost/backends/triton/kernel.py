@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from math import prod
 from textwrap import fill
-from typing import Any
 
-from learncost.backends.c import KernelFunction, Launch, Scratch
+from learncost.backends.c import KernelFunction, KernelLines, Launch, Scratch
 from learncost.backends.c.unify import lowered
 from learncost.backends.expression import Identifiers
 from learncost.backends.placed.kernels import KernelWriter
@@ -97,33 +96,26 @@ def writer(known: Mapping[str, AttentionLines]) -> KernelWriter:
     It raises `InputError` for a type that arrays in Triton lack; SizeNeededError where a size must be a constant.
     """
 
-    def kernel(*given: Any) -> KernelFunction:
-        lines, _, outputs, dtypes, sizes, name = given
-        found = known.get(lines[0].meta.kernel.name if lines[0].meta.kernel else "")
-        found = found or attention(lines, outputs, sizes)
-        if found and (function := library(lines, found, dtypes, sizes, name)):
+    def kernel(given: KernelLines) -> KernelFunction:
+        own = given.lines[0].meta.kernel
+        found = known.get(own.name if own else "") or attention(given.lines, given.outputs, given.sizes)
+        if found and (function := library(given, found)):
             return function
         try:
-            return _printed(*given)
+            return _printed(given)
         except InputError as error:
-            return operators(str(error), *given)
+            return operators(given, str(error))
 
     return kernel
 
 
-def _printed(
-    lines: Sequence[Line],
-    axes: Mapping[str, tuple[str, ...]],
-    outputs: frozenset[str],
-    dtypes: Mapping[str, str],
-    sizes: Mapping[str, int],
-    name: str,
-) -> KernelFunction:
+def _printed(given: KernelLines) -> KernelFunction:
     """Return the kernels of lines in Triton.
 
     A kernel of products and other sums is several, with the products' results as its workspace.
     Raises `InputError` with a line that cannot be printed.
     """
+    lines, axes, outputs, dtypes, name = given.lines, given.axes, given.outputs, given.dtypes, given.name
     plan = lines[0].meta.kernel or FusedKernel(name, ())
     normal = [_renamed(each) for line in lowered(lines, axes, outputs, plan.axes) for each in counted(line)]
     arrays = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
@@ -138,7 +130,7 @@ def _printed(
 
     def part(made: Sequence[Line]) -> PrintedKernel:
         wish = f"{name}_kernel" + (f"_{len(parts) + 1}" if parts else "")
-        values = KernelValues(_needed(made, normal), known, types, sizes, COMPUTED[computed], names)
+        values = KernelValues(_needed(made, normal), known, types, given.sizes, COMPUTED[computed], names)
         parts.append(PrintedKernel(values, list(made), wish))
         return parts[-1]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from textwrap import indent
 
-from learncost.backends.c import KernelFunction, Launch, SizeNeededError
+from learncost.backends.c import KernelFunction, KernelLines, Launch, SizeNeededError
 from learncost.backends.executed import recorded
 from learncost.backends.expression import Identifiers
 from learncost.backends.program import program
@@ -23,19 +23,12 @@ ROLES = {"int64": "index", "bool": "padding"}
 """The role of an array that lines read, by its type."""
 
 
-def operators(
-    why: str,
-    lines: Sequence[Line],
-    axes: Mapping[str, tuple[str, ...]],
-    outputs: frozenset[str],
-    dtypes: Mapping[str, str],
-    sizes: Mapping[str, int],
-    name: str,
-) -> KernelFunction:
-    """Return the function of lines as PyTorch's operators: why they are no kernel, and the arguments of `kernel`.
+def operators(given: KernelLines, why: str) -> KernelFunction:
+    """Return the function of lines as PyTorch's operators, where `why` says why they are no kernel.
 
     They compute in fp32 what is stored in bf16. Raises `SizeNeededError` where a size is not known.
     """
+    lines, axes, outputs, dtypes, sizes = given.lines, given.axes, given.outputs, given.dtypes, given.sizes
     terms = [term for line in lines for operand in (*line.right, *line.left) for term in terms_of(operand)]
     made = {term.name: term for line in lines for term in line.left}
     every = {**axes, **{each: term.declared for each, term in made.items()}}
@@ -62,11 +55,11 @@ def operators(
         array = f"made[{number}]" if len(written.results) > 1 else "made"
         body.append(f"    {names.of(each)}.view({shapes[each]}).copy_({array})")
     head = [f"# {line}" for line in lines]
-    head.append(f"def {name}({', '.join(map(names.of, (*reads, *writes)))}):")
+    head.append(f"def {given.name}({', '.join(map(names.of, (*reads, *writes)))}):")
     head.append(f'    """By PyTorch\'s operators, as {why.partition(", in line: ")[0]}."""\n')
     place = {each: at for at, each in enumerate((*reads, *writes))}
     return KernelFunction(
-        name,
+        given.name,
         "\n".join((*head, *body)) + "\n",
         reads,
         writes,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from learncost.autodiff.derive import derive
-from learncost.backends.c import KernelFunction, kernel
+from learncost.backends.c import KernelFunction, KernelLines, kernel
 from learncost.calibration.operations import TimedCall, operands, timed_ops
 from learncost.calibration.torch import COLUMNS, ROWS, TorchBench, factors
 from learncost.engines.compiler import CompiledKernels
@@ -101,4 +101,4 @@ def _function(name: str, lines: Sequence[Line], table: Table, sizes: Mapping[str
     tagged = [replace(line, meta=replace(line.meta, kernel=tag_kernel)) for line in lines]
     results = frozenset(term.name for line in tagged for term in line.left)
     types = dict.fromkeys(table.axes, "fp32")
-    return kernel(tagged, table.axes, results, types, sizes or {"B": ROWS, "d": COLUMNS}, name)
+    return kernel(KernelLines(tagged, table.axes, results, types, sizes or {"B": ROWS, "d": COLUMNS}, name))

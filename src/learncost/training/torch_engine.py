@@ -357,7 +357,7 @@ class _TorchStep(TensorStep):
         advice = f"--plan {other}, which takes {smaller:,}" if smaller <= free else "a smaller --batch-size"
         largest = max(layout.functions, key=lambda function: function.allocates)
         why = ""
-        if largest.operators and smaller > free:  # such as experts, whose weights are gathered for every token
+        if largest.operators and smaller > free:
             why = f", {largest.allocates:,} of them in {largest.name}, which PyTorch's operators compute"
             advice = "--device cpu, whose kernels allocate nothing"
         raise MemoryNeededError(

@@ -145,8 +145,8 @@ def kernel(given: KernelLines, printer: Printer = GNU) -> KernelFunction:
     head = f"{'static ' if printer.alone else ''}void {name}({', '.join(parameters)}) {{"
     head = textwrap.fill(head, 118, subsequent_indent="        ")
     text = "\n".join((f"/*\n{comment}\n*/", head, *indented(printer.function(iterations_of, sizes)), "}\n"))
-    given, made = (tuple(array.of for array in of_role) for of_role in (reads, makes))
-    return KernelFunction(name, text, given, made, tuple(free), shared(arrays, iterations_of), scratch)
+    taken, made = (tuple(array.of for array in of_role) for of_role in (reads, makes))
+    return KernelFunction(name, text, taken, made, tuple(free), shared(arrays, iterations_of), scratch)
 
 
 def _scratch(

@@ -36,6 +36,10 @@ PARTS = 256
 """The most partial sums over rows, each of one program; a second kernel adds them up."""
 TILE, DEPTH = 64, 32
 """Rows and columns of a product's tile, and the summed positions that it takes at a time."""
+GROUPED = "group_rows"
+"""The helper of an emitted file that sorts rows by experts, with 64 bytes a row."""
+ORDER = ("order", "expert_of", "first_of", "begins")
+"""Its results: rows by experts, the expert and first row of every tile, and the first row of experts."""
 NARROWEST = 8
 """The fewest elements along the axis of such a part."""
 
@@ -48,6 +52,7 @@ class PrintedKernel:
     rank    the dimensions of every block
     stages  launches that follow: they add up partial sums, each with its result
     product of tiles: the number of matrices, their rows and columns, and the length of a sum
+    order   of rows by experts: the array of every row's expert, and the number of experts
     shares  pairs of an array that is read and one that is written that may be one and the same memory
     """
 
@@ -64,6 +69,7 @@ class PrintedKernel:
     scratch: list[Scratch] = field(default_factory=list)
     stages: list[tuple[str, str]] = field(default_factory=list)
     product: tuple[int, ...] = ()
+    order: tuple[str, int] | None = None
     shares: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -92,6 +98,7 @@ class PrintedKernel:
         values = self.values
         arrays = {array: values.dtypes[name] for name, array in (*values.reads.items(), *self.outputs.items())}
         arrays |= {each.name: each.dtype for each in self.scratch}
+        arrays |= dict.fromkeys(ORDER if self.order else (), "int64")
         types = {array: f"*{TYPES[dtype]}" for array, dtype in arrays.items()}
         return types | dict.fromkeys(values.free.values(), "i32")
 
@@ -112,7 +119,8 @@ class PrintedKernel:
         for size, number in self.values.constants.items():
             grid = re.sub(rf"\b{size}\b", number, grid)
         launch = call(f"{self.name}[({grid},)]", [*self._typed(), f"num_warps={self.warps}"])
-        return [*launch.split("\n"), *(stage for _, stage in self.stages)]
+        grouped = [f"{', '.join(ORDER)} = {GROUPED}({', '.join(map(str, self.order))}, {TILE})"] if self.order else []
+        return [*grouped, *launch.split("\n"), *(stage for _, stage in self.stages)]
 
 
 def _used(body: Sequence[str]) -> list[str]:
@@ -129,7 +137,7 @@ def _used(body: Sequence[str]) -> list[str]:
     return kept[::-1]
 
 
-def _power(number: int) -> int:
+def power(number: int) -> int:
     """Return the least power of two that is no smaller."""
     return 1 << max(number - 1, 0).bit_length()
 
@@ -152,7 +160,7 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
     every = dict.fromkeys(axis for line in kernel.made for axis in line.left[0].declared)
     every |= dict.fromkeys(axis for line in values.lines for axis in summed(line))
     rest = [axis for axis in every if axis not in points]
-    lengths = {axis: _power(values.number(axis)) for axis in rest}
+    lengths = {axis: power(values.number(axis)) for axis in rest}
     within = [{*line.loops, *line.left[0].declared} for line in values.lines]
     row = max((prod(lengths[axis] for axis in axes if axis in lengths) for axes in within), default=1)
     swept = _swept(rest, lengths, totals) if row > LARGEST else ""
@@ -163,7 +171,7 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
         raise InputError(f"a row of {shown} is too large for one block in Triton, in line: {kernel.made[0]}")
     kernel.rank = 1 + len(rest)
     known = None if not (rest or totals) else prod(map(values.number, points))
-    together = ELEMENTS if known is None else min(_power(known), max(1, ELEMENTS // row))
+    together = ELEMENTS if known is None else min(power(known), max(1, ELEMENTS // row))
     kernel.warps = min(16, max(4, together * row // 1024))
     count = values.points(points)
     bound = "" if known is not None and known % together == 0 else bracketed(count)
@@ -387,7 +395,7 @@ def tiles(kernel: PrintedKernel, line: Line) -> None:
     kernel.rank = 2
     several = {"row": found.rows, "column": found.columns, "inner": (*found.summed, *found.lone)}
     length = {name: prod(map(values.number, axes)) for name, axes in several.items()}
-    tile = {name: min(DEPTH if name == "inner" else TILE, max(16, _power(length[name]))) for name in several}
+    tile = {name: min(DEPTH if name == "inner" else TILE, max(16, power(length[name]))) for name in several}
     counted = {name: bracketed(values.points(axes)) for name, axes in several.items()}
     many = {name: -(-length[name] // tile[name]) for name in several}
 
@@ -411,8 +419,8 @@ def tiles(kernel: PrintedKernel, line: Line) -> None:
     kernel.loop = f"for first in range(0, {counted['inner']}, {tile['inner']}):"
     across, across_at = block("across", "inner", 1, "first")
     down, down_at = block("down", "inner", 0, "first")
-    left = _factor(values, line.right[0], {**batch, **rows_at, **across_at}, (row, across))
-    right = _factor(values, line.right[1], {**batch, **columns_at, **down_at}, (down, column))
+    left = factor_block(values, line.right[0], {**batch, **rows_at, **across_at}, (row, across))
+    right = factor_block(values, line.right[1], {**batch, **columns_at, **down_at}, (down, column))
     product = f'tl.dot({left}, {right}, sums, input_precision="ieee", out_dtype={values.computed})'
     if any(factor.name in values.reads and values.dtypes[factor.name] == "bf16" for factor in line.right):
         product = f"dot_bf16({left}, {right}, sums)"
@@ -427,7 +435,9 @@ def tiles(kernel: PrintedKernel, line: Line) -> None:
     kernel.product = matrices, length["row"], length["column"], length["inner"]
 
 
-def _factor(values: KernelValues, factor: Operand, at: Mapping[str, BlockValue], blocks: tuple[Block, Block]) -> str:
+def factor_block(
+    values: KernelValues, factor: Operand, at: Mapping[str, BlockValue], blocks: tuple[Block, Block]
+) -> str:
     """Return a factor's block; one that is computed is zero beyond its ends, as one that is loaded."""
     value = values.operand(factor, at)
     if factor.name not in values.makers and {*blocks} <= value.blocks:

@@ -17,7 +17,8 @@ from learncost.backends.c.unify import lowered
 from learncost.backends.expression import Identifiers
 from learncost.backends.placed.kernels import KernelWriter
 from learncost.backends.triton.attention import AttentionLines, attention, library
-from learncost.backends.triton.blocks import PrintedKernel, rows, tiles
+from learncost.backends.triton.blocks import GROUPED, PrintedKernel, rows, tiles
+from learncost.backends.triton.experts import by_rows, expert_product, grouped
 from learncost.backends.triton.operators import operators
 from learncost.backends.triton.values import COMPUTED, FUNCTIONS, RESERVED, TYPES, KernelValues, summed
 from learncost.ir.errors import InputError
@@ -112,7 +113,8 @@ def writer(known: Mapping[str, AttentionLines]) -> KernelWriter:
 def _printed(given: KernelLines) -> KernelFunction:
     """Return the kernels of lines in Triton.
 
-    A kernel of products and other sums is several, with the products' results as its workspace.
+    A kernel of products and other sums is several, with the products' results as its workspace, and one of products of
+    experts is one for each of them and for results with the same axes.
     Raises `InputError` with a line that cannot be printed.
     """
     lines, axes, outputs, dtypes, name = given.lines, given.axes, given.outputs, given.dtypes, given.name
@@ -147,16 +149,32 @@ def _printed(given: KernelLines) -> KernelFunction:
                 scratch.append(Scratch(names.of(line.name), computed, points))
         return begun
 
+    def apart(made: Sequence[Line]) -> None:
+        """Print kernels of results, one for those with the same axes."""
+        for axes in dict.fromkeys(line.left[0].declared for line in made):
+            rows(stored([line for line in made if line.left[0].declared == axes]), ())
+
+    makers = {line.name: line for line in normal}
+    normal = [each for line in normal for each in by_rows(line, makers)]
+    of_experts = {line.name: found for line in normal if (found := expert_product(line, makers))}
     made = [line for line in normal if line.name in outputs]
     products = [line for line in normal if _is_of_matrices(line)]
-    if len(products) == 1 and _fits_tiles(products[0], normal, made):
+    if not of_experts and len(products) == 1 and _fits_tiles(products[0], normal, made):
         tiles(part(made), products[0])
     else:
-        for line in products:
-            if over := [other for other in _needed([line], normal) if other is not line and summed(other)]:
+        for line in [line for line in normal if line in products or line.name in of_experts]:
+            before = [other for other in _needed([line], normal) if other is not line]
+            if line.name in of_experts:
+                apart([other for other in before if other.name in outputs])
+                grouped(stored([line]), line, of_experts[line.name])
+                continue
+            if over := [other for other in before if summed(other)]:
                 rows(stored(over), plan.axes)
             tiles(stored([line]), line)
-        if remaining := [line for line in made if line in normal]:
+        remaining = [line for line in made if line in normal]
+        if of_experts:
+            apart(remaining)
+        elif remaining:
             rows(part(remaining), plan.axes)
     return _function(name, lines, parts, scratch)
 
@@ -211,14 +229,18 @@ def _function(
     text += "\n\n\n".join((*(part.text() for part in parts), launch)) + "\n"
     shares = parts[0].shares if len(parts) == 1 else ()
     place = {array: at for at, array in enumerate(arguments)}
+    ordered = [64 * part.product[3 if part.made[0].left[0].indexed else 1] for part in parts if part.order]
     launches = [launch for part in parts for launch in _launched(part, place)]
-    return KernelFunction(name, text, tuple(reads), tuple(writes), tuple(free), shares, scratch, tuple(launches))
+    arrays = tuple(reads), tuple(writes), tuple(free)
+    return KernelFunction(name, text, *arrays, shares, scratch, tuple(launches), max(ordered, default=0))
 
 
 def _launched(part: PrintedKernel, place: Mapping[str, int]) -> Iterator[Launch]:
     """Yield what a kernel launches: itself, and the sums of its partial sums."""
     parts = {output: each.name for (output, _), each in zip(part.stages, part.scratch, strict=True)}
     writes = (place[parts.get(array, array)] for array in part.outputs.values())
+    if part.order:
+        yield Launch(GROUPED, 0, (place[part.order[0]],), ())
     yield Launch(
         part.name, part.warps, tuple(place[array] for array in part.values.reads.values()), tuple(writes), part.product
     )

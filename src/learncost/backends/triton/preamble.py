@@ -141,6 +141,21 @@ def add_parts(parts, total, number, size):
         sums += tl.sum(part, 0, keep_dims=True)
     tl.store(total + i, sums, mask=i < size)
 ''',
+    "group_rows": '''\
+def group_rows(expert, experts, tile):
+    """Rows in the order of their experts; of every tile its expert and its first row; the first row of each expert.
+
+    The last tiles may be empty: how many there are does not depend on the numbers, as a CUDA graph needs it.
+    """
+    expert = expert.view(-1)
+    order = torch.argsort(expert, stable=True)
+    begins = torch.searchsorted(expert[order], torch.arange(experts + 1, device=expert.device))
+    several = (begins.diff() + tile - 1) // tile
+    tiles = torch.arange(-(-len(order) // tile) + experts, device=expert.device)
+    ends = several.cumsum(0)
+    expert_of = torch.searchsorted(ends, tiles, right=True).clamp(max=experts - 1)
+    return order, expert_of, begins[expert_of] + (tiles - (ends - several)[expert_of]) * tile, begins
+''',
 }
 """The functions of kernels by name."""
 

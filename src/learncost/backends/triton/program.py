@@ -9,6 +9,7 @@ from learncost.backends.c import KernelFunction, Launch
 from learncost.backends.placed.layout import InPlaceLayout
 from learncost.backends.placed.program import TYPES
 from learncost.backends.triton.attention import BACKWARD
+from learncost.backends.triton.blocks import GROUPED
 from learncost.backends.triton.operators import OPERATOR
 from learncost.program.calls import Axes, Call, CallLoop, Item, MatrixView, axes_within
 from learncost.program.lifetimes import Path, ScheduledArray
@@ -79,12 +80,15 @@ class _LaunchedCall:
                 if launch.name == OPERATOR:
                     yield self._operator(launch, arrays[0])
                     continue
+                if launch.name == GROUPED:
+                    yield self._op("aten::sort", [arrays[at] for at in launch.reads], ())
+                    continue
                 reads, writes = ([arrays[at] for at in places] for places in (launch.reads, launch.writes))
                 if launch.shapes:
                     name = f"aten::scaled_dot_product_flash_attention{'_backward' if launch.name == BACKWARD else ''}"
                     kind = self._operand(reads[3 if launch.name == BACKWARD else 2]).dtype  # of the values
                     operands = [
-                        self._operand(read)._replace(shape=shape, dtype=kind)
+                        self._operand(read)._replace(shape=shape, dtype=kind, strides=_strides(shape))
                         for read, shape in zip(reads, launch.shapes, strict=True)
                     ]
                     yield self._op(name, operands, writes, {"is_causal": launch.causal}, launch.name)
@@ -96,7 +100,8 @@ class _LaunchedCall:
 
     def _operator(self, launch: Launch, like: str) -> ProgramOp:
         """Return an operator on arrays that are in no arena, of the type of those that are."""
-        *reads, made = (self._operand(like)._replace(shape=shape) for shape in launch.shapes)
+        shapes = launch.shapes
+        *reads, made = (self._operand(like)._replace(shape=each, strides=_strides(each)) for each in shapes)
         op = self._op("triton::tiles_" if launch.product else "triton::rows_", reads, (), {}, launch.name)
         known = {"product": launch.product, "dtype": made.dtype} if launch.product else {}
         return op._replace(outputs=(made,), arguments=known)
@@ -117,8 +122,8 @@ class _LaunchedCall:
     def _operand(self, name: str) -> Operand:
         layout, array = self.launches.layout, self.fields[name]
         numbers, shape = self.launches.numbers, layout.shape(array.axes)
-        strides = tuple(prod(shape[at + 1 :]) for at in range(len(shape)))
-        return Operand(numbers.setdefault(array.root, len(numbers)), shape, TYPES[layout.dtypes[name]], strides, 0)
+        number = numbers.setdefault(array.root, len(numbers))
+        return Operand(number, shape, TYPES[layout.dtypes[name]], _strides(shape), 0)
 
     def _matrix(self, view: MatrixView) -> Operand:
         operand = self._operand(view.name)
@@ -127,3 +132,8 @@ class _LaunchedCall:
         if view.transposed:
             shape, strides = shape[::-1], strides[::-1]
         return operand._replace(shape=shape, strides=strides)
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous array."""
+    return tuple(prod(shape[at + 1 :]) for at in range(len(shape)))

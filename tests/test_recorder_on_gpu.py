@@ -7,11 +7,14 @@ from itertools import pairwise
 
 import h100_steps
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from learncost.cli.command import main
 from learncost.importer.files.user_file import Target
 from learncost.importer.recorder import device
 from learncost.importer.recorder.device import RecordingProcess
+from learncost.importer.recorder.workspace import results
 from learncost.ir.errors import InputError
 from learncost.program.program import StepRequest
 
@@ -258,6 +261,19 @@ def test_a_name_that_is_missing_is_one_line(answers, tmp_path):
     process = RecordingProcess(Target(file, "Missing"), ())
     with pytest.raises(InputError, match=r"has no .Missing."):
         process.record({"B": 8}, StepRequest("fp32", "cuda"))
+
+
+def test_the_padded_gradient_of_a_mask_is_as_large_the_second_time():
+    """Rows of 17 are aligned to 16 elements (`attention_backward.cu`); the cache of fake tensors kept 17."""
+    aten, sizes = torch.ops.aten, list[int]()
+    with FakeTensorMode():
+        q, bias = (torch.empty(1, 4, 17, width, dtype=torch.bfloat16, device="cuda") for width in (16, 17))
+        result, *saved = aten._scaled_dot_product_efficient_attention(q, q, q, bias, True)
+        for _ in range(2):
+            given = result, q, q, q, bias, result, *saved, 0.0, [True] * 4
+            gradients = results(aten._scaled_dot_product_efficient_attention_backward.default, given, {})
+            sizes.append(gradients[3].untyped_storage().nbytes())
+    assert sizes == [4 * 17 * 32 * 2] * 2
 
 
 def test_the_guard_is_loaded_before_torch():

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from numpy import broadcast_shapes
+from torch._subclasses.fake_tensor import disable_fake_tensor_cache
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 FLOAT = 4
@@ -148,10 +149,17 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*narrow, *args[2:], **kwargs).to(args[0].dtype)
 
 
+def _padded(func: Any, args: Any, kwargs: Any) -> Any:
+    """An operator whose results are padded, which the cache of results without values does not keep."""
+    with disable_fake_tensor_cache(args[0].fake_mode):
+        return func(*args, **kwargs)
+
+
 INSTEAD: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     "aten::_grouped_mm": _grouped,
+    "aten::_scaled_dot_product_efficient_attention_backward": _padded,
 }
-"""Replacements of operators that refuse tensors without values and accept them in a run."""
+"""Replacements of operators that refuse tensors without values and accept them in a run, or have larger results."""
 
 
 def results(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:

@@ -45,7 +45,7 @@ def value_of(wanted: tuple[Any, ...], key: str, rules: Iterable[KeyRule]) -> Any
     """A value at which a rule holds: one that it names, else one of the type of the field that takes it."""
     if wanted[0] != ANY:
         return [wanted[0]] if isinstance(wanted[0], list) else wanted[0]
-    names = [name for rule in rules for name, value in (rule.fields or {}).items() if str(value).endswith(f"${key}")]
+    names = [name for rule in rules for name, value in (rule.fields or {}).items() if f"${key}" in str(value).split()]
     kind = str(Step.__dataclass_fields__[names[0].partition(".")[0]].type) if names else "str"
     value: Any = True if "bool" in kind else 7 if "int" in kind or "float" in kind else "something"
     return value
@@ -639,7 +639,9 @@ def test_arguments_of_a_shell_script_are_read_and_branches_are_named(tmp_path: P
     path.write_text(SHELL.replace("${MICRO:-2}", "$MICRO"))
     assert "batch_size" in read_files([str(path)]).asks
     path.write_text(SHELL.replace("--hidden-size 1024", "--hidden-size $WIDTH"))
-    with pytest.raises(lc.InputError, match=r"hidden-size is '\$WIDTH': references are read to what"):
+    assert read_files([str(path)]).step.sizes is None  # of a model that is given
+    path.write_text(SHELL.replace("model-parallel-size 2", "model-parallel-size $WIDTH"))
+    with pytest.raises(lc.InputError, match=r"model-parallel-size is '\$WIDTH': references are read to what"):
         read_files([str(path)])
     path.write_text(SHELL.replace("* 2))", "* 1))").replace("GPUS=8", "GPUS=1").replace("size 2", "size 4"))
     assert "devices" in read_files([str(path)]).asks  # two devices are no mesh with tp 4
@@ -800,7 +802,7 @@ def test_a_copy_of_a_model_is_known_by_its_name_and_named(tmp_path: Path) -> Non
     path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "Qwen/Qwen3.5-9B"}))
     with pytest.raises(lc.InputError, match="its family, qwen3_5, is not known here: add a preset of similar sizes"):
         lc.request_of(str(path))
-    path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "codellama/CodeLlama-13b-hf"}))
+    path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "01-ai/Yi-200B"}))
     with pytest.raises(lc.InputError, match=r"its family, llama, is known: add the path of its config.json"):
         lc.request_of(str(path))
     path.write_text(yaml.safe_dump({key: value for key, value in AXOLOTL.items() if key != "base_model"}))

@@ -20,18 +20,15 @@ def _names() -> Mapping[str, Any]:
 def copied(name: str) -> tuple[Preset | None, bool]:
     """Return the preset that a Hub id is a copy of by its name, and whether the copy is quantized.
 
-    A copy has the name of a known repository behind another owner, or with an ending such as -GPTQ; with one such as
-    -Instruct, of the same owner.
+    A copy has the name of a known repository, of any owner, with endings such as -Instruct and -GPTQ or without.
     """
-    whole = name.lower()
-    by_hub = {hub.lower(): known for known in presets() for hub in known.hub}
-    by_name = {hub.rpartition("/")[2]: known for hub, known in by_hub.items()}
+    own = name.rpartition("/")[2].lower()
+    by_name = {hub.rpartition("/")[2].lower(): known for known in presets() for hub in known.hub}
     quantized = _names()["quantized"]
-    of_anyone = by_name, whole.rpartition("/")[2], ("", *_names()["stored"], *quantized)
-    for known, written, endings in (of_anyone, (by_hub, whole, _names()["tuned"])):
-        for ending in endings:
-            if written.endswith(ending) and (found := known.get(written[: len(written) - len(ending)])):
-                return found, ending in quantized
+    for stored in ("", *_names()["stored"], *quantized):
+        for tuned in ("", *_names()["tuned"]):
+            if found := by_name.get(own.removesuffix(stored).removesuffix(tuned)):
+                return found, stored in quantized
     return None, False
 
 

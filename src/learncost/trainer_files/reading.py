@@ -223,15 +223,18 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
     step, parts = Step(), list[_FilePart]()
     decided: dict[str, KeyRule] = {}
     given_by: dict[str, str] = {}
+    is_sized = True
     for framework, given_document in known:
         document = framework.spelled(given_document)
         given = {key: value for key, value in document.values.items() if not framework.is_automatic(key, value)}
         for key, value in [*given.items()]:
             if framework.takes(key) and _is_open(value):
-                if not framework.gives(key) <= {*BATCHES, "devices"}:
+                fields = {name.partition(".")[0] for name in framework.gives(key)}
+                if not fields <= {*BATCHES, "devices", "seq_len", "sizes", "model"}:
                     raise InputError(
                         f"{document.at(key)} is {shown(value)}: references are read to what the file sets alone"
                     )
+                is_sized &= "sizes" not in fields
                 del given[key]
         usual = {key: value for key, (value, _) in framework.defaults.items() if key not in given}
         holding, before = list[KeyRule](), step
@@ -251,6 +254,7 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
                 )
             given_by.setdefault(name, document.name)
         parts.append(_FilePart(framework, document, given, usual, tuple(holding)))
+    step = step if is_sized else step.having("sizes", None)  # one alone does not name a model
     every = [part.keys(step, decided) for part in parts]
     return Reading(
         files=tuple(part.document.name for part in parts),
@@ -274,7 +278,7 @@ def _asked(parts: Sequence[_FilePart], step: Step) -> set[str]:
         asks.add("devices")  # they are not those of the run
     elif step.devices or step.shard or step.replicate or step.dp:
         asks.discard("devices")
-    if step.get("sizes.vocab_size"):
+    if step.get("sizes.vocab_size") or not step.sizes:
         asks.discard("vocab_size")
     roles = {part.framework.role for part in parts}
     asks -= {name for name, role in NAMED_FILES.items() if role in roles}
@@ -292,24 +296,33 @@ def _key(document: Document, key: str, value: Any, effect: str = "") -> KeyRead:
 
 
 def _taken(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return the value of a rule's field: that of a key, as in $KEY, a product, as in 0.5 $KEY $KEY, or itself.
+    """Return the value of a rule's field: that of a key, as in $KEY, a product, as in 1/3 $KEY $KEY, or itself.
 
-    `A to B` is A, up to a multiple of B.
+    `A + B` is a sum, and `A to B` is the whole part of A, up to a multiple of B.
     """
     if not isinstance(value, str) or "$" not in value:
         return value
-    number, *others = (_product(each, values) for each in value.split(" to "))
+    number, *others = (_sum(each, values) for each in value.split(" to "))
     for multiple in others:
-        if isinstance(number, int) and isinstance(multiple, int) and multiple > 0:
-            return -(-number // multiple) * multiple
+        if isinstance(number, int | float) and isinstance(multiple, int) and multiple > 0:
+            return -(-int(number) // multiple) * multiple
     return number
 
 
+def _sum(text: str, values: Mapping[str, Any]) -> Any:
+    first, *others = (_product(each, values) for each in text.split(" + "))
+    return first + sum(others) if others and all(isinstance(each, int | float) for each in (first, *others)) else first
+
+
 def _product(text: str, values: Mapping[str, Any]) -> Any:
-    factors = [values[each[1:]] if each.startswith("$") else float(each) for each in text.split()]
-    if (len(factors) == 1 and "$" in text) or not all(isinstance(each, int | float) for each in factors):
-        return factors[-1]  # a text is refused where it is typed
-    return int(product) if (product := prod(factors)) == int(product) else product
+    above, below = list[Any](), 1.0
+    for each in text.split():
+        number, _, divisor = each.partition("/")
+        above.append(values[number[1:]] if number.startswith("$") else float(number))
+        below *= float(divisor or 1)
+    if (len(above) == 1 and "$" in text) or not all(isinstance(each, int | float) for each in above):
+        return above[-1]  # a text is refused where it is typed
+    return int(product) if (product := prod(above) / below) == int(product) else product
 
 
 def _typed(name: str, value: Any, rule: KeyRule, document: Document) -> Any:

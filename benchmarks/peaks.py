@@ -142,6 +142,20 @@ KINDS = {
     ),
     "deepseek_v2": Kind("DeepseekV2ForCausalLM", LATENT, "q_a_proj,kv_a_proj_with_mqa"),
     "deepseek_v3": Kind("DeepseekV3ForCausalLM", {**LATENT, "n_group": 2}, "q_a_proj,kv_a_proj_with_mqa"),
+    "stablelm": Kind("StableLmForCausalLM", LLAMA),
+    "olmo3": Kind("Olmo3ForCausalLM", LLAMA),
+    "seed_oss": Kind(
+        "SeedOssForCausalLM", {**LLAMA, "head_dim": 16, "attention_dropout": 0.0, "residual_dropout": 0.0}
+    ),
+    "hunyuan_v1_dense": Kind("HunYuanDenseV1ForCausalLM", {**LLAMA, "head_dim": 16}),
+    "ministral3": Kind("Ministral3ForCausalLM", {**LLAMA, "head_dim": 16}),
+    "arcee": Kind("ArceeForCausalLM", LLAMA),
+    "lfm2": Kind("Lfm2ForCausalLM", {**LLAMA, "full_attn_idxs": [1]}),
+    "jamba": Kind(
+        "JambaForCausalLM",
+        {**LLAMA, "num_experts": 1, "num_experts_per_tok": 1, "attn_layer_period": 2, "attn_layer_offset": 1}
+        | {"mamba_dt_rank": 4},
+    ),
     "mamba": Kind("MambaForCausalLM", {**STATE, "state_size": 16}, "in_proj,x_proj,out_proj"),
     "mamba2": Kind(
         "Mamba2ForCausalLM",

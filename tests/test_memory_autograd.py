@@ -580,6 +580,17 @@ def test_every_weight_of_a_mixture_has_a_gradient_and_two_moments(family):
     assert needs.peak >= 4 * 4 * lc.cost(configuration, seq_len=2).parameters
 
 
+@pytest.mark.one_in(every=4)
+@pytest.mark.parametrize(
+    "family", ["stablelm", "olmo3", "seed_oss", "hunyuan_v1_dense", "ministral3", "arcee", "lfm2", "jamba"]
+)
+def test_the_predicted_peak_of_a_family_is_that_of_the_allocator(monkeypatch, family):
+    example_module = peaks()
+    monkeypatch.setitem(example_module.SHAPES, "block", (2, 64, 200))
+    case = family, "block", "bf16", "plain", "fused"
+    assert example_module.predicted(*case) == pytest.approx(most(lambda: example_module.train(*case)), rel=0.003)
+
+
 def test_without_a_cache_queries_and_values_stay_views_of_one_product(monkeypatch):
     example_module = peaks()
     monkeypatch.setitem(example_module.SHAPES, "block", (2, 64, 100))

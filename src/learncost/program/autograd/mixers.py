@@ -43,9 +43,15 @@ class MixerScope:
         return call, replace(projections[biased], makes=line.left[0], bias="")
 
     def run(self, *names: str) -> None:
-        """Run the products that end in names, each with those of the same matrix."""
+        """Run the products that end in names, each with those of the same matrix, and the norms behind them."""
         for local in names:
-            if self.call.lines_of[local].name not in self.values:
+            line = self.call.lines_of[local]
+            if norm := next(
+                (each for each in self.call.calls if not isinstance(each, Linear) and line in each.lines), None
+            ):
+                self.run(f"{local}.projected")
+                self.run_call(self.names, norm, self.values)
+            elif line.name not in self.values:
                 call, projection = self._product(local)
                 whole = any(projection in group for group in call.groups)
                 self.run_call(self.names, call if whole else replace(call, groups=((projection,),)), self.values)

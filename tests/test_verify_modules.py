@@ -227,10 +227,22 @@ class Mixes(nn.Linear):
         return torch.linalg.solve(self.weight, torch.fft.fft2(x).real.mT).mT + self.bias
 
 
+class Boxes(nn.Linear):
+    """Shares of exponentials of what small weights keep small, whose infinities no output shows."""
+
+    def __init__(self):
+        super().__init__(6, 4)
+        nn.init.normal_(self.weight, std=1e-4)
+
+    def forward(self, x):
+        return 1.0 / (1.0 + (2e4 * (super().forward(x) - self.bias)).exp())
+
+
 @pytest.mark.one_in(every=14)
 @pytest.mark.parametrize(
     ("module", "inputs"),
     [
+        (Boxes(), {"x": "float B 6"}),
         (Mixes(6, 6), {"x": "float B 4 6"}),
         (Stores(False), {"x": "float B 6", "places": "int B"}),
         (Stores(True), {"x": "float B 6", "places": "int B 2"}),

@@ -102,12 +102,19 @@ def checks(
 
 
 def sound_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> Values:
-    """Return random arrays; positive ones where others give NaN, as under a logarithm or a root."""
-    arrays = random_arrays(table, sizes, seed)
-    values = values_of(table, arrays, sizes)
-    if all(np.isfinite(values[name]).all() for name in table.outputs):
-        return arrays
-    return {name: np.abs(array) + 0.1 if array.dtype.kind == "f" else array for name, array in arrays.items()}
+    """Return random arrays; positive ones where others give NaN, as under a logarithm or a root, and small ones where
+    these do, too, as under exponentials of sums of many products.
+    """
+    drawn, found = random_arrays(table, sizes, seed), list[Values]()
+    for way in (np.asarray, lambda array: np.abs(array) + 0.1, lambda array: array / 10, lambda array: array / 100):
+        arrays = {name: way(array) if array.dtype.kind == "f" else array for name, array in drawn.items()}
+        values = values_of(table, arrays, sizes)
+        if all(np.isfinite(values[name]).all() for name in table.outputs):
+            found.append(arrays)
+            floats = (each for each in map(np.asarray, values.values()) if each.dtype.kind == "f")
+            if not any(np.isposinf(each).any() for each in floats):
+                return arrays
+    return found[0] if found else arrays
 
 
 def values_of(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> Values:

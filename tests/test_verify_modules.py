@@ -227,6 +227,18 @@ class Mixes(nn.Linear):
         return torch.linalg.solve(self.weight, torch.fft.fft2(x).real.mT).mT + self.bias
 
 
+class Gated(nn.Linear):
+    """A half of a projection, through a causal convolution of each channel, as of state spaces."""
+
+    def __init__(self):
+        super().__init__(3, 8)
+        self.convolution = nn.Conv1d(4, 4, 3, padding=2, groups=4)
+
+    def forward(self, x):
+        one, other = super().forward(x).chunk(2, -1)
+        return self.convolution(one.mT)[..., : x.shape[1]].mT * other
+
+
 class Boxes(nn.Linear):
     """Shares of exponentials of what small weights keep small, whose infinities no output shows."""
 
@@ -242,6 +254,7 @@ class Boxes(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "inputs"),
     [
+        (Gated(), {"x": "float B 5 3"}),
         (Boxes(), {"x": "float B 6"}),
         (Mixes(6, 6), {"x": "float B 4 6"}),
         (Stores(False), {"x": "float B 6", "places": "int B"}),

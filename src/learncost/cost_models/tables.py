@@ -260,7 +260,8 @@ def _scattered(lines: Iterable[Line]) -> Polynomial:
 
 
 def _covers(factors: Iterable[Term], loops: Iterable[str]) -> bool:
-    return {axis for term in factors for axis in term.loops}.issuperset(loops)
+    """Return whether factors have these axes; one of size one may be the result's alone, as of a part that is read."""
+    return {"1", *(axis for term in factors for axis in term.loops)}.issuperset(loops)
 
 
 def executed(line: Line) -> tuple[Polynomial, Polynomial]:

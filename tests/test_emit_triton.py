@@ -411,6 +411,9 @@ def test_attention_is_the_librarys_where_it_has_no_window(head: int) -> None:
     assert windowed["workspaces"] == 2 * 2**25
     assert plain["workspaces"] - windowed["workspaces"] == again + casts + gradients + 4 * (queries + rows)
     assert windowed["arena"] - plain["arena"] >= 4 * rows * 60
+    took = lc.cost("llama-3-8b", engine="cuda", on="H100-SXM", **asked, **LLAMA | ONE | {"head_dim": head}).recorded
+    assert took is not None
+    assert took.by_kind["attention"].kernels == 4 + (head == 2)  # forward, three of backward; forward again
 
 
 @pytest.mark.parametrize(

@@ -401,7 +401,7 @@ def test_a_model_without_a_cache_has_a_forward_pass(model, capsys):
 
 
 def test_inference_of_a_model_with_a_cache_is_two_passes():
-    with pytest.raises(lc.InputError, match="inference of gpt2 has two passes: give procedure prefill or"):
+    with pytest.raises(lc.InputError, match="inference of gpt2 has two passes: give procedure='prefill' or"):
         lc.cost("gpt2", "inference")
     with pytest.raises(lc.InputError, match="makes pipeline stages, which inference does not support"):
         lc.cost("llama-3-8b", "decode", mesh="pp=2", placement="pp")

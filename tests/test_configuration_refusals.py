@@ -238,8 +238,8 @@ def test_values_that_contradict_each_other_or_are_unknown_are_refused(keys: dict
 
 
 def test_keys_that_nothing_reads_are_named_and_metadata_is_not() -> None:
-    """Of transformers' configurations of all families, one key is no metadata and changes a training: DeepSeek's layers
-    that predict more tokens."""
+    """Of transformers' configurations of all families, one key is no metadata and changes a training: the layers of
+    DeepSeek and GLM that predict more tokens."""
     keys = {"mystery_gate": 3, "rope_scaling": {"rope_type": "default", "mystery": 1}, "initializer_range": 0.02}
     ignored = "ignored keys: mystery_gate, rope_scaling.mystery"
     assert lc.cost({**LLAMA, **keys}).counted.endswith(f"; {ignored}")
@@ -255,7 +255,9 @@ def test_keys_that_nothing_reads_are_named_and_metadata_is_not() -> None:
             ).not_read
         except (ValueError, InputError):  # families that transformers does not have
             continue
-    assert {family for family, keys in ignored.items() if keys} == {"deepseek_v3"}
-    assert ignored["deepseek_v3"] == "ignored keys: num_nextn_predict_layers"
+    assert {family: keys for family, keys in ignored.items() if keys} == {
+        "deepseek_v3": "ignored keys: num_nextn_predict_layers",
+        "glm4_moe": "ignored keys: num_nextn_predict_layers",
+    }
     assert len(ignored) > 40
     assert not any(configure(each.name).not_read for each in presets())

@@ -67,7 +67,7 @@ MODELS = {
     },
     "lfm2": {
         "vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "intermediate_size": 10, "block_multiple_of": 4, "full_attn_idxs": [1], "conv_bias": True,
+        "intermediate_size": 10, "block_multiple_of": 4, "full_attn_idxs": [1], "conv_bias": True, "conv_L_cache": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
     },
 }  # fmt: skip

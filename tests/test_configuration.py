@@ -280,6 +280,7 @@ def test_reading_needs_only_the_standard_library() -> None:
         "dataclasses",
         "difflib",
         "functools",
+        "importlib",
         "json",
         "math",
         "operator",

@@ -410,5 +410,5 @@ def test_a_module_that_was_read_runs_itself_in_ddp():
     buckets = 4 * sum(each.numel() for each in module.parameters())
     assert over.module == one.module == "itself"
     assert over.peak == one.peak + buckets == sum(over.split.values())
-    with pytest.raises(InputError, match="cannot find the blocks of an imported module for fully_shard"):
+    with pytest.raises(InputError, match="a sharded step is recorded in another process"):
         lc.memory(layer, B=16, placement="fsdp", **flags)

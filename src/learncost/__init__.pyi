@@ -174,7 +174,7 @@ _Dtype = Literal[
     "nf4-fp16",
     "int4-frozen",
 ]
-_Engine = Literal["graph", "c99", "eager", "torch", "cuda", "numpy", "jax"]
+_Engine = Literal["graph", "c99", "eager", "compiled", "torch", "cuda", "numpy", "jax"]
 _Export = Literal["torchtitan", "megatron", "deepspeed", "accelerate"]
 _Lora = Literal["attention", "feed_forward", "all-linear"]
 _Loss = Literal["liger", "cut", "torchtune", "litgpt", "litgpt-full", "olmo"]
@@ -1214,7 +1214,8 @@ def memory(
     engine: The engine that executes the step: eager (PyTorch's autograd, on a CPU or on the GPU of `on`; under
         the plan fused-update with an optimizer step in gradient hooks, under chunked-loss with Liger's loss),
         graph (the step's table, line by line), numpy or torch (programs that learncost emits, torch in place
-        where possible), cuda (the step of emit in Triton on a GPU, which was never measured on one), or c99.
+        where possible), cuda (the step of emit in Triton on a GPU, which was never measured on one), compiled
+        (a module of a file under torch.compile), or c99.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
         4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module

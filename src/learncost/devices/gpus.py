@@ -91,10 +91,12 @@ HOST = HostCPU(
     optimizer=150e-6 * QUICK,
     latency=4e-6,
     wait=15e-6,
+    launch=10e-6 * QUICK,
+    graph=200e-6 * QUICK,
 )
 """The CPU of a GPU that was not measured: assumed."""
 
-GRAPH = HostCPU(*[0.0] * 9)
+GRAPH = HostCPU(*[0.0] * 11)
 """The CPU of a step that is one CUDA graph: it issues nothing."""
 
 ASSUMED = {PRODUCT: 0.12, ATTENTION: 0.2, CONVOLVED: 0.35, TILED: 0.6, FUSED: 0.3, OTHERS: 0.15, ISSUE: 0.35}
@@ -104,6 +106,12 @@ ASSUMED = {PRODUCT: 0.12, ATTENTION: 0.2, CONVOLVED: 0.35, TILED: 0.6, FUSED: 0.
 @cache
 def _constants() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))
+
+
+def kernels_of(name: str) -> tuple[tuple[int, int], int]:
+    """Return the compute capability and the multiprocessors of a GPU, by default those of an H100 SXM."""
+    row = _constants().get(name) or _constants()["NVIDIA H100 SXM"]
+    return (row["capability"][0], row["capability"][1]), int(row["multiprocessors"])
 
 
 def gpu(device: Device) -> GPU:

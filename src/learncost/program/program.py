@@ -38,6 +38,13 @@ MOVED = "bytes"
 """The argument of an op that has no operands: the bytes that it reads and writes."""
 
 
+EVENT = "event"
+"""The argument of an op that records an event on its stream, or waits for it there."""
+
+REREAD, ROW = "reread", "row"
+"""The arguments of an op that reads rows several times: the bytes of all times but the first, and those of a row."""
+
+
 def made_in(phase: str) -> str:
     """Return the role of what is made in a phase."""
     return ACTIVATIONS if phase in (FORWARD, RECOMPUTE) else WORKSPACE
@@ -70,6 +77,8 @@ class ProgramOp(NamedTuple):
     scratch      bytes that its kernel allocates and frees
     library      bytes that a library of matrix products may allocate besides, at most
     synchronizes whether the CPU waits for its result
+    compiled     whether code that torch.compile generated issues it
+    stream       the number of the stream on which its kernels run, in order
     """
 
     name: str
@@ -85,6 +94,8 @@ class ProgramOp(NamedTuple):
     scratch: int = 0
     library: int = 0
     synchronizes: bool = False
+    compiled: bool = False
+    stream: int = 0
 
 
 @dataclass(slots=True)
@@ -141,6 +152,10 @@ class StepRequest:
     microbatches  the number of microbatches whose gradients are summed
     in_backward   whether a hook runs a weight's step and frees its gradient as soon as it is complete
     capability    the compute capability of a GPU, which decides the kernel of attention
+    multiprocessors  those of the GPU, which decide how compiled sums are divided
+    compiled      whether the module runs under torch.compile
+    devices, placement  under FSDP2: how many, and fsdp, or zero-2, whose blocks stay gathered; 0: the module is alone
+    gathered      the type in which FSDP2 gathers weights, where it is not theirs
     """
 
     values: str
@@ -152,6 +167,11 @@ class StepRequest:
     microbatches: int = 1
     in_backward: bool = False
     capability: tuple[int, int] = (9, 0)
+    multiprocessors: int = 132
+    compiled: bool = False
+    devices: int = 0
+    placement: str = ""
+    gathered: str = ""
 
 
 Steps: TypeAlias = "Callable[[Mapping[str, int], StepRequest], Program]"

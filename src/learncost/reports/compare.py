@@ -18,7 +18,7 @@ from learncost.models.model import axes_of
 from learncost.procedures.procedure import several
 from learncost.reports.crossing import coefficients, stretches
 from learncost.reports.record import Cost
-from learncost.reports.request import GPU, ON_DEVICE, Request, takes_request
+from learncost.reports.request import OF_KERNELS, ON_DEVICE, Request, takes_request
 from learncost.reports.run import PreparedRun, left_out_text, possible, prepare
 from learncost.reports.sheet import Drawn
 
@@ -222,7 +222,7 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
             name: replace(run.cost(name, run.book, on=rates), dtype=kind.name, _request=asked)
             for name, asked in ((name, replace(request, procedure=name)) for name in names)
         }
-    if request.on is not None and request.timed_by == GPU:
+    if request.on is not None and request.timed_by in OF_KERNELS:
         from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
 
         timed = costs[run.book.name]

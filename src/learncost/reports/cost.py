@@ -7,7 +7,7 @@ from learncost.ir.errors import InputError, counted, shown
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.record import Cost
-from learncost.reports.request import GPU, ON_DEVICE, OPERATORS, Request, takes_request
+from learncost.reports.request import OF_KERNELS, ON_DEVICE, OPERATORS, Request, takes_request
 from learncost.reports.rows import BY, by_module
 from learncost.reports.run import check_choice, prepare
 
@@ -113,10 +113,18 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         if answer.over_time and several.device not in (None, answer.over_time.busiest):
             run, several = over_mesh(request, answer.over_time.busiest)  # whose time is that of the step
             answer = run.cost_over(procedure, run.book, by, several, where, plan)
+        if where and several.device is None and request.timed_by == "eager":
+            from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
+
+            answer = with_kernels(answer, request, cluster)
     else:
         run = prepare(request)
         answer = run.cost(procedure, run.book, by, rates)
-        if rates is not None and answer._built and (answer._built.configuration.layer or request.timed_by == GPU):
+        if (
+            rates is not None
+            and answer._built
+            and (answer._built.configuration.layer or request.timed_by in OF_KERNELS)
+        ):
             from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
 
             answer = with_kernels(answer, request)

@@ -308,7 +308,7 @@ class Cost(AtLength, Drawn):
     @property
     def time(self) -> float | None:
         """The time of a step in seconds on the device or cluster, if one is given."""
-        timed = self.over_time or self.recorded or self.timing
+        timed = self.recorded or self.over_time or self.timing
         return None if timed is None else timed.seconds
 
     @property

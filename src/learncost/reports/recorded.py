@@ -4,35 +4,48 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from learncost.devices.figure import Figure
-from learncost.ir.dataclass import HIDDEN, OPTIONAL, Serializable, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.models.module import runs_otherwise
 from learncost.program.program import starred
-from learncost.reports.request import GPU
+from learncost.reports.request import COMPILED, GPU, OF_KERNELS
 from learncost.reports.sheet import Sheet, SheetRow, joules_of, seconds_of
 
 if TYPE_CHECKING:
+    from learncost.devices.cluster import Cluster
     from learncost.models.model import Model
     from learncost.reports.record import Cost
     from learncost.reports.request import Request
     from learncost.timing.clocks import ProgramTime
+    from learncost.timing.kernels import SecondsOfCollective
 
 SHOWN = 8
 """The number of rows of kinds, phases or modules in the table; --json has all."""
 
 BETWEEN = "outside modules"
 
-RECORDED, IN_TRITON = "recorded", "in Triton"
+RECORDED, IN_TRITON, IN_INDUCTOR = "recorded", "in Triton", "compiled"
 MADE = (
     "The module's own step was recorded on tensors without values, operator by operator as PyTorch runs it; "
-    "over a mesh, the time is that of its equations."
+    "over a mesh, without FSDP2, the time is that of its equations."
 )
 MADE_IN_TRITON = (
     "The step of learncost emit --backend triton as one CUDA graph, under the plan {}: products by cuBLAS, all else by "
     "kernels in Triton. It has never been measured on a GPU."
+)
+
+MADE_OVER_MESH = (
+    "The module's own step under FSDP2 was recorded on tensors without values and under a process group that sends "
+    "nothing: collectives take the time of the cluster's links on their own streams, and the step waits for their "
+    "events."
+)
+MADE_COMPILED = (
+    "The module's step under torch.compile, recorded on tensors without values: inductor's own program, in which its "
+    "kernels in Triton take the time of the elements that they read and write. With mode=reduce-overhead, both passes "
+    "as CUDA graphs, it takes {} a step."
 )
 
 
@@ -48,7 +61,9 @@ class KernelTime(Serializable):
 class RecordedTime(Serializable):
     """The predicted time of a step whose kernels are known, with its interval.
 
-    program  the step: recorded, or in Triton, and `made` says how it was made
+    program  the step: recorded, in Triton, or compiled; `made` says how it was made, and `engine` runs it
+    exposed  seconds of collectives that nothing overlaps
+    graphs   of a compiled step, its seconds if both passes are CUDA graphs
     busy     seconds in which the GPU runs kernels
     waiting  seconds in which it waits for the CPU
     issue    seconds in which the CPU issues operators
@@ -73,6 +88,9 @@ class RecordedTime(Serializable):
     took: ProgramTime | None = field(default=None, compare=False, metadata=HIDDEN)
     program: str = field(default=RECORDED, metadata=HIDDEN)
     made: str = field(default=MADE, metadata=HIDDEN)
+    engine: str = field(default="eager", metadata=HIDDEN)
+    exposed: float = field(default=0.0, metadata=OPTIONAL)
+    graphs: float | None = field(default=None, metadata=Key("seconds_as_cuda_graphs", optional=True).field)
 
     @property
     def watts(self) -> Figure | None:
@@ -87,6 +105,7 @@ class RecordedTime(Serializable):
     def sentence(self) -> str:
         """Return the time with its interval, and what takes it."""
         parts = f"GPU busy {seconds_of(self.busy)}"
+        parts += f", exposed communication {seconds_of(self.exposed)}" if self.exposed else ""
         parts += f", waiting for the CPU {seconds_of(self.waiting)}" if self.issue else ""
         between = f"from {seconds_of(self.low)} to {seconds_of(self.high)}"
         return f"Time on {self.device}, {self.program}: {seconds_of(self.seconds)} a step, {between}; {parts}"
@@ -109,7 +128,8 @@ class RecordedTime(Serializable):
         rows = [
             SheetRow(("GPU busy", seconds_of(self.busy), f"{self.kernels:,}", _share(self.busy, self.seconds)), "bold")
         ]
-        for title, times in (("by kind", self.by_kind), ("by phase", self.by_phase), ("by module", self.by_module)):
+        parts = "by kernel" if self.program == IN_INDUCTOR else "by module"
+        for title, times in (("by kind", self.by_kind), ("by phase", self.by_phase), (parts, self.by_module)):
             rows.append(SheetRow((title, "", "", ""), "bold"))
             longest = sorted(times.items(), key=lambda item: -item[1].seconds)
             shown = longest[:SHOWN] if len(longest) > SHOWN + 1 else longest
@@ -129,34 +149,37 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else ""
 
 
-def with_kernels(answer: Cost, request: Request) -> Cost:
+def with_kernels(answer: Cost, request: Request, cluster: Cluster | None = None) -> Cost:
     """Return an answer with the time of its kernels, where these are known, or why it has none."""
     if answer._built is None:
         return answer
-    found = recorded_time(request, answer._built, answer.optimizer)
+    found = recorded_time(request, answer._built, answer.optimizer, cluster)
     return replace(answer, _instead=found) if isinstance(found, str) else replace(answer, recorded=found)
 
 
-def recorded_time(request: Request, model: Model, optimizer: str) -> RecordedTime | str:
+def recorded_time(request: Request, model: Model, optimizer: str, cluster: Cluster | None = None) -> RecordedTime | str:
     """Return the time of the recorded step of a request's module on its device, or why it has none.
 
     The answer is empty for a request that is not about training on a published GPU, of an imported module by eager or
-    of any model by cuda. Raises `InputError` for what the engine cuda cannot do.
+    of any model by cuda or compiled. Raises `InputError` for what these engines cannot do.
     """
-    layer, in_triton = model.configuration.layer, request.timed_by == GPU
-    if request.on is None or request.is_sharded or not request.is_training:
+    layer, named = model.configuration.layer, request.timed_by in OF_KERNELS
+    if request.on is None or (request.is_sharded and cluster is None) or not request.is_training:
         return ""
-    if not in_triton and (layer is None or layer.steps is None or request.timed_by != "eager"):
+    if not named and (layer is None or layer.steps is None or request.timed_by != "eager"):
         return ""
     from learncost.devices.device import device as find_device  # imported where they are needed: start-up counts
     from learncost.devices.rates import calibrated
 
     if calibrated(request.on):
-        if in_triton:
-            raise InputError(f"--engine {GPU} is timed on published GPUs, such as --on H100-SXM: give --engine graph")
+        if named:
+            other = "graph" if request.timed_by == GPU else "eager"
+            raise InputError(
+                f"--engine {request.engine} is timed on published GPUs, such as --on H100-SXM: give --engine {other}"
+            )
         return ""
-    device = find_device(request.on)
-    if in_triton:
+    device = cluster.device if cluster else find_device(request.on)
+    if named:
         return _recorded(replace(request, budget=None, optimizer=optimizer), device.name)
     if not device.torch:
         return ""
@@ -165,12 +188,13 @@ def recorded_time(request: Request, model: Model, optimizer: str) -> RecordedTim
     if why := runs_otherwise(model):
         return f"with eager it {why}"
     try:
-        return _recorded(replace(request, budget=None, optimizer=optimizer, engine="eager"), device.name)
+        asked = replace(request, budget=None, optimizer=optimizer, engine="eager", on=device.name)
+        return _recorded(asked, device.name, cluster)
     except InputError as error:
         return str(error)
 
 
-def _recorded(request: Request, name: str) -> RecordedTime:
+def _recorded(request: Request, name: str, cluster: Cluster | None = None) -> RecordedTime:
     from learncost.devices.assumptions import kernel_power
     from learncost.devices.device import device as find_device
     from learncost.devices.gpus import GRAPH, gpu
@@ -181,24 +205,41 @@ def _recorded(request: Request, name: str) -> RecordedTime:
 
     device = find_device(name)
     step = memory_question(request).step(request.procedure, request.engine)
-    step = engine_of(step, GPU).step if request.engine == GPU else step
-    constants, named = gpu(device), {}
+    step = engine_of(step, request.engine).step if request.engine in OF_KERNELS or cluster else step
+    constants, named = gpu(device), dict[str, Any]()
     if request.engine == GPU:
         from learncost.backends.triton.program import launched
         from learncost.reports.memory.engines.emitted import laid_out_on_gpu
 
         program = launched(laid_out_on_gpu(step, step.sizes()))
         constants = replace(constants, host=GRAPH)
-        named = {"program": IN_TRITON, "made": MADE_IN_TRITON.format(step.plan or "none")}
+        named = {"program": IN_TRITON, "made": MADE_IN_TRITON.format(step.plan or "none"), "engine": GPU}
     else:
-        from learncost.reports.memory.engines.eager import recorded_on
+        from learncost.reports.memory.engines.eager import is_sharded, recorded_on
 
-        program = recorded_on(step.eager.device, step, step.sizes())
-    took = program_time(program, constants)
+        if cluster and not is_sharded(step):
+            raise InputError("over a mesh it is recorded under FSDP2 (--placement fsdp or zero-2)")
+        program = recorded_on(step.eager.device, step, step.sizes(), request.engine == COMPILED)
+    sent: SecondsOfCollective | None = None
+    if cluster is not None:
+        from learncost.devices.collective import MeshGroup, transfer
+
+        group = MeshGroup(step.replicas, min(step.replicas, cluster.devices))
+
+        def seconds(collective: str, payload: float) -> float:
+            return transfer(collective, payload, group, cluster).seconds
+
+        sent, named["made"] = seconds, MADE_OVER_MESH
+    took = program_time(program, constants, sent)
+    if request.engine == COMPILED:
+        host = replace(constants.host, launch=0.0, graph=constants.host.launch)
+        graphs = program_time(program, replace(constants, host=host)).seconds
+        named = {"program": IN_INDUCTOR, "made": MADE_COMPILED.format(seconds_of(graphs)), "engine": COMPILED}
+        named["graphs"] = graphs
     drawn = kernel_power(device)
     modules, phases = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for each in took.issued:
-        path = starred(each.op.path) or BETWEEN
+        path = each.op.label if each.op.name.startswith("triton::") else starred(each.op.path) or BETWEEN
         for kernel in each.kernels:
             modules[path].append(kernel.seconds)
             phases[each.op.phase].append(kernel.seconds)
@@ -219,6 +260,7 @@ def _recorded(request: Request, name: str) -> RecordedTime:
         None if drawn is None else joules(took, drawn),
         "" if drawn is None else drawn.source,
         took,
+        exposed=took.exposed,
         **named,
     )
 

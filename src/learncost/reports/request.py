@@ -48,11 +48,16 @@ ON_DEVICE = "clip module optimizer_implementation loss checkpoint_every lora_dro
 OPERATORS = "op"
 """Checkpoints by operators in place of blocks, as torchtitan calls them."""
 
-TIMED = {"eager": "operators", "graph": "kernels", "c99": "kernels", "cuda": "kernels"}
+TIMED = {"eager": "operators", "graph": "kernels", "c99": "kernels", "cuda": "kernels", "compiled": "operators"}
 """The engines whose time is modelled, and what each runs."""
 
 CPU, GPU = "cpu", "cuda"
 """The devices, as PyTorch calls them; as the device of a request the second is any GPU."""
+
+COMPILED = "compiled"
+"""The engine of a module under `torch.compile`."""
+OF_KERNELS = GPU, COMPILED
+"""The engines that are timed kernel by kernel alone, on published GPUs."""
 
 UNDER_AUTOCAST = 1.5
 """By how much more the interval of a time reaches up under autocast, whose casts are not priced: three steps measured
@@ -190,8 +195,8 @@ class Request:
         """Return what the engine runs: PyTorch's operators, or this package's kernels. Raises `InputError`."""
         if self.timed_by not in TIMED:
             raise InputError(f"--engine {self.engine} has no model of time: give --engine {' or '.join(TIMED)}")
-        if self.timed_by == GPU and (self.mesh or not self.is_training):
-            raise InputError(f"--engine {GPU} runs training steps on one GPU: give --engine graph")
+        if self.timed_by in OF_KERNELS and (self.mesh or not self.is_training):
+            raise InputError(f"--engine {self.engine} runs training steps on one GPU: give --engine graph")
         return TIMED[self.timed_by]
 
     @property

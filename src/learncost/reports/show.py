@@ -287,12 +287,15 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append("What is offloaded changes no count; on a published device (--on) its copies are timed.")
     if cost.memory:
         notes.extend(cost.memory.said)
-    if cost.over_time:
+    if cost.over_time and not cost.recorded:
         from learncost.reports.mesh_time import notes as of_mesh  # imported where it is needed: start-up counts
 
         notes.extend(of_mesh(cost.over_time))
         if cost._built and cost._built.configuration.layer and cost._built.configuration.layer.steps:
-            notes.append("The time is that of the module's equations; on one device it is that of its recorded step.")
+            notes.append(
+                "The time is that of the module's equations; that of its recorded step is there on one device, and "
+                "under FSDP2 with --engine eager."
+            )
     if cost.served:
         notes.append(_served(cost, cost.served))
     if training := cost.training:

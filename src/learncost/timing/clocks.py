@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from math import sqrt
 from typing import NamedTuple
 
-from learncost.ir.dataclass import dataclass
-from learncost.program.program import BACKWARD, FORWARD, OPTIMIZER, Program, ProgramOp
-from learncost.timing.kernels import Kernel, KernelModel, is_view
+from learncost.ir.dataclass import dataclass, replace
+from learncost.program.program import BACKWARD, EVENT, FORWARD, OPTIMIZER, Program, ProgramOp
+from learncost.timing.kernels import COLLECTIVE, Kernel, KernelModel, SecondsOfCollective, is_view
 from learncost.timing.rates import GPU, HostCPU
 
 OTHERS, ISSUE = "other kernels", "CPU"
@@ -42,6 +42,7 @@ class ProgramTime:
     busy       of the GPU
     issue      of the CPU, without its waits
     waiting    of the GPU for the CPU
+    exposed    of collectives that nothing overlaps: those by which the step is longer
     issued     the operators of the program, in order
     """
 
@@ -53,11 +54,12 @@ class ProgramTime:
     issued: tuple[Issued, ...]
     gpu: GPU
     program: Program
+    exposed: float = 0.0
 
     @property
     def waiting(self) -> float:
         """The seconds in which the GPU waits for the CPU."""
-        return max(self.seconds - self.busy, 0.0)
+        return max(self.seconds - self.busy - self.exposed, 0.0)
 
     @property
     def launches(self) -> int:
@@ -90,34 +92,48 @@ class ProgramTime:
         return {phase: (kernels[phase], issue[phase]) for phase in issue}
 
 
-def program_time(program: Program, gpu: GPU) -> ProgramTime:
-    """Return the time of a program on a GPU. Raises `InputError` for products in a type without a rate."""
-    model = KernelModel(gpu, program)
+def program_time(program: Program, gpu: GPU, collective: SecondsOfCollective | None = None) -> ProgramTime:
+    """Return the time of a program on a GPU, beside others over which it has collectives.
+
+    Raises `InputError` for products in a type without a rate.
+    """
+    model = KernelModel(gpu, program, collective)
     costs = _issue_costs(program.ops, gpu.host)
     issued = tuple(Issued(op, cost, tuple(model.kernels(op))) for op, cost in zip(program.ops, costs, strict=True))
     kinds = defaultdict[str, float](float)
     for each in issued:
         for kernel in each.kernels:
-            kinds[kernel.kind if kernel.kind in gpu.assumed else OTHERS] += kernel.seconds
-    busy, issue = sum(kinds.values()), sum(costs)
+            kinds[kernel.kind if kernel.kind in (*gpu.assumed, COLLECTIVE) else OTHERS] += kernel.seconds
+    busy, issue = sum(kinds.values()) - kinds.get(COLLECTIVE, 0.0), sum(costs)
     apart = sqrt(sum((gpu.assumed.get(kind, 0.0) * seconds) ** 2 for kind, seconds in kinds.items())) / (busy or 1.0)
     of_cpu = gpu.assumed.get(ISSUE, 0.0)
     middle = _step(issued, gpu.host)
     down = [middle - _step(issued, gpu.host, 1 - apart, 1.0), middle - _step(issued, gpu.host, 1.0, 1 - of_cpu)]
     up = [_step(issued, gpu.host, 1 + apart, 1.0) - middle, _step(issued, gpu.host, 1.0, 1 + of_cpu) - middle]
     low, high = middle - sqrt(sum(each**2 for each in down)), middle + sqrt(sum(each**2 for each in up))
-    return ProgramTime(middle, low, high, busy, issue, issued, gpu, program)
+    alone = [replace(each, kernels=tuple(kernel for kernel in each.kernels if kernel.kind != COLLECTIVE))
+             for each in issued]  # fmt: skip
+    exposed = middle - _step(alone, gpu.host) if COLLECTIVE in kinds else 0.0
+    return ProgramTime(middle, low, high, busy, issue, issued, gpu, program, exposed)
 
 
 def played(issued: Sequence[Issued], host: HostCPU, kernels: float = 1.0, issue: float = 1.0) -> Iterator[Ran]:
-    """Yield the operators as both clocks run them, with the times of kernels and of the CPU times factors."""
-    cpu = gpu = 0.0
+    """Yield the operators as all clocks run them, with the times of kernels and of the CPU times factors.
+
+    Every stream of the GPU has a clock, and waits for the events of others.
+    """
+    cpu, streams, events = 0.0, defaultdict[int, float](float), dict[int, float]()
     for each in issued:
         start, cpu = cpu, cpu + each.issue * issue
-        starts = list[float]()
+        starts, stream = list[float](), each.op.stream
+        if (event := each.op.arguments.get(EVENT)) is not None:
+            streams[stream] = max(streams[stream], events.get(event, 0.0))
+            events[event] = streams[stream]
+        gpu = streams[stream]
         for kernel in each.kernels:
             starts.append(max(gpu, cpu + host.latency * issue))
             gpu = starts[-1] + kernel.seconds * kernels
+        streams[stream] = gpu
         if each.op.synchronizes:
             cpu = max(cpu, gpu) + host.wait
         yield Ran(each, start, cpu, tuple(starts))
@@ -129,7 +145,7 @@ def _step(issued: Sequence[Issued], host: HostCPU, kernels: float = 1.0, issue: 
     for each in played(issued, host, kernels, issue):
         cpu = each.end
         if each.starts:
-            gpu = each.starts[-1] + each.issued.kernels[-1].seconds * kernels
+            gpu = max(gpu, each.starts[-1] + each.issued.kernels[-1].seconds * kernels)
     return max(cpu, gpu)
 
 
@@ -137,10 +153,12 @@ def _issue_costs(ops: Sequence[ProgramOp], host: HostCPU) -> list[float]:
     """Return the seconds that the CPU takes for every operator, with the calls of modules and the optimizer's loop."""
     weights = len({each.buffer for op in ops if op.phase == OPTIMIZER for each in op.inputs if each.shape}) / 4
     costs = []
-    before, path = "", ""
+    before, path, compiled = "", "", False
     for op in ops:
         view = is_view(op)
-        if op.phase == BACKWARD:
+        if op.compiled:
+            cost = (0.0 if view else host.launch) + (0.0 if compiled and op.phase == before else host.graph)
+        elif op.phase == BACKWARD:
             cost = host.its_view if view else host.backward
         else:
             cost = host.view if view else host.operator
@@ -150,7 +168,7 @@ def _issue_costs(ops: Sequence[ProgramOp], host: HostCPU) -> list[float]:
             cost += host.optimizer + host.weight * weights
         if op.phase != before and op.phase == FORWARD:  # gradients are set to None
             cost += host.weight * weights / 2
-        before = op.phase
+        before, compiled = op.phase, op.compiled
         costs.append(cost)
     return costs
 

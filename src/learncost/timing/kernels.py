@@ -13,7 +13,7 @@ from math import ceil, inf, log2, prod, sqrt
 
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
-from learncost.program.program import CLIP, MOVED, Operand, Program, ProgramOp
+from learncost.program.program import CLIP, EVENT, MOVED, REREAD, ROW, Operand, Program, ProgramOp
 from learncost.timing.rates import GPU
 
 LEAST = 2e-6
@@ -55,7 +55,7 @@ SORT = 50e-6
 """The seconds to sort the indices of an embedding's gradient or of `index_put_` with accumulation (`Embedding.cu`,
 `Indexing.cu`): several radix passes, each a few kernels; assumed."""
 
-REREAD, SHARED = 40e6, 48e3
+SPILLED, SHARED = 40e6, 48e3
 """The bytes of rows in flight above which a softmax reads its rows again from memory, and the bytes of a row that fit
 the shared memory of a multiprocessor (`SoftMax.cu`)."""
 
@@ -72,9 +72,17 @@ PLAIN_RATES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float6
 PRODUCT, ATTENTION, CONVOLVED = "product", "attention", "convolution"
 POINTWISE, CONVERSION, BROADCAST, COPY, FILL = "pointwise", "cast", "broadcast or strided", "copy", "fill"
 NORM, SOFTMAX, LOSS, SUM, INDEX, JOIN, RANDOM = "norm", "softmax", "loss", "reduction", "index", "cat", "dropout"
-UPDATE, CLIPPING, SORTED = "optimizer", "clip", "sort"
+UPDATE, CLIPPING, SORTED, COLLECTIVE = "optimizer", "clip", "sort", "collective"
 TILED, FUSED = "product in Triton", "fused kernel in Triton"
 """The kinds of kernels."""
+
+
+SecondsOfCollective = Callable[[str, float], float]
+"""The seconds of a collective by its name and the bytes of its global array."""
+
+COLLECTIVES = {"c10d::_allgather_base_": "all_gather", "c10d::_reduce_scatter_base_": "reduce_scatter",
+               "c10d::allreduce_": "all_reduce"}  # fmt: skip
+"""The collectives of FSDP2 by the operators that run them."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +178,8 @@ class KernelModel:
     """The kernels of a program's operators, one after the other: which operands are in the cache depends on those
     before."""
 
-    def __init__(self, gpu: GPU, program: Program) -> None:
-        self.gpu = gpu
+    def __init__(self, gpu: GPU, program: Program, collective: SecondsOfCollective | None = None) -> None:
+        self.gpu, self._collective = gpu, collective
         self._moved = 0.0
         self._last: dict[int, float] = {}
         self._host = {place for place, each in enumerate(program.buffers) if each.device != program.device}
@@ -186,6 +194,9 @@ class KernelModel:
             return [Kernel(UPDATE, LEAST * launches + op.arguments[MOVED] / self.gpu.bandwidth)]
         if not operands or op.synchronizes or is_view(op) or all(each.buffer in self._host for each in operands):
             return []
+        if collective := next((row for text, row in COLLECTIVES.items() if text in op.name), ""):
+            payload = max(map(size_of_operand, operands))
+            return [Kernel(COLLECTIVE, self._collective(collective, payload) if self._collective else 0.0)]
         if name.startswith(LISTS):
             return self._of_lists(op, name)
         for pattern, rule in RULES:
@@ -254,6 +265,14 @@ class KernelModel:
 
     def _fused(self, op: ProgramOp, _: str) -> list[Kernel]:
         return [Kernel(FUSED, self.moved(op.inputs, op.outputs, REDUCTION))]
+
+    def _generated(self, op: ProgramOp, name: str) -> list[Kernel]:
+        """Return a kernel of inductor: pointwise, or a reduction, which may read its rows several times."""
+        again, row = op.arguments.get(REREAD, 0), op.arguments.get(ROW, 0)
+        spills = row >= SHARED and row * 2 * self.gpu.multiprocessors > SPILLED
+        repeated = again / (self.gpu.bandwidth * REDUCTION if spills else self.gpu.cache_bandwidth)
+        share = 1.0 if name.startswith("triton_poi") else REDUCTION
+        return [Kernel(FUSED, self.moved(op.inputs, op.outputs, share) + repeated)]
 
     def _vector(self, op: ProgramOp, _: str) -> list[Kernel]:
         return [Kernel(PRODUCT, self.moved(op.inputs, op.outputs, REDUCTION), 2.0 * prod(op.inputs[-2].shape))]
@@ -337,7 +356,7 @@ class KernelModel:
         row = x.shape[-1] * width(x) if x.shape else width(x)
         memory, _total = self.touch(op.inputs, op.outputs)
         again = (1 if "backward" in name else 2) * size_of_operand(x) if row >= SHARED else 0
-        spills = row * 2 * self.gpu.multiprocessors > REREAD
+        spills = row * 2 * self.gpu.multiprocessors > SPILLED
         seconds = (memory + again * spills) / (self.gpu.bandwidth * REDUCTION)
         return [Kernel(SOFTMAX, LEAST + seconds + again * (not spills) / self.gpu.cache_bandwidth)]
 
@@ -434,17 +453,22 @@ def _order(operand: Operand) -> tuple[int, ...]:
     return tuple(sorted(axes, key=lambda axis: -operand.strides[axis]))
 
 
+GENERATED = "triton_"
+"""The beginning of names of kernels that inductor generates."""
+
 ALLOCATIONS = re.compile(r"(new_)?empty\w*")
 
 
 def is_view(op: ProgramOp) -> bool:
     """Return whether an operator launches no kernel: its results are in the memory of an operand, or only allocated."""
     name = op.name.rpartition("::")[2]
+    if EVENT in op.arguments:
+        return True
     if ALLOCATIONS.fullmatch(name) or name == "is_same_size":
         return True
     given = {each.buffer for each in op.inputs}
     aliases = bool(op.outputs) and bool(op.inputs) and all(each.buffer in given for each in op.outputs)
-    return aliases and not name.endswith("_")
+    return aliases and not name.endswith("_") and not name.startswith(GENERATED)
 
 
 Rule = Callable[[KernelModel, ProgramOp, str], list[Kernel]]
@@ -457,6 +481,7 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         ("grouped_mm", KernelModel._grouped),
         ("tiles", KernelModel._tiled),
         ("rows", KernelModel._fused),
+        (r"triton_\w+", KernelModel._generated),
         (r"(cudnn_|thnn_)?conv\w*", KernelModel._convolution),
         (r"scaled_dot_product_\w+attention(_backward)?", KernelModel._attention),
         (r"(log_)?softmax(_backward_data)?", KernelModel._softmax),

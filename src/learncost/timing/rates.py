@@ -167,6 +167,8 @@ class HostCPU:
     weight, optimizer     per weight that is learned, and of the step of an optimizer
     latency               from a launch until its kernel starts on an idle GPU
     wait                  of the CPU after it waited for a value
+    launch, graph         of a kernel by code that torch.compile generated, and of each entry into such code, with its
+                          guards
     """
 
     operator: float
@@ -178,6 +180,8 @@ class HostCPU:
     optimizer: float
     latency: float
     wait: float
+    launch: float
+    graph: float
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from learncost.program.program import levels
 from learncost.reports.inference import served
 from learncost.reports.memory.on_device import memory_on_device
 from learncost.reports.memory.step import MemoryStep
-from learncost.reports.recorded import IN_TRITON, RecordedTime, recorded_time
-from learncost.reports.request import GPU, Request, takes_request
+from learncost.reports.recorded import RECORDED, RecordedTime, recorded_time
+from learncost.reports.request import OF_KERNELS, Request, takes_request
 from learncost.reports.run import executed_plan, prepare
 from learncost.reports.sheet import Sheet, SheetRow, Shown, batch_text, number, seconds_of
 from learncost.timing.clocks import ProgramTime, Ran, played
@@ -214,7 +214,7 @@ def trace(request: Request, output: str | None = None) -> Trace:
     what = f"{run.model.configuration.name}, predicted {procedure} in {type_name}"
     title = f"{what}{f' under {run.plan}' if run.plan else ''}: {batch}{on_device.note if on_device else ''}"
     timeline = Timeline((process(step),), _facts(step, type_name, run.plan, rates))
-    has_kernels = run.model.configuration.layer is not None or request.timed_by == GPU
+    has_kernels = run.model.configuration.layer is not None or request.timed_by in OF_KERNELS
     if has_kernels and rates is not None and procedure not in INFERENCE:
         recorded = recorded_time(request, run.model, request.optimizer or default_optimizer(run.book))
         timeline = _of_record(timeline, recorded)
@@ -242,13 +242,14 @@ def _of_record(timeline: Timeline, recorded: RecordedTime | str) -> Timeline:
         why = f"; the module's own step was not recorded: {recorded}" if recorded else ""
         return replace(timeline, facts={**timeline.facts, "length": f"{timeline.facts['length']}{why}"})
     facts = {name: fact for name, fact in timeline.facts.items() if name not in ("flops", "bytes", "kernels")}
-    in_triton, engine = recorded.program == IN_TRITON, GPU if recorded.program == IN_TRITON else "eager"
     made = "the module's own step, recorded operator by operator as PyTorch runs it"
     facts |= {
-        "length": f"seconds, modelled. {recorded.made}".rstrip(".") if in_triton else f"seconds, modelled; {made}",
+        "length": f"seconds, modelled. {recorded.made}".rstrip(".")
+        if recorded.program != RECORDED
+        else f"seconds, modelled; {made}",
         "seconds": f"{recorded.seconds!r}, {recorded.low:.4g} to {recorded.high:.4g}",
         "source": recorded.source,
-        "memory": f"predicted as `learncost memory --engine {engine}` has it",
+        "memory": f"predicted as `learncost memory --engine {recorded.engine}` has it",
     }
     return Timeline(processes(recorded.took, recorded.device), facts)
 

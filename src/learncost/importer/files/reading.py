@@ -274,7 +274,7 @@ def steps(wanted: Target, how: How) -> Steps:
         from learncost.importer.inputs import MOST, sized
         from learncost.importer.recorder import ModuleStep
 
-        if request.device == CUDA and not is_with_cuda():
+        if (request.device == CUDA and not is_with_cuda()) or request.compiled or request.devices:
             return _recorded_apart(wanted, how, process, sizes, request)
         answer = building()
         given = answer.inputs or ()
@@ -294,7 +294,8 @@ def _recorded_apart(
         return cached
     compiled()  # refuses at once where the guard cannot be compiled
     with _shown() as stage:
-        stage(f"recording a step of {wanted.file.name} for a GPU")
+        where = "a GPU" if request.device == CUDA else "a CPU"
+        stage(f"recording a step of {wanted.file.name} for {where}")
         program, files = process().record(sizes, request)
     if how.cache:
         place.write(Remembered(packed(program), ()), files)

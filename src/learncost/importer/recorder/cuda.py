@@ -27,14 +27,18 @@ KERNELS = ("silu_backward", "mish_backward")
 
 
 @contextmanager
-def on_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
-    """Run operators on tensors of device "cuda" inside as on a GPU of this compute capability."""
+def on_gpu(capability: tuple[int, int] = (9, 0), compiled: bool = False) -> Iterator[None]:
+    """Run operators on tensors of device "cuda" inside as on a GPU of this compute capability.
+
+    compiled  whether torch.compile decomposes those with kernels that are no library's
+    """
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name in KERNELS:
+    for name in () if compiled else KERNELS:
         library.impl(name, _no_values, "CUDA")
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", GPUAttention(capability), key)
-        library.impl("rms_norm", rms_norm, key)
+        if not compiled:
+            library.impl("rms_norm", rms_norm, key)
     answers: dict[tuple[Any, str], Any] = {
         (torch.cuda.amp.common, "amp_definitely_not_available"): lambda: False,
         (torch.cuda, "is_bf16_supported"): lambda *_, **__: True,
@@ -56,7 +60,8 @@ class GPUAttention:
     """The function `scaled_dot_product_attention` by the kernel that PyTorch 2.11 and later choose (`sdp_utils.cpp`).
 
     In bf16 and fp16 it is cuDNN's from compute capability 9.0 on (`check_prefer_cudnn_attention`) where no mask has a
-    gradient, and flash attention below where there is no mask; else the efficient one.
+    gradient, and flash attention below where there is no mask; else the efficient one, which has no shared keys: with
+    these the scores are stored.
     """
 
     capability: tuple[int, int]
@@ -82,8 +87,10 @@ class GPUAttention:
             return aten._scaled_dot_product_flash_attention(
                 query, key, value, dropout_p, is_causal, False, scale=scale
             )[0]
-        if enable_gqa and (groups := query.shape[-3] // key.shape[-3]) > 1:
-            key, value = (each.repeat_interleave(groups, -3) for each in (key, value))
+        if enable_gqa and query.shape[-3] > key.shape[-3]:
+            return aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True
+            )[0]
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, attn_mask, learns, dropout_p, is_causal, scale=scale
         )[0]

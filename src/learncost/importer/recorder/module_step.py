@@ -58,7 +58,8 @@ class ModuleStep:
         if request.device == CUDA and not (is_guarded() or torch.cuda.is_available()):
             raise InputError("PyTorch chooses kernels for a GPU where there is one")
         module, given = self.module(), self.inputs(sizes)
-        blocks = equal_blocks(module) if request.weights is None else None
+        alone = not (request.compiled or request.devices)  # kernels and events of blocks are not equal
+        blocks = equal_blocks(module) if request.weights is None and alone else None
         if blocks:
             with suppress(Exception):  # a module may want all of its blocks
                 three, four = (self._shortened(module, given, request, blocks, units) for units in (KEPT, KEPT + 1))
@@ -83,22 +84,29 @@ class ModuleStep:
         from learncost.importer.examples import as_called
         from learncost.importer.recorder.recorder import Recorder
 
-        recorder = Recorder(request.device)
+        if (request.compiled or request.devices) and not is_guarded():
+            kind = "compiled" if request.compiled else "sharded"
+            raise InputError(f"a {kind} step is recorded in another process: name the module as FILE.py:NAME")
         guarded = request.device == CUDA and is_guarded()
-        kernels = _kernels_of(request.capability) if guarded else nullcontext()
-        with in_a_run(), kernels, recorder:
-            empty = _Empty(getattr(torch, TYPES[request.values]), recorder)
-            module = empty.module(module)
-            if request.weights:
-                learn_only(module, request.weights[1], request.weights[0])
-            row, by_name = as_called(module, empty.inputs(given))
-            with attributed(module, recorder):
+        recorder = Recorder(request.device)
+        kernels = _kernels_of(request) if guarded else nullcontext()
+        with _several(recorder, request) as wrap, in_a_run(), kernels, _generated(recorder, request):
+            with recorder:
+                empty = _Empty(getattr(torch, TYPES[request.values]), recorder)
+                module = empty.module(module)
+                if request.weights:
+                    learn_only(module, request.weights[1], request.weights[0])
+                row, by_name = as_called(module, empty.inputs(given))
+                with recorder.given(WEIGHTS, WEIGHTS):
+                    module = wrap(module)
+            runs = _compiled(module, request, row, by_name) if request.compiled else module
+            with recorder, nullcontext() if request.compiled else attributed(module, recorder):
                 if phase:
                     recorder.phase = phase
                     with _autocast(request):
-                        module(*row, **by_name)
+                        runs(*row, **by_name)
                 else:
-                    record_step(recorder, module, request, lambda: module(*row, **by_name))
+                    record_step(recorder, module, request, lambda: runs(*row, **by_name))
         return recorder.program()
 
 
@@ -108,10 +116,39 @@ def _forward(program: Program) -> list[tuple[str, str]]:
     return [op for op in ops if op != ("aten::empty_like", "")]
 
 
-def _kernels_of(capability: tuple[int, int]) -> AbstractContextManager[None]:
+def _kernels_of(request: StepRequest) -> AbstractContextManager[None]:
     from learncost.importer.recorder.cuda import on_gpu
 
-    return on_gpu(capability)
+    return on_gpu(request.capability, request.compiled)
+
+
+def _several(recorder: Any, request: StepRequest) -> AbstractContextManager[Callable[[Any], Any]]:
+    if not request.devices:
+        return nullcontext(lambda module: module)
+    from learncost.importer.recorder.mesh import first_of_several  # imports torch.distributed
+
+    return first_of_several(recorder, request)
+
+
+def _generated(recorder: Any, request: StepRequest) -> AbstractContextManager[None]:
+    if not request.compiled:
+        return nullcontext()
+    from learncost.importer.recorder.compiled import generated  # imports inductor, which takes seconds
+
+    return generated(recorder, request)
+
+
+def _compiled(module: Any, request: StepRequest, row: Any, by_name: Any) -> Any:
+    """Return the module under torch.compile, after a step, which compiles both passes."""
+    import torch
+
+    result: Any = torch.compile(module)
+    with _autocast(request):
+        floats = ends(result(*row, **by_name))
+    torch.autograd.backward(floats, [torch.empty_like(each) for each in floats])
+    for weight in module.parameters():
+        weight.grad = None
+    return result
 
 
 def record_step(recorder: Any, module: Any, request: StepRequest, forward: Callable[[], Any]) -> None:

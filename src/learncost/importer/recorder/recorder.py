@@ -11,11 +11,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from learncost.importer.inputs import MOST
@@ -24,6 +25,7 @@ from learncost.program.optimizer_step import STEP
 from learncost.program.program import (
     BACKWARD,
     BEFORE,
+    EVENT,
     FORWARD,
     OPTIMIZER,
     RECOMPUTE,
@@ -54,6 +56,49 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
         self._zeros: set[int] = set()
         self._paths: dict[int, str] = {}
         self._given: tuple[str, str] | None = None
+        self._compiled, self.stream = False, 0
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return that torch.compile need not inline it: what is compiled runs under it."""
+        return True
+
+    @contextmanager
+    def in_compiled(self) -> Iterator[None]:
+        """Record what runs inside as issued by generated code."""
+        before, self._compiled = self._compiled, True
+        try:
+            yield
+        finally:
+            self._compiled = before
+
+    def launch(self, name: str, inputs: list[Operand], outputs: list[Operand], arguments: Mapping[str, Any]) -> None:
+        """Record a generated kernel."""
+        where = self._phase(), self.microbatch, self._written(outputs, name.rpartition("::")[2])
+        self.ops.append(ProgramOp(name, "", tuple(inputs), tuple(outputs), arguments, *where, compiled=True))
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Record that a tensor's memory is freed while the tensor stays, as FSDP2 does with gathered weights."""
+        if there := self._there.pop(tensor.untyped_storage()._cdata, None):
+            self.free(there[0])
+
+    def mark(self, name: str, event: int, stream: int) -> None:
+        """Record that a stream records an event, or waits for it."""
+        if self.is_active:
+            where = self._phase(), self.microbatch, name
+            self.ops.append(ProgramOp(f"stream::{name}", "", (), (), {EVENT: event}, *where, stream=stream))
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether what runs now is recorded."""
+        return _get_current_dispatch_mode() is self and not self._given
+
+    def _written(self, outputs: Iterable[Operand], label: str) -> str:
+        """Return the label of a compiled op, which it gives to the buffers that generated code allocated for it."""
+        for each in outputs:
+            if self.buffers[each.buffer].label.startswith("empty_strided"):
+                self.buffers[each.buffer].label = label
+        return label
 
     @contextmanager
     def given(self, role: str, label: str) -> Iterator[None]:
@@ -67,7 +112,7 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
     def assign_all(self, tensors: Iterable[torch.Tensor], role: str) -> None:
         """Set the role of the buffers of tensors."""
         for tensor in tensors:
-            if there := self._there.get(tensor.untyped_storage()._cdata):
+            if there := self._there.get(getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata):
                 self.assign(there[0], role)
 
     def program(self) -> Program:
@@ -83,7 +128,7 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
             if (tensor := deferred()) is not None:
                 op = self.ops[place]
                 name = "aten::add_" if op.name == "aten::add" and op.inputs[0].buffer not in self._open else op.name
-                self.ops[place] = op._replace(name=name, outputs=(*op.outputs, self._operand(tensor, label)))
+                self.ops[place] = op._replace(name=name, outputs=(*op.outputs, self.operand(tensor, label)))
         self._deferred = []
 
     def _take(self, tensor: torch.Tensor, label: str) -> int:
@@ -108,8 +153,10 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
+        if any(hasattr(each, "_local_tensor") for each in tree_leaves((args, kwargs))):
+            return NotImplemented  # a DTensor runs its operators on its part
         self.settle()
-        inputs = _tensors((args, kwargs))
+        inputs = _tensors((args, {name: each for name, each in kwargs.items() if name not in _written(func)}))
         answer = _answered(func, args, self.phase == OPTIMIZER)
         result = answer[0] if answer else results(func, args, kwargs)
         outputs = _tensors(result)
@@ -128,12 +175,12 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
         node, phase = torch._C._current_autograd_node(), self._phase()
         path = self._path(node if phase == BACKWARD else None)
         label = _label(func, phase, path)
-        read = tuple(self._operand(each, label) for each in inputs)
+        read = tuple(self.operand(each, label) for each in inputs)
         if phase == BACKWARD and (self._accumulates(func, args) or self._fills(args)):
             new = {id(each) for each in outputs if each.untyped_storage()._cdata not in self._there}
             self._deferred += [(weakref.ref(each), label, len(self.ops)) for each in outputs if id(each) in new]
             outputs = [each for each in outputs if id(each) not in new]
-        written = tuple(self._operand(each, label) for each in outputs)
+        written = tuple(self.operand(each, label) for each in outputs)
         if phase == BACKWARD and "zeros" in func._schema.name:
             self._zeros = {each.untyped_storage()._cdata for each in outputs}
         op = ProgramOp(func._schema.name, func._schema.overload_name, read, written, _arguments(func, args, kwargs),
@@ -141,10 +188,14 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
         if self.device == "cpu":
             op = op._replace(scratch=buffers(func, args, kwargs, result), library=packed(func, args, result))
         else:
-            op = op._replace(synchronizes=func is torch.ops.aten._local_scalar_dense.default)
+            waits = func is torch.ops.aten._local_scalar_dense.default
+            op = op._replace(synchronizes=waits, compiled=self._compiled, stream=self.stream)
+        if func._schema.overload_name == "out":
+            self._written(written, label)
         self.ops.append(op)
 
-    def _operand(self, tensor: torch.Tensor, label: str) -> Operand:
+    def operand(self, tensor: torch.Tensor, label: str) -> Operand:
+        """Return a tensor as an op reads or writes it."""
         dense = tensor.layout is torch.strided
         strides, offset = (tuple(tensor.stride()), int(tensor.storage_offset())) if dense else ((), 0)
         kind = str(tensor.dtype).removeprefix("torch.")
@@ -183,6 +234,12 @@ def _label(func: Any, phase: str, path: str) -> str:
 def knows(tensor: Any, value: torch.Tensor) -> None:
     """Attach the known values to a tensor without values."""
     setattr(tensor, _VALUE, value)
+
+
+@cache
+def _written(func: Any) -> frozenset[str]:
+    """Return the names of an operator's arguments `out`."""
+    return frozenset(each.name for each in func._schema.arguments if each.is_out)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

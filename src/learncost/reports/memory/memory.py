@@ -295,7 +295,8 @@ def memory(request: Request) -> Memory | MemoryComparison:
         The engine that executes the step: eager (PyTorch's autograd, on a CPU or on the GPU of `on`; under the plan
         fused-update with an optimizer step in gradient hooks, under chunked-loss with Liger's loss), graph (the step's
         table, line by line), numpy or torch (programs that learncost emits, torch in place where possible), cuda (the
-        step of emit in Triton on a GPU, which was never measured on one), or c99. The default is eager, and
+        step of emit in Triton on a GPU, which was never measured on one), compiled (a module of a file under
+        torch.compile), or c99. The default is eager, and
         graph over a mesh, but for flags of eager alone, and where PyTorch's autograd has no step of the procedure, type
         or model, but for a `module`; flags that the default does not support are refused. Comma-separated list; results
         are compared.

@@ -66,6 +66,8 @@ class EagerOptions:
     adapts          whether weights have low-rank paths, without which they are those of the reference model
     no_sync         whether gradients are reduced behind the last microbatch alone
     communication_buffers  bytes on each device
+    compiled        whether the module runs under torch.compile
+    gpu             the name of the GPU, whose capability decides kernels; empty: not named
     """
 
     module: str = ""
@@ -82,6 +84,8 @@ class EagerOptions:
     adapts: bool = False
     no_sync: bool = False
     communication_buffers: int = 0
+    compiled: bool = False
+    gpu: str = ""
 
     @property
     def hosted(self) -> frozenset[str]:
@@ -181,7 +185,7 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
 
         device = find_device(request.on)
         engine = request.engine or ("c99" if device.core else "")
-        options = replace(options, device=device.torch or CPU)
+        options = replace(options, device=device.torch or CPU, gpu=device.name)
     if options.offload and options.device != GPU:
         where = device.name if device else "the CPU"
         named = ",".join(options.offload)

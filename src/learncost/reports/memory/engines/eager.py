@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from math import prod
 from operator import le
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
@@ -44,10 +44,12 @@ from learncost.program.program import (
 )
 from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, curve_of, grouped
 from learncost.reports.memory.step import MASTERS, OFFLOADED, MemoryStep
-from learncost.reports.request import CPU, GPU
+from learncost.reports.request import COMPILED, CPU, GPU
 
 if TYPE_CHECKING:
     from learncost.program.autograd.losses import LossRow, TrainedTask
+
+Answer = TypeVar("Answer")
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
@@ -60,6 +62,11 @@ _CONVENTION = (
 )
 
 
+_COMPILED = (
+    "Peak allocated memory of {} under torch.compile on {}, as torch's allocator would report it. {}. AOTAutograd's "
+    f"min-cut partition chooses the saved tensors, and inductor the kernels. {WITHOUT_BUFFERS} {{}}"
+)
+
 HOOKED, CHUNKED = "fused-update", "chunked-loss"
 """The plans that autograd has: the optimizer steps in a hook of each gradient, and Liger's loss in chunks of tokens."""
 
@@ -69,6 +76,7 @@ RULES = {
     "saved for backward": "what operators save",
     "temporaries": "results",
 }
+IN_GRAPHS = RULES | {"saved for backward": "what min-cut keeps", "temporaries": "results of kernels"}
 WRITTEN = {"foreach": "over, by copies", "for-loop": "over, one by one"}
 """The rule of new weights and states by the optimizer's implementation, where it is not fused."""
 
@@ -310,30 +318,49 @@ def _rows(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
 def _recorded(step: MemoryStep, sizes: Mapping[str, int], device: str = "") -> Program | None:
     """Return the step as the imported module runs it; None if it cannot."""
     try:
-        return recorded_on(device or step.eager.device, step, sizes)
+        return recorded_on(device or step.eager.device, step, sizes, step.eager.compiled)
     except InputError as error:
+        if step.eager.compiled:
+            raise InputError(f"--engine {COMPILED} cannot record the step, as {error}: give --engine eager") from None
         if (device or step.eager.device) != CPU:  # there is no such device here, or not for all that it does
             step.instead = str(error)
             return _recorded(step, sizes, CPU)
-        if step.module_asked:
+        if step.module_asked or is_sharded(step):
             raise
         step.module, step.instead = Module.name, str(error)
         return None
 
 
-def recorded_on(device: str, step: MemoryStep, sizes: Mapping[str, int]) -> Program:
-    """Return the step as the module runs it on a device. Raises `InputError` if it cannot."""
+def is_sharded(step: MemoryStep) -> bool:
+    """Return whether FSDP2 shards the weights of a module."""
+    wrapping = _wrapping(step)
+    return wrapping is not None and wrapping.parts > 1
+
+
+def recorded_on(device: str, step: MemoryStep, sizes: Mapping[str, int], compiled: bool = False) -> Program:
+    """Return the step as the module runs it on a device, or as torch.compile does. Raises `InputError` if it cannot."""
     model, layer = step.model, step.model.configuration.layer
     assert layer is not None
     assert layer.steps is not None
-    given = step.states_and_masters
-    if step.over:
+    given, wrapping = step.states_and_masters, _wrapping(step)
+    if step.over and not is_sharded(step):
         given[BUCKETS] = bytes_of(model.table, model.learning, sizes, lambda _: step.kind.weight)
     weights = (layer.table.weights, model.learning) if learns_otherwise(model) else None
     kind = step.kind
     values, autocast = (kind.weights, kind.values) if kind.autocast else (kind.values, "")
     settings = given, weights, _stepping(step), step.accumulate, _hooked(step)
-    request = StepRequest(values, device, autocast, *settings)
+    request = StepRequest(values, device, autocast, *settings, compiled=compiled)
+    if wrapping and is_sharded(step):
+        stored, gathered = ("fp32", kind.values) if kind.master else (values, "")
+        states = {role: size for role, size in given.items() if role == STATES}
+        placement = "fsdp" if wrapping.reshards else "zero-2"
+        request = replace(request, values=stored, given=states, gathered=gathered)
+        request = replace(request, devices=wrapping.parts, placement=placement)
+    if device == GPU:
+        from learncost.devices.gpus import kernels_of  # imported when used, for a fast start
+
+        capability, multiprocessors = kernels_of(step.eager.gpu)
+        request = replace(request, capability=capability, multiprocessors=multiprocessors)
     program: Program = layer.steps(_here(step, sizes), request)
     return program
 
@@ -371,7 +398,8 @@ def _convention(said: str, step: MemoryStep, device: str) -> str:
         SUMMED_LIVE: step.kind.gradient != step.kind.weight,
     }
     gone = next((text for text, holds in lives.items() if holds), LIVE)
-    return _CONVENTION.format(said, PLACES[device], gone, _steps(step))
+    text = _COMPILED if step.eager.compiled else _CONVENTION
+    return text.format(said, PLACES[device], gone, _steps(step))
 
 
 def _rules(step: MemoryStep) -> Mapping[str, str]:
@@ -379,7 +407,11 @@ def _rules(step: MemoryStep) -> Mapping[str, str]:
     how = step.eager.implementation
     hooked = {"gradients": "until their update"} if _hooked(step) else {}
     hooked |= {"gradients": "until they are copied to the host"} if GRADIENTS in step.eager.hosted else {}
-    return RULES | ({"new weights and states": WRITTEN[how]} if how in WRITTEN else {}) | hooked
+    return (
+        (IN_GRAPHS if step.eager.compiled else RULES)
+        | ({"new weights and states": WRITTEN[how]} if how in WRITTEN else {})
+        | hooked
+    )
 
 
 def _plain(step: MemoryStep) -> Model:
@@ -399,7 +431,7 @@ def _program(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
 
 
 def _key(step: MemoryStep, sizes: Mapping[str, int]) -> Hashable:
-    return step.module, *sorted(sizes.items())
+    return step.module, step.eager.compiled, *sorted(sizes.items())
 
 
 def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
@@ -460,6 +492,8 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
         said = _convention(Itself.said, step, program.device)
         if buffered:
             said = said.replace(WITHOUT_BUFFERS, "Kernel buffers are listed separately.")
+        if is_sharded(step) and (wrapping := _wrapping(step)):
+            said += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
         return said + (f" Not run on {PLACES[GPU]}: {step.instead}." if step.instead else "")
     module = _module(step)
     said = _convention(module.said, step, step.eager.device)
@@ -503,7 +537,12 @@ def _unwrapped(step: MemoryStep) -> str:
     if step.stages and (why := _unstaged(step)):
         return f"does not support {why} in stages of a pipeline: use --engine graph"
     if wrapping.parts > 1 and step.model.configuration.layer is not None:
-        return "cannot find the blocks of an imported module for fully_shard: use --placement ddp, or --engine graph"
+        if step.module != Itself.name or runs_otherwise(step.model):
+            return "shards an imported module that is named as FILE.py:NAME, by bp: use --engine graph"
+        if step.replicas != wrapping.parts or not wrapping.syncs:
+            return (
+                "records an imported module under fully_shard over one axis, with --no-sync never: use --engine graph"
+            )
     if wrapping.parts > 1 and step.kind.autocast:
         masters = training_precision(step.kind.values)
         return f"casts sharded weights by MixedPrecisionPolicy, not by autocast: use --precision {masters}"
@@ -544,6 +583,13 @@ def _outside(step: MemoryStep) -> str:
     if not procedure(step.procedure).differentiates:
         return "supports bp and recompute (torch.utils.checkpoint of every block) only"
     return ""
+
+
+def _uncompiled(step: MemoryStep) -> str:
+    """Return why torch.compile has no step of a model."""
+    if step.module != Itself.name or runs_otherwise(step.model):
+        return "compiles a module that is named as FILE.py:NAME, by bp, without adapters"
+    return _outside(step)
 
 
 def _blocks(step: MemoryStep, chunks: Sequence[Chunk] = ()) -> int:
@@ -640,6 +686,19 @@ def _otherwise(step: MemoryStep) -> str:
     return f"with --module itself {why}" if why else ""
 
 
+def _compiled(answer: Callable[[MemoryStep, Mapping[str, int]], Answer]) -> Callable[..., Answer]:
+    """Return an answer about a step, as one about the step under torch.compile."""
+
+    def of_compiled(step: MemoryStep, sizes: Mapping[str, int]) -> Answer:
+        before, step.eager = step.eager, replace(step.eager, compiled=True)
+        try:
+            return answer(step, sizes)
+        finally:
+            step.eager = before
+
+    return of_compiled
+
+
 ENGINES = (
     Engine(
         "eager",
@@ -652,5 +711,17 @@ ENGINES = (
         plans=(None, HOOKED),
         lengths=True,
         module=True,
+    ),
+    Engine(
+        COMPILED,
+        _compiled(_peak),
+        _compiled(_takes),
+        IN_GRAPHS,
+        _COMPILED.format("the module", "a CPU, or on the GPU of --on", LIVE, "").rstrip(),
+        _refuses,
+        _uncompiled,
+        plans=(None,),
+        module=True,
+        alone="its graphs are recorded for one device",
     ),
 )

@@ -388,6 +388,7 @@ _Model = Literal[
     "qwen1.5-4b",
     "qwen1.5-7b",
     "qwen1.5-14b",
+    "deepseek-r1-distill-qwen-1.5b",
     "qwen2.5-vl-3b",
     "qwen2.5-vl-7b",
     "qwen2.5-vl-72b",

@@ -40,15 +40,13 @@ def test_microbatches_chunks_and_plans_are_those_that_are_asked_for():
     sizes = {**SIZES, "batch_size": 32}
     several = {"schedule": "interleaved", "microbatch": 4, "chunks": "2", "plan": "flash,fused,recompute=block"}
     run = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", **several, **sizes)
-    usual, ones = (
-        lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", **sizes, **each)
-        for each in ({}, {"microbatch": 1})
-    )
+    ones = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", **sizes)
     way = run.spread.step.way
     assert (way.microbatch, way.microbatches, way.chunks) == (4, 4, 2)
     assert (ones.spread.step.way.microbatch, ones.spread.step.way.microbatches) == (1, 16)
-    cost = lc.cost("llama-2-7b", on="DGX H100", mesh="pp=2,dp=2,tp=2", **sizes)
-    assert (usual.spread.step.way.microbatch, usual.spread.step.seconds) == (16, cost.over_time.seconds)
+    asked = {"on": "DGX H100", "mesh": "dp=4,tp=2", **sizes}
+    usual, cost = lc.run_cost("llama-2-7b", 10**9, **asked).spread.step, lc.cost("llama-2-7b", **asked).over_time
+    assert (usual.way.microbatch, usual.seconds) == (8, cost.seconds)
     assert run.spread.step.stages[1].activations < 4 * ones.spread.step.stages[1].activations
     for wrong, why in (
         ({"microbatch": 5}, "not divisible by microbatches of 5"),

@@ -31,7 +31,10 @@ from learncost.reports.sheet import seconds_of
 from learncost.reports.timing import Timing, optimizer_widths, timing
 from learncost.timing.rates import Rates
 
-SEVERAL = "The batch is one microbatch, which the stages have one after the other: --microbatch N cuts it."
+SEVERAL = (
+    "The batch is one microbatch, which the stages have one after the other: --microbatch N cuts it. `learncost "
+    "run-cost --mesh` has microbatches of one sequence over stages."
+)
 """The note on the default of a pipeline."""
 
 _TRAFFIC = attributes(

@@ -257,6 +257,7 @@ LAYERS: Mapping[str, Callable[..., Any]] = {
     "shared_experts": of("33222", lambda X, E, WG, WU, WD: E + gated(X, WG, WU, WD)),
     "sigmoid_mixture_of_experts": of("312333", sigmoid_mixture),
     "softmax_mixture_of_experts": of("32333", _experts(lambda logits, chosen: softmax(logits)[chosen])),
+    "squared_feed_forward": of("322", lambda X, W1, W2: np.maximum(X @ W1, 0) ** 2 @ W2),
     "strided_convolution": of("331", strided_convolution, sized=True),
     "alternating_correction": of("43122", corrected),
     "alternating_mean": of("43", mean_of_streams),

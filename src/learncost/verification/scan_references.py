@@ -145,6 +145,11 @@ def same_chunk(chunk: Array, shape: tuple[int, ...]) -> Array:
     return queries[:, None] == keys
 
 
+def short_convolution(X: Array, WB: Array, WC: Array, WX: Array, K: Array, WO: Array) -> Array:
+    """Return the gated convolution of LFM2."""
+    return (X @ WC * causal_convolution((X @ WB) * (X @ WX), K)) @ WO
+
+
 def growing_temperature(floor_scale: Array, scale: Array, shape: tuple[int, ...]) -> Array:
     """Return the temperature of transformers' Llama4TextAttention."""
     return np.log1p(np.floor((np.arange(*shape) + 1.0) / floor_scale)) * scale + 1.0
@@ -156,6 +161,7 @@ LAYERS: Mapping[str, Callable[..., Any]] = {
     "same_chunk": of("0", same_chunk, sized=True),
     "scaled_mixture_of_experts": of("32333", scaled_mixture),
     "selective_state_space": of("322222122212", with_fields(SelectiveStateSpace, selective_state_space)),
+    "short_convolution": of("322222", short_convolution),
     "state_space_duality": of("34433343322234", with_fields(StateSpaceDuality, state_space_duality)),
     "time_mixing": of("3111222112", with_fields(TimeMixing, time_mixing)),
 }

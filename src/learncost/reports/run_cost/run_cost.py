@@ -105,6 +105,9 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     mesh
         The devices as axes, such as pp=4,dp=8,tp=8: the time is that of a step over this mesh, with the links of the
         cluster. For a cluster (`learncost list clusters`) the default is the fastest mesh that fits.
+    microbatch
+        Sequences in a microbatch, per data-parallel rank. The default is 1 over the stages of a pipeline and of a batch
+        that is not given, else all.
     plan
         Memory optimizations, such as flash,fused,recompute=block (`learncost list plans`). The default is flash, for
         time and memory alone.

@@ -119,6 +119,8 @@ def exported(request: Request, cluster: Cluster, framework: Framework) -> Export
     if not steps and reading.step.micro_batch_size is None:
         more |= {"batch_size": request.batch_size, "accumulate": way.microbatches}
     model = "" if steps else request.model
+    if way.microbatches == 1 < way.microbatch:  # run-cost takes microbatches of one sequence over stages by default
+        more["microbatch"] = way.microbatch
     keywords = {**keywords_of(reading, model, engine=GRAPH, **more), **more}
     keywords = {name: value for name, value in keywords.items() if name not in ("engine", "devices")}
     back = Request(**{**keywords, **({} if steps else {"sizes": request.sizes})}, on=request.on)

@@ -62,8 +62,11 @@ class MeshCut:
             communication_buffers=self.communication_buffers,
         )
 
-    def way_of(self, batch: int, request: Request) -> ParallelConfig:
-        """Return the configuration of a batch in the microbatches of a request, by default one. Raises `InputError`."""
+    def way_of(self, batch: int, request: Request, usual: int = 0) -> ParallelConfig:
+        """Return the configuration of a batch in the microbatches of a request. Raises `InputError`.
+
+        usual  sequences of a microbatch where the request says nothing; 0: all of a shard of the batch
+        """
         axes = dict.fromkeys(clause.mesh for clause in self.clauses if "B" in clause.axes)
         shares = prod(self.inner.sizes.get(axis, 1) for axis in axes)
         if batch % shares:
@@ -72,7 +75,10 @@ class MeshCut:
                 f"divisible batch_size is {-(-batch // shares) * shares:,}"
             )
         each, number = batch // shares, counted(request.accumulate) or 1
-        microbatch = self.microbatch if request.microbatch is not None else -(-each // number)
+        if request.microbatch is not None:
+            microbatch = self.microbatch
+        else:
+            microbatch = -(-each // number) if number > 1 or not usual else usual
         if number > 1 and each != number * microbatch:
             raise InputError(
                 f"a batch shard of {each:,} is not accumulate = {number:,} microbatches of {microbatch:,}: the "
@@ -188,7 +194,8 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     plan = executed_plan(stepped(run.model, config), request.plan, request.timed_by, rates)
     sizes = {**run.axes, "B": cut.microbatch * cut.inner.devices}
     account = MeshAccount(run.model, sizes, cut.inner, replace(config, plan=plan))
-    way = cut.way_of(batch, request)
+    # Stages work side by side on microbatches alone, and a batch that nobody gave is of millions of tokens.
+    way = cut.way_of(batch, request, 1 if cut.pipeline or request.batch_size is None else 0)
     step = step_of(account, way, run.axes, cluster, rates, length)
     text = ", ".join(filter(None, (request.place, request.placement))) or usual(cut.inner.names)
     peak: int = step.peak

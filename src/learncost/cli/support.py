@@ -33,6 +33,7 @@ from learncost.reports.cost import cost
 from learncost.reports.memory.engines import memory_engines
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.planner import smallest
+from learncost.reports.request import COMPILED
 from learncost.training.engine import ENGINES, engine
 from learncost.verification.verify import verify_table
 
@@ -173,7 +174,8 @@ def fields() -> Mapping[str, Field]:
     """Return the tests of every family by name."""
     by_name: dict[str, Field] = {}
     by_name |= {f"cost {name}": partial(_cost, name) for name in (*LEARNING, *INFERENCE)}
-    by_name |= {f"memory {name}": partial(_memory, name) for name in memory_engines()}
+    # Engine compiled takes the modules of a file alone.
+    by_name |= {f"memory {name}": partial(_memory, name) for name in memory_engines() if name != COMPILED}
     by_name |= {f"emit {name}": partial(_emit, name) for name in _RUN}
     by_name |= {f"train {name}": partial(_train, name) for name in ENGINES}
     return by_name | {"verify": _verify}

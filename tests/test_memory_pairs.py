@@ -193,6 +193,9 @@ def test_counts_of_a_reference_model_are_those_of_the_flop_counter():
 def test_what_pairs_do_not_have_is_refused(flags, message):
     with pytest.raises(InputError, match=message):
         lc.memory("gpt2", **{"task": "dpo", "batch_size": 2, **flags})
+    if "engine" in flags and "teacher" in flags:
+        with pytest.raises(InputError, match=message):
+            lc.cost("gpt2", task="distillation", teacher="t5-small")
     for function in (lc.cost, lc.run_cost) if flags == {"batch_size": 3} else ():
         with pytest.raises(InputError, match=message):
             function("gpt2", task="dpo", batch_size=3, **({} if function is lc.cost else {"tokens": 1e6, "on": "V100"}))

@@ -208,11 +208,16 @@ def test_a_module_that_does_something_else_at_other_sizes_is_recorded_there():
         def forward(self, x):
             return torch.cat([each @ self.weight for each in x.split(max(50, len(x) // 2))])
 
-    module, request = Halved(16, 16), StepRequest("fp32")
-    record = ModuleStep(lambda: module, lambda sizes: {"x": torch.empty(sizes["B"], 16)})
-    steps = Interpolated(record)
-    for batch in (2, 8, 48, 1024, 200, 40, 520, 521, 45):
-        assert peak(steps({"B": batch}, request)).bytes == peak(record({"B": batch}, request)).bytes
+    class Padded(nn.Linear):
+        def forward(self, x):
+            return F.pad(x, (0, 0, 0, -len(x) % 64)) @ self.weight
+
+    batches = {Halved: (2, 8, 48, 1024, 200, 40, 520, 521, 45), Padded: (64, 128, 256, 200, 192)}
+    for module, request in ((each(16, 16), StepRequest("fp32")) for each in batches):
+        record = ModuleStep(lambda module=module: module, lambda sizes: {"x": torch.empty(sizes["B"], 16)})
+        steps = Interpolated(record)
+        for batch in batches[type(module)]:
+            assert peak(steps({"B": batch}, request)).bytes == peak(record({"B": batch}, request)).bytes
 
 
 class Residual(nn.Module):

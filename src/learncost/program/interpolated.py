@@ -3,7 +3,8 @@
 Programs of one structure run the same ops on the same buffers. Their extents have degree 1 in each size, so that bytes
 and strides, which are products of extents, have degree 2 at most. A program is interpolated where recorded ones of one
 structure are around it, and where every number follows from these even without any one of them: each was predicted
-from the others. Sizes of 0 and 1 are recorded, whose strides PyTorch chooses differently.
+from the others. A module may pad a size to a multiple: one that is in no arithmetic sequence with recorded ones is
+recorded. So are sizes of 0 and 1, whose strides PyTorch chooses differently.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice, product
-from math import lcm, prod
+from math import gcd, lcm, prod
 from operator import mul
 from typing import Any, NamedTuple
 
@@ -155,8 +156,8 @@ class _Recorded(NamedTuple):
 
 def _interpolated(known: Sequence[_Recorded], place: tuple[int, ...]) -> Program | None:
     """Return the program at a place between recorded ones if these without any one of them determine it, and agree."""
-    ends = [(min(values), max(values)) for values in zip(*(each.place for each in known), strict=True)]
-    if not ends or not all(low <= here <= high for (low, high), here in zip(ends, place, strict=True)):
+    sizes = list(zip(*(each.place for each in known), strict=True))
+    if not sizes or not all(_is_among(here, values) for values, here in zip(sizes, place, strict=True)):
         return None
     for each in known:
         if each.place == place:
@@ -166,6 +167,13 @@ def _interpolated(known: Sequence[_Recorded], place: tuple[int, ...]) -> Program
         if predictions[0] is not None and all(each == predictions[0] for each in predictions):
             return with_numbers(known[0].program, predictions[0])
     return None
+
+
+def _is_among(here: int, values: Sequence[int]) -> bool:
+    """Return whether a size is between others, and as many of their common steps from them."""
+    low = min(values)
+    steps = gcd(*(each - low for each in values))
+    return low <= here <= max(values) and gcd(steps, here - low) == steps
 
 
 def _predicted(known: Sequence[_Recorded], place: tuple[int, ...], degree: int) -> list[int] | None:

@@ -351,6 +351,8 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
         _check_plan(request, built, names)
     context = None if "seq_len" in lengths else context_beyond(configuration)
     if (teacher := teacher_of(request)) is not None:
+        if why := unlike(built, teacher):
+            raise InputError(f"--task {request.task} {why}")
         lengths_of_run = (axes["N"], axes["M"]) if built.two_sided else (axes["M"], None)
         of_teacher = run_sizes(teacher, axes["B"], *lengths_of_run)
         axes = {**axes, **{f"{TEACHER}{name}": size for name, size in of_teacher.items()}}
@@ -373,6 +375,16 @@ def teacher_of(request: Request) -> Model | None:
     if (teacher := request.teacher) is None:
         return None
     return build(teacher if isinstance(teacher, Configuration) else configure(teacher))
+
+
+def unlike(student: Model, teacher: Model) -> str:
+    """Return why the scores of a teacher cannot be compared with those of a student; "" if they can."""
+    own, other = (each.configuration.sizes.get("vocab_size", 0) for each in (student, teacher))
+    if own and own == other and student.two_sided == teacher.two_sided:
+        return ""
+    if own and own == other:
+        return "compares an encoder-decoder with another one alone: give a --teacher of the same kind"
+    return f"compares scores of one vocabulary, not of {own:,} and {other:,} tokens: give another --teacher"
 
 
 def _again(request: Request, batch: int) -> tuple[int, int]:

@@ -45,6 +45,7 @@ from learncost.program.program import (
 from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, curve_of, grouped
 from learncost.reports.memory.step import MASTERS, OFFLOADED, MemoryStep
 from learncost.reports.request import COMPILED, CPU, GPU
+from learncost.reports.run import unlike
 
 if TYPE_CHECKING:
     from learncost.program.autograd.losses import LossRow, TrainedTask
@@ -651,10 +652,8 @@ def _untasked(step: MemoryStep) -> str:
         return f"scores tokens with {flag}, and {configuration.name} has no vocabulary"
     if task and task.pairs and _here(step, step.sizes())["B"] % 2:
         return f"requires pairs with {flag}: give an even --batch-size for each microbatch and device"
-    if teacher := step.eager.teacher:
-        sizes = [model.configuration.sizes.get("vocab_size", 0) for model in (step.model, teacher)]
-        if sizes[0] != sizes[1]:
-            return f"compares scores of one vocabulary with {flag}, not of {sizes[0]:,} and {sizes[1]:,}"
+    if step.eager.teacher and (why := unlike(step.model, step.eager.teacher)):
+        return f"with {flag} {why}"
     own = task and (task.teacher or (task.reference and not step.eager.adapts))
     if own and (wrapping := _wrapping(step)) and wrapping.parts > 1 and not wrapping.reshards:
         return f"shards the other model of {flag} with --placement fsdp alone: give that, --placement ddp or --lora"

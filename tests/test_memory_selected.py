@@ -85,5 +85,18 @@ def test_time_and_operations_are_those_of_blocks_that_are_recomputed():
         again, whole = (found[each].macro_operations["recomputation"][1].flops for each in (every, 1))
         assert again / whole == recomputed(every) / recomputed(1) == blocks / 5
         assert found[every].time < found[1].time
+    # Blocks of two kinds in turn, and a dense one before those of experts: all are numbered together.
+    of_model = {"gemma-2-2b": (6, 3, 2), "deepseek-v2-lite": (4, 2, 2)}
+    for model, (number, *several) in of_model.items():
+        asked = {"procedure": "recompute", "on": "H100-SXM", "seq_len": 64, "num_hidden_layers": number}
+        norms = [
+            sum(
+                int(row.flops.at(step._priced.sizes))
+                for row in step._priced.rows
+                if row.macro_operation == "recomputation" and row.layer.endswith("rms_norm")
+            )
+            for step in (lc.cost(model, **asked, checkpoint_every=every) for every in (1, 2, 3))
+        ]
+        assert [each * number for each in norms[1:]] == [norms[0] * blocks for blocks in several]
     with pytest.raises(InputError, match="checkpoint_every requires procedure='recompute'"):
         lc.cost("gpt2", on="H100-SXM", checkpoint_every=2)

@@ -118,6 +118,11 @@ class Model:
         """Return whether there is an encoder and a decoder."""
         return self.configuration.two_sided
 
+    @property
+    def depth(self) -> int:
+        """Return the number of blocks, where an iteration of a loop may contain several; 0: an iteration is one."""
+        return 0 if self.two_sided else self.configuration.sizes.get("num_hidden_layers", 0)
+
     def lengths(self, axes: Mapping[str, int]) -> tuple[int, int, int | None]:
         """Return the batch, the length of a sequence, and of an encoder-decoder the length of the decoder's."""
         if self.two_sided:

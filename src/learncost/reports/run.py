@@ -82,10 +82,26 @@ def rows_of(
     return price(table, {}, priced_by).rows  # a book of the caller's own
 
 
-def _in_iterations(count: str, axes: Mapping[str, int], every: int, counted: Polynomial) -> Polynomial:
-    """Return a count over all iterations of a loop for the first of every so many."""
+def _with_first_blocks(model: Model, axes: Mapping[str, int], every: int) -> dict[str, int]:
+    """Return by the name of a line the iterations in which its block is the first of every so many of the model."""
+    from learncost.program.autograd.state import blocks_of, places_in_block  # imported when used, for a fast start
+
+    result, before = dict[str, int](), 0
+    number = places_in_block(model.table.repeats, model.depth, axes)
+    for repeat in model.table.repeats:
+        if repeat not in model.table.lines or not any(outer in model.table.weights for _, outer in repeat.each):
+            continue
+        blocks, iterations = blocks_of(repeat, number), int(size_of(repeat.count, axes))
+        for place, (lines, _, _) in enumerate(blocks, before):
+            fewer = sum((place + len(blocks) * iteration) % every == 0 for iteration in range(iterations))
+            result |= {line.name: fewer for line, _ in walk(lines)}
+        before += iterations * len(blocks)
+    return result
+
+
+def _in_iterations(count: str, axes: Mapping[str, int], fewer: int, counted: Polynomial) -> Polynomial:
+    """Return a count over all iterations of a loop for fewer of them."""
     whole = int(size_of(count, axes))
-    fewer = -(-whole // every)
     if count in counted.sizes:
         return counted.with_sizes({count: fewer})
     return Polynomial({names: number * fewer // whole for names, number in counted.terms.items()})
@@ -194,13 +210,16 @@ class PreparedRun:
         nests = (nest for _, nest in walk(table.lines))
         own = ((row.source.meta.kernel, row) for row in rows if isinstance(row.source, Line))
         backward = {kernel for kernel, row in own if row.macro_operation == "backward"} - {None}
+        iterations, fewer = _with_first_blocks(self.model, self.axes, self.every), 0
         for row in rows:
             if not isinstance(row.source, Line):  # a sum that the book adds
                 yield row
                 continue
             nest = next(nests)
-            if row.macro_operation == "recomputation" and nest.loops and row.source.meta.kernel not in backward:
-                row = row.with_counts(partial(_in_iterations, nest.counts[0], self.axes, self.every))
+            if row.macro_operation == "recomputation" and nest.loops:
+                fewer = iterations.get(row.source.name, fewer)  # a line that a plan adds is of the block before it
+                if row.source.meta.kernel not in backward:
+                    row = row.with_counts(partial(_in_iterations, nest.counts[0], self.axes, fewer))
             yield row
 
     def _passes(self, rows: Sequence[PricedLine], book: Book) -> list[list[PricedLine]]:

@@ -111,6 +111,15 @@ def blocks_of(repeat: Loop, sharded_over: int) -> list[Block]:
     return [(repeat.lines[a:b], [start], [end]) for (a, start), (b, end) in zip(starts, ends, strict=True)]
 
 
+def places_in_block(repeats: Sequence[Loop], blocks: int, sizes: Mapping[str, int]) -> int:
+    """Return the number of places of a block with a single live value, including its end; 0: an iteration is a block.
+
+    blocks  the number of blocks of all loops; 0 where it is not known
+    """
+    every = sum(size_of(repeat.count, sizes) * len(places(repeat)) for repeat in repeats)
+    return every // blocks if blocks and not every % blocks else 0
+
+
 def places(repeat: Loop) -> list[tuple[int, str]]:
     """Return the places in the body where a single value is live: the number of lines before, and the value; the last
     is the end.
@@ -225,10 +234,8 @@ class StepState:
 
     @cached_property
     def sharded_over(self) -> int:
-        """The number of places of a block with a single live value, including its end; 0: an iteration is a block."""
-        repeats = self.table.repeats
-        all_places = sum(size_of(repeat.count, self.sizes) * len(places(repeat)) for repeat in repeats)
-        return all_places // self.asked.blocks if self.asked.blocks and not all_places % self.asked.blocks else 0
+        """The number of places of a block with a single live value, as of `places_in_block`."""
+        return places_in_block(self.table.repeats, self.asked.blocks, self.sizes)
 
     def leaf(self, names: Sequence[tuple[str, ...]], elements: int) -> TapeTensor:
         """Return a weight of an iteration, or several that are one."""

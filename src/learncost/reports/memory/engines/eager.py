@@ -170,7 +170,7 @@ def _other(step: MemoryStep, sizes: Mapping[str, int], asked: StepOptions) -> Ot
     here = _here(step, sizes)
     if teacher := step.eager.teacher:
         module = module_of(teacher, step.module, False, asked.width, _unfused(step))
-        asked = replace(asked, module=module, drawn=(), blocks=_deep(teacher), matrices={}, coded={})
+        asked = replace(asked, module=module, drawn=(), blocks=teacher.depth, matrices={}, coded={})
         here = run_sizes(teacher, here["B"], here["N" if model.two_sided else "M"], None)
         model, name = teacher, TEACHER
     stored = step.kind.master or asked.width if asked.wrapping and asked.wrapping.parts > 1 else asked.width
@@ -178,11 +178,6 @@ def _other(step: MemoryStep, sizes: Mapping[str, int], asked: StepOptions) -> Ot
     part = asked.wrapping.part(size) if asked.wrapping else size
     weights = 0 if task.reference and step.eager.adapts else part
     return OtherModel(name, model.table, here, asked, weights, task.joined, task.before)
-
-
-def _deep(model: Model) -> int:
-    """Return the number of blocks, where an iteration of a loop may contain several; 0: an iteration is one."""
-    return 0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0)
 
 
 def _unfused(step: MemoryStep) -> bool:
@@ -216,7 +211,7 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int], shown: bool = False, d
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
         module.checkpoint if step.recomputes else "",
         step.eager.every,
-        _deep(model) * _blocks(step, chunks[:1]) // _blocks(step) if step.stages else _deep(model),
+        model.depth * _blocks(step, chunks[:1]) // _blocks(step) if step.stages else model.depth,
         replace(_stepping(step), optimizer="") if STATES in hosted else _stepping(step),
         step.accumulate,
         _rows(step, sizes),

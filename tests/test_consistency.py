@@ -285,7 +285,11 @@ ASKED |= {"cost": {}, "memory": {}, "compare": {}, "rules": {}, "conventions": {
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_request_alone_has_the_answer_of_its_keywords(name):
-    """Also where the question has another default, or arguments that no request has; `emit` has no sizes."""
+def test_a_request_alone_has_the_answer_of_its_keywords(name, tmp_path):
+    """Also where the question has another default, or arguments that no request has, and of a trainer's file."""
     function, request = getattr(lc, name), Request("gpt2", sizes=SMALL, seq_len=16, **ASKED[name])
     assert str(function(request)) == str(function(request.model, **request.given))
+    if name in ("cost", "memory"):
+        file = tmp_path / "axolotl.yml"
+        file.write_text("base_model: gpt2\nsequence_len: 16\nmicro_batch_size: 2\n")
+        assert str(function(Request(file, seq_len=32))) == str(function(file, seq_len=32))

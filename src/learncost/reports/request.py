@@ -355,6 +355,10 @@ def takes_request(
 
             As of trainers' files, fields that the question does not have are left out, unless memory depends on them.
             """
+            given = {name: value for name, value in request.given.items() if name not in request.sizes}
+            given |= {"model": request.model, "sizes": request.sizes}
+            of_files = _of_files(given, {each.name for each in named}, arguments.get("devices"))
+            request = request if of_files is given else Request(**of_files)
             check_has(request.given, accepted.parameters, is_placed="devices" in accepted.parameters)
             kept = {CALLED.get(name, name) for name in accepted.parameters} | {"model", "sizes", *OF_MEMORY}
             others_usual: dict[str, Any] = {name: each.default for name, each in _FIELDS.items() if name not in kept}

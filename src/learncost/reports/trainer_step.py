@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -63,7 +64,10 @@ DATA = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
 
 def paths_of(model: object) -> tuple[str, ...]:
     """Return the paths that a MODEL argument joins if it is trainers' files, else none."""
-    paths = model if isinstance(model, TrainerFiles) else tuple(model) if isinstance(model, list | tuple) else (model,)
+    if isinstance(model, TrainerFiles):
+        return model if any(map(is_trainer_file, model)) else ()
+    several = model if isinstance(model, list | tuple) else (model,)
+    paths = tuple(os.fspath(path) if isinstance(path, os.PathLike) else path for path in several)
     return paths if any(map(is_trainer_file, paths)) else ()
 
 

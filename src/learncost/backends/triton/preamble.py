@@ -143,7 +143,7 @@ def add_parts(parts, total, number, size):
 ''',
     "group_rows": '''\
 def group_rows(expert, experts, tile):
-    """Rows in the order of their experts; of every tile its expert and its first row; the first row of each expert.
+    """Return rows in the order of their experts, the expert and first row of every tile, and the first row of experts.
 
     The last tiles may be empty: how many there are does not depend on the numbers, as a CUDA graph needs it.
     """

@@ -109,6 +109,8 @@ def test_equal_layers_are_merged_and_counted():
     assert rows["norm", None] == rows["head", None] == 1
     with_passes = [r for r in lc.cost("gpt2", "mempepita").rows if r.layer == "attention"]
     assert {row.repeat for row in with_passes} == {12}
+    of_tokens = (lc.cost("mamba2-130m", procedure, seq_len=5).rows for procedure in ("bp", "decode"))
+    assert {row.repeat for rows in of_tokens for row in rows if row.layer == "state_space_duality"} == {24}
 
 
 MERGED = ("albert-base-v2", "bart-base", "deberta-v2-xlarge", "deepseek-v2-lite", "gemma-3-1b", "gpt2", "mixtral-8x7b")

@@ -12,6 +12,7 @@ from learncost.cost_models import Price, PricedLine
 from learncost.ir.dataclass import Serializable, dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Opaque
+from learncost.ir.polynomial import base
 from learncost.ir.precision import BYTES
 from learncost.layers.active import active_parameters, parameters, shown_layer
 from learncost.models.model import Model
@@ -174,7 +175,8 @@ def _repeat(part: Price, passes: int, rounds: Collection[int] = ()) -> int:
 
     rounds  the places of lines in iterations round a mesh, which the layer has outside of them for its own part as
             well, or of lines that run again
-    Steps of a line that a mesh writes out, such as P!m of a softmax, are left out. Of a gradient in several parts, dX
+    Steps of a line that a mesh writes out, such as P!m of a softmax, are left out, and lines of a recurrence, which
+    run for every token. Of a gradient in several parts, dX
     and dX+2, or in two steps, dY:X and dX, one is counted. Where a row has parts and
     merges alone, a layer is identified by the value that it reads: its parts, in one repeat, are those of one layer.
     """
@@ -184,6 +186,8 @@ def _repeat(part: Price, passes: int, rounds: Collection[int] = ()) -> int:
     for row in part.rows:
         makes = row.source.makes if isinstance(row.source, Line) else ()
         if row.layer == "optimizer" or row.place in rounds or any("!" in name or "~" in name for name in makes):
+            continue
+        if {"M", "N"} & {*map(base, row.repeat.sizes)}:
             continue
         times = row.repeat.at(part.sizes)
         if row.line in ("merge", ""):

@@ -736,6 +736,7 @@ def compare(
     precision: _Precision | str | None = None,
     on: _Device | Any = None,
     engine: _Engine | str = "",
+    checkpoint_every: int | str = 1,
     *,
     accumulate: int | str = 1,
     offload: _Offload | str = "",
@@ -743,7 +744,6 @@ def compare(
     module: _Module | str = "",
     optimizer_implementation: _OptimizerImplementation | str = "",
     loss: _Loss | str = "",
-    checkpoint_every: int | str = 1,
     lora_dropout: float | str = 0.0,
     **sizes: Any,
 ) -> Comparison | ModelComparison:
@@ -776,6 +776,8 @@ def compare(
     precision: Data types for memory traffic, and with `on` for time and memory.
     on: The device, as in learncost cost: adds the time of a step and its peak memory under every procedure.
     engine: The engine of the step's time and memory: eager, graph or cuda.
+    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+        `procedure` recompute.
     accumulate: Number of microbatches for gradient accumulation, on which the memory of a step depends.
     offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
         bitsandbytes' PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host:
@@ -791,8 +793,6 @@ def compare(
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
         entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
-    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
-        `procedure` recompute.
     lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
@@ -876,12 +876,12 @@ def cost(
     offload: _Offload | str = "",
     task: _Task | str = "",
     teacher: Any = None,
+    checkpoint_every: int | str = 1,
     *,
     clip: float | str | None = None,
     module: _Module | str = "",
     optimizer_implementation: _OptimizerImplementation | str = "",
     loss: _Loss | str = "",
-    checkpoint_every: int | str = 1,
     lora_dropout: float | str = 0.0,
     no_sync: bool = False,
     communication_buffers: int | str | None = None,
@@ -946,6 +946,8 @@ def cost(
         sequences, of which the batch has an even number; kto; grpo or grpo-kl (its penalty), on completions
         that a separate request generates; or distillation, from a `teacher`.
     teacher: The model whose scores a distillation learns (`task` distillation), as a preset or a config.json.
+    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+        `procedure` recompute.
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
@@ -955,8 +957,6 @@ def cost(
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
         entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
-    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
-        `procedure` recompute.
     lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
     no_sync: Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as
         under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
@@ -1377,11 +1377,11 @@ def run_cost(
     task: _Task | str = "",
     teacher: Any = None,
     no_sync: bool = False,
+    checkpoint_every: int | str = 1,
     clip: float | str | None = None,
     module: _Module | str = "",
     optimizer_implementation: _OptimizerImplementation | str = "",
     loss: _Loss | str = "",
-    checkpoint_every: int | str = 1,
     lora_dropout: float | str = 0.0,
     mfu: float | str | None = None,
     hfu: float | str | None = None,
@@ -1452,6 +1452,8 @@ def run_cost(
     teacher: The model whose scores a distillation learns (`task` distillation), as a preset or a config.json.
     no_sync: Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as
         under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
+    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+        `procedure` recompute.
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
@@ -1461,8 +1463,6 @@ def run_cost(
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
         entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
-    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
-        `procedure` recompute.
     lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
     mfu: Model FLOPs utilization, above 0 to 1: the run then takes as long as it says.
     hfu: Hardware FLOPs utilization: recomputed operations (`procedure` recompute) count as work too.
@@ -1702,11 +1702,11 @@ def report(
     engine: _Engine | str = "",
     accumulate: int | str = 1,
     offload: _Offload | str = "",
+    checkpoint_every: int | str = 1,
     clip: float | str | None = None,
     module: _Module | str = "",
     optimizer_implementation: _OptimizerImplementation | str = "",
     loss: _Loss | str = "",
-    checkpoint_every: int | str = 1,
     lora_dropout: float | str = 0.0,
     **sizes: Any,
 ) -> Report:
@@ -1749,6 +1749,8 @@ def report(
         states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
         offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
         tensors, activation_offloading).
+    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+        `procedure` recompute.
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
@@ -1758,8 +1760,6 @@ def report(
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
         entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
-    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
-        `procedure` recompute.
     lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
     sizes: Any size or setting of the models, such as `num_hidden_layers` 4.
     """

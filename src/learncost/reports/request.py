@@ -42,7 +42,7 @@ OF_MEMORY = (
 )
 """The fields of a step on which its memory depends: every answer about a device has those of a trainer's file."""
 
-ON_DEVICE = "clip module optimizer_implementation loss checkpoint_every lora_dropout"
+ON_DEVICE = "clip module optimizer_implementation loss lora_dropout"
 """Those on which one device's memory depends, and no count: what a question with a device takes behind `|`."""
 
 OPERATORS = "op"
@@ -267,7 +267,7 @@ class Request:
 
     def check_memory_settings(self) -> None:
         """Raise `InputError` for settings on which memory alone depends, and which no step has together."""
-        if self.offload or any(name in self.given for name in ON_DEVICE.split()):
+        if self.offload or any(name in self.given for name in ("checkpoint_every", *ON_DEVICE.split())):
             from learncost.reports.memory.step import device_asked, offload_named  # imported where it is needed
 
             offload_named(self.offload) if self.on is None else device_asked(self)

@@ -46,7 +46,8 @@ SCHEMA = 1
 
 @takes_request(
     "model procedure price_book batch_size seq_len target_len optimizer dropout dtype context page_size train "
-    f"train_layers lora lora_rank lora_alpha plan on precision engine accumulate offload {ON_DEVICE} side_by_side"
+    "train_layers lora lora_rank lora_alpha plan on precision engine accumulate offload checkpoint_every "
+    f"{ON_DEVICE} side_by_side"
 )
 def document(request: Request, side_by_side: str | None = None) -> dict[str, Any]:
     """Return all data of the page of one step: cost line by line with formulas, memory and time.

@@ -83,7 +83,7 @@ class RunAssumptions:
 @takes_request(
     "model tokens on devices * mesh place placement schedule microbatch chunks plan procedure price_book dtype "
     "precision batch_size seq_len target_len optimizer dropout train train_layers lora lora_rank lora_alpha engine "
-    f"accumulate communication_buffers offload task teacher no_sync {ON_DEVICE}",
+    f"accumulate communication_buffers offload task teacher no_sync checkpoint_every {ON_DEVICE}",
     RunAssumptions,
     price_book=CONVENTION,
     devices=1,

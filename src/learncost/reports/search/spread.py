@@ -137,7 +137,7 @@ def pipeline_options(request: Request) -> tuple[int, int]:
     return whole["microbatch"], 0 if request.chunks is None else whole["chunks"]
 
 
-OF_MEMORY_ALONE = ("no_sync", *(name for name in ON_DEVICE.split() if name != "clip"))
+OF_MEMORY_ALONE = ("no_sync", "checkpoint_every", *(name for name in ON_DEVICE.split() if name != "clip"))
 """The settings that change the memory of a step over a mesh alone; the norms of clipping are not counted."""
 
 OF_MESH = (

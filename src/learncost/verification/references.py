@@ -244,6 +244,24 @@ def adamw(W: Array, G: Array, M: Array, V: Array, numbers: AdamW) -> tuple[Array
     return decay * W - lr * (k1 * m) / ((k2 * v) ** 0.5 + eps), m, v
 
 
+class Lion(NamedTuple):
+    """The settings of a step of Lion: c is 1 - b, and decay the remaining share of a weight."""
+
+    lr: Array
+    b1: Array
+    c1: Array
+    b2: Array
+    c2: Array
+    decay: Array
+
+
+def lion(W: Array, G: Array, M: Array, numbers: Lion) -> tuple[Array, Array]:
+    """Return the step of Chen et al. 2023, Algorithm 2: the sign of an interpolated gradient, by parts."""
+    lr, b1, c1, b2, c2, decay = numbers
+    way = c1 * G + b1 * M
+    return decay * W + lr * np.where(way > 0, -1.0, np.where(way < 0, 1.0, 0.0)), c2 * G + b2 * M
+
+
 def rmsprop(W: Array, G: Array, V: Array, lr: Array, b2: Array, c2: Array, eps: Array) -> tuple[Array, Array]:
     """Return the step of Tieleman & Hinton 2012, lecture 6.5: each gradient over the root of its mean square."""
     v = b2 * V + c2 * G**2
@@ -302,6 +320,7 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "sgd": sgd,
     "momentum": momentum,
     "adamw": with_fields(AdamW, adamw),
+    "lion": with_fields(Lion, lion),
     "rmsprop": rmsprop,
     **modern_references.WORDS,
     **encoder_references.WORDS,

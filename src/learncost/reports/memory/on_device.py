@@ -65,7 +65,7 @@ class DeviceMemory(Serializable):
 
     @property
     def said(self) -> list[str]:
-        """The notes on a memory that is not known, or that of another engine than the one whose time is told."""
+        """The notes on memory that is unknown, or predicted by another engine than the time."""
         unknown = f"Whether it fits the memory of the device is not known: {self.unavailable}."
         other = f"The memory is that of engine {self.engine}, as eager {self.instead}."
         return [note for note, given in ((unknown, self.unavailable), (other, self.instead)) if given]

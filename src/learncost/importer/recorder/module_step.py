@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any
 
 from learncost.importer.examples import plain
-from learncost.importer.recorder.blocks import KEPT, BlockList, equal_blocks, shortened
+from learncost.importer.recorder.blocks import KEPT, equal_blocks, shortened
 from learncost.importer.recorder.device import is_guarded
 from learncost.importer.refusals import one_line, silenced
 from learncost.ir.dataclass import dataclass
@@ -62,19 +62,16 @@ class ModuleStep:
         blocks = equal_blocks(module) if request.weights is None and alone else None
         if blocks:
             with suppress(Exception):  # a module may want all of its blocks
-                three, four = (self._shortened(module, given, request, blocks, units) for units in (KEPT, KEPT + 1))
+                several = list[Program]()
+                for units in (KEPT, KEPT + 1):
+                    with shortened(blocks, units):
+                        several.append(self._run(module, given, request))
+                three, four = several
                 program = repeated(three, four, blocks.units, blocks.more)
                 # A module that treats its fifth block otherwise is the same with three and four.
                 if program and _forward(program) == _forward(self._run(module, given, request, FORWARD)):
                     return program
         return self._run(module, given, request)
-
-    @classmethod
-    def _shortened(
-        cls, module: Any, given: Mapping[str, Any], request: StepRequest, blocks: BlockList, units: int
-    ) -> Program:
-        with shortened(blocks, units):
-            return cls._run(module, given, request)
 
     @staticmethod
     def _run(module: Any, given: Mapping[str, Any], request: StepRequest, phase: str = "") -> Program:

@@ -21,7 +21,7 @@ from learncost.program.arena import Region
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
 from learncost.reports.memory.step import EagerOptions, MemoryStep, available, device_asked
-from learncost.reports.request import Request, takes_request
+from learncost.reports.request import OF_MEMORY, Request, takes_request
 from learncost.reports.run import possible, prepare
 from learncost.reports.sheet import AtLength, Drawn, sizes_of
 
@@ -404,10 +404,10 @@ def _clips(clip: float | str | None) -> bool:
     return True
 
 
-OF_AUTOGRAD = (
-    *("module", "loss", "task", "teacher", "offload", "optimizer_implementation"),
-    *("checkpoint_every", "lora_dropout", "no_sync"),
-)
+OF_ENGINES = "accumulate", "clip", "communication_buffers"
+"""The settings of memory that other engines than eager have, too."""
+
+OF_AUTOGRAD = ("task", "teacher", *(name for name in OF_MEMORY if name not in OF_ENGINES))
 """The settings that engine eager alone has."""
 
 

@@ -29,7 +29,6 @@ from learncost.program.program import (
     library_workspace,
     peak,
 )
-from learncost.program.repeated import used
 from learncost.timing.clocks import program_time
 
 
@@ -218,56 +217,6 @@ def test_a_module_that_does_something_else_at_other_sizes_is_recorded_there():
         steps = Interpolated(record)
         for batch in batches[type(module)]:
             assert peak(steps({"B": batch}, request)).bytes == peak(record({"B": batch}, request)).bytes
-
-
-class Residual(nn.Module):
-    def __init__(self, number, kept=False):
-        super().__init__()
-        self.layer_idx, self.kept, self.norm, self.linear = number, kept, nn.LayerNorm(8), nn.Linear(8, 8)
-
-    def forward(self, x, *others):
-        return x + sum(others) + F.dropout(self.linear(self.norm(x)).relu(), 0.1)
-
-
-class Stack(nn.Module):
-    """Blocks behind one another; `crossed`: those of the second half read those of the first in reverse order, too;
-    `bounded`: the number of the block whose result is bounded."""
-
-    def __init__(self, depth, crossed=False, period=1, bounded=None):
-        super().__init__()
-        self.embedding, self.crossed, self.bounded = nn.Linear(8, 8), crossed, bounded
-        self.blocks = nn.ModuleList(Residual(number, number % period > 0) for number in range(depth))
-
-    def forward(self, x):
-        x, kept = self.embedding(x), []
-        for number, block in enumerate(self.blocks):
-            others = kept[len(self.blocks) - 1 - number :][:1] if self.crossed else []
-            x = checkpoint(block, x, *others, use_reentrant=False) if block.kept else block(x, *others)
-            kept.append(x.clamp(-1, 1) if number == self.bounded else x)
-            x = kept[-1]
-        return x.square().mean()
-
-
-@pytest.mark.parametrize(
-    ("stack", "settings", "runs"),
-    [
-        (Stack(13), {"optimizer": Stepping("adamw", "fused", clip=True), "microbatches": 2}, 3),
-        (Stack(24, period=2), {"optimizer": Stepping("adamw", "foreach", clip=True)}, 3),
-        (Stack(12), {"optimizer": Stepping("adamw", "for-loop")}, 3),
-        (Stack(12), {"optimizer": Stepping("sgd", "fused"), "in_backward": True}, 3),
-        (Stack(12, crossed=True), {}, 3),
-        (Stack(12, bounded=7), {}, 4),
-    ],
-)
-def test_three_blocks_repeated_are_the_whole(stack, settings, runs, monkeypatch):
-    """Checkpoints of every second block make units of two. What reads other blocks than those beside it runs whole."""
-    module, x = stack.train(), {"x": torch.randn(4, 8)}
-    request, several, run = StepRequest("fp32", **settings), list[Program](), ModuleStep._run
-    whole = run(module, x, request)
-    monkeypatch.setattr(ModuleStep, "_run", staticmethod(lambda *given: several.append(run(*given)) or several[-1]))
-    found = ModuleStep(lambda: module, lambda _: x)({}, request)
-    assert (used(found), peak(found).bytes) == (used(whole), peak(whole).bytes)
-    assert len(several) == runs
 
 
 @pytest.mark.parametrize("how", ["fused", "foreach", "for-loop"])

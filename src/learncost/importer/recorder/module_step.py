@@ -6,11 +6,10 @@ import copy
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from learncost.importer.examples import plain
-from learncost.importer.recorder.blocks import KEPT, equal_blocks, shortened
 from learncost.importer.recorder.device import is_guarded
 from learncost.importer.refusals import one_line, silenced
 from learncost.ir.dataclass import dataclass
@@ -29,7 +28,6 @@ from learncost.program.program import (
     StepRequest,
     starred,
 )
-from learncost.program.repeated import repeated
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """PyTorch's names of the types that it trains in."""
@@ -49,38 +47,17 @@ class ModuleStep:
     def __call__(self, sizes: Mapping[str, int], request: StepRequest) -> Program:
         """Record the training step. Raises `InputError` if that needs values."""
         with _in_one_line():
-            return self._recorded(sizes, request)
-
-    def _recorded(self, sizes: Mapping[str, int], request: StepRequest) -> Program:
-        """Return the whole step, of three and four blocks where the module declares many equal ones."""
-        import torch
-
-        if request.device == CUDA and not (is_guarded() or torch.cuda.is_available()):
-            raise InputError("PyTorch chooses kernels for a GPU where there is one")
-        module, given = self.module(), self.inputs(sizes)
-        alone = not (request.compiled or request.devices)  # kernels and events of blocks are not equal
-        blocks = equal_blocks(module) if request.weights is None and alone else None
-        if blocks:
-            with suppress(Exception):  # a module may want all of its blocks
-                several = list[Program]()
-                for units in (KEPT, KEPT + 1):
-                    with shortened(blocks, units):
-                        several.append(self._run(module, given, request))
-                three, four = several
-                program = repeated(three, four, blocks.units, blocks.more)
-                # A module that treats its fifth block otherwise is the same with three and four.
-                if program and _forward(program) == _forward(self._run(module, given, request, FORWARD)):
-                    return program
-        return self._run(module, given, request)
+            return self._recorded(self.module(), self.inputs(sizes), request)
 
     @staticmethod
-    def _run(module: Any, given: Mapping[str, Any], request: StepRequest, phase: str = "") -> Program:
-        """Return the step of a module, or its forward pass alone."""
+    def _recorded(module: Any, given: Mapping[str, Any], request: StepRequest) -> Program:
         import torch
 
         from learncost.importer.examples import as_called
         from learncost.importer.recorder.recorder import Recorder
 
+        if request.device == CUDA and not (is_guarded() or torch.cuda.is_available()):
+            raise InputError("PyTorch chooses kernels for a GPU where there is one")
         if (request.compiled or request.devices) and not is_guarded():
             kind = "compiled" if request.compiled else "sharded"
             raise InputError(f"a {kind} step is recorded in another process: name the module as FILE.py:NAME")
@@ -98,19 +75,8 @@ class ModuleStep:
                     module = wrap(module)
             runs = _compiled(module, request, row, by_name) if request.compiled else module
             with recorder, nullcontext() if request.compiled else attributed(module, recorder):
-                if phase:
-                    recorder.phase = phase
-                    with _autocast(request):
-                        runs(*row, **by_name)
-                else:
-                    record_step(recorder, module, request, lambda: runs(*row, **by_name))
+                record_step(recorder, module, request, lambda: runs(*row, **by_name))
         return recorder.program()
-
-
-def _forward(program: Program) -> list[tuple[str, str]]:
-    """Return the ops of the first forward pass, and where they are; without the seeds of the backward pass."""
-    ops = [(op.name, op.path) for op in program.ops if op.phase == FORWARD and not op.microbatch]
-    return [op for op in ops if op != ("aten::empty_like", "")]
 
 
 def _kernels_of(request: StepRequest) -> AbstractContextManager[None]:

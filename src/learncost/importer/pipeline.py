@@ -16,12 +16,9 @@ from learncost.importer.axes import ApartError, Size
 from learncost.importer.examples import flattened, parts_of, size_at
 from learncost.importer.export import Exported, export
 from learncost.importer.inputs import Input, attempts, checked, examples_of, sized, symbols_of, tensors
-from learncost.importer.parts import in_parts
 from learncost.importer.refusals import (
     FixedError,
     NotExportedError,
-    OnValuesError,
-    RaisedError,
     WhileExportedError,
     exports,
     raises_too,
@@ -75,13 +72,11 @@ def table_of(
     called: str,
     options: ImportOptions,
     observer: ImportObserver = UNOBSERVED,
-    real: Callable[[], Any] | None = None,
 ) -> tuple[str, list[str]]:
     """Return the text of a module's table, and the descriptions of its inputs. Raises `InputError`.
 
     given   its inputs: descriptions, or example values by name
     called  its name in messages
-    real    builds the module with parameter values, if this one has none
     """
     name = type(module).__name__
 
@@ -134,23 +129,6 @@ def table_of(
             f"{_with(values, letters, letter, size)}"
         )
 
-    def parts(values: Mapping[str, Any], error: InputError) -> str:
-        """Return the table of the exportable parts of a module, if that is allowed."""
-        ways = ["--as-run (in Python as_run=True) traces one run"] * isinstance(error, WhileExportedError)
-        has_parts = any(module.children())
-        if has_parts:
-            ways.append("--unknown zero reads the parts that can be exported, and reports lower bounds, `>=`")
-        if options.as_run or not ways or (options.unknown == "zero" and not has_parts):
-            raise error
-        if options.unknown != "zero":
-            if isinstance(error, RaisedError) or raises_too(module, values, error):
-                raise error
-            raise type(error)(f"{error}; {', and '.join(ways)}")
-        observer.stage(f"reading the parts of {name}")
-        apart = in_parts(real() if real else module, copied(values), called, options.fold)
-        observer.say(apart.notice(called))
-        return f"% {apart.notice(called)}\n{apart.text}"
-
     observer.stage(f"reading {name}")
     if isinstance(given, Mapping):
         described = [f"{key}: {_described(value)}" for key, value in given.items()]
@@ -175,8 +153,6 @@ def table_of(
             return read(values, {} if options.as_run else symbols), described
         except NotExportedError as error:
             first = first or error
-        except OnValuesError as error:
-            return parts(values, error), described
     assert first is not None
     if sizes and _SYMBOL.search(str(first)):  # PyTorch's type for an open size; for numbers it is a number
         try:
@@ -186,7 +162,9 @@ def table_of(
             first = type(error)(
                 f"{error} (tried with {at}; if the code needs one size, write it in place of {letters})"
             )
-    return parts(values, first), described
+    if options.as_run or not isinstance(first, WhileExportedError) or raises_too(module, values, first):
+        raise first
+    raise type(first)(f"{first}; --as-run (in Python as_run=True) traces one run")
 
 
 def _with_numbers(op: str, sizes: Mapping[str, int]) -> str:
@@ -337,21 +315,14 @@ class LiveModule:
         """Return the module."""
         return self.build()
 
-    def read(self) -> tuple[str, tuple[ImportedModule, Any] | None]:
+    def read(self) -> tuple[str, ImportedModule, Any]:
         """Import the module again; return the text of its table, and the imported module with its source: the module or
-        one traced run of it.
-
-        The second is None for a module that is imported in parts. Raises `InputError`.
+        one traced run of it. Raises `InputError`.
         """
         found: list[tuple[ImportedModule, Any]] = []
-        text, _ = table_of(
-            self.module,
-            self.inputs,
-            self.called,
-            self.options,
-            ImportObserver(keep=lambda imported, whole: found.append((imported, whole))),
-        )
-        return text, found[-1] if found else None
+        keep = ImportObserver(keep=lambda *imported: found.append(imported))
+        text, _ = table_of(self.module, self.inputs, self.called, self.options, keep)
+        return text, *found[-1]
 
 
 def evaluation_of(
@@ -361,7 +332,6 @@ def evaluation_of(
     training: str,
     options: ImportOptions,
     observer: ImportObserver = UNOBSERVED,
-    real: Callable[[], Any] | None = None,
 ) -> str:
     """Return the text of the table in evaluation mode; "" if its lines are those of training mode. Raises `InputError`.
 
@@ -371,7 +341,7 @@ def evaluation_of(
         return ""
     is_folded = any(line.strip().startswith("repeat ") for line in training.splitlines())
     with in_evaluation(module):
-        text, _ = table_of(module, given, called, replace(options, fold=is_folded, companion=training), observer, real)
+        text, _ = table_of(module, given, called, replace(options, fold=is_folded, companion=training), observer)
     return text
 
 

@@ -61,10 +61,6 @@ class WhileExportedError(NotExportedError):
     """An error that PyTorch or a package raises during export, though a run may not."""
 
 
-class RaisedError(NotExportedError):
-    """An error that a module's code raises."""
-
-
 class FixedError(InputError):
     """A size that should be symbolic and that a module's code fixes."""
 
@@ -129,7 +125,7 @@ def exports(called: str) -> Iterator[None]:
     except Exception as error:
         raise refusal(error, called) from None
     except SystemExit as error:
-        raise RaisedError(f"{called} called exit({error.code}) in its forward pass: it must return") from None
+        raise NotExportedError(f"{called} called exit({error.code}) in its forward pass: it must return") from None
 
 
 def refusal(error: Exception, called: str) -> InputError:
@@ -187,7 +183,7 @@ def refusal(error: Exception, called: str) -> InputError:
         said = f"{place}: {said}"
     if isinstance(error, InputError):  # this package refuses it, also in a traced run
         return NotExportedError(f"{called} cannot be {what}: {said}")
-    kind = RaisedError if frames and is_local(frames[-1].filename) else WhileExportedError
+    kind = NotExportedError if frames and is_local(frames[-1].filename) else WhileExportedError
     return kind(f"{called} cannot be {what}: {said}")
 
 
@@ -227,7 +223,7 @@ def is_by_func(error: BaseException) -> bool:
 
 
 def raises_too(module: Any, values: Mapping[str, Any], error: InputError) -> bool:
-    """Return whether a run with shapes only, without an export, raises the refused error: then no part can be run."""
+    """Return whether a run with shapes only, without an export, raises the refused error."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 

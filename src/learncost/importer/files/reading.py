@@ -205,11 +205,7 @@ def _read(wanted: Target, inputs: tuple[Input, ...], how: How, training: str) ->
         given = building.inputs or ()
         if not given:
             checked((), building.module, str(wanted))
-        ways = (
-            _options(how),
-            ImportObserver(stage, said.append),
-            lambda: built(wanted, True, said.append, inputs).module,
-        )
+        ways = _options(how), ImportObserver(stage, said.append)
         if training:
             from learncost.importer.pipeline import evaluation_of
 

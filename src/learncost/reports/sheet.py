@@ -39,10 +39,19 @@ SPELLED = {"text": "table", "markdown": "md"}
 _ENDLESS = 10**6
 
 
+NO_BREAK = "\xa0"
+"""The space in a cell's text at which it is broken only where a word is longer than a line."""
+
+
 class _CellWrapper(textwrap.TextWrapper):
     """Wraps the text of a cell between words, and after the commas of lists such as plans."""
 
     wordsep_simple_re = re.compile(r"([\t\n\x0b\x0c\r ]+|(?<=[a-z],)(?=[a-z]))")
+
+    def _split(self, text: str) -> list[str]:
+        most = self.width - len(self.subsequent_indent)
+        words = (re.split(f"({NO_BREAK})", word) if len(word) > most else [word] for word in super()._split(text))
+        return [*chain.from_iterable(words)]
 
 
 class Readable(Framed):
@@ -326,7 +335,7 @@ class Sheet:
                 part.ljust(widths[place]) if place in self.left else part.rjust(widths[place])
                 for place, part in zip(places, parts, strict=True)
             )
-            yield _GAP.join(texts).rstrip(), row.style
+            yield _GAP.join(texts).rstrip().replace(NO_BREAK, " "), row.style
 
     def text(self, width: int = WIDTH) -> str:
         """Return the sheet as plain text."""

@@ -1,25 +1,18 @@
-"""A layer line by line, as text, Markdown, LaTeX and JSON."""
+"""A layer line by line, as a table, Markdown, LaTeX and JSON."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from learncost.cost_models import Book
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import Line
 from learncost.ir.polynomial import Polynomial, total
 from learncost.reports import notation as write
-from learncost.reports.sheet import SPELLED, WIDTH, Sheet, SheetRow, Shown, number
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.table import Table as Grid
-
-# Widths of the columns, together 80 with the numbers of equations and the gaps.
-_WHOLE, _MACCS, _FLOPS = 77, 9, 14
+from learncost.reports.sheet import NO_BREAK, SPELLED, WIDTH, Sheet, SheetRow, Shown, number
 
 
 @dataclass(frozen=True)
@@ -171,31 +164,41 @@ class Explanation(InLetters):
     part: str = ""  # of a model: the layer that was asked for
     made: tuple[str, ...] = ()  # of a model: the lines that make inputs from positions and settings, once
 
-    def __str__(self) -> str:
-        return plain(self._table())
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        yield self._table()
-
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return the lines of all phases, and the saved tensors, as one table."""
-        columns, rows = ("", "line", "MACCs", "FLOPs"), tuple(self._sheet_rows())
-        return (Sheet(f"{self.layer}: {self.source}", columns, rows, self._notes, frozenset({0, 1})),)
+        left = frozenset({0, 3} if self.sizes else range(4))
+        title = f"{self.layer}: {self.source}" if self.source else self.layer
+        rows = tuple(self._sheet_rows(in_columns=width > 2 * WIDTH))
+        return (Sheet(title, ("line", "MACCs", "FLOPs", ""), rows, self._notes, left),)
 
     def _rows(self) -> list[Mapping[str, Any]]:
         parts = self.to_dict()["macro_operations"]
         return [{"macro_operation": name, **line} for name, part in parts.items() for line in part["lines"]]
 
-    def _sheet_rows(self) -> Iterator[SheetRow]:
-        """Return the lines as rows of one table."""
-        for part in self.parts:
-            yield SheetRow(("", part.title, "", ""), "bold")
+    def _sheet_rows(self, in_columns: bool) -> Iterator[SheetRow]:
+        """Yield the lines as rows of one table; totals are in its columns, or below each other as they are long."""
+        written: Callable[[str], str] = str if in_columns else _unbroken
+        for place, part in enumerate(self.parts):
+            yield from [SheetRow(())] if place else []
+            yield SheetRow((part.title if part.steps else f"{part.title}: nothing",), "bold")
             for step in part.steps:
-                counts = (self._short(step.maccs), self._short(step.flops))
-                yield SheetRow((step.equation, step.text, *counts), "", step.depth)
-            yield SheetRow(("", "", self._total_text(part.maccs), self._total_text(part.flops)), "bold")
+                counts = self._short(step.maccs), self._short(step.flops) + ("*" if step.outside_paper else "")
+                is_priced = step.latex or step.equation  # not the heading of a loop
+                yield SheetRow(
+                    (written(step.text), *(counts if is_priced else ("", "")), step.equation), "", step.depth
+                )
+            totals = {"MACCs": self._total_text(part.maccs), "FLOPs": self._total_text(part.flops)}
+            if len(part.steps) > 1 and in_columns:
+                yield SheetRow(("total", *totals.values()), "bold")
+            elif len(part.steps) > 1:
+                yield from (SheetRow((f"{name}  {total}",), "bold", 1) for name, total in totals.items())
+        if self.kept:
+            yield from (SheetRow(()), SheetRow(("Saved tensors", "elements"), "bold"))
         for array in self.kept:
-            yield SheetRow(("kept", array.text, self._short(array.elements), ""))
+            read = f"  {'input, ' if array.given else ''}read by {', '.join(array.readers) or 'later iterations'}"
+            yield SheetRow((f"{written(array.text)}{read}", self._short(array.elements)))
+        if self.kept:
+            yield SheetRow((f"elements  {self._short(self.kept_total)}",), "bold", 1)
 
     def show(self, format: str = "table") -> str:
         """Return the explanation as table, json, csv, md, latex or html."""
@@ -308,64 +311,6 @@ class Explanation(InLetters):
 
     # The formats.
 
-    def _table(self) -> RenderableType:
-        from rich.console import Group
-        from rich.padding import Padding
-        from rich.text import Text
-
-        numbers = max((len(step.equation) for part in self.parts for step in part.steps), default=0)
-        parts: list[RenderableType] = []
-        for part in self.parts:
-            parts += [self._grid(part, numbers), Text()]
-            if len(part.steps) > 1:
-                totals = f"MACCs  {self._total_text(part.maccs)}\nFLOPs  {self._total_text(part.flops)}"
-                parts[-1:] = [Padding(Text(totals, "bold"), (0, 0, 0, numbers + 1)), Text()]
-        if self.kept:
-            parts += [self._kept_grid(numbers), Text()]
-        heading = Text.assemble((self.layer, "bold"), f"  {self.source}" if self.source else "")
-        return Group(heading, Text(), *parts, *(Text(note, "dim") for note in self._notes))
-
-    def _grid(self, part: ExplainedPhase, numbers: int) -> RenderableType:
-        from rich.text import Text
-
-        maccs, flops = self._widths(part)
-        grid = _columns(numbers, (_WHOLE - numbers - maccs - flops, maccs, flops))
-        if not part.steps:
-            grid.add_row("", Text.assemble((part.title, "bold"), ("  nothing", "dim")))
-            return grid
-        over = (maccs, flops - 1) if self.sizes else (0, 0)
-        heads = [Text(head.rjust(width), "dim") for head, width in zip(("MACCs", "FLOPs"), over, strict=True)]
-        grid.add_row("", Text(part.title, "bold"), *heads)
-        for step in part.steps:
-            text = Text("\n".join(_wrapped(step.text, _WHOLE - numbers - maccs - flops, step.depth)))
-            mark = "*" if step.outside_paper else ""
-            counted = (self._short(step.maccs), self._short(step.flops))
-            if self.sizes:
-                counted = (counted[0].rjust(maccs), counted[1].rjust(flops - 1))
-            costs = (counted[0], counted[1] + mark) if step.latex or step.equation else ()
-            grid.add_row(Text(step.equation, "dim"), text, *map(Text, costs))
-        return grid
-
-    def _widths(self, part: ExplainedPhase) -> tuple[int, int]:
-        """Return the widths of both columns of counts, for numbers or for letters."""
-        if not self.sizes:
-            return _MACCS, _FLOPS
-        longest = [
-            max(5, *(len(self._short(getattr(step, kind))) for step in part.steps)) for kind in ("maccs", "flops")
-        ]
-        return longest[0], longest[1] + 1
-
-    def _kept_grid(self, numbers: int) -> RenderableType:
-        from rich.text import Text
-
-        grid = _columns(numbers, (_WHOLE - numbers - _MACCS - _FLOPS, _MACCS + _FLOPS + 1))
-        grid.add_row("", Text("Saved tensors", "bold"), Text("elements", "dim"))
-        for array in self.kept:
-            readers = f"  {'input, ' if array.given else ''}read by {', '.join(array.readers) or 'later iterations'}"
-            grid.add_row("", Text.assemble(array.text, (readers, "dim")), Text(self._short(array.elements)))
-        grid.add_row("", "", Text(self._short(self.kept_total), "bold"))
-        return grid
-
     def markdown(self) -> str:
         """Return the explanation as Markdown with LaTeX formulas between dollar signs."""
 
@@ -409,49 +354,7 @@ class Explanation(InLetters):
         return "\n".join([*lines, *(f"% {note}" for note in self._notes)])
 
 
-def plain(table: RenderableType, width: int = 80) -> str:
-    """Return a rich rendering as plain text."""
-    from rich.console import Console
-
-    console = Console(width=width, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
-
-
-def _columns(numbers: int, widths: tuple[int, ...]) -> Grid:
-    from rich.table import Table as Grid
-
-    grid = Grid.grid(padding=(0, 1, 0, 0))
-    for width in (numbers, *widths):
-        grid.add_column(width=width, overflow="fold")
-    return grid
-
-
-def _wrapped(text: str, width: int, depth: int) -> Iterator[str]:
-    """Return the line broken to the width between terms; between axes only if one term is longer."""
-    text = re.sub(r"where (\S+) (<=?) (\S+)", "where\xa0\\1\xa0\\2\xa0\\3", text)
-    text = re.sub(r"\((\d+) equal lines\)", "(\\1\xa0equal\xa0lines)", text)
-    pieces, inside = [""], 0
-    for character in "  " * depth + text:
-        inside += (character == "[") - (character == "]")
-        if character == " " and not inside and pieces[-1].strip():
-            pieces.append("")
-        else:
-            pieces[-1] += "\xa0" if character == " " else character
-    row = pieces[0]
-    for piece in pieces[1:]:
-        if len(row) + 1 + len(piece) > width:
-            yield from _cut(row, width, depth)
-            row = "  " * depth + "    " + piece
-        else:
-            row += " " + piece
-    yield from _cut(row, width, depth)
-
-
-def _cut(row: str, width: int, depth: int) -> Iterator[str]:
-    """Return the row; a term longer than the width continues on the next line, indented."""
-    while len(row) > width and (end := row.rfind("\xa0", len(row) - len(row.lstrip()), width + 1)) > 0:
-        yield row[:end].replace("\xa0", " ")
-        row = "  " * depth + "      " + row[end + 1 :]
-    yield row.replace("\xa0", " ")
+def _unbroken(text: str) -> str:
+    """Return a line that a cell breaks between its terms."""
+    term = r"\[(?:[^][]|\[[^][]*\])*\]|where \S+ <=? \S+|\(\d+ equal lines\)"
+    return re.sub(term, lambda match: match[0].replace(" ", NO_BREAK), text)

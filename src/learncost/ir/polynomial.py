@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, lru_cache
 from math import lcm, prod
@@ -315,20 +316,21 @@ class Polynomial:
         return total
 
     def __str__(self) -> str:
-        def power(monomial: Monomial) -> list[str]:
-            return [
-                name if monomial.count(name) == 1 else f"{name}^{monomial.count(name)}"
-                for name in dict.fromkeys(monomial)
-            ]
+        return written(sorted(self.terms.items(), key=lambda item: (-len(item[0]), item[0])))
 
-        parts = []
-        for monomial, coefficient in sorted(self.terms.items(), key=lambda item: (-len(item[0]), item[0])):
-            factors = power(monomial)
-            if abs(coefficient) != 1 or not factors:
-                factors.insert(0, str(abs(coefficient)))
-            parts.append(("- " if coefficient < 0 else "+ ") + " ".join(factors))
-        text = " ".join(parts) or "0"
-        return text.removeprefix("+ ") if not text.startswith("- ") else "-" + text[2:]
+
+def written(
+    terms: Iterable[tuple[Monomial, Any]], times: str = " ", power: str = "^", number: Callable[[Any], str] = str
+) -> str:
+    """Return terms in this order, their sizes too, as text: `4 n d^2 + 2 n^2 d`."""
+    text = ""
+    for monomial, coefficient in terms:
+        factors = [name + (f"{power}{often}" if often > 1 else "") for name, often in Counter(monomial).items()]
+        if abs(coefficient) != 1 or not factors:
+            factors.insert(0, number(abs(coefficient)))
+        sign = ("- " if text else "-") if coefficient < 0 else ("+ " if text else "")
+        text += (" " if text else "") + sign + times.join(factors)
+    return text or "0"
 
 
 def larger(first: Any, second: Any) -> Any:

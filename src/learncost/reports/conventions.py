@@ -58,13 +58,13 @@ _THOP = "MACs of nn.Linear, and 4 an element of layer norms; attention's product
 def counters(run: PreparedRun, plain: tuple[PricedLine, ...]) -> tuple[FlopsCounter, ...]:
     """Return the counters with exactly known rules; `plain` are the rows of a step's matrix products."""
     forward = [row for row in plain if row.macro_operation == "forward"]
-    linear = _sum(run, (row.maccs for row in forward if row.kind == "linear"))
-    attention = _sum(run, (row.maccs for row in forward if row.kind == "attention"))
-    both = _sum(run, (row.flops for row in plain))
-    unseen = _sum(run, (row.flops for row in plain if row.kind == "linear"))
-    fused = _sum(run, (row.flops for row in run.rows("bp", BOOKS["torch-flop-counter"])))
+    linear = total(row.maccs for row in forward if row.kind == "linear").at(run.axes)
+    attention = total(row.maccs for row in forward if row.kind == "attention").at(run.axes)
+    both = total(row.flops for row in plain).at(run.axes)
+    unseen = total(row.flops for row in plain if row.kind == "linear").at(run.axes)
+    fused = total(row.flops for row in run.rows("bp", BOOKS["torch-flop-counter"])).at(run.axes)
     products = linear + attention
-    norms, biases = 5 * _sum(run, _norms(run)), _sum(run, _biases(run))
+    norms, biases = 5 * total(_norms(run)).at(run.axes), total(_biases(run)).at(run.axes)
 
     def torch(where: str, by_matmul: int, kernel: int) -> FlopsCounter:
         return FlopsCounter(f"FlopCounterMode, {where}", "torch 2.13.0", "FLOPs", by_matmul, kernel, _TORCH)
@@ -84,11 +84,6 @@ def counters(run: PreparedRun, plain: tuple[PricedLine, ...]) -> tuple[FlopsCoun
         FlopsCounter("calflops", "0.3.2", "MACs", products, linear, _CALFLOPS),
         FlopsCounter("thop", "43c064a", "MACs", linear + norms // 5 * 4, linear + norms // 5 * 4, _THOP),
     )
-
-
-def _sum(run: PreparedRun, counts: Iterable[Polynomial]) -> int:
-    count = total(counts)
-    return int(count.at(run.axes)) if count else 0
 
 
 def _norms(run: PreparedRun) -> Iterable[Polynomial]:
@@ -150,9 +145,6 @@ class BookReason:
 
     what: str
     amount: Counts = field(metadata=Key(inline=True).field)
-
-
-_BOOK = attributes(price_book="name", title="title", source="source")
 
 
 def _is_known(convention: Convention) -> bool:
@@ -347,12 +339,10 @@ def _convention(run: PreparedRun, book: Book, plain: tuple[PricedLine, ...]) -> 
 
 def _counts(run: PreparedRun, rows: Iterable[PricedLine]) -> Counts:
     passes = [row for row in rows if row.macro_operation in PASSES]
-    return Counts(_amount(run, (row for row in passes if row.macro_operation == "forward")), _amount(run, passes))
-
-
-def _amount(run: PreparedRun, rows: Iterable[PricedLine]) -> Amount:
-    rows_again = tuple(rows)
-    return Amount(
-        total(row.maccs for row in rows_again).at(run.axes) if rows_again else 0,
-        total(row.flops for row in rows_again).at(run.axes) if rows_again else 0,
+    forward = [row for row in passes if row.macro_operation == "forward"]
+    return Counts(
+        *(
+            Amount(total(row.maccs for row in part).at(run.axes), total(row.flops for row in part).at(run.axes))
+            for part in (forward, passes)
+        )
     )

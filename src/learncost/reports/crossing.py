@@ -5,12 +5,14 @@ A crossing is found by the signs of the difference of the two polynomials; n is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import comb
+from typing import Any
 
 from learncost.ir.dataclass import dataclass
-from learncost.ir.polynomial import Monomial, Polynomial, base
+from learncost.ir.polynomial import Monomial, Polynomial, base, written
 from learncost.models.sizes import LARGEST
+from learncost.reports.notation import one_width
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,9 @@ _AXES: Mapping[str, Polynomial] = {
 def lettered(count: Polynomial) -> Polynomial:
     """Return a count of a table in the letters of the comparison; h heads of width d/h are d."""
     result = Polynomial()
-    for monomial, coefficient in count.terms.items():
-        axes = list(monomial)
+    for monomial, coefficient in one_width(count, {"d", "h", "k"}).terms.items():
         product = Polynomial.of((), coefficient)
-        while "h" in axes and "k" in axes:
-            axes.remove("h")
-            axes.remove("k")
-            product *= Polynomial.of("d")
-        for axis in axes:
+        for axis in monomial:
             product *= _AXES[base(axis)]
         result += product
     return result
@@ -114,29 +111,22 @@ _ORDER = "krndh"  # k n d^2, as the source has it
 
 def text(count: Polynomial, number: Callable[[int], str] = "{:,}".format) -> str:
     """Return a polynomial as screen text, such as 4 n d^2 + 2 n^2 d."""
-    return _written(count, " ", "^", number)
+    return written(_ordered(count), number=number)
 
 
 def python(count: Polynomial) -> str:
     """Return a polynomial as a Python expression, such as 4*n*d**2 + 2*n**2*d."""
-    return _written(count, "*", "**", str)
+    return written(_ordered(count), "*", "**")
 
 
-def _written(count: Polynomial, times: str, power: str, number: Callable[[int], str]) -> str:
-    """Return a count as a formula: added terms before subtracted ones, high degrees first, n before its square."""
+def _ordered(count: Polynomial) -> Iterator[tuple[Monomial, Any]]:
+    """Yield the terms: added ones before subtracted ones, high degrees first, n before its square."""
 
     def place(item: tuple[Monomial, int]) -> tuple[bool, int, int]:
         return item[1] < 0, -len(item[0]), item[0].count("n")
 
-    formula = ""
     for monomial, coefficient in sorted(count.terms.items(), key=place):
-        letters = sorted(set(monomial), key=_ORDER.index)
-        factors = [name + (f"{power}{monomial.count(name)}" if monomial.count(name) > 1 else "") for name in letters]
-        if abs(coefficient) != 1 or not factors:
-            factors.insert(0, number(abs(coefficient)))
-        sign = ("- " if formula else "-") if coefficient < 0 else ("+ " if formula else "")
-        formula += (" " if formula else "") + sign + times.join(factors)
-    return formula or "0"
+        yield tuple(sorted(monomial, key=_ORDER.index)), coefficient
 
 
 def order(count: Polynomial) -> Polynomial:

@@ -195,8 +195,7 @@ def all_ways(run: PreparedRun, conventions: Conventions) -> Iterator[Said]:
 
 
 def _count(run: PreparedRun, rows: Iterable[PricedLine], unit: str) -> int:
-    count = total(getattr(row, unit.lower()) for row in rows)
-    return int(count.at(run.axes)) if count else 0
+    return int(total(getattr(row, unit.lower()) for row in rows).at(run.axes))
 
 
 def _explained(asked_number: Typed, nearest: Said, conventions: Conventions) -> tuple[tuple[str, Fraction], ...]:

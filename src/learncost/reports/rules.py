@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partialmethod
 
 from learncost.autodiff.derive import derive
 from learncost.cost_models import PricedLine, price
@@ -81,26 +81,14 @@ class Measures:
         book: str,
         keep: Callable[[PricedLine], bool] = lambda row: True,
         block: BlockMeasure | None = None,
+        unit: str = "flops",
     ) -> int | Fraction:
-        """FLOPs of one step, of the lines that are kept; with `block`, of one block of those."""
-        return self._sum(procedure, book, keep, block, maccs=False)
-
-    def maccs(
-        self,
-        procedure: str,
-        book: str,
-        keep: Callable[[PricedLine], bool] = lambda row: True,
-        block: BlockMeasure | None = None,
-    ) -> int | Fraction:
-        """MACCs likewise."""
-        return self._sum(procedure, book, keep, block, maccs=True)
-
-    def _sum(
-        self, procedure: str, book: str, keep: Callable[[PricedLine], bool], block: BlockMeasure | None, maccs: bool
-    ) -> int | Fraction:
+        """Return the FLOPs of one step, of the lines that are kept; with `block`, of one block of those."""
         rows = [row for row in self.rows(procedure, book) if keep(row) and (block is None or inside(row, block))]
-        value = self.at(total(row.maccs if maccs else row.flops for row in rows))
+        value = self.at(total(getattr(row, unit) for row in rows))
         return value if block is None else _mean(value, block.number)
+
+    maccs = partialmethod(flops, unit="maccs")
 
     @cached_property
     def parameters(self) -> int:

@@ -146,7 +146,7 @@ def model_formulas(run: PreparedRun, procedure: str, layer: str = "") -> ModelFo
     repeats = {(row.layer, row.block, row.macro_operation): row.repeat for row in ledger.rows}
     for (name, block, phase), group in groups.items():
         counts = total(row.maccs for row in group), total(row.flops for row in group)
-        maccs, flops = (int(count.at(run.axes)) if count else 0 for count in counts)
+        maccs, flops = (int(count.at(run.axes)) for count in counts)
         formulas.append(LayerFormula(name, block, repeats[name, block, phase], phase, *counts, (maccs, flops)))
     formulas.sort(key=lambda row: list(MACRO_OPERATIONS).index(row.macro_operation))
     name = run.model.configuration.name

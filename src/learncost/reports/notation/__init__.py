@@ -10,7 +10,7 @@ from learncost.ir.loop import Loop
 from learncost.ir.polynomial import Polynomial
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
-from learncost.reports.notation.counts import SYMBOLS, divided, in_symbols, node, one_width, plain, python, terms
+from learncost.reports.notation.counts import SYMBOLS, divided, node, one_width, plain, python, terms
 from learncost.reports.notation.lines import aligned, equation, line_node, rows_of
 from learncost.reports.notation.tree import MathMark, MathRow
 from learncost.reports.notation.tree import latex as _latex
@@ -21,7 +21,6 @@ __all__ = [
     "breakable",
     "divided",
     "equation",
-    "in_symbols",
     "latex",
     "mathml",
     "mathml_grid",

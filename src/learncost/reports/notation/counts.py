@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from fractions import Fraction as Ratio
 from typing import Any
 
-from learncost.ir.polynomial import Monomial, Polynomial
+from learncost.ir.polynomial import Monomial, Polynomial, written
 from learncost.reports.notation.tree import Fraction, MathMark, MathNumber, MathRow, Node, Script, symbol
 
 SYMBOLS: Mapping[str, str] = {
@@ -53,11 +54,6 @@ def divided(counts: Collection[Polynomial], axis: str) -> tuple[Polynomial, ...]
     )
 
 
-def in_symbols(count: Polynomial) -> Polynomial:
-    """Return the count with its axes called by their symbols."""
-    return count.rename(SYMBOLS)
-
-
 def _rank(name: str) -> tuple[int, int, str]:
     if name not in _ORDER:
         # How often something is repeated comes first, an unknown axis before what is known.
@@ -65,24 +61,15 @@ def _rank(name: str) -> tuple[int, int, str]:
     return (2, _ORDER.index(name), name)
 
 
-def _ordered(count: Polynomial) -> list[tuple[list[tuple[str, int]], int]]:
-    """Return the terms, high degrees first: their sizes with their powers, and their coefficients."""
+def terms(count: Polynomial) -> list[tuple[Monomial, Any]]:
+    """Return the terms in printed order, high degrees first: their sizes, one to a power as often, and coefficients."""
 
     def key(item: tuple[Monomial, int]) -> tuple[int, int, list[tuple[int, int, str]]]:
         monomial = item[0]
         highest = max((monomial.count(name) for name in monomial), default=0)
         return -len(monomial), -highest, sorted(map(_rank, monomial))
 
-    terms = []
-    for monomial, coefficient in sorted(count.terms.items(), key=key):
-        names = sorted(set(monomial), key=_rank)
-        terms.append(([(name, monomial.count(name)) for name in names], coefficient))
-    return terms
-
-
-def terms(count: Polynomial) -> list[tuple[tuple[str, ...], Any]]:
-    """Return the terms in printed order: their sizes, one to a power as often, and their coefficients."""
-    return [(tuple(name for name, power in sizes for _ in range(power)), number) for sizes, number in _ordered(count)]
+    return [(tuple(sorted(monomial, key=_rank)), number) for monomial, number in sorted(count.terms.items(), key=key)]
 
 
 def plain(count: Polynomial, symbols: Mapping[str, str] = SYMBOLS) -> str:
@@ -96,26 +83,20 @@ def python(count: Polynomial, symbols: Mapping[str, str] = SYMBOLS) -> str:
 
 
 def _written(count: Polynomial, symbols: Mapping[str, str], power: str) -> str:
-    text = ""
-    for sizes, coefficient in _ordered(count):
-        factors = [symbols.get(n, n) + (f"{power}{p}" if p > 1 else "") for n, p in sizes]
-        if abs(coefficient) != 1 or not factors:
-            factors.insert(0, str(abs(coefficient)))
-        sign = ("- " if text else "-") if coefficient < 0 else ("+ " if text else "")
-        text += (" " if text else "") + sign + "*".join(factors)
-    return text or "0"
+    named = ((tuple(symbols.get(name, name) for name in monomial), number) for monomial, number in terms(count))
+    return written(named, "*", power)
 
 
 def node(count: Polynomial, symbols: Mapping[str, str] = SYMBOLS) -> Node:
     """Return the count as a tree; `symbols` overrides those of axes."""
     parts: list[Node] = []
-    for sizes, coefficient in _ordered(count):
+    for sizes, coefficient in terms(count):
         if parts or coefficient < 0:
             parts.append(MathMark("-" if coefficient < 0 else "+"))
         factors: list[Node] = []
         if abs(coefficient) != 1 or not sizes:
             factors.append(MathNumber(str(abs(coefficient))))
-        for name, power in sizes:
+        for name, power in Counter(sizes).items():
             if factors:
                 factors.append(MathMark("thin"))
             factors.append(powered(name, Ratio(power), symbols))

@@ -58,8 +58,8 @@ def _compared(request: Request, side_by_side: str | None, other: str) -> dict[st
         result["compared"] = procedures(comparison, memories).to_dict()
         for along in ALONG:
             with suppress(InputError):
-                grown = growth(comparison, along, price_book=comparison.price_book)
-                result["growth"][along] = replace(grown, polynomials={}).to_dict() | {"finding": grown.finding}
+                grown = growth(comparison, along)
+                result["growth"][along] = grown.to_dict() | {"finding": grown.finding}
     except InputError as error:
         result["compared"] = {"refused": error.written}
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from learncost.ir.dataclass import Key, Serializable, dataclass
 from learncost.ir.errors import InputError, named_one
-from learncost.reports.conventions import YARDSTICK, Convention, Conventions
+from learncost.reports.conventions import YARDSTICK, Conventions
 from learncost.viz.data import made_of
 
 SMALL = 0.004
@@ -16,9 +16,6 @@ SMALL = 0.004
 
 CUT = 0.15
 """The share of the largest number below which differences are drawn with bars that do not begin at 0."""
-
-QUANTITIES = {"flops": "FLOPs", "maccs": "MACCs"}
-PARTS = {"whole": "forward and backward", "forward": "forward"}
 
 
 @dataclass(frozen=True)
@@ -48,10 +45,8 @@ class Bridge(Serializable):
     ----------
     model, batch_size, seq_len, target_len
         What step it is: one of backpropagation, its optimizer left aside.
-    quantity
-        flops or maccs; `part`, whole (forward and backward) or forward.
     start, end
-        The two numbers; the items sum to their difference.
+        The FLOPs of two books; the items sum to their difference.
     items
         From the largest to the smallest, what the one has more or less than the other.
     bars
@@ -64,8 +59,6 @@ class Bridge(Serializable):
     batch_size: int
     seq_len: int
     target_len: int | None
-    quantity: str
-    part: str
     start: BridgeBar
     end: BridgeBar
     items: tuple[Item, ...]
@@ -102,28 +95,24 @@ class Bridge(Serializable):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row for the start, each item, and the end."""
-        yield {"what": self.start.price_book, "kind": "total", self.quantity: self.start.amount}
+        yield {"what": self.start.price_book, "kind": "total", "flops": self.start.amount}
         for item in self.items:
-            yield {"what": item.what, "kind": "difference", self.quantity: item.amount}
-        yield {"what": self.end.price_book, "kind": "total", self.quantity: self.end.amount}
+            yield {"what": item.what, "kind": "difference", "flops": item.amount}
+        yield {"what": self.end.price_book, "kind": "total", "flops": self.end.amount}
 
 
-def bridge(
-    answer: Conventions, start: str = YARDSTICK, end: str = "run", quantity: str = "flops", part: str = "whole"
-) -> Bridge:
+def bridge(answer: Conventions, start: str = YARDSTICK, end: str = "run") -> Bridge:
     """Return the differences between the numbers of two price books, of an answer of `lc.conventions`.
 
     Raises `InputError` for a book that does not know the model, and for names that are not known.
     """
-    named_one("quantity", quantity, QUANTITIES)
-    named_one("part", part, PARTS)
     books = {each.book.name: each for each in answer.conventions}
     named_one("price book", start, books)
     named_one("price book", end, books)
     bars = {
-        name: _bar(answer, convention, quantity, part)
-        for name, convention in books.items()
-        if convention.counts is not None
+        name: BridgeBar(name, each.book.title, each.book.source, each.counts.whole.flops, answer.ratio(name))
+        for name, each in books.items()
+        if each.counts is not None
     }
     for name in (start, end):
         if name not in bars:
@@ -131,31 +120,14 @@ def bridge(
     amounts: dict[str, int] = {}
     for name, sign in ((start, -1), (end, 1)):
         for reason in books[name].reasons:
-            amount = getattr(getattr(reason.amount, part), quantity)
-            amounts[reason.what] = amounts.get(reason.what, 0) + sign * amount
+            amounts[reason.what] = amounts.get(reason.what, 0) + sign * reason.amount.whole.flops
     items = [Item(item, amount) for item, amount in amounts.items() if amount]
     return made_of(
         Bridge,
         answer,
-        quantity=quantity,
-        part=part,
         start=bars[start],
         end=bars[end],
         items=tuple(sorted(items, key=lambda item: -abs(item.amount))),
         bars=tuple(bars.values()),
         refused={name: convention.refused for name, convention in books.items() if convention.counts is None},
-    )
-
-
-def _bar(answer: Conventions, convention: Convention, quantity: str, part: str) -> BridgeBar:
-    def amount(of: Convention) -> int:
-        return 0 if of.counts is None else int(getattr(getattr(of.counts, part), quantity))
-
-    size, yardstick = amount(convention), amount(answer[YARDSTICK])
-    return BridgeBar(
-        convention.book.name,
-        convention.book.title,
-        convention.book.source,
-        size,
-        size / yardstick if yardstick else None,
     )

@@ -64,8 +64,8 @@ class Growth(Serializable):
 
     Attributes
     ----------
-    model, price_book, quantity
-        What step it is, and what is counted.
+    model, price_book
+        What step it is, and by what its FLOPs are counted.
     along
         length, batch, depth or width; `unit`, what the places count.
     here
@@ -78,14 +78,10 @@ class Growth(Serializable):
         One for each procedure.
     crossings
         Where one procedure becomes cheaper than another: of the length, exactly as `lc.compare` finds them.
-    polynomials
-        By procedure the total as a polynomial in the length or the batch, coefficients from the constant one on; empty
-        for depth and width.
     """
 
     model: str
     price_book: str
-    quantity: str
     along: str
     unit: str
     here: int
@@ -93,7 +89,6 @@ class Growth(Serializable):
     places: tuple[int, ...]
     series: tuple[GrowthSeries, ...]
     crossings: tuple[GrowthCrossing, ...]
-    polynomials: Mapping[str, tuple[int, ...]]
 
     @property
     def finding(self) -> str:
@@ -112,26 +107,19 @@ class Growth(Serializable):
         for series in self.series:
             for place, amount, ratio in zip(self.places, series.totals, series.ratios, strict=True):
                 row = {self.along: place, "procedure": series.procedure, "price_book": self.price_book}
-                yield row | {self.quantity: amount, "ratio": ratio}
+                yield row | {"flops": amount, "ratio": ratio}
 
 
-def growth(
-    answer: Comparison,
-    along: str = "length",
-    quantity: str = "flops",
-    price_book: str = "",
-    places: Iterable[int] | None = None,
-) -> Growth:
-    """Return the growth of the steps in a result of `lc.compare`.
+def growth(answer: Comparison, along: str = "length") -> Growth:
+    """Return the growth of the steps in a result of `lc.compare`, with places around the step that was asked for.
 
-    places  the sizes; by default powers of two around the step that was asked for
     Raises `InputError` for names that are not known, and for a model whose depth or width cannot be changed.
     """
     named_one("along", along, ALONG)
-    run, book = answer._run, price_book or answer.price_book
+    run, book = answer._run, answer.price_book
     if run is None:
         raise InputError("this figure requires a result of lc.compare")
-    family, polynomials = family_of(run.model.configuration), dict[str, tuple[int, ...]]()
+    family, crossings = family_of(run.model.configuration), tuple[GrowthCrossing, ...]()
     if along == "length" and not answer.varied:
         if family.fixed:
             raise InputError(f"{answer.first.model} reads {answer.first.seq_len:,} positions: {family.fixed}")
@@ -139,34 +127,30 @@ def growth(
     if along in ("length", "batch"):
         axes = length_axes(run, answer.varied) if along == "length" else ("B",)
         here = run.axes[axes[0]]
-        for name in answer.procedures:
-            polynomials[name] = coefficients(total_in(run, name, find_book(book), quantity, axes), "L")
+        polynomials = {
+            name: coefficients(total_in(run, name, find_book(book), "flops", axes), "L") for name in answer.procedures
+        }
         if not any(any(polynomial[1:]) for polynomial in polynomials.values()):
             raise InputError(f"{answer.first.model} has no {along} to vary")
-        crossings = tuple(_crossings(answer, book, quantity)) if along == "length" else ()
-        places_asked = tuple(
-            places or _powers(here, *_reach(answer, crossings, here) if along == "length" else (1, 64 * here))
-        )
-        totals = {
-            name: tuple(_at(polynomial, place) for place in places_asked) for name, polynomial in polynomials.items()
-        }
+        if along == "length":
+            crossings = tuple(_crossings(answer))
+        places = _powers(here, *_reach(crossings, here) if along == "length" else (1, 64 * here))
+        totals = {name: tuple(_at(polynomial, place) for place in places) for name, polynomial in polynomials.items()}
     else:
-        here, several = _sized(run, along, places)
-        places_asked, crossings = tuple(several), ()
-        totals = {}
+        here, several = _sized(run, along)
+        places, totals = tuple(several), {}
         for name in answer.procedures:
-            count = total(getattr(row, quantity) for row in run.rows(name, find_book(book)))
+            count = total(row.flops for row in run.rows(name, find_book(book)))
             totals[name] = tuple(int(count.at(sizes)) for sizes in several.values())
     base = totals.get("bp") or next(iter(totals.values()))
     return Growth(
         model=answer.first.model,
         price_book=book,
-        quantity=quantity,
         along=along,
         unit=ALONG[along],
         here=here,
         limit=answer.positions if along == "length" else None,
-        places=places_asked,
+        places=places,
         series=tuple(
             GrowthSeries(
                 name,
@@ -176,7 +160,6 @@ def growth(
             for name, amounts in totals.items()
         ),
         crossings=crossings,
-        polynomials=polynomials,
     )
 
 
@@ -185,9 +168,9 @@ def _at(polynomial: Iterable[int], place: int) -> int:
     return int(sum(factor * place**power for power, factor in enumerate(polynomial)))
 
 
-def _crossings(answer: Comparison, book: str, quantity: str) -> Iterator[GrowthCrossing]:
+def _crossings(answer: Comparison) -> Iterator[GrowthCrossing]:
     for overtaking in answer.overtaking:
-        if (overtaking.price_book, overtaking.quantity) == (book, quantity):
+        if (overtaking.price_book, overtaking.quantity) == (answer.price_book, "flops"):
             before: Cheaper = overtaking.cheaper[0]
             for crossing in overtaking.crossings:
                 if crossing.procedure is not None and crossing.procedure != before.procedure:
@@ -196,7 +179,7 @@ def _crossings(answer: Comparison, book: str, quantity: str) -> Iterator[GrowthC
                 before = crossing
 
 
-def _reach(answer: Comparison, crossings: Iterable[GrowthCrossing], here: int) -> tuple[int, int]:
+def _reach(crossings: Iterable[GrowthCrossing], here: int) -> tuple[int, int]:
     """Return the range of lengths, with crossovers with backpropagation well inside, up to a million tokens."""
     last = max(
         (crossing.at for crossing in crossings if "bp" in (crossing.cheaper, crossing.dearer) and crossing.at <= 2**20),
@@ -205,13 +188,13 @@ def _reach(answer: Comparison, crossings: Iterable[GrowthCrossing], here: int) -
     return 16, max(REACH, 4 * here, 4 * last)
 
 
-def _powers(here: int, first: int, last: int) -> list[int]:
+def _powers(here: int, first: int, last: int) -> tuple[int, ...]:
     """Powers of two and the numbers half way between them, and the one that is asked for."""
     powers = [size for power in range(42) for size in (2**power, 2**power * 3 // 2)]
-    return sorted({here, *(size for size in powers if min(first, here) <= size <= last)})
+    return tuple(sorted({here, *(size for size in powers if min(first, here) <= size <= last)}))
 
 
-def _sized(run: PreparedRun, along: str, places: Iterable[int] | None) -> tuple[int, dict[int, Mapping[str, int]]]:
+def _sized(run: PreparedRun, along: str) -> tuple[int, dict[int, Mapping[str, int]]]:
     """Return the size of the requested step, and the axes at every size that the model can have."""
     configuration = run.model.configuration
     names = _depths(configuration) if along == "depth" else ("hidden_size",)
@@ -220,8 +203,7 @@ def _sized(run: PreparedRun, along: str, places: Iterable[int] | None) -> tuple[
         raise InputError(f"{configuration.name} has no {along} to vary")
     table = build(replace(configuration, learned=None), bool(run.model.masks)).table
     axes_at: dict[int, Mapping[str, int]] = {}
-    sizes_asked = list(places or ())
-    for size in sizes_asked or sorted({here * up // down for down in (8, 4, 2, 1) for up in (1, 2, 3, 4, 6, 8)}):
+    for size in sorted({here * up // down for down in (8, 4, 2, 1) for up in (1, 2, 3, 4, 6, 8)}):
         try:
             changed = _scaled(configuration, along, size, here)
             built = build(replace(changed, learned=None), bool(run.model.masks))
@@ -229,7 +211,7 @@ def _sized(run: PreparedRun, along: str, places: Iterable[int] | None) -> tuple[
             continue
         if built.table == table:
             axes_at[size] = {**run.axes, **{axis: value for axis, value in built.sizes.items() if axis in run.axes}}
-    if len(axes_at) < 2 and not sizes_asked:
+    if len(axes_at) < 2:
         raise InputError(f"{configuration.name} has no other {along} that keeps its kinds of blocks")
     return here, axes_at
 

@@ -79,9 +79,9 @@ class Procedures(Serializable):
             yield {"procedure": procedure.name, **total, "peak_bytes": procedure.peak}
 
 
-def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None, price_book: str = "") -> Procedures:
+def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None) -> Procedures:
     """Return the procedures of an answer of `lc.compare`, with the memory of each if it is given by name."""
-    book, memories = price_book or answer.price_book, memories or {}
+    book, memories = answer.price_book, memories or {}
     first = answer.first
     several = []
     for name, cost in answer.costs[book].items():
@@ -94,9 +94,9 @@ def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None,
         price_book=book,
         batch_size=first.batch_size,
         seq_len=first.seq_len,
-        letters=next(iter(answer.costs[book].values())).letters,
+        letters=first.letters,
         target_len=first.target_len,
-        optimizer=next(iter(answer.costs[book].values())).optimizer,
+        optimizer=first.optimizer,
         procedures=tuple(several),
         left_out=answer.left_out,
         conventions={of_table.engine: of_table.convention for of_table in memories.values()},

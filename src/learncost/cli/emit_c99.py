@@ -307,13 +307,8 @@ def _constants(
         begins[name] = (0.0, deviation) if np.ptp(array) else (float(np.mean(array)), 0.0)  # codes: with their scales
         values.pop(name, None)
     stays = frozenset(learns) if begin.arrays else frozenset[str]()
-    stays -= {name for name in training.state if name not in learned and values_of_optimizer(training, name)}
+    stays -= {name for name in training.state if name not in learned and training.table().values[name].role == "state"}
     return FirmwareInputs(values, begins, fixed, training.settings.accumulate, training.dropout, stays=stays)
-
-
-def values_of_optimizer(training: Training, name: str) -> bool:
-    """Return whether a state is the optimizer's, which is initially zero."""
-    return training.table().values[name].role == "state"
 
 
 @dataclass(frozen=True)

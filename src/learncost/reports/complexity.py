@@ -10,7 +10,7 @@ from math import gcd
 from typing import Any
 
 from learncost.cost_models.books import price
-from learncost.ir.dataclass import HIDDEN, Key, Serializable, dataclass, field
+from learncost.ir.dataclass import HIDDEN, Key, Serializable, attributes, dataclass, field
 from learncost.ir.errors import InputError, shown
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, base, total
@@ -119,7 +119,7 @@ class LengthCrossing:
     def to_dict(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """Return the crossing as JSON data."""
         crossing = self.at(sizes)
-        signs = None if crossing is None else [_signs(stretch) for stretch in crossing[1]]
+        signs = None if crossing is None else attributes("first last sign")(crossing[1])
         return {
             "cheaper": self.cheaper.name,
             "dearer": self.dearer.name,
@@ -127,11 +127,6 @@ class LengthCrossing:
             "length": None if crossing is None or crossing[0] <= 0 else float(crossing[0]),
             "stretches": signs,
         }
-
-
-def _signs(stretch: SignInterval) -> dict[str, int]:
-    """Return an interval as JSON data; its sign is that of cheaper minus dearer."""
-    return {"first": stretch.first, "last": stretch.last, "sign": stretch.sign}
 
 
 @dataclass(frozen=True, repr=False)

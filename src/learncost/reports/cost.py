@@ -28,8 +28,8 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         The learning procedure of the step: {choices} (`learncost list procedures`); or prefill (forward pass of the
         prompt), decode (one new token), or inference (forward pass of a model without a KV cache).
     seq_len
-        Tokens in a sequence; in the encoder's sequence for an encoder-decoder. The default is the model's number of
-        positions. For decode: the number of new tokens, 1 by default.
+        Tokens in a sequence; in the encoder's sequence for an encoder-decoder. The default is the model's context, at
+        most 4,096. For decode: the number of new tokens, 1 by default.
     target_len
         Tokens in a decoder sequence of an encoder-decoder. The default is `seq_len`, and 1 for decode.
     by

@@ -137,17 +137,25 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
     run = prepare(replace(given, model=configuration, dropout=0.0, sizes=left), ())
     new = run.axes.get("M", 1)
     tables = tables_of(run.model, procedure.name, several=decodes and new > 1)
-    sides = _InferenceSizes(run, run_lengths.get("seq_len"))
+
+    def sizes_of(tokens: int | None) -> dict[str, int]:
+        """Return the sizes of all axes with a number of tokens, or with the default length."""
+        lengths = (run_lengths.get("seq_len"), tokens) if run.model.two_sided else (tokens, None)
+        return run_sizes(run.model, run.axes["B"], *lengths)
+
     context, axes, held = new, dict(run.axes), dict(run.axes)
     if decodes and tables is not None:
-        context = _context(sides, request.context, new)
+        context = _context(configuration.name, sizes_of, request.context, new)
         if request.context is None:
             run = replace(run, context=context_beyond(run.model.configuration))
         # What depends on the length, such as a window that is longer than the text, depends on all tokens.
-        all_lengths = sides.of(context + new)
+        all_lengths = sizes_of(context + new)
         axes = held = {**all_lengths, **tables.lengths(all_lengths, context, new)}
     elif tables is not None:
-        all_lengths = _with_free_place(sides, new)
+        try:
+            all_lengths = sizes_of(new + 1)  # the cache is allocated for one more token, if there is a position
+        except InputError:
+            all_lengths = sizes_of(new)
         held = {**all_lengths, **tables.lengths(all_lengths, context, 1)}
         axes = {**held, **axes}  # with those of the rows that convolutions keep
 
@@ -214,48 +222,22 @@ def over_devices(
     return OverMesh(placed, collectives(placed, sizes, widths_of(request.kind())), sizes, padded)
 
 
-@dataclass(frozen=True)
-class _InferenceSizes:
-    """The sizes of all axes by the number of tokens, with the encoder's length, if any."""
-
-    run: PreparedRun
-    seq_len: int | None
-
-    @property
-    def name(self) -> str:
-        return self.run.model.configuration.name
-
-    def of(self, tokens: int | None) -> dict[str, int]:
-        """Return the sizes with a number of tokens, or with the default length. Raises `InputError`."""
-        model = self.run.model
-        sides = (self.seq_len, tokens) if model.two_sided else (tokens, None)
-        return run_sizes(model, self.run.axes["B"], *sides)
-
-
-def _context(sides: _InferenceSizes, value: Any, new: int) -> int:
+def _context(name: str, sizes_of: Callable[[int | None], Mapping[str, int]], value: Any, new: int) -> int:
     """Return the tokens in the cache, by default as many as leave positions for the new ones, else refuse them."""
     if value is None:
         try:
-            context = sides.of(None)["M"] - new
+            context = sizes_of(None)["M"] - new
         except InputError:
-            raise InputError(f"{sides.name} has no default length: give --context") from None
+            raise InputError(f"{name} has no default length: give --context") from None
         if context < 1:
-            raise InputError(f"{new:,} new tokens leave no positions for a context in {sides.name}")
+            raise InputError(f"{new:,} new tokens leave no positions for a context in {name}")
         return context
     context = check_size("context", value)
     try:
-        sides.of(context + new)
+        sizes_of(context + new)
     except InputError as error:
         raise InputError(f"context {context:,} and {new:,} new token{'s' if new > 1 else ''}: {error}") from None
     return context
-
-
-def _with_free_place(sides: _InferenceSizes, prompt: int) -> dict[str, int]:
-    """Return the sizes of the prompt and one more token, if there is a position, for which the cache is allocated."""
-    try:
-        return sides.of(prompt + 1)
-    except InputError:
-        return sides.of(prompt)
 
 
 def _cache(priced: Served, dtype: str) -> Cache | None:

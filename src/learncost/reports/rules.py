@@ -353,7 +353,10 @@ def _ratios(measures: Measures) -> _Found:
     """Return the ratios of backward to forward of products, layers and all."""
     cases = []
     for kind, title in (("linear", "products with weights"), ("attention", "products of attention")):
-        once, twice = (measures.flops("bp", "matmul", _of_kind(kind, part)) for part in (forward, backward))
+        once, twice = (
+            measures.flops("bp", "matmul", lambda row, part=part, kind=kind: part(row) and row.kind == kind)  # type: ignore[misc]
+            for part in (forward, backward)
+        )
         cases += _twice(title, once, twice, "matmul")
     if not measures.run.model.configuration.layer:
         cases += _convolution(measures.run.axes)
@@ -368,10 +371,6 @@ def _ratios(measures: Measures) -> _Found:
         order = [*(name for name in first if name != _ALL), _ALL]
         cases += [case for name in order for case in _twice(name, first[name], then.get(name, 0), book)]
     yield "backward", cases
-
-
-def _of_kind(kind: str, part: Callable[[PricedLine], bool]) -> Callable[[PricedLine], bool]:
-    return lambda row: part(row) and row.kind == kind
 
 
 def _convolution(axes: Mapping[str, int]) -> list[Case]:

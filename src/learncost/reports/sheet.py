@@ -431,6 +431,14 @@ FACTS = (TableColumn("", itemgetter(0), words=True), TableColumn("", itemgetter(
 """The columns of names and their texts."""
 
 
+def fitting(sheets: Iterable[Sheet], width: int) -> Sheet:
+    """Return the first of these sheets that fits the width, else the last one."""
+    for sheet in sheets:
+        if sheet.width <= width:
+            break
+    return sheet
+
+
 def table(
     title: str,
     columns: Iterable[TableColumn],
@@ -469,6 +477,11 @@ def wrapped(text: str) -> str:
 def number(value: int) -> str:
     """Return a count with separators."""
     return f"{value:,}"
+
+
+def in_units(power: int, value: int) -> str:
+    """Return a count in units of a power of ten, with three decimals."""
+    return f"{value / 10**power:,.3f}"
 
 
 def rounded(value: int) -> str:
@@ -514,15 +527,16 @@ _JOULES = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"))
 
 
 def seconds_of(seconds: float) -> str:
-    """Return a time with three digits and a unit; "" for None."""
-    return _scaled(seconds, _SECONDS)
+    """Return a time with three digits and a unit; "" for none."""
+    return scaled(seconds, _SECONDS) if seconds >= 1e-9 else ""
 
 
 def joules_of(joules: float) -> str:
-    """Return an energy with three digits and a unit; "" for None."""
-    return _scaled(joules, _JOULES)
+    """Return an energy with three digits and a unit; "" for none."""
+    return scaled(joules, _JOULES) if joules >= 1e-9 else ""
 
 
-def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Return a value with three digits in the first of the units of which it has at least one, else in the last."""
     scale, unit = next((candidate for candidate in units if value >= 0.9995 * candidate[0]), units[-1])
-    return f"{significant(value / scale)} {unit}" if value >= scale / 1000 else ""
+    return f"{significant(value / scale)} {unit}"

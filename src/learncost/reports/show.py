@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import NOT_DERIVED
@@ -14,6 +15,7 @@ from learncost.reports.sheet import (
     Sheet,
     SheetRow,
     batch_text,
+    fitting,
     joules_of,
     number,
     plan_text,
@@ -56,15 +58,8 @@ def sheets(cost: Cost, width: int = WIDTH) -> tuple[Sheet, ...]:
 def _fitting(cost: Cost, width: int) -> Sheet:
     moved = ("bytes",) if any(row.bytes for row in cost.rows) else ()  # formulas know nothing of bytes
     timed = _timed(cost)
-    for columns in ((*moved, "share"), moved, ()):
-        sheet = _sheet(cost, (*columns, *timed), number)
-        if sheet.width <= width:
-            return sheet
-    for columns in ((*moved, "share"), moved):
-        sheet = _sheet(cost, (*columns, *timed), rounded)
-        if sheet.width <= width:
-            return sheet
-    return _sheet(cost, timed, rounded)
+    ways = product((number, rounded), ((*moved, "share"), moved, ()))
+    return fitting((_sheet(cost, (*columns, *timed), written) for written, columns in ways), width)
 
 
 def _timed(cost: Cost) -> tuple[str, ...]:
@@ -99,20 +94,30 @@ def _payload(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
     return {"payload": size_of(sum(row.payload_bytes or 0 for row in rows))} if cost.over else {}
 
 
+def _cells(
+    cost: Cost,
+    rows: Sequence[LedgerRow],
+    more: tuple[str, ...],
+    written: Callable[[int], str],
+    sized: Callable[[int], str] = size_of,
+) -> Iterator[str]:
+    """Yield the cells of the MACCs and FLOPs of rows, and of the columns that are named."""
+    maccs, flops = (sum(getattr(row, field) for row in rows) for field in ("maccs", "flops"))
+    at_least = AT_LEAST if any(row.unknown for row in rows) else ""
+    yield from (f"{at_least}{written(count)}" for count in (maccs, flops))
+    share = f"{100 * flops / cost.total.flops:.1f} %" if cost.total.flops and not cost.at_least else ""
+    moved = sized(sum(row.bytes or 0 for row in rows))
+    cells = {"bytes": moved, "share": share} | _timed_cells(cost, rows)
+    yield from (cells[name] for name in more)
+
+
 def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> Sheet:
     rows: list[SheetRow] = []
     two_sided = cost.target_len is not None
 
-    def add(name: str, parts: Iterable[LedgerRow], depth: int, style: str = "") -> None:
-        rows_again = tuple(parts)
-        maccs, flops = (sum(getattr(row, field) for row in rows_again) for field in ("maccs", "flops"))
-        moved = sum(row.bytes or 0 for row in rows_again)
-        share = f"{100 * flops / cost.total.flops:.1f} %" if cost.total.flops and not cost.at_least else ""
-        extra = {"bytes": size_of(moved), "share": share} | _timed_cells(cost, rows_again)
-        at_least = AT_LEAST if any(row.unknown for row in rows_again) else ""
-        counts = (f"{at_least}{written(count)}" for count in (maccs, flops))
-        cells = (f"{name}{_marks(rows_again) if depth else ''}", *counts, *(extra[column] for column in more))
-        rows.append(SheetRow(cells, style, depth))
+    def add(name: str, parts: Sequence[LedgerRow], depth: int, style: str = "") -> None:
+        label = f"{name}{_marks(parts) if depth else ''}"
+        rows.append(SheetRow((label, *_cells(cost, parts, more, written)), style, depth))
 
     for phase, (passes, _) in cost.macro_operations.items():
         parts = [row for row in cost.rows if row.macro_operation == phase]
@@ -222,17 +227,12 @@ def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
         yield "Each decode step recomputes keys and values of all cached tokens: projections are not absorbed."
 
 
-def _of_a_second(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.3g}"
-
-
 def _served(cost: Cost, served: Mapping[str, float]) -> str:
     """The latency and the throughput of inference, with what they do not include."""
     (name, seconds), (_, per_second) = served.items()
+    rate = f"{per_second:,.0f}" if per_second >= 1000 else f"{per_second:.3g}"
     unit, beyond = ("samples", "") if cost.cache is None else ("tokens", ", scheduling and sampling")
-    sentence = (
-        f"{name.replace('_', ' ').capitalize()}: {seconds_of(seconds)}; {_of_a_second(per_second)} {unit} per second"
-    )
+    sentence = f"{name.replace('_', ' ').capitalize()}: {seconds_of(seconds)}; {rate} {unit} per second"
     return f"{sentence} of the whole batch. Not included: data transfer from the host{beyond}."
 
 
@@ -367,23 +367,15 @@ def _flat(cost: Cost) -> Sheet:
     }[cost.by]
     if cost.by == "equation" and any(row.module for row in cost.rows):
         fields = (*fields[:3], "module", *fields[3:])
-    rows, timed = [], _timed(cost)
-    stored = any(row.bytes is not None for row in cost.rows)
+    rows, stored = [], any(row.bytes is not None for row in cost.rows)
+    more = (*(["bytes"] if stored else []), *_timed(cost))
     for row in cost.rows:
         values = [getattr(row, field) for field in fields]
         texts = ["" if value is None else str(value) for value in values]
         texts[0] = words(texts[0]) + _marks((row,))
-        more = _timed_cells(cost, (row,))
-        at_least = AT_LEAST if row.unknown else ""
-        counts = (f"{at_least}{number(count)}" for count in (row.maccs, row.flops))
-        cells = (*counts, *([number(row.bytes or 0)] if stored else []), *(more[name] for name in timed))
-        rows.append(SheetRow((*texts, *cells)))
+        rows.append(SheetRow((*texts, *_cells(cost, (row,), more, number, number))))
     blank = ("",) * (len(fields) - 1)
-    moved, more = sum(row.bytes or 0 for row in cost.rows), _timed_cells(cost, cost.rows)
-    at_least = AT_LEAST if cost.at_least else ""
-    totals = (f"{at_least}{number(count)}" for count in (cost.total.maccs, cost.total.flops))
-    cells = (*totals, *([number(moved)] if stored else []), *(more[name] for name in timed))
-    rows.append(SheetRow(("total", *blank, *cells), "bold"))
+    rows.append(SheetRow(("total", *blank, *_cells(cost, cost.rows, more, number, number)), "bold"))
     left = frozenset(place for place, field in enumerate(fields) if field != "repeat")
-    columns = (*map(words, fields), "MACCs", "FLOPs", *(["bytes"] if stored else []), *timed)
+    columns = (*map(words, fields), "MACCs", "FLOPs", *more)
     return Sheet(title(cost), columns, tuple(rows), _notes(cost, stored, False), left)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.run import left_out_text
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded, seconds_of, sizes_of
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, fitting, in_units, number, rounded, seconds_of, sizes_of
 from learncost.reports.show import active, convention, learning, step_title, words
 
 if TYPE_CHECKING:
@@ -35,29 +36,16 @@ def records(comparison: Comparison) -> Iterator[dict[str, Any]]:
 def sheets(comparison: Comparison, width: int = WIDTH) -> tuple[Sheet, ...]:
     """Return macro-operations by procedure, ratios to bp by book, and crossovers."""
     return (
-        _macro_operations(comparison, width),
+        fitting((_counts(comparison, power) for power in (0, 6, 9, 12, 15, 18, None)), width),
         *((_ratios(comparison),) if {*comparison.procedures} > {"bp"} else ()),
         *((_crossings(comparison),) if comparison.overtaking else ()),
     )
 
 
-def _macro_operations(comparison: Comparison, width: int) -> Sheet:
-    """Return exact counts if they fit, else in millions and so on with three decimals."""
-    for power in (0, 6, 9, 12, 15, 18):
-        sheet = _counts(comparison, power)
-        if sheet.width <= width:
-            return sheet
-    return _counts(comparison, None)
-
-
 def _counts(comparison: Comparison, power: int | None) -> Sheet:
+    """Return exact counts for the power 0, else in millions and so on with three decimals; None: rounded."""
     costs = comparison.costs[comparison.price_book]
-
-    def written(value: int) -> str:
-        if power is None:
-            return rounded(value)
-        return f"{value / 10**power:,.3f}" if power else number(value)
-
+    written = rounded if power is None else partial(in_units, power) if power else number
     rows = []
     for kind in ("MACCs", "FLOPs"):
         unit = f", 10^{power}" if power else ""

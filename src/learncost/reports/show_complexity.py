@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.ir.polynomial import Polynomial
 from learncost.reports.complexity import VASWANI
 from learncost.reports.crossing import text
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, fitting, number, rounded
 
 if TYPE_CHECKING:
     from learncost.reports.complexity import Complexity, LayerKind, LengthCrossing
@@ -26,7 +26,8 @@ def records(complexity: Complexity) -> Iterator[dict[str, Any]]:
 def sheets(complexity: Complexity, width: int = WIDTH) -> tuple[Sheet, ...]:
     """Return costs in letters, attention's products, crossings, and numbers if sizes are given."""
     tables = (_costs(complexity), _heads(complexity), _crossings(complexity))
-    return (*tables, _numbers(complexity)) if complexity.sizes else tables
+    numbers = (_numbers(complexity, written) for written in (number, rounded))
+    return (*tables, fitting(numbers, WIDTH)) if complexity.sizes else tables
 
 
 def _name(kind: LayerKind) -> tuple[str, int]:
@@ -96,14 +97,7 @@ def _at(crossing: LengthCrossing, complexity: Complexity) -> str:
     return f"n <= {number(cheaper[-1].last)}" if cheaper else "never"
 
 
-def _numbers(complexity: Complexity) -> Sheet:
-    exact = _at_sizes(complexity, number, ())
-    if exact.width <= WIDTH:
-        return exact
-    return _at_sizes(complexity, rounded, ("Rounded; --format json has every digit.",))
-
-
-def _at_sizes(complexity: Complexity, written: Callable[[int], str], notes: tuple[str, ...]) -> Sheet:
+def _numbers(complexity: Complexity, written: Callable[[int], str]) -> Sheet:
     def filled(count: Polynomial) -> str:
         value = complexity.value(count)
         return written(value) if isinstance(value, int) else text(value, written)
@@ -113,4 +107,5 @@ def _at_sizes(complexity: Complexity, written: Callable[[int], str], notes: tupl
         name, depth = _name(kind)
         rows.append(SheetRow((name, filled(kind.maccs), filled(kind.parameters)), "", depth))
     sizes = ", ".join(f"{letter} = {size:,}" for letter, size in complexity.sizes.items())
+    notes = ("Rounded; --format json has every digit.",) if written is rounded else ()
     return Sheet(f"At {sizes}", ("layer", "MACCs", "parameters"), tuple(rows), notes)

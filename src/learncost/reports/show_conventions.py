@@ -15,6 +15,7 @@ from learncost.reports.sheet import (
     SheetRow,
     TableColumn,
     batch_text,
+    in_units,
     number,
     significant,
     table,
@@ -112,14 +113,9 @@ def _fitting(make: Callable[[Callable[[int], str]], Sheet], width: int) -> Sheet
         if fits(sheet):
             break
         note = f"In units of 10^{power}, rounded to three decimals; --format json has every digit."
-        sheet = make(partial(_in_units, power))
+        sheet = make(partial(in_units, power))
         sheet = replace(sheet, notes=(note, *sheet.notes))
     return sheet
-
-
-def _in_units(power: int, value: int) -> str:
-    thousandths = round(abs(value), 3 - power) // 10 ** (power - 3)
-    return f"{'-' if value < 0 else ''}{thousandths // 1000:,}.{thousandths % 1000:03d}"
 
 
 def _books(answer: Conventions, width: int) -> Sheet:

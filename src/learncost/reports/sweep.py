@@ -165,10 +165,6 @@ class Sweep(Drawn):
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    @property
-    def _misfit(self) -> str:
-        return f"; {self.unfit:,} of them: does not fit the device" if self.unfit else ""
-
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return the first rows; `frame` and `write` have all."""
         columns = {name: values[:SHOWN] for name, values in self.columns.items()}
@@ -176,7 +172,8 @@ class Sweep(Drawn):
         rows = tuple(Cells(tuple(map(_cell, row))) for row in cells)
         notes = (f"{len(self) - SHOWN:,} more rows.",) if len(self) > SHOWN else ()
         left = frozenset(place for place, name in enumerate(columns) if name in ("procedure", "price_book"))
-        return (Sheet(f"{self.model}: {len(self):,} rows{self._misfit}", tuple(columns), rows, notes, left),)
+        misfit = f"; {self.unfit:,} of them: does not fit the device" if self.unfit else ""
+        return (Sheet(f"{self.model}: {len(self):,} rows{misfit}", tuple(columns), rows, notes, left),)
 
     def frame(self) -> Any:
         """Return the rows as a polars DataFrame (extra `sweep`): counts are Float64, sizes Int64, texts Categorical."""

@@ -247,17 +247,14 @@ class MeshEngine(NumPyEngine):
         self._axes, self._filled = {name: table.axes[name] for name in self._layouts}, dict(specs.filled)
         self._whole = {name: shape(table, name, sizes) for name in self._layouts}
         self._names = dict(zip(KINDS, map(tuple, (training.weights, training.state)), strict=True))
-        self._runner.check(training.table(), self._micro(options))  # what cannot be is said at once
+        sizes = {**self._sizes, "B": self._sizes["B"] // options.accumulate}  # of one microbatch
+        self._runner.check(training.table(), sizes)  # what cannot be is said at once
         self._cut = False
 
     def _made(self, options: Options) -> MeshRunner:
         sizes = self._training.model.sizes
         clauses = chosen_for(self._mesh, sizes, options.place, options.placement)
         return MeshRunner(self._training, self._mesh, clauses, options)
-
-    def _micro(self, options: Options) -> Mapping[str, int]:
-        """Return the sizes of one microbatch."""
-        return {**self._sizes, "B": self._sizes["B"] // options.accumulate}
 
     def _check_batch(self, options: Options) -> None:
         number = parts_of_batch(self._runner.clauses, self._mesh)

@@ -87,7 +87,7 @@ def save(
     try:
         _written(path, parts, kept)
         mine = [*path.glob(f"__{processes.rank}_*"), *([path / METADATA] if processes.first else [])]
-        digests = processes.gathered(_digests(mine))
+        digests = processes.gathered({path.name: _digest(path) for path in mine})
         together = {name: digest for each in digests for name, digest in each.items()}
         facts = {"steps": steps, "logs": dict(logs), "digests": together}
         processes.of_first(lambda: write_json(path / FACTS, facts, kept))
@@ -202,10 +202,6 @@ def forget(run: Path, kept: int) -> None:
             with suppress(OSError):
                 (path / FACTS).unlink(missing_ok=True)  # first: what is no longer whole is no checkpoint
             rmtree(path, ignore_errors=True)
-
-
-def _digests(paths: Iterable[Path]) -> dict[str, str]:
-    return {path.name: _digest(path) for path in paths}
 
 
 def _digest(path: Path) -> str:

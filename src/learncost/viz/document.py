@@ -56,13 +56,6 @@ def document(request: Request, side_by_side: str | None = None) -> dict[str, Any
     ----------
     procedure
         The learning procedure of the step: {choices}, or inference: prefill or decode.
-    seq_len
-        Tokens in a sequence. The default is the model's context, at most 4,096.
-    on
-        The device for predicted times (`learncost list devices`), or here.
-    precision
-        Data type of weights, activations, gradients and optimizer states: {choices}. The default is fp32, and the
-        device's training precision with `on`.
     side_by_side
         The learning procedures to compare, comma-separated: {choices}. The default is bp, recompute, pepita and
         mempepita if the model supports them, and the procedure of the step.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from learncost.cli.lists.listed import Cell, Known, Listed, cell_of, entries_of
+from learncost.cli.lists.listed import Cell, Known, Listed, entries_of
 from learncost.ir.errors import InputError
 
 
@@ -13,12 +13,7 @@ def _price_books() -> Listed:
     from learncost.cost_models.books import every
 
     entries = entries_of(every().values(), "name title source")
-    return Listed(entries, {"price book": cell_of("name"), "what it counts": _description})
-
-
-def _description(entry: Known) -> str:
-    """Return the title of an entry and its source."""
-    return f"{entry['title']}; {entry['source']}"
+    return Listed(entries, {"price book": "{name}", "what it counts": "{title}; {source}"})
 
 
 def _procedures() -> Listed:
@@ -30,7 +25,7 @@ def _procedures() -> Listed:
         lines = f", where {', '.join(entry['lines'])}" if entry["lines"] else ""
         return f"{entry['title']}: {'; '.join(entry['schedule'])}{lines}. {entry['source']}"
 
-    return Listed(entries, {"procedure": cell_of("name"), "what it is, and the sweeps of its step": procedure_text})
+    return Listed(entries, {"procedure": "{name}", "what it is, and the sweeps of its step": procedure_text})
 
 
 def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
@@ -64,8 +59,8 @@ def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
     def ratio(key: str) -> Cell:
         return lambda entry: f"{entry[key]:.3f}" if key in entry else "-"
 
-    columns = {
-        "procedure": cell_of("name"),
+    columns: dict[str, Cell] = {
+        "procedure": "{name}",
         "FLOPs": lambda entry: "-" if entry["flops"] is None else f"{entry['flops']:,}",
         "of bp": ratio("flops_of_bp"),
         "memory": lambda entry: "-" if entry["bytes"] is None else size_of(entry["bytes"]),
@@ -90,11 +85,12 @@ def _optimizers() -> Listed:
         own = name in OPTIMIZERS and not OPTIMIZERS[name].states
         source = entry(name).source if own else state.source
         entries.append({"name": name, "default": name == DEFAULT, "known_to": commands, "source": source})
-    return Listed(entries, {"optimizer": cell_of("name"), "supported by": _knowing, "source": cell_of("source")})
-
-
-def _knowing(entry: Known) -> str:
-    return f"{entry['known_to']}{', the default' if entry['default'] else ''}"
+    columns: dict[str, Cell] = {
+        "optimizer": "{name}",
+        "supported by": lambda entry: entry["known_to"] + (", the default" if entry["default"] else ""),
+        "source": "{source}",
+    }
+    return Listed(entries, columns)
 
 
 def _precisions() -> Listed:
@@ -130,7 +126,7 @@ def _plans() -> Listed:
     from learncost.passes.plan import PLANS
 
     entries = entries_of(PLANS.values(), "", name="spelling", title="title", source="source")
-    return Listed(entries, {"plan": cell_of("name"), "what it does": _description})
+    return Listed(entries, {"plan": "{name}", "what it does": "{title}; {source}"})
 
 
 def _placements() -> Listed:
@@ -139,8 +135,8 @@ def _placements() -> Listed:
     entries = entries_of(PLACEMENTS.values(), "name also title place source")
     columns: dict[str, Cell] = {
         "placement": lambda entry: ", ".join((entry["name"], *entry["also"])),
-        "its clauses": cell_of("place"),
-        "what it cuts": cell_of("title"),
+        "its clauses": "{place}",
+        "what it cuts": "{title}",
     }
     return Listed(entries, columns)
 

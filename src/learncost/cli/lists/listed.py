@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from learncost.ir.dataclass import attributes, dataclass, field, plain
@@ -11,18 +11,14 @@ from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
 Known = dict[str, Any]
 """The fields of an entry by short names, as in the JSON: numbers are numbers."""
 
-Cell = Callable[[Known], str]
+Cell = Callable[[Known], str] | str
+"""The text of an entry: a function, or a template with the names of its fields."""
 
 
 def entries_of(things: Iterable[object], names: str, **renamed: str) -> list[Known]:
     """Return dictionaries of objects' attributes, with the keys of `renamed` for some of them."""
     form = attributes(names, **renamed)
     return [plain(form(thing)) for thing in things]
-
-
-def cell_of(name: str) -> Cell:
-    """Return the cell of a field's value."""
-    return lambda entry: str(entry[name])
 
 
 _NUMBERS = frozenset(
@@ -49,7 +45,7 @@ class Listed(Shown):
     """The entries of a list, and their cells by column heading."""
 
     entries: list[Known]
-    _columns: dict[str, Cell] = field(default_factory=dict)
+    _columns: Mapping[str, Cell] = field(default_factory=dict)
     _heading: str = ""
     _notes: tuple[str, ...] = ()
     _noted: Callable[[Known], Iterable[str]] = field(default=lambda entry: ())  # notes below the table, once each
@@ -68,6 +64,9 @@ class Listed(Shown):
         return self.entries
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        columns = (TableColumn(name, cell, words=name not in _NUMBERS) for name, cell in self._columns.items())
+        columns = (
+            TableColumn(name, cell.format_map if isinstance(cell, str) else cell, words=name not in _NUMBERS)
+            for name, cell in self._columns.items()
+        )
         notes = dict.fromkeys(note for entry in self.entries for note in self._noted(entry))
         return (table(self._heading, columns, self.entries, (*self._notes, *notes)),)

@@ -7,7 +7,7 @@ from inspect import Parameter
 from typing import Any
 
 from learncost.cli.lists.learning import LEARNING, procedures_of
-from learncost.cli.lists.listed import Cell, Known, Listed, cell_of, entries_of
+from learncost.cli.lists.listed import Cell, Known, Listed, entries_of
 from learncost.cli.lists.machines import MACHINES
 from learncost.cli.lists.models import MODELS, support_of_families
 from learncost.ir.dataclass import replace
@@ -19,7 +19,7 @@ def _commands() -> Listed:
     from learncost.cli.command import COMMANDS
 
     entries: list[Known] = [{"name": name, "about": command.about} for name, command in COMMANDS.items()]
-    return Listed(entries, {"command": cell_of("name"), "what it does": cell_of("about")})
+    return Listed(entries, {"command": "{name}", "what it does": "{about}"})
 
 
 def _flags() -> Listed:
@@ -41,9 +41,9 @@ def _flags() -> Listed:
         if flag.how != "flags"
     ]
     columns: dict[str, Cell] = {
-        "command": cell_of("command"),
+        "command": "{command}",
         "flag": lambda entry: f"{entry['flag']} {entry['value']}" if entry["flag"].startswith("--") else entry["flag"],
-        "what it means": cell_of("meaning"),
+        "what it means": "{meaning}",
     }
     return Listed(entries, columns)
 
@@ -58,7 +58,7 @@ def _layers() -> Listed:
     from learncost.layers.layer import shipped, shipped_layer
 
     entries: list[Known] = [{"name": name, "source": shipped_layer(name).source} for name in shipped()]
-    return Listed(entries, {"layer": cell_of("name"), "source": cell_of("source")})
+    return Listed(entries, {"layer": "{name}", "source": "{source}"})
 
 
 def _operators() -> Listed:
@@ -66,7 +66,7 @@ def _operators() -> Listed:
 
     return Listed(
         entries_of(entries(), "name kind source"),
-        {"operator": cell_of("name"), "kind": cell_of("kind"), "source": cell_of("source")},
+        {"operator": "{name}", "kind": "{kind}", "source": "{source}"},
     )
 
 
@@ -116,9 +116,8 @@ def listing(
         Devices with their peaks, for other programs.
     """
     if what is None:
-        listed = Listed([{"what": name, "count": _how_many(name, like)} for name in LISTS])
-        listed._columns.update({"what": cell_of("what"), "how many": lambda entry: str(entry["count"])})
-        return replace(listed, _heading="learncost list WHAT")
+        entries = [{"what": name, "count": _how_many(name, like)} for name in LISTS]
+        return Listed(entries, {"what": "{what}", "how many": "{count}"}, "learncost list WHAT")
     if what in RETIRED["list"]:
         raise InputError(f"the list {what!r} is called {RETIRED['list'][what]!r} now")
     if what not in LISTS:

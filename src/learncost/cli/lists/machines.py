@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from learncost.cli.lists.listed import Cell, Known, Listed, cell_of, entries_of
+from learncost.cli.lists.listed import Cell, Known, Listed, entries_of
 from learncost.ir.dataclass import asdict
 
 
@@ -13,7 +13,7 @@ def _devices() -> Listed:
 
     entries = entries_of(devices().values(), "name names memory_gb bandwidth_gbs tdp_w peak_tflops source")
     columns: dict[str, Cell] = {
-        "device": cell_of("name"),
+        "device": "{name}",
         "GB": lambda entry: " or ".join(f"{size:.3g}" for size in entry["memory_gb"]),
         "W": lambda entry: "" if entry["tdp_w"] is None else f"{entry['tdp_w']:g}",
         "dense peak, TFLOP/s": lambda entry: ", ".join(
@@ -28,8 +28,8 @@ def _clusters() -> Listed:
 
     entries: list[Known] = [cluster.to_dict() for cluster in clusters().values()]
     columns: dict[str, Cell] = {
-        "cluster": cell_of("name"),
-        "a node": lambda entry: f"{entry['devices']:,} x {entry['device']}",
+        "cluster": "{name}",
+        "a node": "{devices:,} x {device}",
         "links of a device in the node, one way": lambda entry: _linked(entry["inside"]),
         "between nodes": lambda entry: _linked(entry["between"]),
     }
@@ -54,10 +54,10 @@ def _countries() -> Listed:
         country_entry = {"code": country.code, "name": country.name, "kg_per_kwh": country.by_year[year], "year": year}
         entries.append({**country_entry, "from": min(country.by_year)})
     columns: dict[str, Cell] = {
-        "code": cell_of("code"),
-        "country": cell_of("name"),
-        "kg CO2e/kWh": lambda entry: f"{entry['kg_per_kwh']:.3f}",
-        "year": lambda entry: f"{entry['year']}; from {entry['from']} on",
+        "code": "{code}",
+        "country": "{name}",
+        "kg CO2e/kWh": "{kg_per_kwh:.3f}",
+        "year": "{year}; from {from} on",
     }
     return Listed(entries, columns)
 
@@ -73,7 +73,7 @@ def _runs() -> Listed:
         multiplied = {name: figure.value / scale for name, (figure, scale) in products.items() if figure is not None}
         entries.append({**asdict(run), "computed": multiplied})
     columns: dict[str, Cell] = {
-        "run": cell_of("name"),
+        "run": "{name}",
         "published figure, and the same recomputed from its inputs": lambda entry: printed_text[entry["name"]],
     }
     return Listed(entries, columns)
@@ -85,8 +85,8 @@ def _peaks() -> Listed:
     of = {run.name: run for run in measured()}
     entries: list[Known] = [run.to_dict() for run in of.values()]
     columns: dict[str, Cell] = {
-        "training step on one GPU": cell_of("name"),
-        "published": cell_of("published"),
+        "training step on one GPU": "{name}",
+        "published": "{published}",
         "predicted": lambda entry: of[entry["name"]].predicted_text,
         "ratio": lambda entry: of[entry["name"]].ratio_text,
         "assumptions where the source is silent": lambda entry: "; ".join(entry["assumed"]),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from itertools import chain
 
-from learncost.cli.lists.listed import Cell, Known, Listed, cell_of, entries_of
+from learncost.cli.lists.listed import Cell, Known, Listed, entries_of
 
 
 @cache
@@ -27,7 +27,7 @@ def _models() -> Listed:
         title = f"generic {name}: all sizes as flags"
         entries.append({"name": name, "parameters": None, "title": title, "aliases": [], "hub": []})
     columns: dict[str, Cell] = {
-        "model": cell_of("name"),
+        "model": "{name}",
         "parameters": lambda entry: "-" if entry["parameters"] is None else f"{entry['parameters']:,}",
         "what it is": lambda entry: "; also ".join(
             part for part in (entry["title"], ", ".join(entry["aliases"])) if part
@@ -44,7 +44,7 @@ def _families() -> Listed:
         classes = [architecture.name for architecture in family.architectures if architecture.name]
         entries.append({"name": family.name, "classes": classes, "counted": family.architectures[0].counted})
     columns: dict[str, Cell] = {
-        "model type": cell_of("name"),
+        "model type": "{name}",
         "the supported classes, the default first": lambda entry: (
             ", ".join(entry["classes"]) or f"{entry['counted']}, all sizes as flags"
         ),
@@ -58,7 +58,7 @@ def support_of_families() -> Listed:
 
     entries: list[Known] = [{"name": name, **family_support} for name, family_support in kept_support().items()]
     groups = dict.fromkeys(field.partition(" ")[0] for field in entries[0]["reasons"])
-    columns: dict[str, Cell] = {"model type": cell_of("name")}
+    columns: dict[str, Cell] = {"model type": "{name}"}
     columns |= {group: partial(_done, group) for group in groups}
     numbers = {reason: str(place) for place, reason in enumerate(dict.fromkeys(chain(*map(_why, entries))), start=1)}
 
@@ -99,8 +99,8 @@ def _sizes() -> Listed:
         for size in (*RUN_SIZES, *MODEL_SIZES)
     ]
     columns: dict[str, Cell] = {
-        "flag": cell_of("flag"),
-        "symbol": cell_of("symbol"),
+        "flag": "{flag}",
+        "symbol": "{symbol}",
         "what it is, and its other spellings": lambda entry: "; also ".join(
             part for part in (entry["meaning"], ", ".join(entry["spellings"])) if part
         ),

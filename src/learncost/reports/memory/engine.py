@@ -40,6 +40,15 @@ RULES = ("new weights and states", "gradients", "saved for backward", "temporari
 saved for the backward pass, and the temporaries of an op."""
 
 
+IN_PLACE: Mapping[str, str] = {
+    "new weights and states": "over the old ones",
+    "gradients": "until read",
+    "saved for backward": "what lines read",
+    "temporaries": "over operands",
+}
+"""The rules of a step in place."""
+
+
 @dataclass(frozen=True)
 class MemoryUse:
     """The memory of a step: the peak, its moment, its parts and its live arrays.
@@ -135,6 +144,12 @@ def grouped(allocations: Iterable[tuple[int, str]]) -> tuple[LiveArray, ...]:
         Counter(allocations).items(), key=lambda counted_allocation: -counted_allocation[0][0] * counted_allocation[1]
     )
     return tuple(LiveArray(line, (), (number, size), number * size) for (size, line), number in counted)
+
+
+def of_parts(parts: Mapping[str, int], said: str = "", **more: Any) -> MemoryUse:
+    """Return the memory of a program whose parts are there throughout."""
+    size, arrays = sum(parts.values()), grouped((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
+    return MemoryUse(size, at_line("", size), parts, arrays, said=said, **more)
 
 
 def at_line(line: str, size: int) -> Moment:

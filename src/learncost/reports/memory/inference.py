@@ -29,6 +29,7 @@ from learncost.reports.inference import Served, over_devices, served
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.largest import LONGEST, largest_batch, longest_within
 from learncost.reports.memory.memory import Memory
+from learncost.reports.memory.step import NAMES
 from learncost.reports.memory.types import INDEX
 from learncost.reports.mesh_cost import OverMesh, whole_batch
 from learncost.reports.request import Request
@@ -38,8 +39,6 @@ NAME = "inference"
 
 STATE = "recurrent state"
 """The part of the peak that recurrences have in place of a KV cache, which also the last rows of convolutions are."""
-
-_NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,7 @@ class Serving:
             uncounted += Polynomial.of((), self._resident(inference_pass))
             sums = (
                 level + uncounted
-                for level in levels(inference_pass.table, others, _NAMES[self.kind.value], self._widths)
+                for level in levels(inference_pass.table, others, NAMES[self.kind.value], self._widths)
             )
             polynomials |= {frozenset(level.terms.items()): level for level in sums}
         return tuple(polynomials.values())
@@ -279,7 +278,7 @@ class Serving:
             grown = each.grown * int(size_of(each.batch, sizes))
             split = {"weights": self._resident(each), "KV cache": grown, "activations": 0}
             split |= dict.fromkeys([STATE] if each.states else (), 0)
-            arrays = live(each.table, sizes, _NAMES[self.kind.value], self._widths, IN_KERNELS)
+            arrays = live(each.table, sizes, NAMES[self.kind.value], self._widths, IN_KERNELS)
             for live_array in arrays.live_at_peak:
                 split[each.part(live_array)] += live_array.bytes
             several.append((each, arrays, split))

@@ -113,10 +113,6 @@ def memory_on_device(request: Request) -> DeviceMemory | None:
     return replace(memory_of(question, question.budget or 0), where=request.one_of_several)
 
 
-def _host_rate(request: Request) -> float | None:
-    return None if request.on is None or request.on == GPU else find_device(request.on).host_gbs
-
-
 def memory_of(question: MemoryQuestion, available: int) -> DeviceMemory:
     """Return the peak of a question's step or pass, with the bytes that there are."""
     request = question.request
@@ -134,8 +130,9 @@ def memory_of(question: MemoryQuestion, available: int) -> DeviceMemory:
         chosen, step = engine.chosen_engine, engine.step
         if least or step.eager.hosted:
             needs = chosen.takes(step, step.sizes())
+            rate = None if request.on is None or request.on == GPU else find_device(request.on).host_gbs
             found = DeviceMemory(available, needs.bytes, chosen.name, unfit=needs.unfit, plan=step.plan)
-            return replace(found, host=needs.host, moved=needs.moved, host_gbs=_host_rate(request))
+            return replace(found, host=needs.host, moved=needs.moved, host_gbs=rate)
         peak = chosen.peak(step, step.sizes())
         return DeviceMemory(available, peak, chosen.name, instead=engine.why, plan=step.plan)
     except InputError as error:

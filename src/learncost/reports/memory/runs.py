@@ -6,7 +6,7 @@ from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, named_one
 from learncost.models.model import run_sizes
 from learncost.models.tables import has_batch
-from learncost.passes.plan import CHOSEN, plan_of
+from learncost.passes.plan import CHOSEN, by_eager, plan_of
 from learncost.reports.memory.engine import Engine
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.largest import largest_batch, longest_within
@@ -27,7 +27,9 @@ class ChosenEngine:
     @property
     def plan(self) -> str:
         """The plan that runs: of a module with its own fused attention."""
-        return self.step.plan_of_module if self.chosen_engine.module else self.step.plan
+        if self.chosen_engine.module:
+            return by_eager(self.step.unplanned, self.step.run.plan_asked) or ""
+        return self.step.plan
 
 
 def engine_of(step: MemoryStep, engine: str = "", is_tried: bool = False) -> ChosenEngine:

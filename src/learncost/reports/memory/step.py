@@ -20,7 +20,7 @@ from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.models.sizes import check_size
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.passes.plan import CHOSEN, by_eager, planned, recomputes_blocks
+from learncost.passes.plan import CHOSEN, planned, recomputes_blocks
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
 from learncost.procedures.optimizer import PAGED, StoredStates, paged, state_of, without_gradients
 from learncost.procedures.procedure import PAPER
@@ -283,7 +283,7 @@ class MemoryStep:
         if run.plan == CHOSEN:
             capacity = None if budget is None else budget - self.uncounted
             part = _accumulated(table).gather if self.accumulate > 1 else table
-            self.plan = planner(part, self.sizes(), _NAMES[kind.value], capacity, self.widths)
+            self.plan = planner(part, self.sizes(), NAMES[kind.value], capacity, self.widths)
             if optimizer not in OPTIMIZERS:
                 self.plan = self.plan.replace(",epilogue-update", "")
         if "epilogue-update" in self.plan and optimizer not in OPTIMIZERS:
@@ -320,36 +320,33 @@ class MemoryStep:
 
         Raises `InputError` for a length that the model has no positions for.
         """
-        run, *others = self._given
-        axes = {**run.axes, "B": batch} if length is None else {**run.axes, **run_sizes(run.model, batch, length, None)}
-        changed = MemoryStep(replace(run, axes=axes), *others)
-        changed.regions = self.regions
+        run, *_ = self._given
+        sizes = {"B": batch} if length is None else run_sizes(run.model, batch, length, None)
+        changed = self._with(axes={**run.axes, **sizes})
         return changed.over_mesh(*self.mesh) if self.mesh else changed
+
+    def _with(self, **changes: Any) -> MemoryStep:
+        """Return the step that was asked for, with changes of its run."""
+        run, *others = self._given
+        changed = MemoryStep(replace(run, **changes), *others)
+        changed.regions = self.regions
+        return changed
 
     @property
     def unplanned(self) -> Table:
         """The table of the step without a plan."""
         return _step(Structure(self.model), self.procedure, self.mode or PAPER)
 
-    @property
-    def plan_of_module(self) -> str:
-        """Return the plan that the module runs, whose attention is fused unless it is asked not to be."""
-        return by_eager(self.unplanned, self.run.plan_asked) or ""
-
     def under(self, default: Callable[[Table], str] | None) -> MemoryStep:
         """Return the step under the default plan of an engine for its table, if none was given."""
-        run, *others = self._given
         if self.run.plan_asked is not None or default is None:
             return self
-        changed = MemoryStep(replace(run, plan_asked=default(self.unplanned)), *others)
-        changed.regions = self.regions
-        return changed
+        return self._with(plan_asked=default(self.unplanned))
 
     def of(self, model: Model, axes: Mapping[str, int]) -> MemoryStep:
         """Return the step of a rewritten model and its sizes; `at` other sizes it is that of the original model."""
-        run, *others = self._given
-        rewritten = MemoryStep(replace(run, model=model, axes=dict(axes)), *others)
-        rewritten._given, rewritten.regions = self._given, self.regions
+        rewritten = self._with(model=model, axes=dict(axes))
+        rewritten._given = self._given
         return rewritten
 
     def placed(self, table: Table, over: OverMesh, shares: Mapping[str, int], memory: MeshMemory) -> None:
@@ -433,7 +430,7 @@ class MemoryStep:
         known = {
             name: several for name, several in zip(self.iterations, iterations, strict=True) if several is not None
         }
-        return stretches(self.table, self.widths, IN_KERNELS, known, BYTES[_NAMES[self.kind.value]])
+        return stretches(self.table, self.widths, IN_KERNELS, known, BYTES[NAMES[self.kind.value]])
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
         """Return the sizes of a microbatch."""
@@ -441,13 +438,11 @@ class MemoryStep:
         return {**self.run.axes, "B": (batch or self.run.axes["B"]) // self.accumulate, **several}
 
     def live(self) -> Live:
-        return live(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS)
+        return live(self.table, self.sizes(), NAMES[self.kind.value], self.widths, IN_KERNELS)
 
     def moments(self, iterations: Walked = every_iteration) -> Iterator[tuple[Line, tuple[int, ...], int]]:
         """Yield every executed line with its iterations and the live bytes of the table."""
-        levels_of_lines = moments(
-            self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS, iterations
-        )
+        levels_of_lines = moments(self.table, self.sizes(), NAMES[self.kind.value], self.widths, IN_KERNELS, iterations)
         for line, path, level in levels_of_lines:
             yield line, path, level + self.uncounted
 
@@ -493,7 +488,7 @@ def _levels(
     """Return the distinct bytes at lines, as polynomials in all sizes except trip counts."""
     table = _under_plan(structure, procedure, mode, plan, gathers)
     widths = _widths(structure, _step(structure, procedure, mode), kind, gathers)
-    polynomials = levels(table, dict(iterations), _NAMES[kind.value], widths)
+    polynomials = levels(table, dict(iterations), NAMES[kind.value], widths)
     return tuple({frozenset(level.terms.items()): level for level in polynomials}.values())
 
 
@@ -528,7 +523,8 @@ def gathering(table: Table) -> Table:
     return replace(accumulation, lines=map_lines(accumulation.lines, in_place))
 
 
-_NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
+NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
+"""The types whose values have these bytes."""
 
 
 def iterations_of(table: Table) -> dict[str, tuple[str, ...]]:

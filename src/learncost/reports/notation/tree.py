@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TypeAlias
 
@@ -119,7 +120,7 @@ def latex(node: Node) -> str:
     """Return the tree in LaTeX."""
     match node:
         case MathName(text):
-            return text if len(text) == 1 else rf"\mathrm{{{_escaped(text)}}}"
+            return text if len(text) == 1 else r"\mathrm{" + text.replace("_", r"\_").replace("~", r"\sim ") + "}"
         case MathNumber(text):
             return text
         case MathMark(text):
@@ -148,19 +149,10 @@ def _spaced(parts: list[str]) -> str:
     text = ""
     for part in parts:
         loose = part in ("=", "+", "-", r"\le", "<", r"\mathrel{+}=", r"\times")
-        if text and part and (loose or _command_ends(text)):
+        if text and part and (loose or re.search(r"\\[A-Za-z]+$", text)):
             text += " "
         text += part + (" " if loose or part == "," else "")
     return " ".join(text.split())
-
-
-def _command_ends(text: str) -> bool:
-    last = text.rfind("\\")
-    return last >= 0 and text[last + 1 :].isalpha()
-
-
-def _escaped(text: str) -> str:
-    return text.replace("_", r"\_").replace("~", r"\sim ")
 
 
 # MathML Core: mi, mn, mo, mrow, msub, msup, msubsup, munder, mfrac, msqrt.

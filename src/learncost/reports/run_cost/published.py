@@ -20,11 +20,6 @@ HOURS_A_DAY, SECONDS_A_DAY = 24, 86_400
 PETAFLOP_DAY = 10**15 * SECONDS_A_DAY  # operations of a petaflop/s-day
 
 
-def petaflop_days(flops: Figure) -> Figure:
-    """Return the petaflop/s-days of operations."""
-    return computed("PF/s-days", "FLOPs / 10^15 / 86,400", [flops], (), 1 / PETAFLOP_DAY)
-
-
 def days(flops: Figure, devices: Figure, peak: Figure, utilization: Figure) -> Figure:
     """Return the days: operations over devices x peak (teraFLOP/s) x utilization."""
     return computed(

@@ -142,9 +142,6 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     batch_size
         Sequences in one step of a device, by default 1; over a mesh the global batch, by default about 4 million
         tokens.
-    seq_len
-        Tokens in a sequence; in the encoder's sequence for an encoder-decoder. The default is the model's number of
-        positions.
     optimizer
         adamw, sgd or momentum, for price books that count the optimizer. The default is adamw, and sgd under the
         paper's books.
@@ -228,7 +225,9 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     figures = {"tokens": tokens, "flops": _flops(useful, count)}
     if useful.total != step.total:
         figures["hardware_flops"] = _flops(step, count)
-    figures["petaflop_s_days"] = published.petaflop_days(figures["flops"])
+    figures["petaflop_s_days"] = computed(
+        "PF/s-days", "FLOPs / 10^15 / 86,400", [figures["flops"]], (), 1 / published.PETAFLOP_DAY
+    )
     figures["devices"] = number
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
     precision = precision or training_precision(kind)

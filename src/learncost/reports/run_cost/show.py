@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from learncost.devices.figure import Figure
@@ -18,6 +19,7 @@ from learncost.reports.sheet import (
     joules_of,
     number,
     plan_text,
+    scaled,
     seconds_of,
     significant,
     size_of,
@@ -223,19 +225,9 @@ def _share(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-def _scaled(units: tuple[tuple[float, str], ...]) -> Callable[[float], str]:
-    """Return a value in the largest unit in which it is at least one."""
-
-    def written(value: float) -> str:
-        scale, unit = next(((scale, unit) for scale, unit in units if value >= scale), units[-1])
-        return f"{significant(value / scale)} {unit}"
-
-    return written
-
-
-time = _scaled(((1, "days"), (1 / 24, "hours"), (1 / 1440, "minutes"), (1 / 86_400, "s")))
-energy = _scaled(((1e3, "MWh"), (1.0, "kWh"), (1e-3, "Wh")))
-mass = _scaled(((1e3, "t"), (1.0, "kg"), (1e-3, "g")))
+time = partial(scaled, units=((1, "days"), (1 / 24, "hours"), (1 / 1440, "minutes"), (1 / 86_400, "s")))
+energy = partial(scaled, units=((1e3, "MWh"), (1.0, "kWh"), (1e-3, "Wh")))
+mass = partial(scaled, units=((1e3, "t"), (1.0, "kg"), (1e-3, "g")))
 
 
 def money(value: float) -> str:

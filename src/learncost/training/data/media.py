@@ -30,11 +30,6 @@ MEAN = DEVIATION = 0.5
 """Pixels from 0 to 1 become those from -1 to 1, as transformers' ViTImageProcessor and Dosovitskiy et al.'s code do."""
 
 
-def pillow() -> Any:
-    """Return Pillow's module Image. Raises InputError."""
-    return imported("PIL.Image", "images need the package Pillow", "images")
-
-
 @dataclass(frozen=True)
 class Images(ExampleReader):
     """Images with a class each."""
@@ -70,7 +65,7 @@ class Images(ExampleReader):
 
         Bilinear, as transformers' ViTImageProcessor resizes.
         """
-        images = pillow()
+        images = imported("PIL.Image", "images need the package Pillow", "images")
         if self.channels not in MODES:
             raise InputError(f"images have 1, 3 or 4 channels, and the model reads {self.channels}: --num-channels")
         try:

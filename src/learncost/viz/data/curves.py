@@ -177,6 +177,7 @@ def of_sweep(answer: Sweep) -> Curves:
     first, last = float(several[along][0]), float(several[along][-1])
     ends = lines[0].values
     said = _said(along)
+    inexact = f"{answer.inexact:,} counts are from 2^53 on, rounded to 64-bit floats" if answer.inexact else ""
     times = f"{ends[-1] / ends[0]:.3g} times the FLOPs" if ends[0] else "no FLOPs"
     return Curves(
         name=answer.model,
@@ -186,7 +187,7 @@ def of_sweep(answer: Sweep) -> Curves:
         lines=tuple(lines),
         logarithmic=(last / first > 8, last / first > 8),
         finding=f"{answer.model} takes {times} at {last / first:.3g} times the {said}",
-        notes=(f"{answer.model}: {answer.configurations:,} configurations", _inexact(answer)),
+        notes=(f"{answer.model}: {answer.configurations:,} configurations", inexact),
     )
 
 
@@ -210,7 +211,3 @@ def _name(answer: Sweep, place: int) -> str:
         for field in fields
         if len({getattr(other, field) for other in answer.series}) > 1
     )
-
-
-def _inexact(answer: Sweep) -> str:
-    return f"{answer.inexact:,} counts are from 2^53 on, rounded to 64-bit floats" if answer.inexact else ""

@@ -100,12 +100,8 @@ def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None)
         procedures=tuple(several),
         left_out=answer.left_out,
         conventions={of_table.engine: of_table.convention for of_table in memories.values()},
-        memory=next((_account(of_table) for of_table in memories.values()), ""),
+        memory=next((f"engine {each.engine} in {each.dtype}{plan_text(each.plan)}" for each in memories.values()), ""),
     )
-
-
-def _account(memory: Memory) -> str:
-    return f"engine {memory.engine} in {memory.dtype}{plan_text(memory.plan)}"
 
 
 def table_memories(names: Iterable[str], request: Request) -> dict[str, Memory]:

@@ -105,13 +105,10 @@ def _scaling_chart(data: Scaling) -> Lines:
                 lines.append(DrawnLine(name, grown.places, series.totals, dot, look))
                 totals += [amount for amount in series.totals if amount]
         between = min(totals, default=1) / 1.5, max(totals, default=1) * 1.5
-        charts.append(LineChart(TITLES[along], tuple(lines), (True, True), _ticks(along), between))
+        ticks = "powers" if along in ("length", "batch") else "all"
+        charts.append(LineChart(TITLES[along], tuple(lines), (True, True), ticks, between))
     about = f"FLOPs a step · price book {data.curves[0].price_book}"
     return Lines(", ".join(models), about, tuple(charts), (1.75, 1.95))
-
-
-def _ticks(along: str) -> str:
-    return "powers" if along in ("length", "batch") else "all"
 
 
 def _scaling_notes(data: Scaling) -> Iterator[str]:

@@ -122,31 +122,23 @@ def _searched(request: Request, answer: Search) -> Picture:
     title = f"Over {answer.devices:,} devices {way} is fastest: {seconds_of(best.step.seconds)} a step"
     lead = f"The fastest of {answer.fit:,} ways that fit, for {what}. Choose one, or set the mesh yourself."
     picks = [_pick(request.model, each) for each in answer.found]
-    names = [_name(each) for each in answer.found]
-    time = Bars(
-        "Time of a step by cause",
-        "seconds",
+    time, held = (
         tuple(
-            BarRow(name, _causes(each.step), choose=pick)
-            for name, each, pick in zip(names, answer.found, picks, strict=True)
-        ),
+            BarRow(_name(each), parts(each.step), choose=pick) for each, pick in zip(answer.found, picks, strict=True)
+        )
+        for parts in (_causes, _held)
     )
-    memory = Bars(
-        "Memory of the fullest device",
-        "bytes",
-        tuple(
-            BarRow(name, _held(each.step), choose=pick)
-            for name, each, pick in zip(names, answer.found, picks, strict=True)
-        ),
-        (answer.memory, f"A device has {size_of(int(answer.memory))}"),
-        MADE,
+    present = answer.memory, f"A device has {size_of(int(answer.memory))}"
+    charts = (
+        Bars("Time of a step by cause", "seconds", time),
+        Bars("Memory of the fullest device", "bytes", held, present, MADE),
     )
     notes = (
-        *(f"{name} is {each.worse}." for name, each in zip(names, answer.found, strict=True) if each.worse),
+        *(f"{_name(each)} is {each.worse}." for each in answer.found if each.worse),
         *answer.refused,
         "zero-1 cuts the optimizer's states over dp, zero-3 weights and gradients, too.",
     )
-    return Picture(title, lead, (time, memory), notes, command)
+    return Picture(title, lead, charts, notes, command)
 
 
 def _name(answer: Found) -> str:

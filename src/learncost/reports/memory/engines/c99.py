@@ -4,47 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 from learncost.ir.table import Table
 from learncost.passes.plan import CHOSEN
 from learncost.program.arena import Region, assigned, label, largest_assigned, too_large
-from learncost.reports.memory.engine import TYPES, Engine, MemoryUse, at_line, grouped, refusal
+from learncost.reports.memory.engine import IN_PLACE, TYPES, Engine, MemoryUse, of_parts, refusal
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.planner import frugal
 from learncost.reports.memory.step import MemoryStep
 
-if TYPE_CHECKING:
-    from learncost.backends.placed import InPlaceLayout
-
-
-def _program_memory(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[dict[str, int], InPlaceLayout]:
-    """Return the memory in RAM by part, the constants in flash, and the layout of the step."""
-    from learncost.backends.c99.layout import alone, counted  # emits kernels: only where it is asked for
-    from learncost.engines.made import names_made
-
-    layout = alone(step.executed_table(statistics=True), sizes, step.kind.computed)
-    program_memory = counted([layout], frozenset(names_made(step.model)))
-    parts = {
-        "weights": program_memory.weights,
-        "optimizer state": program_memory.states,
-        "batch": program_memory.inputs,
-        "variables": program_memory.variables,
-        "arena": program_memory.arena,
-        FLASH: program_memory.constants,
-    }
-    if program_memory.masks:
-        parts["masks"] = program_memory.masks
-    return parts, layout
-
-
-FLASH = "constants"
-"""Return the constants of a program in flash."""
-
 
 def _arrays(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the arrays in RAM, each in one region."""
-    from learncost.backends.c99.layout import alone, arrays
+    from learncost.backends.c99.layout import alone, arrays  # emits kernels: only where it is asked for
     from learncost.engines.made import names_made
 
     return arrays([alone(step.executed_table(), sizes, step.kind.computed)], frozenset(names_made(step.model)))
@@ -69,25 +41,34 @@ def _largest(step: MemoryStep, budget: int) -> int:
 
 
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
+    from learncost.backends.c99.layout import alone, counted
     from learncost.backends.c99.layout import arrays as arrays_of
     from learncost.engines.made import names_made
 
-    parts, layout = _program_memory(step, sizes)
-    flash = parts.pop(FLASH)
-    size = sum(parts.values())
-    program_memory = grouped((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
+    layout, made = (
+        alone(step.executed_table(statistics=True), sizes, step.kind.computed),
+        frozenset(names_made(step.model)),
+    )
+    memory = counted([layout], made)
+    parts = {
+        "weights": memory.weights,
+        "optimizer state": memory.states,
+        "batch": memory.inputs,
+        "variables": memory.variables,
+        "arena": memory.arena,
+    }
+    if memory.masks:
+        parts["masks"] = memory.masks
     said = unfit = ""
     if step.regions:
-        arrays = arrays_of([layout], frozenset(names_made(step.model)))
+        arrays = arrays_of([layout], made)
         places = assigned(arrays, step.regions)
         unfit = "" if places else too_large(arrays, step.regions)
         where = f"Bytes by region: {_where(arrays, places, step.regions)}." if places else f"They do not fit: {unfit}."
         said = f"{CONVENTION} {where}"
     if not step.model.learns:
         said = f"{said or CONVENTION} learncost emit refuses this model: it {step.model.without_loss}."
-    return MemoryUse(
-        size, at_line("", size), parts, program_memory, said=said, flash=flash, arena=layout.map, unfit=unfit
-    )
+    return of_parts(parts, said, flash=memory.constants, arena=layout.map, unfit=unfit)
 
 
 def _where(arrays: Mapping[str, int], places: Mapping[str, str], regions: Sequence[Region]) -> str:
@@ -96,10 +77,6 @@ def _where(arrays: Mapping[str, int], places: Mapping[str, str], regions: Sequen
     sizes = {region: sum(arrays[name] for name in arrays if places[name] == region.name) for region in regions}
     texts = (f"{sizes[region]:,} in {region.name} ({', '.join(names)})" for region, names in lying.items() if names)
     return "; ".join(texts)
-
-
-def _ram(table: Table, sizes: Mapping[str, int], dtype: str) -> int:
-    return sum(_arrays_of(table, sizes, dtype).values())
 
 
 def _arrays_of(table: Table, sizes: Mapping[str, int], dtype: str) -> dict[str, int]:
@@ -124,19 +101,14 @@ ENGINES = (
         "c99",
         _peak,
         _takes,
-        {
-            "new weights and states": "over the old ones",
-            "gradients": "until read",
-            "saved for backward": "what lines read",
-            "temporaries": "over operands",
-        },
+        IN_PLACE,
         CONVENTION,
         lambda step: refusal(step, (*TYPES, "int32"), with_flash=True),
         plan=lambda table: CHOSEN,
         planner=frugal,
         alone="its program is for one board, without communication",
         largest=_largest,
-        passes=_ram,
+        passes=lambda *given: sum(_arrays_of(*given).values()),
         arrays=_arrays_of,
         stored=_flash,
         plans=(

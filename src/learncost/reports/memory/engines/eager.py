@@ -157,11 +157,6 @@ def _task(step: MemoryStep) -> TrainedTask | None:
 REFERENCE, TEACHER = "reference weights", "teacher weights"
 
 
-def _refers(step: MemoryStep) -> bool:
-    """Return whether a reference model runs, too."""
-    return bool((task := _task(step)) and task.reference)
-
-
 def _other(step: MemoryStep, sizes: Mapping[str, int], asked: StepOptions) -> OtherModel | None:
     """Return the reference model or the teacher of a step; None without one."""
     if not ((task := _task(step)) and (task.reference or task.teacher)):
@@ -509,7 +504,7 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
         said += (
             " Checkpoints keep the results of attention and of every second product without a bias (torchtitan's op)."
         )
-    if _refers(step):
+    if (task := _task(step)) and task.reference:
         weights = "is the same without adapters" if step.eager.adapts else "has its own weights"
         said += f" The reference model {weights}."
     if teacher := step.eager.teacher:

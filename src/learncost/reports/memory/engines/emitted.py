@@ -16,7 +16,18 @@ from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import CHOSEN
-from learncost.reports.memory.engine import TYPES, Engine, MemoryUse, at_line, bytes_of, given_bytes, grouped, refusal
+from learncost.reports.memory.engine import (
+    IN_PLACE,
+    TYPES,
+    Engine,
+    MemoryUse,
+    at_line,
+    bytes_of,
+    given_bytes,
+    grouped,
+    of_parts,
+    refusal,
+)
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.planner import smallest
 from learncost.reports.memory.step import MemoryStep
@@ -124,12 +135,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     except InputError as error:
         needs = _operators_take("torch", step, sizes)
         return replace(needs, said=f"{OPERATORS} The step cannot run in place: {error}.")
-    return _use(parts, f"{SAID} {MESSAGES}" if step.over else "")
-
-
-def _use(parts: Mapping[str, int], said: str = "") -> MemoryUse:
-    size, program_memory = sum(parts.values()), ((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
-    return MemoryUse(size, at_line("", size), parts, grouped(program_memory), said=said)
+    return of_parts(parts, f"{SAID} {MESSAGES}" if step.over else "")
 
 
 def _no_gpu(step: MemoryStep) -> str:
@@ -187,19 +193,12 @@ SAID_ON_GPU = (
     "index_put_ are not included. It has never been measured on a GPU."
 )
 
-_RULES = {
-    "new weights and states": "over the old ones",
-    "gradients": "until read",
-    "saved for backward": "what lines read",
-    "temporaries": "over operands",
-}
-
 ENGINES = (
     Engine(
         "torch",
         _peak,
         _takes,
-        _RULES,
+        IN_PLACE,
         SAID,
         lambda step: refusal(step, (*TYPES, "bf16-masters")),
         plan=lambda table: CHOSEN,
@@ -211,8 +210,8 @@ ENGINES = (
     Engine(
         GPU,
         lambda step, sizes: sum(_on_gpu(step, sizes, laid_out_on_gpu(step, sizes, check=False)).values()),
-        lambda step, sizes: _use(_on_gpu(step, sizes, laid_out_on_gpu(step, sizes))),
-        _RULES,
+        lambda step, sizes: of_parts(_on_gpu(step, sizes, laid_out_on_gpu(step, sizes))),
+        IN_PLACE,
         SAID_ON_GPU,
         lambda step: _no_gpu(step) or refusal(step, (*TYPES, "bf16-masters")),
         plan=lambda table: CHOSEN,

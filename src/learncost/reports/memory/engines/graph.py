@@ -9,7 +9,7 @@ from learncost.ir.polynomial import shape_of
 from learncost.liveness import KINDS, SPLIT, Live, LiveArray, LiveInterval
 from learncost.passes.plan import usual_plan
 from learncost.passes.quantized import bytes_of_array
-from learncost.reports.memory.engine import Engine, MemoryUse
+from learncost.reports.memory.engine import IN_PLACE, Engine, MemoryUse
 from learncost.reports.memory.step import MemoryStep
 
 
@@ -76,12 +76,7 @@ ENGINES = (
         "graph",
         lambda step, sizes: step.peak(sizes),
         _takes,
-        {
-            "new weights and states": "over the old ones",
-            "gradients": "until read",
-            "saved for backward": "what lines read",
-            "temporaries": "none",
-        },
+        {**IN_PLACE, "temporaries": "none"},
         "The step's table, line by line: the optimizer updates weights and states in place, nothing else is in "
         "place, and values inside a kernel take no memory. Library workspaces and allocator overhead are not "
         "included.",

@@ -224,7 +224,7 @@ def reporter() -> Iterator[ContestReporter]:
         yield ContestBar(progress)
 
 
-class ContestLines:
+class ContestLines(ContestReporter):
     """Progress for files and pipes."""
 
     def begin(self, steps: int) -> None:
@@ -233,11 +233,8 @@ class ContestLines:
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    def stepped(self, done: int) -> None:
-        """Do nothing: a line for each step would be too long."""
 
-
-class ContestBar:
+class ContestBar(ContestReporter):
     """Progress for a terminal."""
 
     def __init__(self, progress: Any) -> None:

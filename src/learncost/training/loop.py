@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -88,8 +88,8 @@ class TrainingStep:
         return json.dumps({name: value for name, value in vars(self).items() if value is not None}) + "\n"
 
 
-class TrainingReporter(Protocol):
-    """An observer of a training's progress."""
+class TrainingReporter:
+    """An observer of a training's progress, which does nothing with what it is told."""
 
     def say(self, text: str) -> None:
         """Report a started or finished task."""
@@ -223,8 +223,8 @@ class _TrainingRun:
         lengths = logs or dict.fromkeys(LOGS, 0)
         self.saved = self.engine.steps if logs is not None else -1
         kept = WriteAdvice(self._kept(), folder.again)
-        self.metrics: MetricsLog = NoLog()
-        self.samples: MetricsLog = NoLog()
+        if not processes.first:
+            self.metrics = self.samples = MetricsLog(Path(os.devnull), 0, kept)
 
         def log() -> None:
             self.metrics, self.samples = (MetricsLog(folder.path / name, lengths[name], kept) for name in LOGS)
@@ -485,18 +485,3 @@ class MetricsLog:
         """Close the file."""
         with suppress(OSError):  # what could not be written was reported when it was added
             self._file.close()
-
-
-class NoLog(MetricsLog):
-    """The log of a process that does not write."""
-
-    def __init__(self) -> None: ...
-
-    def add(self, text: str) -> None:
-        """Do nothing: another process writes."""
-
-    def settle(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""

@@ -210,7 +210,7 @@ def _made(folder: Path) -> bool:
 def reporter(reports: bool = True) -> Iterator[TrainingReporter]:
     """Yield the reporter of a training; of several processes one reports."""
     if not reports:
-        yield Nobody()
+        yield TrainingReporter()
         return
     if not sys.stderr.isatty():
         yield ProgressLines()
@@ -238,7 +238,7 @@ def _validation(step: TrainingStep) -> str:
     return f"step {step.step:,}: {_facts(step)}, validation {step.validated}"
 
 
-class ProgressLines:
+class ProgressLines(TrainingReporter):
     """Progress for files and pipes."""
 
     def say(self, text: str) -> None:
@@ -251,27 +251,8 @@ class ProgressLines:
         if step.validation_loss is not None:
             self.say(_validation(step))
 
-    def sampled(self, step: int, text: str) -> None:
-        """Do nothing: samples are in samples.txt."""
 
-
-class Nobody:
-    """The observer of a process that does not print."""
-
-    def say(self, text: str) -> None:
-        """Do nothing."""
-
-    def begin(self, step: int, steps: int) -> None:
-        """Do nothing."""
-
-    def stepped(self, step: TrainingStep) -> None:
-        """Do nothing."""
-
-    def sampled(self, step: int, text: str) -> None:
-        """Do nothing."""
-
-
-class ProgressBar:
+class ProgressBar(TrainingReporter):
     """Progress for a terminal."""
 
     def __init__(self, progress: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +18,19 @@ from learncost.reports.run import possible
 from learncost.reports.sheet import Drawn
 from learncost.training.contest.entrant import Budget, BudgetShare, Entrant, EntrantTraining, Setting, costs, share
 from learncost.training.contest.problem import RATES
-from learncost.training.contest.trial import LearningRateSearch, StoppedError, TrialOutcome, readied, trained
+from learncost.training.contest.trial import (
+    LearningRateSearch,
+    StoppedError,
+    TrialOutcome,
+    TrialReporter,
+    readied,
+    trained,
+)
 from learncost.training.contest.workers import Workers, in_iteration
 
 
-class ContestReporter(Protocol):
-    """An observer of a contest's progress."""
+class ContestReporter:
+    """An observer of a contest's progress, which does nothing with what it is told."""
 
     def begin(self, steps: int) -> None:
         """Report the largest number of steps of all trainings."""
@@ -133,7 +140,7 @@ def contest(
         entrant_share = share(design.budget, name, cost_of, seconds_of, size, design.steps, most)
         results.append(EntrantResult(entrant, entrant_share, parameters))
     contest_run = Contest(setting, design.budget, tuple(design.seeds), tuple(results), left_out=refused)
-    run = _ContestRun(contest_run, tuple(design.rates), report, stop, workers)
+    run = _ContestRun(contest_run, tuple(design.rates), report or ContestReporter(), stop, workers)
     try:
         run.all(finished)
     except StoppedError:
@@ -146,14 +153,14 @@ def _seconds(setting: Setting, entrant: Entrant, batch_size: int) -> float:
     return EntrantTraining(setting, entrant).seconds(setting.problem.training, np.arange(batch_size))
 
 
-class _ContestRun:
+class _ContestRun(TrialReporter):
     """A running contest, which counts the steps of this process."""
 
     def __init__(
         self,
         contest_run: Contest,
         rates: tuple[float, ...],
-        report: ContestReporter | None,
+        report: ContestReporter,
         stop: Callable[[], bool],
         workers: Workers,
     ) -> None:
@@ -172,8 +179,7 @@ class _ContestRun:
 
     def all(self, finished: Callable[[Contest], None]) -> None:
         setting, results, seeds = self.contest.setting, self.contest.results, self.contest.seeds
-        if self.report is not None:
-            self.report.begin(sum((len(seeds) + self.trials(result)) * result.share.steps for result in results))
+        self.report.begin(sum((len(seeds) + self.trials(result)) * result.share.steps for result in results))
         before = [(r.entrant, r.share, self.rates_of(r), self.finer, seeds[0]) for r in results]
         for place, (peak, chosen) in self.workers(readied, setting, before, self):
             result = results[place]
@@ -191,8 +197,7 @@ class _ContestRun:
             finished(self.contest)
 
     def say(self, text: str) -> None:
-        if self.report is not None:
-            self.report.say(text)
+        self.report.say(text)
 
     def stepped(self) -> bool:
         self._at(self.done + 1)
@@ -208,5 +213,4 @@ class _ContestRun:
 
     def _at(self, done: int) -> None:
         self.done = done
-        if self.report is not None:
-            self.report.stepped(done)
+        self.report.stepped(done)

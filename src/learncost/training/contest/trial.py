@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 
@@ -40,14 +39,15 @@ class StoppedError(Exception):
     """The contest was asked to stop."""
 
 
-class TrialReporter(Protocol):
-    """An observer of an entrant's trainings."""
+class TrialReporter:
+    """An observer of an entrant's trainings, which does nothing with what it is told."""
 
     def say(self, text: str) -> None:
         """Report the start of a trial."""
 
     def stepped(self) -> bool:
         """Report a completed step; return whether to stop."""
+        return False
 
     def passed(self, steps: int) -> None:
         """Report skipped steps of a diverged training."""

@@ -39,17 +39,6 @@ def in_iteration(
     return ((place, task(shared, *arguments, reporter)) for place, arguments in enumerate(of))
 
 
-class _Silent:
-    """The reporter in another process, which is stopped by ending it."""
-
-    def say(self, text: str) -> None: ...
-
-    def stepped(self) -> bool:
-        return False
-
-    def passed(self, steps: int) -> None: ...
-
-
 @contextmanager
 def workers(named: str | None, stop: Callable[[], bool]) -> Iterator[Workers]:
     """Yield the workers of `named`: a number of processes on this machine, or the address of a Dask scheduler.
@@ -95,7 +84,7 @@ def workers(named: str | None, stop: Callable[[], bool]) -> Iterator[Workers]:
     ) -> Iterator[tuple[int, Any]]:
         reporter.say(f"{len(of):,} tasks for the workers")
         everywhere = client.scatter(shared, broadcast=True)
-        silent = _Silent()
+        silent = TrialReporter()  # another process is stopped by ending it
         waiting = {
             client.submit(task, everywhere, *arguments, silent, pure=False): place for place, arguments in enumerate(of)
         }

@@ -82,15 +82,14 @@ def resolve(name: str) -> str:
         raise InputError(f"unknown size {shown(name)}{nearest(name, CANONICAL)}") from None
 
 
-def check_size(name: str, value: object) -> int:
-    """Return a value as an integer from 1 to 10^12; text may also be 1e3 or 512k.
+def check_size(name: str, value: object, most: int = LARGEST) -> int:
+    """Return a value as an integer from 1 to 10^12, or to `most`; text may also be 1e3 or 512k.
 
     `name` is the user's spelling for the message of the InputError.
     """
-    problem = f"{name} must be a whole number from 1 to {LARGEST:,}, not {shown(value)}"
     number = counted(value) or 0
-    if not 1 <= number <= LARGEST:
-        raise InputError(problem)
+    if not 1 <= number <= most:
+        raise InputError(f"{name} must be a whole number from 1 to {most:,}, not {shown(value)}")
     return number
 
 

@@ -7,9 +7,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, dataclass, field, replace
-from learncost.ir.errors import InputError, counted, named_one, shown
+from learncost.ir.errors import InputError, named_one
 from learncost.models.module import usual_module
-from learncost.models.sizes import CANONICAL, spelled
+from learncost.models.sizes import CANONICAL, check_size, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.procedures.procedure import procedure as find_procedure
@@ -315,10 +315,7 @@ def fit(
         raise InputError("give --budget, such as --budget 24GB, or --on with a device of known memory")
     if device is None or not device.core:
         regions = ()  # shown for microcontrollers alone
-    microbatches = counted(request.accumulate) or 0
-    if not 1 <= microbatches <= MICROBATCHES:
-        wrong = shown(request.accumulate)
-        raise InputError(f"accumulate must be a whole number from 1 to {MICROBATCHES:,}, not {wrong}")
+    microbatches = check_size("accumulate", request.accumulate, MICROBATCHES)
     trains = over or microbatches > 1
     names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if trains else EVERY)))
     alone = next((name for name in names if name in ONE_PASS), "")

@@ -33,11 +33,6 @@ def utilization(flops: Figure, time: Figure, devices: Figure, peak: Figure) -> F
     return computed("", formula, [flops], [time, devices, peak], 1e-12 / SECONDS_A_DAY)
 
 
-def days_at(tokens: Figure, rate: Figure) -> Figure:
-    """Return the days: tokens over the tokens per second of all devices."""
-    return computed("d", "tokens / tokens a second", [tokens], [rate], 1 / SECONDS_A_DAY)
-
-
 def days_of_steps(steps: Figure, step: Figure, devices: Figure) -> Figure:
     """Return the days of steps of one device each, run by all devices in parallel."""
     return computed("d", "steps x step / devices", [steps, step], [devices], 1 / SECONDS_A_DAY)

@@ -13,8 +13,8 @@ from learncost.devices.device import Device
 from learncost.devices.figure import Figure
 from learncost.ir.dataclass import OPTIONAL, Key, Serializable, attributes, dataclass, field
 from learncost.ir.errors import InputError, counted, shown
+from learncost.models.sizes import check_size
 from learncost.reports.record import Cost
-from learncost.reports.run import check_tokens
 from learncost.reports.sheet import Shown
 
 if TYPE_CHECKING:
@@ -186,13 +186,7 @@ def figure(name: str, value: object) -> Figure:
 
 def devices(value: object) -> Figure:
     """Return a number of devices."""
-    try:
-        number = check_tokens("devices", value)
-    except InputError:
-        number = 0
-    if not 1 <= number <= MOST_DEVICES:
-        raise InputError(f"devices must be a whole number from 1 to 10^8, not {shown(value)}")
-    return Figure(number, "", "given", "--devices")
+    return Figure(check_size("devices", value, MOST_DEVICES), "", "given", "--devices")
 
 
 def check_together(typed: Mapping[str, Figure], country: str | None, year: int | str | None) -> None:

@@ -16,8 +16,9 @@ from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.figure import Figure
 from learncost.devices.sustained import sustained
 from learncost.ir.dataclass import HIDDEN, Key, Serializable, attributes, dataclass, field, replace
-from learncost.ir.errors import InputError, counted, shown
+from learncost.ir.errors import InputError
 from learncost.ir.precision import stored, training_precision
+from learncost.models.sizes import check_size
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.types import RESERVED, bytes_of, misfit, without_reserve
 from learncost.reports.request import ADAPTING, Request, takes_request
@@ -56,6 +57,10 @@ _USAGE = attributes(
     **{name: name for name in ("seconds", "computing", "waiting", "bubble", "once")},
     tokens_per_second_per_device="tokens_per_second",
 )
+
+
+MOST = 10**7
+"""Devices, sequences of a step, and configurations that are shown."""
 
 
 @dataclass(frozen=True)
@@ -397,8 +402,8 @@ def search(
         from learncost.reports.search.export import first_exported, target_of  # is built on this module
 
         target = target_of(export)
-    number_of = _whole("devices", devices)
-    few = _whole("top", top)
+    number_of = check_size("devices", devices, MOST)
+    few = check_size("top", top, MOST)
     total = None if tokens is None else check_tokens("tokens", tokens)
     kinds = [stored(name.strip()) for name in (request.precision or request.usual_precision(trains=True)).split(",")]
     if cast := next((kind for kind in kinds if kind.autocast), None):
@@ -492,16 +497,9 @@ def _alone(request: Request, found: Candidate, cluster: Cluster) -> Request:
     )
 
 
-def _whole(name: str, value: object) -> int:
-    count = counted(value) or 0
-    if not 1 <= count <= 10**7:
-        raise InputError(f"{name} must be a whole number from 1 to 10,000,000, not {shown(value)}")
-    return count
-
-
 def batch_of(batch_size: object, length: int, devices: int) -> int:
     """Return the sequences of a step: as requested, or about 4 million tokens, equally many for each device."""
     if batch_size is not None:
-        return _whole("batch_size", batch_size)
+        return check_size("batch_size", batch_size, MOST)
     each, largest = -(-max(1, TOKENS // length) // devices), max(MICROBATCHES)
     return devices * (each if each < largest else each + -each % largest)

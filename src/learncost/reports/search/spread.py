@@ -14,6 +14,7 @@ from learncost.devices.sustained import sustained
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.table import Table
+from learncost.models.sizes import check_size
 from learncost.procedures.optimizer import DEFAULT, default_optimizer
 from learncost.program.pipeline import CHUNKS, KINDS
 from learncost.reports.memory.engines import GRAPH
@@ -127,14 +128,12 @@ def pipeline_options(request: Request) -> tuple[int, int]:
     schedule = request.schedule
     if schedule not in KINDS:
         raise InputError(f"schedule must be one of {', '.join(KINDS)}, not {shown(schedule)}")
-    said = {"microbatch": request.microbatch, "chunks": request.chunks}
-    whole = {name: 1 if value is None else counted(value) or 0 for name, value in said.items()}
-    if wrong := [name for name, value in whole.items() if not 1 <= value <= LARGEST]:
-        raise InputError(f"{wrong[0]} must be a whole number from 1 to {LARGEST:,}, not {shown(said[wrong[0]])}")
-    if whole["chunks"] > 1 and not KINDS[schedule].several:
+    microbatch = 1 if request.microbatch is None else check_size("microbatch", request.microbatch, LARGEST)
+    chunks = 0 if request.chunks is None else check_size("chunks", request.chunks, LARGEST)
+    if chunks > 1 and not KINDS[schedule].several:
         several = " or ".join(name for name, kind in KINDS.items() if kind.several)
-        raise InputError(f"{schedule} has one stage per device: use --schedule {several} for {whole['chunks']} chunks")
-    return whole["microbatch"], 0 if request.chunks is None else whole["chunks"]
+        raise InputError(f"{schedule} has one stage per device: use --schedule {several} for {chunks} chunks")
+    return microbatch, chunks
 
 
 OF_MEMORY_ALONE = ("no_sync", "checkpoint_every", *(name for name in ON_DEVICE.split() if name != "clip"))

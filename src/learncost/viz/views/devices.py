@@ -11,9 +11,10 @@ from learncost.devices.cluster import Cluster, cluster_with
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.device import device as find_device
 from learncost.ir.dataclass import replace
-from learncost.ir.errors import InputError, counted, shown
+from learncost.ir.errors import InputError
 from learncost.ir.loop import Loop
 from learncost.ir.precision import precision_of
+from learncost.models.sizes import check_size
 from learncost.ops.collectives import is_collective
 from learncost.program.pipeline import run
 from learncost.program.pipeline import schedule as schedule_of
@@ -69,9 +70,7 @@ def over_devices(request: Request, cluster: str | None = None) -> Picture:
     if named := [name for name in others if getattr(request, name) is not None]:
         raise InputError(f"{named[0]} is not supported over a mesh: remove it")
     group = _cluster(cluster, str(request.on) if request.on else None)
-    several = counted(request.devices) if request.devices else DEVICES
-    if not several:
-        raise InputError(f"devices must be a whole number, not {shown(request.devices)}")
+    several = check_size("devices", request.devices or DEVICES)
     kind = replace(request, on=group).kind().name
     request = replace(request.in_precision(kind), dropout=0.0, devices=None)
     if request.mesh is None and not request.place and not request.placement:

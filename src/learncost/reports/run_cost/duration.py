@@ -188,9 +188,8 @@ def _show_implied_step(figures: dict[str, Figure], by: str, formula: str, device
 def _days_of_measured(figures: dict[str, Figure], rate: Figure, device: str) -> None:
     """Add the days of a measured number of tokens per second, and the utilization."""
     figures["tokens_per_second"] = rate
-    figures["time"] = computed(
-        "d", "tokens / tokens a second", [figures["tokens"]], [rate], 1 / published.SECONDS_A_DAY
-    )
+    tokens, formula = figures["tokens"], "tokens / tokens a second"
+    figures["time"] = computed("d", formula, [tokens], [rate], 1 / published.SECONDS_A_DAY)
     if "peak" not in figures:
         return
     for name, flops in (("mfu", "flops"), ("hfu", "hardware_flops")):

@@ -15,7 +15,7 @@ from learncost.cost_models.books import every
 from learncost.devices.cluster import clusters, known_cluster
 from learncost.devices.device import devices, known_device
 from learncost.devices.rates import HERE
-from learncost.ir.dataclass import replace
+from learncost.ir.dataclass import attributes, replace
 from learncost.ir.errors import InputError, named_one, nearest, shown
 from learncost.ir.precision import PRECISIONS
 from learncost.ir.stated import size_names
@@ -221,42 +221,28 @@ def _described(flags: Iterable[Flag]) -> list[dict[str, Any]]:
 
 def choices() -> Mapping[str, Any]:
     """Return the choices by the name of their flag: a list of names; or `parts` with a size each."""
-    models = [
-        {"name": preset.name, "title": preset.title, "also": list(preset.aliases)}
-        for preset in (*presets(), *table_presets())
-    ]
+    models = attributes("name title", also="aliases")([*presets(), *table_presets()])
     generic = [{"name": name, "title": f"generic {name}: give all sizes", "also": []} for name in GENERIC]
-    procedures = {**LEARNING, **INFERENCE}
-    precisions = [
-        {"name": precision.name, "title": precision.title, "also": list(precision.also)}
-        for precision in PRECISIONS.values()
-        if precision.is_stored and precision.is_trained
-    ]
+    precisions = [precision for precision in PRECISIONS.values() if precision.is_stored and precision.is_trained]
+    titled = attributes("name title")
     return {
         "model": models + generic,
-        "procedure": [{"name": procedure.name, "title": procedure.title} for procedure in procedures.values()],
-        "side_by_side": [{"name": procedure.name, "title": procedure.title} for procedure in LEARNING.values()],
-        "price_book": [{"name": book.name, "title": book.title} for book in every().values()],
-        "on": [
-            {"name": device.name, "title": device.source, "also": list(device.names)} for device in devices().values()
-        ],
-        "precision": precisions,
-        "engine": [
-            {"name": chosen_engine.name, "title": chosen_engine.convention}
-            for chosen_engine in memory_engines().values()
-        ],
+        "procedure": titled([*LEARNING.values(), *INFERENCE.values()]),
+        "side_by_side": titled([*LEARNING.values()]),
+        "price_book": titled([*every().values()]),
+        "on": attributes("name", title="source", also="names")([*devices().values()]),
+        "precision": attributes("name title also")(precisions),
+        "engine": attributes("name", title="convention")([*memory_engines().values()]),
         "cluster": [
             {"name": cluster.name, "title": f"{cluster.devices} x {cluster.device.name} a node"}
             for cluster in clusters().values()
         ],
-        "schedule": [{"name": kind.name, "title": kind.title} for kind in KINDS.values()],
-        "placement": [{"name": row.name, "title": row.title} for row in PLACEMENTS.values()],
+        "schedule": titled([*KINDS.values()]),
+        "placement": titled([*PLACEMENTS.values()]),
         "mesh": {"parts": mesh_parts()},
-        "plan": [{"name": plan.spelling, "title": plan.title} for plan in PLANS.values()],
+        "plan": attributes(name="spelling", title="title")([*PLANS.values()]),
         "optimizer": [{"name": name, "title": state.source} for name, state in STATES.items()],
-        "sizes": [
-            {"name": size.name, "title": size.meaning, "symbol": size.symbol} for size in (*RUN_SIZES, *MODEL_SIZES)
-        ],
+        "sizes": attributes("name symbol", title="meaning")([*RUN_SIZES, *MODEL_SIZES]),
     }
 
 

@@ -58,14 +58,8 @@ class _TrainingCurves:
 
     def to_dict(self) -> dict[str, Any]:
         places = thinned(self.loss)
-        columns: dict[str, Sequence[Any]] = {
-            "step": self.step,
-            "loss": self.loss,
-            "seconds": self.seconds,
-            "speed": self.speed,
-            "memory": self.memory,
-        }
-        curves = {name: [column[place] for place in places] for name, column in columns.items()}
+        names = ("step", "loss", "seconds", "speed", "memory")
+        curves = {name: [getattr(self, name)[place] for place in places] for name in names}
         return {**curves, "validation": self.validation}
 
 

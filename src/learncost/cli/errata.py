@@ -7,7 +7,7 @@ from typing import Any
 
 from learncost.cost_models.errata import Erratum
 from learncost.cost_models.errata import errata as every
-from learncost.ir.dataclass import asdict, dataclass
+from learncost.ir.dataclass import asdict, attributes, dataclass
 from learncost.ir.errors import InputError, mentions, nearest, shown
 from learncost.reports.question import question
 from learncost.reports.sheet import FACTS, WIDTH, Sheet, Shown, TableColumn, table, words_of
@@ -104,11 +104,7 @@ def _short(erratum: Erratum) -> str:
 
 def _whole(erratum: Erratum) -> Sheet:
     cells = {
-        "document": erratum.document,
-        "where": erratum.where,
-        "printed": erratum.printed,
-        "right": erratum.right,
-        "effect": erratum.effect,
+        **attributes("document where printed right effect")(erratum),
         "layer": erratum.layer or "",
         "macro-operation": (erratum.macro_operation or "").replace("_", " "),
         "MACCs": erratum.maccs if erratum.maccs != "0" else "",

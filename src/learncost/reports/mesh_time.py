@@ -37,21 +37,18 @@ SEVERAL = (
 )
 """The note on the default of a pipeline."""
 
-_TRAFFIC = attributes(
+traffic_of = attributes(
     op="op", mesh_axis="mesh_axis", role="role", runs="calls", seconds="seconds", link="link", algorithm="algorithm"
 )
+"""The form of the traffic of a step as data."""
 
-
-def traffic_of(rows: Sequence[StepTraffic]) -> list[dict[str, Any]]:
-    """Return the traffic of a step as data."""
-    return list(map(_TRAFFIC, rows))
+_USAGE = attributes("seconds lines", waiting="waits", overlapping="overlapping", beside_not_hidden="exposed")
 
 
 def data_of(step: StepUsage) -> dict[str, Any]:
     """Return the time of a step as data."""
-    names = {"seconds": "seconds", "lines": "lines", "waiting": "waits", "overlapping": "overlapping"}
-    times = {key: getattr(step, name) for key, name in {**names, "beside_not_hidden": "exposed"}.items()}
-    return {"cluster": step.cluster.name, **times, "collectives": traffic_of(step.moved), "assumed": _assumed(step)}
+    moved = traffic_of(step.moved)
+    return {"cluster": step.cluster.name, **_USAGE(step), "collectives": moved, "assumed": _assumed(step)}
 
 
 def _assumed(step: StepUsage) -> str:

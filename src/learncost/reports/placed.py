@@ -95,7 +95,8 @@ class PlacedStep(AtLength):
         """Return the time of all collectives as data."""
         from learncost.reports.mesh_time import traffic_of  # only where a cluster is given: start-up counts
 
-        return traffic_of(self.times())
+        traffic: list[dict[str, Any]] = traffic_of(self.times())
+        return traffic
 
     @property
     def table(self) -> Table:

@@ -120,13 +120,7 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
         by_eager = not request.engine and answer.engine == USUAL
         # the microbatches of a step, the norm of all gradients and inference are in no polynomials of other sizes
         is_of_table = request.is_training and answer.accumulate == 1 and request.clip is None
-        result = {
-            "peak": answer.peak,
-            "split": dict(answer.split),
-            "convention": answer.convention,
-            "engine": answer.engine,
-            "available": available,
-        }
+        result = {**attributes("peak split convention engine")(answer), "available": available}
         if is_of_table and (answer.engine == GRAPH or by_eager):
             run = prepare(replace(request, optimizer=None))
             memory_step = MemoryStep(run, request.procedure, request.kind(), request.optimizer or DEFAULT)

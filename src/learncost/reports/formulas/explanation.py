@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from learncost.cost_models import Book
-from learncost.ir.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import attributes, dataclass, field, replace
 from learncost.ir.line import Line
 from learncost.ir.polynomial import Polynomial, total
 from learncost.reports import notation as write
@@ -211,32 +211,26 @@ class Explanation(InLetters):
         def expression(count: Polynomial) -> str:
             return write.python(self._written(count), {} if self.sizes else write.SYMBOLS)
 
-        def value(part: str, count: Polynomial) -> dict[str, Any]:
-            return {f"{part}_value": self._at(count)} if self.sizes else {}
+        def counts(of: ExplainedPhase | ExplainedLine) -> dict[str, Any]:
+            both = {"maccs": of.maccs, "flops": of.flops}
+            values = {f"{name}_value": self._at(count) for name, count in both.items()} if self.sizes else {}
+            return {name: expression(count) for name, count in both.items()} | values
 
         return {
             "schema": 1,
             **({"model": self.layer, "layer": self.part or None} if self.sizes else {"layer": self.layer}),
             "source": self.source,
-            "price_book": {"name": self.price_book.name, "source": self.price_book.source},
+            "price_book": attributes("name source")(self.price_book),
             "jacobian": self.jacobian,
             "times": "B" if self._per_sequence else "",
             **({"sizes": dict(self.sizes)} if self.sizes else {}),
             "macro_operations": {
                 part.macro_operation: {
-                    "maccs": expression(part.maccs),
-                    "flops": expression(part.flops),
-                    **value("maccs", part.maccs),
-                    **value("flops", part.flops),
+                    **counts(part),
                     "lines": [
                         {
-                            "equation": step.equation,
-                            "line": step.text,
-                            "latex": step.latex,
-                            "maccs": expression(step.maccs),
-                            "flops": expression(step.flops),
-                            **value("maccs", step.maccs),
-                            **value("flops", step.flops),
+                            **attributes("equation", line="text", latex="latex")(step),
+                            **counts(step),
                             "outside_paper": step.outside_paper,
                         }
                         for step in part.steps

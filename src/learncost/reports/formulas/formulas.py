@@ -138,8 +138,7 @@ class Formulas(InLetters):
 
     def _row(self, formula: PhaseFormula) -> dict[str, Any]:
         return {
-            "macro_operation": formula.macro_operation,
-            "passes": formula.passes,
+            **attributes("macro_operation passes")(formula),
             "procedures": list(formula.procedures),
             "maccs": write.python(self._written(formula.maccs)),
             "flops": write.python(self._written(formula.flops)),

@@ -281,10 +281,7 @@ def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
     several = works_axes(rows, step._priced.dtype, rates.operators, rates.ops, step.timing.updated)
     works = [_work(work, rows, places, monomials) for work in several]
     return {
-        "device": rates.name,
-        "low": rates.low,
-        "high": rates.high,
-        "watts": rates.watts,
+        **attributes(device="name", low="low", high="high", watts="watts")(rates),
         "rates": _rates(rates),
         "works": works,
         "monomials": monomials.to_list(),
@@ -333,8 +330,7 @@ def _work(work: WorkAxes, rows: Sequence[PricedLine], places: dict[int, int], mo
         windows = [axes((window,)) for window in blocks.windows]
         result["blocks"] = {
             "axis": axes((blocks.axis,)),
-            "most": blocks.most,
-            "ordered": blocks.ordered,
+            **attributes("most ordered")(blocks),
             "windows": windows,
         }
     return result
@@ -348,8 +344,8 @@ def _rates(rates: Rates) -> dict[str, Any]:
     return {
         "products": {name: grids.index(grid) for name, grid in rates.products.items()},
         "inner": grids.index(rates.inner),
-        "grids": [{"sizes": grid.sizes, "rates": grid.rates} for grid in grids],
-        "bandwidth": {"places": rates.bandwidth.places, "values": rates.bandwidth.values},
+        "grids": attributes("sizes rates")(grids),
+        "bandwidth": attributes("places values")(rates.bandwidth),
         "ops": dict(rates.ops),
         "fresh_from": FRESH,
         **attributes("launch launch_backward optimizer fresh step queues threads")(rates),

@@ -87,7 +87,7 @@ def together(parts: Iterable[StagePart]) -> StagePart:
     return StagePart(iterations, outside)
 
 
-def blocks_of(table: Table) -> tuple[str, ...]:
+def counts_of_blocks(table: Table) -> tuple[str, ...]:
     """Return the counts of a forward table's block loops, in order."""
     return tuple(base(line.count).partition("/")[0] for line in table.repeats)
 
@@ -242,7 +242,7 @@ def placed_step(
         specs.winners(name, value)  # refuses sizes that are not divisible
     large = {axis: size * two.devices if size > 1 else 1 for axis, size in sizes.items()}  # it is divisible by two
     shards = ShardSpecs(table, two, clauses, large, like=specs)
-    return ShardedStep(model, config, blocks_of(model.table), paddable(model.table), table, two, large, shards)
+    return ShardedStep(model, config, counts_of_blocks(model.table), paddable(model.table), table, two, large, shards)
 
 
 def _padded(model: Model, clauses: Sequence[Clause], mesh: Mesh, sizes: Mapping[str, int]) -> dict[str, int]:

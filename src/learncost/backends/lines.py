@@ -361,7 +361,7 @@ def _whole(scope: FunctionScope, line: Op, heading: str) -> None:
         scope.layouts[term.name] = layout
         if [place for place in layout if place is not None] != list(range(len(term.declared))):
             wrong.append(term.name)
-    names = [term.name for term in line.left]
+    names = line.makes
     if len(names) == 1 and names[0] in scope.once and not wrong:
         scope.wait(names[0], scope.rounded(names[0], Code(text)))
         return

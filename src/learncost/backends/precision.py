@@ -126,7 +126,7 @@ def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
     conditions = condition_names(table.lines)
     indices = {*table.indices, *(name for name, value in table.known.items() if value.role == "index")}
     for line, _ in walk(table.lines):
-        names |= {term.name for term in line.left} | set(line.reads)
+        names |= {*line.makes, *line.reads}
     types = dict.fromkeys(names, dtype)
     types |= dict.fromkeys(low, "bf16") | dict.fromkeys(conditions, "bool") | dict.fromkeys(indices, "int64")
     types |= dict.fromkeys(table.codes, "uint8")

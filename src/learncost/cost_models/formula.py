@@ -13,7 +13,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import ZERO, Polynomial, base, total
-from learncost.ir.term import Axis, terms_of
+from learncost.ir.term import Axis
 from learncost.layers.active import active_parameters, choices, parameters
 from learncost.layers.products import matrix_maccs
 from learncost.models.families import instead
@@ -190,8 +190,7 @@ class FormulaValues:
             term.name
             for line, _ in self.lines
             if not (isinstance(line, Product) and matrix_maccs(line))
-            for operand in line.right
-            for term in terms_of(operand)
+            for term in line.terms
             if term.name in table.weights and any(map(_of_places, term.axes))
         }
         return total(Polynomial.of(table.axes[name]) for name in found)

@@ -12,7 +12,7 @@ from learncost.ir.line import Line, Op, Opaque, Product, alias
 from learncost.ir.polynomial import ZERO, Polynomial, least, total
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
-from learncost.ir.term import Axis, Read, terms_of
+from learncost.ir.term import Axis, Read
 from learncost.layers.products import matrix_maccs
 from learncost.passes.rematerialization import dequantization
 
@@ -151,7 +151,7 @@ def _packed(row: PricedLine, bits: int, sizes: Mapping[str, Any]) -> Any:
 
     assert isinstance(row.source, Line)
     bits_of_name = bits_of(row.source, bits)
-    terms = [term for operand in (*row.source.left, *row.source.right) for term in terms_of(operand)]
+    terms = (*row.source.left, *row.source.terms)
     more = total(places(term.axes) * row.repeat * (bits_of_name[term.name] - bits) for term in terms)
     value = more.at(sizes)
     return value // 8 if isinstance(value, int) else value * Polynomial.of((), Fraction(1, 8))
@@ -231,7 +231,7 @@ def elements(line: Line) -> Polynomial:
     """
     if alias(line):
         return ZERO
-    return total(places(term.axes) for operand in (*line.left, *line.right) for term in terms_of(operand))
+    return total(places(term.axes) for term in (*line.left, *line.terms))
 
 
 def narrow_elements(line: Line, table: Table) -> Polynomial:
@@ -240,8 +240,7 @@ def narrow_elements(line: Line, table: Table) -> Polynomial:
     names = {name for name in (*line.reads, *line.makes) if name in table.known and table.known[name].dtype}
     if not names or alias(line):
         return ZERO
-    terms = (term for operand in (*line.left, *line.right) for term in terms_of(operand))
-    return total(places(term.axes) for term in terms if term.name in names)
+    return total(places(term.axes) for term in (*line.left, *line.terms) if term.name in names)
 
 
 @dataclass(frozen=True)

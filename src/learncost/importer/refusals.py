@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ _OTHERS = tuple(
 )
 
 
-@cache
+@lru_cache(maxsize=4096)
 def is_local(file: str) -> bool:
     """Return whether a file is the user's: not Python's, not in site-packages, not this package's."""
     path = os.path.realpath(file)

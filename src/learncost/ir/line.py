@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.polynomial import Polynomial, base
-from learncost.ir.term import Literal, Operand, Term
+from learncost.ir.term import Literal, Operand, Read, Term, terms_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +220,12 @@ class Line:
     def loops(self) -> tuple[str, ...]:
         """Every axis of the line, each once."""
         return tuple(dict.fromkeys(a for term in (*self.left, *self.right) for a in term.loops))
+
+    @cached_property
+    def terms(self) -> tuple[Term, ...]:
+        """Every term that the line reads, including those inside indices; indices on the left come last."""
+        written = (axis.at for left in self.left for axis in left.axes if isinstance(axis, Read))
+        return tuple(term for operand in (*self.right, *written) for term in terms_of(operand))
 
     @cached_property
     def reads(self) -> tuple[str, ...]:

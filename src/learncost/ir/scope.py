@@ -13,7 +13,7 @@ from learncost.ir.loop import Carry, Loop, Statement, walk, windows
 from learncost.ir.parsed import OWN, Header, LayerCall, Parsed, ParsedLoop
 from learncost.ir.polynomial import base, names_of_sizes
 from learncost.ir.table import Table
-from learncost.ir.term import Literal, Operand, Read, Term, terms_of
+from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.ir.value import Value
 
 
@@ -24,7 +24,10 @@ def settle(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
     """
     sizes: dict[str, str] = {}
     order = list(line.loops)
-    for term in terms_in(line):
+    line = line.with_changed(where=tuple(c for c in line.where if c.axes <= set(order)))
+    if not any("'" in axis for axis in order) and all(declared.get(t.name, t.axes) == t.axes for t in line.terms):
+        return line
+    for term in line.terms:
         axes = declared.get(term.name)
         if axes is None:
             continue
@@ -45,8 +48,8 @@ def settle(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
         members.sort(key=lambda axis: (base(axis) != size, axis.count("'"), order.index(axis)))
         for primes, axis in enumerate(members):
             renaming[axis] = size + "'" * primes
-    where = tuple(c for c in line.where if c.axes <= set(order))
-    line = line.with_changed(where=where).renamed({}, {a: b for a, b in renaming.items() if a != b})
+    if changed := {a: b for a, b in renaming.items() if a != b}:
+        line = line.renamed({}, changed)
     return line.with_changed(right=tuple(_labelled(term, declared) for term in line.right))
 
 
@@ -75,12 +78,6 @@ def show_declared(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
     pairs = zip(line.left[0].axes, want, strict=True)
     axes = tuple(Read(name, axis.at) if isinstance(axis, Read) else axis for axis, name in pairs)
     return replace(line, left=(Term(term.name, axes), *line.left[1:]))
-
-
-def terms_in(line: Line) -> list[Term]:
-    """Return every term that the line reads, including those inside indices; indices on the left come last."""
-    written = (axis.at for left in line.left for axis in left.axes if isinstance(axis, Read))
-    return [term for operand in (*line.right, *written) for term in terms_of(operand)]
 
 
 def check_shape(line: Line) -> None:
@@ -135,6 +132,7 @@ def _check_condition(condition: Condition, line: Line) -> None:
 
 
 Axes = Mapping[str, tuple[str, ...]]
+AxesOf = Callable[[str], tuple[str, ...] | None]
 Check = Callable[[Line], Line]
 
 
@@ -156,7 +154,7 @@ class Expanded:
     made: frozenset[str] = frozenset()
 
 
-Expand = Callable[[LayerCall, Axes], Expanded]
+Expand = Callable[[LayerCall, AxesOf], Expanded]
 
 
 def bind(
@@ -221,14 +219,14 @@ def _check_names(header: Header, added: Mapping[str, str], lines: Iterable[State
 
 def _labels(line: Line) -> Iterator[str]:
     """Yield the axes that are read or written at an index."""
-    for term in (*line.left, *terms_in(line)):
+    for term in (*line.left, *line.terms):
         yield from (axis.axis for axis in term.axes if isinstance(axis, Read))
 
 
 def _operands(line: Line) -> Iterator[Operand | Affine]:
     """Yield every operand on the right, and the operands of indices."""
     yield from line.right
-    for term in (*line.left, *terms_in(line)):
+    for term in (*line.left, *line.terms):
         yield from (axis.at for axis in term.axes if isinstance(axis, Read))
 
 
@@ -293,8 +291,7 @@ class _TableScope:
         for name in call.arguments:
             if name not in self.current:
                 raise NotationError(f"{name} is not defined before it is read", call.text)
-        axes_of_names = {name: self.axes[now] for name, now in self.current.items() if now in self.axes}
-        expansion = self.expand(call, axes_of_names)
+        expansion = self.expand(call, lambda name: self.axes.get(self.current.get(name, "")))
         if call.is_own and (twice := sorted(expansion.made & self.taken)):
             problem = f"{twice[0]} is a value of {call.layer} and of this layer: give a prefix in place of {OWN}"
             raise NotationError(problem, call.text)
@@ -347,7 +344,8 @@ class _TableScope:
             for axis in term.axes:
                 if isinstance(axis, Read) and isinstance(axis.at, Term):
                     self.meet(axis.at, line, index=True)
-        if len(self.axes) > known:
+        read = [term.name for term in line.terms]
+        if len(self.axes) > known and len({*read}) < len(read):  # two reads of a new name have the same axes
             line = settle(line, self.axes)
         check_shape(line)
         if self.check:
@@ -361,7 +359,7 @@ class _TableScope:
     def check_counts(self, line: Line) -> None:
         """Check that every name is read with as many axes as it declares."""
         first_axes: dict[str, tuple[str, ...]] = {}
-        for term in terms_in(line):
+        for term in line.terms:
             declared = (
                 self.axes[term.name] if term.name in self.axes else first_axes.setdefault(term.name, term.declared)
             )
@@ -405,8 +403,8 @@ class _TableScope:
         carry = [self.handed(handed, start, outer, block) for handed, start in zip(block.carry, starts, strict=True)]
         inner_axes = {n: a for n, a in self.axes.items() if n not in outer_axes or n in starts}
         read = dict.fromkeys(name for line in lines for name in line.reads)
-        read_here = (name for name in read if name in (*self.weights, *self.drawn))
-        each = tuple(name for name in read_here if self.is_own(name, block, shared))
+        stackable = {*self.weights, *self.drawn}
+        each = tuple(name for name in read if name in stackable and self.is_own(name, block, shared))
         for name in each:
             inner_axes[name] = self.axes[name]
         kept_pairs = [(new, self.kept(old, outer, block)) for new, old in block.keep]

@@ -20,7 +20,7 @@ from learncost.ir.parsed import Header
 from learncost.ir.polynomial import LARGEST as LARGEST
 from learncost.ir.polynomial import Polynomial, base, names_of_sizes
 from learncost.ir.table import Table
-from learncost.ir.term import Literal, Operand, Read, Term, terms_of
+from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.ir.value import GIVEN, INDICES, IdentityKey, Value
 
 _STATEMENT = re.compile(r"^\s*(sizes|limits|frozen|unread|unused|follows|undecided|stored)\s*:(.*)$")
@@ -307,7 +307,7 @@ def places_read(table: Table) -> dict[str, list[str]]:
     """Return the axes that each index array indexes, in every scope."""
     axis_of: dict[str, list[str]] = {}
     for line, nest in walk(table.lines):
-        for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
+        for term in (*line.left, *line.terms):
             axes = nest.axes if term.name in nest.axes else table.axes
             reads = ((axis.at, axes[term.name][i]) for i, axis in enumerate(term.axes) if isinstance(axis, Read))
             for at, axis in reads:

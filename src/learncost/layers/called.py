@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import NotationError
@@ -10,13 +11,13 @@ from learncost.ir.line import Condition, Line, Meta
 from learncost.ir.loop import Carry, Loop, Statement, walk, windows
 from learncost.ir.parsed import LayerCall, Parsed, ParsedLoop
 from learncost.ir.polynomial import base
-from learncost.ir.scope import Axes, Expanded
+from learncost.ir.scope import AxesOf, Expanded
 from learncost.ir.table import Table
-from learncost.ir.value import DRAWN, FIXED
+from learncost.ir.value import DRAWN, FIXED, IdentityKey
 from learncost.layers.spelling import primed
 
 
-def expanded(table: Table, call: LayerCall, axes_of_names: Axes) -> Expanded:
+def expanded(table: Table, call: LayerCall, axes_of: AxesOf) -> Expanded:
     """Return the lines of the called layer under the caller's names and axes, and the weights and masks that they add.
 
     The roles of the called layer's inputs, such as constants, become roles of the caller's inputs.
@@ -33,7 +34,7 @@ def expanded(table: Table, call: LayerCall, axes_of_names: Axes) -> Expanded:
     arguments = dict(zip(inputs, call.arguments, strict=True))
     names = arguments | weights | masks
     names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
-    moved.axes = _axis_names(call, table, axes_of_names, arguments | weights | masks)
+    moved.axes = _axis_names(call, table, axes_of, arguments | weights | masks)
     before = set(names)
     lines = moved.statements(table.lines, names)
     for condition in call.where:
@@ -127,16 +128,16 @@ def _weight_names(call: LayerCall, weights: tuple[str, ...]) -> tuple[dict[str, 
     raise NotationError(f"{call.layer} has {len(weights)} weights: give one prefix or as many names", call.text)
 
 
-def _axis_names(call: LayerCall, table: Table, axes_of_names: Axes, names: Mapping[str, str]) -> dict[str, str]:
+def _axis_names(call: LayerCall, table: Table, axes_of: AxesOf, names: Mapping[str, str]) -> dict[str, str]:
     """Return the caller's names of the layer's axes, from the call, its arguments and its left side."""
     axes = dict(call.axes)
-    counts = {iteration for _, nest in walk(table.lines) for iteration in nest.counts}
+    loops, sizes, counts = _axes_inside(IdentityKey(table))
     if fixed := [axis for axis, new in call.axes if new.isdecimal() and axis not in counts]:
         raise NotationError(f"{fixed[0]} is an axis of {call.layer}: give it a name, not a number", call.text)
     pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     for inner, outer in names.items():
-        if inner in table.axes and outer in axes_of_names:
-            pairs.append((table.axes[inner], axes_of_names[outer]))
+        if inner in table.axes and (outer_axes := axes_of(outer)) is not None:
+            pairs.append((table.axes[inner], outer_axes))
     pairs += [(table.axes[inner], term.declared) for inner, term in zip(table.outputs, call.left, strict=True)]
     for inner_axes, outer_axes in pairs:
         if len(inner_axes) != len(outer_axes):
@@ -148,9 +149,6 @@ def _axis_names(call: LayerCall, table: Table, axes_of_names: Axes, names: Mappi
                 raise NotationError(
                     f"axis {inner_axis} of {call.layer} would be {axes[inner_axis]} and {outer_axis}", call.text
                 )
-    loops = dict.fromkeys(axis for line, _ in walk(table.lines) for axis in line.loops)
-    sizes = dict.fromkeys(base(axis) for value in table.known.values() for axis in value.axes)
-    sizes |= dict.fromkeys((*windows(table.lines), *sorted(counts)))
     if unknown := [axis for axis, _ in call.axes if base(axis) not in sizes]:
         raise NotationError(f"{call.layer} has no axis {unknown[0]}; it has {', '.join(sizes)}", call.text)
     for axis in loops:
@@ -166,3 +164,14 @@ def _axis_names(call: LayerCall, table: Table, axes_of_names: Axes, names: Mappi
                 call.text,
             )
     return axes
+
+
+@lru_cache(maxsize=256)
+def _axes_inside(same: IdentityKey[Table]) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]:
+    """Return the axes of a layer's lines, its sizes, and those that are trip counts of loops."""
+    table = same.content
+    counts = {iteration for _, nest in walk(table.lines) for iteration in nest.counts}
+    loops = dict.fromkeys(axis for line, _ in walk(table.lines) for axis in line.loops)
+    sizes = [base(axis) for value in table.known.values() for axis in value.axes]
+    every = dict.fromkeys((*sizes, *windows(table.lines), *sorted(counts)))
+    return tuple(loops), tuple(every), frozenset(counts)

@@ -106,12 +106,11 @@ class GradientPlan:
                 if checkpoint in undecided and self.needed.isdisjoint(undecided.pop(checkpoint) - self.weights):
                     self.closed.add(checkpoint)
             if any(operand(line, i).name in self.needed for i in self.through(line)):
-                self.needed |= {term.name for term in line.left}
-            makes = {term.name for term in line.left}
+                self.needed |= {*line.makes}
             if self.constants.issuperset(line.reads):
-                self.constants |= makes
+                self.constants |= {*line.makes}
             elif (self.weights | self.constants).issuperset(line.reads) and _is_as_wide(line, self.weights):
-                self.weights |= makes
+                self.weights |= {*line.makes}
 
     def _repeat_needs(self, line: Loop) -> None:
         weights_inside = {inside for inside, outside in line.each if outside in self.weights}

@@ -16,7 +16,7 @@ from learncost.ir.loop import map_lines, map_loops, walk
 from learncost.ir.parse import parse_header, parse_lines, split_names
 from learncost.ir.parsed import Header, LayerCall, Parsed
 from learncost.ir.polynomial import ZERO, Polynomial, base
-from learncost.ir.scope import Axes, Expanded, bind
+from learncost.ir.scope import AxesOf, Expanded, bind
 from learncost.ir.stated import Limit, Stated, StateDictEntry, role, spelled
 from learncost.ir.stated import check as check_roles
 from learncost.ir.table import Table
@@ -425,9 +425,9 @@ class _Calls:
     equations: dict[str, str] = field(default_factory=dict)
     cache: list[str] = field(default_factory=list)
 
-    def __call__(self, call: LayerCall, axes_of_names: Axes) -> Expanded:
+    def __call__(self, call: LayerCall, axes_of: AxesOf) -> Expanded:
         callee = self.layers[call.layer] if call.layer in self.layers else shipped_layer(call.layer, call.text)
-        expansion = expanded(marked(callee), call, axes_of_names)
+        expansion = expanded(marked(callee), call, axes_of)
         if call.is_own:
             self.equations |= own_equations(callee.equations, callee.table, call)
             self.cache += callee.cache

@@ -10,8 +10,8 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from inspect import cleandoc
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 from learncost.ir.dataclass import dataclass, field
@@ -215,7 +215,7 @@ def family(name: str) -> Family:
     """Return the family of a model type. Raises KeyError for an unknown one."""
     if name.startswith("_") or not name.replace("-", "_").isidentifier() or not (FOLDER / f"{name}.toml").is_file():
         raise KeyError(name)
-    return _family(name, _read(name))
+    return _family(name, {**_read(name)})
 
 
 TABLE = "table"
@@ -233,7 +233,8 @@ def instead(name: str) -> str:
     return f"; --architecture {other} has one" if other else ""
 
 
-def _read(name: str) -> dict[str, Any]:
+@cache
+def _read(name: str) -> Mapping[str, Any]:
     """Return the content of a family's file, merged over its bases; later bases override earlier ones."""
     table = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     likes = table.pop("like", [])
@@ -305,7 +306,7 @@ def _slot(values: Mapping[str, str] | str) -> TemplateSlot:
 
 def _text(text: str) -> str:
     """Return several lines without their common indentation; a single line is unchanged."""
-    return dedent(text).strip("\n") if "\n" in text else text
+    return cleandoc(text) if "\n" in text else text
 
 
 class _Families(Mapping[str, Family]):

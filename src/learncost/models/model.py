@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.loop import Loop, Statement, map_lines, walk
+from learncost.ir.loop import Loop, Statement, map_lines, walk, windows
 from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal
@@ -235,14 +235,12 @@ def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:
 
 def axes_of(table: Table) -> tuple[str, ...]:
     """Return the names of a table's axes and of the sizes in its numbers and windows."""
-    axes: set[str] = set()
+    axes = {axis for declared in table.axes.values() for axis in declared}
     for line, _ in walk(table.lines):
-        axes.update(base(axis) for axis in line.loops)
+        axes.update(line.loops, windows([line]))
         for term in (*line.left, *line.right):
-            axes.update(map(base, term.sizes if isinstance(term, Literal) else term.declared))
-        axes.update(condition.window for condition in line.where if condition.window)
-    axes.update(base(axis) for axes in table.axes.values() for axis in axes)
-    return tuple(sorted(axes))
+            axes.update(term.sizes if isinstance(term, Literal) else term.declared)
+    return tuple(sorted({base(axis) for axis in axes}))
 
 
 def _rewritten(planned: PlannedLayer, dropout: bool, padding: bool) -> Layer:

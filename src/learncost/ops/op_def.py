@@ -132,7 +132,7 @@ class OpDef:
         names_needed = set(gives)
         chosen_lines: list[Line] = []
         for line in reversed(lines):
-            if names_needed & {term.name for term in line.left}:
+            if names_needed & {*line.makes}:
                 chosen_lines.append(line)
                 names_needed |= set(line.reads)
         return tuple(reversed(chosen_lines))

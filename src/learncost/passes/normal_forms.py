@@ -76,7 +76,7 @@ def alone(table: Table) -> Callable[[Line], bool]:
     while before != len(conditioned):
         before = len(conditioned)
         conditioned.update(name for pair in pairs if not conditioned.isdisjoint(pair) for name in pair)
-    return lambda line: not line.where and conditioned.isdisjoint((*line.reads, *(term.name for term in line.left)))
+    return lambda line: not line.where and conditioned.isdisjoint((*line.reads, *line.makes))
 
 
 def shape(line: Line) -> Hashable:

@@ -52,13 +52,13 @@ class Quantized:
     @property
     def scales(self) -> tuple[QuantizedArray, ...]:
         """The arrays of scales; with double quantization, their codes and the scales of these."""
-        blocks = (blocks_of(self.inside, self.kind),) if self.kind.block else ()
+        blocks = (blocks_axis(self.inside, self.kind),) if self.kind.block else ()
         if self.kind.powers:
             return (QuantizedArray(f"{self.weight}.power", self.stack, self.kind.scales),)
         if self.second is None:
             return (QuantizedArray(f"{self.weight}.scales", (*self.stack, *blocks, *self.out), self.kind.scales),)
         codes = QuantizedArray(f"{self.weight}.scale_codes", (*self.stack, *blocks, *self.out), self.kind.scales)
-        outer = (*self.stack, *blocks, blocks_of(self.out, self.second))
+        outer = (*self.stack, *blocks, blocks_axis(self.out, self.second))
         return codes, QuantizedArray(f"{self.weight}.scale_scales", outer, self.second.scales)
 
     @property
@@ -80,10 +80,10 @@ class Quantized:
         """Return the sizes of the additional axes: the numbers of blocks and of levels."""
         counts = {} if self.kind.behind else {levels_axis(self.kind): len(self.kind.levels or ())}
         if self.kind.block:
-            counts[blocks_of(self.inside, self.kind)] = -(-prod(shape_of(self.inside, sizes)) // self.kind.block)
+            counts[blocks_axis(self.inside, self.kind)] = -(-prod(shape_of(self.inside, sizes)) // self.kind.block)
         if self.second is not None:
             counts[levels_axis(self.second)] = len(self.second.levels or ())
-            counts[blocks_of(self.out, self.second)] = -(-prod(shape_of(self.out, sizes)) // self.second.block)
+            counts[blocks_axis(self.out, self.second)] = -(-prod(shape_of(self.out, sizes)) // self.second.block)
         return counts
 
     def bytes(self, sizes: Mapping[str, int]) -> int:
@@ -98,7 +98,7 @@ def bytes_of_array(array: QuantizedArray, sizes: Mapping[str, int]) -> int:
     return -(-points * bits // 8)
 
 
-def blocks_of(axes: Iterable[str], kind: BlockScales) -> str:
+def blocks_axis(axes: Iterable[str], kind: BlockScales) -> str:
     """Return the name of an axis of blocks, such as d_blocks_64."""
     return f"{'_'.join(map(base, axes))}_blocks_{kind.block}"
 

@@ -166,9 +166,10 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
             acted.add(line.name)
 
     def chosen(line: Line) -> bool:
-        makes = {term.name for term in line.left}
         of_modules = {*line.meta.module.split("."), line.meta.operator}
-        return bool(makes & (acted | values)) or any(_within(line.meta.layer, p) or p in of_modules for p in layers)
+        return not (acted | values).isdisjoint(line.makes) or any(
+            _within(line.meta.layer, p) or p in of_modules for p in layers
+        )
 
     return recomputed(table, chosen)
 

@@ -29,7 +29,7 @@ from learncost.ir.precision import BLOCKS, BYTES, BlockScales
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Value
-from learncost.passes.quantized import Quantized, QuantizedArray, blocks_of, levels_axis, levels_of, places_of
+from learncost.passes.quantized import Quantized, QuantizedArray, blocks_axis, levels_axis, levels_of, places_of
 from learncost.passes.rematerialization import Dequantization, dequantization, recomputed
 from learncost.passes.rewrite_lora import is_linear
 
@@ -243,7 +243,7 @@ class _QuantizedScope:
 
     def _at_block(self, scales: Term, blocked: tuple[str, ...], kind: BlockScales) -> Term:
         """Return the term that reads the scales at every position of the blocked axes."""
-        name, axis = places_of(blocked, kind), blocks_of(blocked, kind)
+        name, axis = places_of(blocked, kind), blocks_axis(blocked, kind)
         self.values[name], self.shared[name] = Value(blocked, "index"), None
         at = Read(axis, Term(name, blocked))
         return Term(scales.name, tuple(at if scale_axis == axis else scale_axis for scale_axis in scales.axes))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from learncost.ir.dataclass import replace
-from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.table import Table
 
@@ -15,7 +14,7 @@ def needed(table: Table, outputs: Iterable[str]) -> Table:
     outputs = tuple(outputs)
     needed_names = set(outputs)
     lines = _lines(table.lines, needed_names)
-    names = needed_names | {name for line, _ in walk(lines) for name in _names(line)}
+    names = needed_names | {name for line, _ in walk(lines) for name in (*line.reads, *line.makes)}
     names |= {name for line in lines for name in line.makes}  # a loop may have unread outputs
     return replace(
         table,
@@ -27,10 +26,6 @@ def needed(table: Table, outputs: Iterable[str]) -> Table:
     )
 
 
-def _names(line: Line) -> set[str]:
-    return {*line.reads, *(term.name for term in line.left)}
-
-
 def _lines(lines: Iterable[Statement], needed_names: set[str]) -> tuple[Statement, ...]:
     """Return the lines that compute the wanted names; the names that these lines read are added to `wanted`."""
     result: list[Statement] = []
@@ -40,7 +35,7 @@ def _lines(lines: Iterable[Statement], needed_names: set[str]) -> tuple[Statemen
             if repeat is None:
                 continue
             line = repeat
-        elif needed_names.isdisjoint(term.name for term in line.left):
+        elif needed_names.isdisjoint(line.makes):
             continue
         needed_names.update(line.reads)
         result.append(line)

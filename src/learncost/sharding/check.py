@@ -14,7 +14,7 @@ from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import comes_round, down_to, sharded_over, whole
 from learncost.ir.table import Table
-from learncost.ir.term import Literal, Read, Term, terms_of
+from learncost.ir.term import Literal, Read, Term
 from learncost.ops import entry
 from learncost.ops.collectives import is_collective, place_changed
 
@@ -177,7 +177,7 @@ class _LineCheck:
         inner_states |= {carry.start: iteration[carry.end] for carry in begun}
 
     def line(self, line: Line, states: States) -> None:
-        for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
+        for term in (*line.left, *line.terms):
             declared = (self.axes[term.name], term.declared)
             if declared[0] == declared[1]:
                 continue
@@ -239,7 +239,7 @@ class _LineCheck:
     def cut_axes(self, line: Line) -> set[str]:
         """Return the axes of a line that the mesh axis shards. Raises `InputError` if an axis is both sharded and
         unsharded."""
-        terms = [term for operand in (*line.left, *line.right) for term in terms_of(operand)]
+        terms = (*line.left, *line.terms)
         plain = {axis for term in terms for axis in term.axes if isinstance(axis, str)}
         cut = {axis for axis in plain if self.mesh_axis in sharded_over(axis)}
         for axis in cut:
@@ -250,11 +250,7 @@ class _LineCheck:
         return cut | {f"{axis}=" for axis in read if self.mesh_axis in sharded_over(axis)}
 
     def result(self, line: Line, cut_axes: set[str], states: States) -> str:
-        terms = [term for operand in line.right for term in terms_of(operand)]
-        terms += [
-            term for left in line.left for axis in left.axes if isinstance(axis, Read) for term in terms_of(axis.at)
-        ]
-        read_states = {term.name: states[term.name] for term in terms}
+        read_states = {term.name: states[term.name] for term in line.terms}
         partial = {state for state in read_states.values() if state in ("sum", "max", "min")}
         if partial:
             return self.of_partial(line, read_states, cut_axes)
@@ -297,8 +293,7 @@ class _LineCheck:
         if len(along) != 1 or not (is_written or along <= {*left.axes}):
             raise self.refuse(line, "it sums dispatched rows")
         owners = {self.owners[name] for name, state in read_states.items() if state == SENT}
-        terms = [each for operand in (*line.left, *line.right) for each in terms_of(operand)]
-        reads = [axis for term in terms for axis in term.axes if isinstance(axis, Read)]
+        reads = [axis for term in (*line.left, *line.terms) for axis in term.axes if isinstance(axis, Read)]
         owners |= {down_to(axis.axis, self.mesh_axis) for axis in reads if self.mesh_axis in sharded_over(axis.axis)}
         if len(owners) > 1:
             raise self.refuse(line, f"it combines rows dispatched to the owners of {' and '.join(sorted(owners))}")

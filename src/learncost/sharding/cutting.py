@@ -133,7 +133,7 @@ class Cutting:
             return ""
         terms = [term for term in line.right if isinstance(term, Term)]
         has_part = [self._is_partial(term.name, mesh_axis) for term in terms]
-        inner = [term for outer in (*terms, *line.left) for axis in outer.axes for term in _index(axis)]
+        inner = [term for term in line.terms if term not in terms]
         if not any(has_part) or any(self._is_partial(term.name, mesh_axis) for term in inner):
             return ""
         single = all(scope.readers[term.name] <= 1 for term, part in zip(terms, has_part, strict=True) if part)
@@ -154,9 +154,7 @@ class Cutting:
         """Return the site of the first clause among the candidates; on ties, that of most operands, then that of the
         result."""
         by_site: dict[Site, list[int]] = {}
-        operands = [term for operand in self.line.right for term in terms_of(operand)]
-        operands += [term for left in self.line.left for axis in left.axes for term in _index(axis)]
-        for terms, is_result in ((operands, 0), (list(self.line.left), 1)):
+        for terms, is_result in ((self.line.terms, 0), (self.line.left, 1)):
             for term in terms:
                 if (candidate := self._candidate(term, mesh_axis, bool(is_result))) is None:
                     continue
@@ -344,21 +342,14 @@ def _partial_operand(scope: ShardingScope, line: Line, mesh_axis: str) -> str:
     return ""
 
 
-def _index(axis: Axis) -> Iterator[Term]:
-    """Yield the terms that index an axis."""
-    if isinstance(axis, Read) and isinstance(axis.at, Term):
-        yield from terms_of(axis.at)
-
-
 def whole_axes(line: Line) -> Iterator[str]:
     """Yield the axes that must not be sharded in a line: indexed ones, and those along which an op needs all
     elements.
     """
-    for operand in (*line.left, *line.right):
-        for term in terms_of(operand):
-            for axis in term.axes:
-                if isinstance(axis, Read) and isinstance(axis.at, Affine):
-                    yield from (axis.axis, *axis.at.loops)
+    for term in (*line.left, *line.terms):
+        for axis in term.axes:
+            if isinstance(axis, Read) and isinstance(axis.at, Affine):
+                yield from (axis.axis, *axis.at.loops)
     if not isinstance(line, Op):
         return
     op = entry(line.op)

@@ -90,7 +90,7 @@ class _Translation:
                 self.repeat(line, values)
                 continue
             results = self.line(line, values)
-            values.update(zip((term.name for term in line.left), results, strict=True))
+            values.update(zip(line.makes, results, strict=True))
 
     def repeat(self, line: Loop, values: dict[str, Tensor]) -> None:
         carried = {carry.start: values[carry.initial] for carry in line.carry}

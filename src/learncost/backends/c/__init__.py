@@ -188,7 +188,7 @@ def _check(
     """Refuse names without axes or type before printing."""
     makes = {term.name for line in lines for term in line.left}
     for line in lines:
-        for name in (*line.reads, *(term.name for term in line.left)):
+        for name in (*line.reads, *line.makes):
             if name not in axes:
                 raise InputError(f"the axes of {name} are not known, in line: {line}")
             if (name not in makes or name in outputs) and dtypes.get(name) not in printer.types:

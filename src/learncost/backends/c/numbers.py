@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from math import isinf
 
 from learncost.backends.c import tree
@@ -206,7 +206,7 @@ def primitive(row: OpDef, numbers: Sequence[tree.Expression], real: str) -> tree
     return _expression(_parsed(text), dict(zip(row.inputs, numbers, strict=True)), real)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _parsed(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 

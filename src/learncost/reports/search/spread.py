@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from learncost.autoshard.account import MeshAccount
-from learncost.autoshard.placed_step import StepConfig, blocks_of, stepped
+from learncost.autoshard.placed_step import StepConfig, counts_of_blocks, stepped
 from learncost.autoshard.stage_memory import split_of
 from learncost.autoshard.step import PIPELINE, ParallelConfig, StepUsage, step_of
 from learncost.devices.cluster import Cluster
@@ -107,7 +107,7 @@ def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> 
     microbatch, chunks = pipeline_options(request)
     buffers = communication_buffers_of(request)
     if pipeline is None and grid.sizes.get(PIPELINE, 1) > 1:
-        which, names = next(clause for clause in several if clause.mesh == PIPELINE), " ".join(blocks_of(table))
+        which, names = next(clause for clause in several if clause.mesh == PIPELINE), " ".join(counts_of_blocks(table))
         raise InputError(f"{PIPELINE} shards the stack of blocks: write {names} over {PIPELINE}, not {str(which)!r}")
     if pipeline is None and request.given.get("schedule"):
         raise InputError(f"--schedule {schedule} requires pipeline stages, for example --mesh pp=2,dp=2")

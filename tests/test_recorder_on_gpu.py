@@ -17,6 +17,7 @@ from learncost.importer.recorder.device import RecordingProcess
 from learncost.importer.recorder.workspace import results
 from learncost.ir.errors import InputError
 from learncost.program.program import StepRequest
+from test_profile import ON_GPU
 
 STEP = """
 import json, os
@@ -230,6 +231,17 @@ def test_a_run_and_a_trace_take_the_recorded_step_too(linear, capsys, tmp_path):
     kernels = [event for event in slices if event["pid"] == 2 and event["args"]["kind"] == "product"]
     assert len(kernels) == 2
     assert all(after["ts"] >= before["ts"] + before["dur"] - 2e-3 for before, after in pairwise(kernels))
+    profile = tmp_path / "profile.json"  # three products of 30, 20 and 25 microseconds, and an optimizer of 5
+    profile.write_text(json.dumps({"traceEvents": ON_GPU}))
+    assert main(["trace", linear, *ON_H100, "--compare", str(profile), "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    kinds = {kind: (each["predicted"], each["measured"], each["measured_seconds"])
+             for kind, each in written["comparison"]["by_kind"].items()}  # fmt: skip
+    assert kinds["product"] == (2, 2, pytest.approx(45e-6))
+    assert kinds["not predicted"] == (0, 1, pytest.approx(30e-6))
+    predicted = written["comparison"]["by_op"]["aten::mm"]["predicted_seconds"]
+    assert predicted == pytest.approx(found["by_kind"]["product"]["seconds"])
+    assert {event["name"] for event in written["traceEvents"] if event["pid"] == 4} >= {"aten::mm", "aten::addmm"}
     assert main(["report", linear, *ON_H100, "--procedure", "bp", "-o", str(tmp_path / "report.html")]) == 0
     assert f'"recorded":{{"seconds":{found["seconds"]!r},' in (tmp_path / "report.html").read_text()
     capsys.readouterr()

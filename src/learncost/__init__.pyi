@@ -1785,6 +1785,7 @@ def trace(
     engine: _Engine | str = "",
     *,
     output: str | None = None,
+    compare: str | None = None,
     **sizes: Any,
 ) -> Trace:
     r"""Write the predicted step as a trace, with a slice for every line of every block and a counter for memory.
@@ -1821,6 +1822,8 @@ def trace(
         (`learncost list precisions`).
     engine: The engine of the step's time and memory: eager, graph or cuda.
     output: The output file: .json for the Trace Event Format, .pftrace for Perfetto's protobuf.
+    compare: A measured step, which is compared op by op: a trace of torch.profiler (export_chrome_trace), or a
+        memory snapshot as JSON.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
     """

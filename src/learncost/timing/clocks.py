@@ -82,15 +82,6 @@ class ProgramTime:
         longest = sorted(seconds, key=lambda kind: -seconds[kind])
         return {kind: (seconds[kind], numbers[kind]) for kind in longest}
 
-    @property
-    def by_phase(self) -> dict[str, tuple[float, float]]:
-        """The seconds of the kernels and those of the CPU by phase."""
-        kernels, issue = defaultdict[str, float](float), defaultdict[str, float](float)
-        for each in self.issued:
-            kernels[each.op.phase] += sum(kernel.seconds for kernel in each.kernels)
-            issue[each.op.phase] += each.issue
-        return {phase: (kernels[phase], issue[phase]) for phase in issue}
-
 
 def program_time(program: Program, gpu: GPU, collective: SecondsOfCollective | None = None) -> ProgramTime:
     """Return the time of a program on a GPU, beside others over which it has collectives.

@@ -87,11 +87,12 @@ COLLECTIVES = {"c10d::_allgather_base_": "all_gather", "c10d::_reduce_scatter_ba
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel: its kind, its seconds, and the FLOPs of a product."""
+    """A kernel: its kind, its seconds, the FLOPs of a product, and its name, if it was measured."""
 
     kind: str
     seconds: float
     flops: float = 0.0
+    name: str = ""
 
 
 def elements(operand: Operand) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from learncost import __version__
 from learncost.ir.dataclass import dataclass, replace
+from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import check_known
 from learncost.ir.precision import precision_of
@@ -21,16 +22,20 @@ from learncost.passes.plan import NONE
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.program.autograd.module import Itself
 from learncost.program.lifetimes import Walked
-from learncost.program.program import levels
+from learncost.program.program import Program, levels
 from learncost.reports.inference import served
+from learncost.reports.memory.engines.eager import program_of
+from learncost.reports.memory.memory import memory_question
 from learncost.reports.memory.on_device import memory_on_device
 from learncost.reports.memory.step import MemoryStep
+from learncost.reports.profile import ProfileComparison, compared
 from learncost.reports.recorded import RECORDED, RecordedTime, recorded_time
 from learncost.reports.request import OF_KERNELS, Request, takes_request
 from learncost.reports.run import executed_plan, prepare
 from learncost.reports.sheet import Sheet, SheetRow, Shown, batch_text, number, seconds_of
-from learncost.timing.clocks import ProgramTime, Ran, played
+from learncost.timing.clocks import Issued, Ran, played
 from learncost.viz.predicted import PricedStep, StepMemory, process
 from learncost.viz.timeline import Slice, Timeline, TimelineCounter, TimelineProcess, changes, perfetto
 
@@ -80,6 +85,8 @@ class Trace(Shown):
         Its slices and counters; all times are in nanoseconds.
     path
         The file that it was written to, where one was named.
+    profile
+        The comparison with a measured step, where one was named.
 
     Examples
     --------
@@ -93,10 +100,11 @@ class Trace(Shown):
     title: str
     timeline: Timeline
     path: str | None = None
+    profile: ProfileComparison | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the trace in the Trace Event Format."""
-        return trace_events(self.timeline)
+        """Return the trace in the Trace Event Format, with the comparison, if there is one."""
+        return trace_events(self.timeline) | ({"comparison": self.profile.to_dict()} if self.profile else {})
 
     def to_bytes(self, ending: str) -> bytes:
         """Return the trace in the format of a suffix: .json or .pftrace."""
@@ -121,7 +129,8 @@ class Trace(Shown):
         sums = number(sum(map(_lines, parts))), _length(max(part.end for part in parts), facts)
         where = f"In {self.path}: {OPENS}" if self.path else "Give -o trace.json or -o trace.pftrace to write it."
         notes = (where, *(f"{name.capitalize()}: {facts[name]}." for name in _NOTED if name in facts))
-        return (Sheet(self.title, ("", "lines", "length"), (*rows, SheetRow(("total", *sums), "bold")), notes),)
+        sheet = Sheet(self.title, ("", "lines", "length"), (*rows, SheetRow(("total", *sums), "bold")), notes)
+        return (self.profile.sheet(), sheet) if self.profile else (sheet,)
 
 
 _NOTED = ("length", "device", "memory")
@@ -141,7 +150,7 @@ def _length(length: int, facts: Mapping[str, str]) -> str:
     "model procedure batch_size seq_len target_len optimizer dropout dtype context train train_layers lora lora_rank "
     "lora_alpha plan on precision engine"
 )
-def trace(request: Request, output: str | None = None) -> Trace:
+def trace(request: Request, output: str | None = None, compare: str | None = None) -> Trace:
     """Write the predicted step as a trace, with a slice for every line of every block and a counter for memory.
 
     Perfetto (https://ui.perfetto.dev) and chrome://tracing open it.
@@ -156,6 +165,9 @@ def trace(request: Request, output: str | None = None) -> Trace:
         published device (`learncost list devices`). By default the length of a slice is its number of FLOPs.
     output
         The output file: .json for the Trace Event Format, .pftrace for Perfetto's protobuf.
+    compare
+        A measured step, which is compared op by op: a trace of torch.profiler (export_chrome_trace), or a memory
+        snapshot as JSON.
 
     Returns
     -------
@@ -182,6 +194,8 @@ def trace(request: Request, output: str | None = None) -> Trace:
         The predicted step of GPT-2 on a device, for Perfetto.
     learncost trace gpt2 -o trace.pftrace
         The same without a device: a line is as long as it has FLOPs.
+    learncost trace model.py:NAME --on H100-SXM --compare profile.json
+        The predicted step beside that of a profiler's trace: numbers and times of kernels by kind and op, and memory.
     """
     path = None if output is None else path_of("trace", ENDINGS, output)
     procedure = request.procedure
@@ -215,10 +229,15 @@ def trace(request: Request, output: str | None = None) -> Trace:
     title = f"{what}{f' under {run.plan}' if run.plan else ''}: {batch}{on_device.note if on_device else ''}"
     timeline = Timeline((process(step),), _facts(step, type_name, run.plan, rates))
     has_kernels = run.model.configuration.layer is not None or request.timed_by in OF_KERNELS
+    recorded: RecordedTime | str = ""
     if has_kernels and rates is not None and procedure not in INFERENCE:
         recorded = recorded_time(request, run.model, request.optimizer or default_optimizer(run.book))
         timeline = _of_record(timeline, recorded)
-    drawn = Trace(title, timeline, output)
+    profile = None if compare is None else _compared(compare, request, recorded)
+    if profile and profile.step.ran and rates is not None:
+        measured = processes(profile.step.ran, profile.step.program, "GPU, measured", "measured")
+        timeline = replace(timeline, processes=(*timeline.processes, *measured))
+    drawn = Trace(title, timeline, output, profile)
     if path is not None:
         drawn.write(path)
     return drawn
@@ -251,7 +270,21 @@ def _of_record(timeline: Timeline, recorded: RecordedTime | str) -> Timeline:
         "source": recorded.source,
         "memory": f"predicted as `learncost memory --engine {recorded.engine}` has it",
     }
-    return Timeline(processes(recorded.took, recorded.device), facts)
+    took = recorded.took
+    ran = tuple(played(took.issued, took.gpu.host))
+    return Timeline(tuple(processes(ran, took.program, recorded.device, by_cpu=bool(took.gpu.host.operator))), facts)
+
+
+def _compared(path: str, request: Request, recorded: RecordedTime | str) -> ProfileComparison:
+    """Return the step beside that of a file: recorded for a GPU, otherwise as `memory --engine eager` has it."""
+    if not request.is_training:
+        raise InputError("--compare applies to a training step")
+    if isinstance(recorded, RecordedTime) and recorded.took:
+        return compared(path, recorded.took.issued, recorded.took.program, True)
+    step = memory_question(replace(request, engine="eager")).step(request.procedure, "eager")
+    program = program_of(step)
+    ops = program.ops if step.module == Itself.name else ()  # the table's calls are not those of the dispatcher
+    return compared(path, [Issued(op, 0.0, ()) for op in ops], program, False)
 
 
 def _facts(step: PricedStep, precision: str, plan: str, rates: Rates | None) -> dict[str, str]:
@@ -287,22 +320,22 @@ class _Slot(NamedTuple):
     part: Slice
 
 
-def processes(took: ProgramTime, device: str) -> tuple[TimelineProcess, ...]:
-    """Return the CPU, with the memory that its calls allocate, and the GPU; passes and modules are around their ops.
+def processes(
+    ran: Sequence[Ran], program: Program, device: str, how: str = "predicted", by_cpu: bool = True
+) -> Iterator[TimelineProcess]:
+    """Yield the CPU, with the memory that its calls allocate, and the GPU; passes and modules are around their ops.
 
-    A CUDA graph needs no CPU, and its memory is the GPU's.
+    by_cpu  whether the CPU issues kernels: a CUDA graph needs none, and its memory is the GPU's
     """
-    every = list(played(took.issued, took.gpu.host))
-    memory = zip((_nanoseconds(each.start) for each in every), levels(took.program), strict=True)
-    counter = TimelineCounter("memory, predicted", "bytes", changes(memory))
-    on_gpu = tuple(_nested(list(_kernels(every))))
-    if not took.gpu.host.operator:
-        return (TimelineProcess(device, on_gpu, (counter,)),)
-    issued = [_Slot(each.issued.op.path, each.issued.op.phase, _issued(each)) for each in every]
-    return (
-        TimelineProcess("CPU, which issues operators", tuple(_nested(issued)), (counter,)),
-        TimelineProcess(device, on_gpu),
-    )
+    memory = zip((_nanoseconds(each.start) for each in ran), levels(program), strict=True)
+    counters = (TimelineCounter(f"memory, {how}", "bytes", changes(memory)),) if program.buffers else ()
+    on_gpu = tuple(_nested(list(_kernels(ran))))
+    if by_cpu:
+        issued = [_Slot(each.issued.op.path, each.issued.op.phase, _issued(each)) for each in ran]
+        cpu = "CPU, which issues operators" + (", measured" if how == "measured" else "")
+        yield TimelineProcess(cpu, tuple(_nested(issued)), counters)
+    if on_gpu:
+        yield TimelineProcess(device, on_gpu, () if by_cpu else counters)
 
 
 def _nanoseconds(seconds: float) -> int:

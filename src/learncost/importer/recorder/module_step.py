@@ -54,6 +54,7 @@ class ModuleStep:
         import torch
 
         from learncost.importer.examples import as_called
+        from learncost.importer.recorder.cuda import on_gpu
         from learncost.importer.recorder.recorder import Recorder
 
         if request.device == CUDA and not (is_guarded() or torch.cuda.is_available()):
@@ -63,7 +64,7 @@ class ModuleStep:
             raise InputError(f"a {kind} step is recorded in another process: name the module as FILE.py:NAME")
         guarded = request.device == CUDA and is_guarded()
         recorder = Recorder(request.device)
-        kernels = _kernels_of(request) if guarded else nullcontext()
+        kernels = on_gpu(request.capability, request.compiled) if guarded else nullcontext()
         with _several(recorder, request) as wrap, in_a_run(), kernels, _generated(recorder, request):
             with recorder:
                 empty = _Empty(getattr(torch, TYPES[request.values]), recorder)
@@ -77,12 +78,6 @@ class ModuleStep:
             with recorder, nullcontext() if request.compiled else attributed(module, recorder):
                 record_step(recorder, module, request, lambda: runs(*row, **by_name))
         return recorder.program()
-
-
-def _kernels_of(request: StepRequest) -> AbstractContextManager[None]:
-    from learncost.importer.recorder.cuda import on_gpu
-
-    return on_gpu(request.capability, request.compiled)
 
 
 def _several(recorder: Any, request: StepRequest) -> AbstractContextManager[Callable[[Any], Any]]:

@@ -410,8 +410,9 @@ def _plain(step: MemoryStep) -> Model:
     return replace(step.model, table=step.forward)
 
 
-def _program(step: MemoryStep, sizes: Mapping[str, int]) -> Program:
+def program_of(step: MemoryStep, sizes: Mapping[str, int] | None = None) -> Program:
     """Return the program of a step; the last one is cached by the step."""
+    sizes = sizes or step.sizes()
     key = _key(step, sizes)
     if step.ran is None or step.ran[0] != key:
         program = _recorded(step, sizes) if step.module == Itself.name else None
@@ -428,12 +429,12 @@ def _key(step: MemoryStep, sizes: Mapping[str, int]) -> Hashable:
 def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
     key = _key(step, sizes)
     if key not in step.taped:
-        step.taped[key] = peak(_program(step, sizes)).bytes
+        step.taped[key] = peak(program_of(step, sizes)).bytes
     return step.taped[key]
 
 
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
-    program, table = _program(step, sizes), _plain(step).table
+    program, table = program_of(step, sizes), _plain(step).table
     most, itself = peak(program), step.module == Itself.name
     wrapped = (BUCKETS, GATHERED, MESSAGES) if step.over else ()
     split = dict.fromkeys((WEIGHTS, GRADIENTS, STATES, *step.states_and_masters), 0)

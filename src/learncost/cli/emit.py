@@ -80,6 +80,8 @@ class Freestanding:
     projected: str | None = None
 
 
+WITHOUT_STAGES = "--schedule and --microbatches require pipeline stages, for example --mesh pp=2 --placement pp"
+
 OF_REQUEST = ("accumulate", "clip", "target_len", "mode", "dropout", *ADAPTING, "on")
 """The fields of a request that only programs in C99 have."""
 
@@ -196,9 +198,7 @@ def emit(
     check_renews(request.optimizer, "emit")
     of_stages = {"schedule": request.schedule, "microbatches": microbatches}
     if request.mesh is None and any(of_stages.values()):
-        raise InputError(
-            "--schedule and --microbatches require pipeline stages, for example --mesh pp=2 --placement pp"
-        )
+        raise InputError(WITHOUT_STAGES)
     if request.is_sharded and backend not in BETWEEN:
         raise InputError(f"--mesh requires --backend {', '.join(BETWEEN[:-1])} or {BETWEEN[-1]}")
     if backend == ALONE:
@@ -282,10 +282,8 @@ def emit(
             about += f"\nThe program of each device of {request.mesh}, for {of_all}."
     elif request.is_sharded:
         raise InputError("--mesh applies to models: a layer's program runs on one device")
-    elif procedure is not None:
-        raise InputError("--procedure applies to models only")
-    elif plan is not None:
-        raise InputError("--plan applies to models only")
+    elif procedure is not None or plan is not None:
+        raise InputError(f"--{'plan' if procedure is None else 'procedure'} applies to models only")
     elif isinstance(subject, Layer):
         table, about = _layer(subject, optimizer or "none", phase)
     elif isinstance(subject, Table):

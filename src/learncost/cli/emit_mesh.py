@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
+from learncost.cli.emit import WITHOUT_STAGES
 from learncost.engines.in_stages import StageUpdate, program_in_stages, step_in_stages
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
@@ -12,8 +13,7 @@ from learncost.ir.table import Table
 from learncost.models.configuration import family_of
 from learncost.models.model import Model, run_sizes
 from learncost.models.sizes import check_size
-from learncost.program.pipeline import CHUNKS, KINDS, Schedule
-from learncost.program.pipeline import schedule as schedule_of
+from learncost.program.pipeline import Schedule, schedule_of_batch
 from learncost.reports.mesh_cost import whole_batch
 from learncost.reports.request import Request
 from learncost.sharding.clauses import Clause
@@ -23,8 +23,6 @@ from learncost.sharding.padding import Padded, filled_up
 from learncost.sharding.place import Placed
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import Pipeline, pipeline_of
-
-WITHOUT_STAGES = "--schedule and --microbatches require pipeline stages, for example --mesh pp=2 --placement pp"
 
 
 @dataclass(frozen=True)
@@ -65,23 +63,12 @@ class MeshRequest:
         return dict(run_sizes(model, batch, length, None))
 
     def schedule(self, devices: int) -> tuple[Schedule, int]:
-        """Return the schedule of the stages' passes, and the global number of sequences of a microbatch.
-
-        Raises `InputError` for microbatches of unequal size and for an unknown schedule.
-        """
-        kind, given = self.request.schedule or "1f1b", self.request.batch_size
+        """Return the schedule of the stages' passes, and the global number of sequences of a microbatch."""
+        given = self.request.batch_size
         number = None if self.microbatches is None else check_size("microbatches", self.microbatches)
-        batch = self.parts * (number or devices)
-        batch = batch if given is None else check_size("batch-size", given)
-        number = number or max(batch // self.parts, 1)
-        if batch % (number * self.parts):
-            parts = number * self.parts
-            raise InputError(
-                f"--batch-size {batch} is not divisible into {number} microbatches for each of {self.parts} "
-                f"devices: the next divisible size is {-(-batch // parts) * parts}"
-            )
-        several = kind in KINDS and KINDS[kind].several
-        return schedule_of(kind, devices, number, CHUNKS if several else 1), batch // number
+        batch = self.parts * (number or devices) if given is None else check_size("batch-size", given)
+        order = schedule_of_batch(self.request.schedule or "1f1b", devices, batch, self.parts, number)
+        return order, batch // order.microbatches
 
 
 def refuse_filled(model: Model, padded: Sequence[Padded]) -> None:

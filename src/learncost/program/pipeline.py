@@ -378,6 +378,20 @@ def schedule(name: str, devices: int, microbatches: int, chunks: int = 1) -> Sch
     return Schedule(name, devices, microbatches, chunks, kind.parted, kind.make(devices, microbatches, chunks))
 
 
+def schedule_of_batch(name: str, devices: int, batch: int, shards: int, microbatches: int | None) -> Schedule:
+    """Return the schedule of a batch of which each of `shards` has microbatches, by default one per sequence.
+
+    Raises `InputError` for microbatches of unequal size and for an unknown schedule.
+    """
+    number = microbatches or max(batch // shards, 1)
+    if batch % (number * shards):
+        raise InputError(
+            f"--batch-size {batch} is not divisible into {number} microbatches for each of {shards} devices: the next "
+            f"divisible size is {-(-batch // (number * shards)) * number * shards}"
+        )
+    return schedule(name, devices, number, CHUNKS if name in KINDS and KINDS[name].several else 1)
+
+
 def forward_once(devices: int, chunks: int = 1) -> Schedule:
     """Return the schedule of one microbatch through all stages forward; B costs nothing."""
     order = (*(Pass("F", chunk, 0) for chunk in range(chunks)), *(Pass("B", chunk, 0) for chunk in range(chunks)))

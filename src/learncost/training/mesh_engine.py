@@ -40,7 +40,7 @@ from learncost.sharding.presets import chosen_for
 from learncost.sharding.zigzag import ordered
 from learncost.training.engine import Arrays, Batch, NumPyEngine
 from learncost.training.parts import KINDS, ArrayPart, Parts
-from learncost.training.torch_engine import TensorStep, TorchProgram, TorchRunner, check_codes
+from learncost.training.torch_engine import TensorStep, TorchProgram, TorchRunner, as_array, check_codes
 
 if TYPE_CHECKING:
     from learncost.engines.in_place import InPlace
@@ -80,9 +80,13 @@ class MeshRunner(TorchRunner):
         self.placed(without_gradients(table), sizes)
 
     def placed(self, table: Table, sizes: Mapping[str, int], plan: str | None = None) -> Placed:
-        """Return a table over the mesh, under the given plan or none."""
+        """Return a table over the mesh, under the given plan or none.
+
+        The clauses are about the step; the table may be a part of it without a batch, the update behind microbatches.
+        """
         plan = plan or "" if self.plan is None else self.plan
-        return placed_over(planned(table, plan, sizes), self.mesh, self.clauses, sizes, self.training.table(), plan)
+        over, step = for_batch(self.mesh, self.clauses, sizes), self.training.table()
+        return place(planned(table, plan, sizes), *over, sizes, step, plan=plan)
 
     def chosen(self, table: Table, sizes: Mapping[str, int]) -> str:
         """Return the planner's plan for a process's share of a batch."""
@@ -170,7 +174,7 @@ class _RunnableStep(TensorStep):
 
     def _result(self, name: str, tensor: Any) -> Any:
         """Return a result of a step: an accumulated gradient stays a shard, other results are gathered."""
-        array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).cpu().numpy()
+        array = as_array(tensor)
         if self.placed.whole.known[name].role in ("gradient", "new"):
             return array
         whole = self._runner.gathered(array, self.placed.layouts[name])
@@ -185,22 +189,6 @@ def mine(array: Any, axes: tuple[str, ...], here: Mapping[str, int]) -> Any:
 def parts_of_batch(clauses: Iterable[Clause], grid: Mesh) -> int:
     """Return the number of shards of a batch."""
     return math.prod(grid.sizes[clause.mesh] for clause in clauses if clause.axes == ("B",))
-
-
-def placed_over(
-    table: Table,
-    grid: Mesh,
-    clauses: tuple[Clause, ...],
-    sizes: Mapping[str, int],
-    step: Table | None = None,
-    plan: str = "",
-) -> Placed:
-    """Return a table over a mesh; an indivisible batch is replicated on all devices.
-
-    step  of which it may be a part, such as the update behind microbatches, which has no batch: clauses are about this
-    Raises `InputError` where another axis does not divide.
-    """
-    return place(table, *for_batch(grid, clauses, sizes), sizes, step, plan=plan)
 
 
 def for_batch(grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]) -> tuple[Mesh, tuple[Clause, ...]]:

@@ -22,7 +22,7 @@ from learncost.ir.value import IdentityKey
 from learncost.models.configuration import Configuration
 from learncost.models.model import build
 from learncost.procedures.optimizer import without_gradients
-from learncost.program.pipeline import CHUNKS, KINDS, Schedule, forward_once, schedule
+from learncost.program.pipeline import CHUNKS, KINDS, Schedule, forward_once, schedule_of_batch
 from learncost.sharding.clauses import Clause
 from learncost.sharding.devices import counted, of_stage, part, together
 from learncost.sharding.mesh import Mesh, mesh
@@ -32,6 +32,7 @@ from learncost.sharding.stages import Pipeline, pipeline_of
 from learncost.training.engine import Arrays
 from learncost.training.mesh_engine import MeshEngine, MeshRunner, for_batch, mine, parts_of_batch
 from learncost.training.parts import ArrayPart
+from learncost.training.torch_engine import as_array
 
 Staged = tuple[tuple[Placed, ...], StagesProgram]
 """The placed tables of the stages, and their program."""
@@ -65,14 +66,7 @@ class StagesRunner(MeshRunner):
     def order(self, batch: int) -> Schedule:
         """Return the schedule of a step with a global batch. Raises `InputError`."""
         parts = parts_of_batch(self.pipeline.clauses, self.mesh)
-        number = self._microbatches or max(batch // parts, 1)
-        if batch % (number * parts):
-            following = -(-batch // (number * parts)) * number * parts
-            raise InputError(
-                f"--batch-size {batch} is not divisible into {number} microbatches for each of {parts} "
-                f"processes: the next divisible size is {following}"
-            )
-        return schedule(self._kind, self.pipeline.stages, number, self._chunks)
+        return schedule_of_batch(self._kind, self.pipeline.stages, batch, parts, self._microbatches)
 
     def staged(self, table: Table, sizes: Mapping[str, int]) -> Staged:
         """Return the stages of a table and their program, for training steps in microbatches."""
@@ -173,9 +167,7 @@ class _StagesStep:
         """Return an array that a stage of this process computed, with the stage's number."""
         for number, arrays in made.items():
             if name in arrays:
-                tensor = arrays[name]
-                low = str(tensor.dtype) == "torch.bfloat16"
-                return number, (tensor.float() if low else tensor).cpu().numpy()
+                return number, as_array(arrays[name])
         return None
 
     def _tensor(self, number: int, name: str, prepared: Prepared) -> Any:

@@ -144,11 +144,6 @@ class TorchEngine(NumPyEngine):
         return f"engine torch, {self._runner.says}{self._states}"
 
     @property
-    def memory(self) -> int | None:
-        """The bytes of weights, optimizer state, batch and arena, which are all of a step in place."""
-        return self._runner.memory
-
-    @property
     def plan(self) -> str | None:
         """The plan of the first executed table, usually the step's."""
         return self._runner.plan_taken
@@ -211,7 +206,7 @@ class TensorPool:
         for name in self.tensors if names is None else names:
             tensor = self.tensors[name]
             if self.device != "cpu" or name in self.low:
-                self.arrays[name][...] = tensor.to(_as_array(tensor)).cpu().numpy()
+                self.arrays[name][...] = as_array(tensor)
 
     def renewed(self, table: Table) -> Values:
         """Return the updated arrays of a table; accumulated gradients with their numbers, which another table reads."""
@@ -224,11 +219,9 @@ def _same(first: Any, second: Any) -> bool:
     return first is second or bool(first.__array_interface__["data"] == second.__array_interface__["data"])
 
 
-def _as_array(tensor: torch.Tensor) -> torch.dtype:
-    """Return the tensor in a type that NumPy supports."""
-    import torch
-
-    return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+def as_array(tensor: torch.Tensor) -> Any:
+    """Return the tensor as an array, bf16 as fp32."""
+    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).cpu().numpy()
 
 
 class MemoryNeededError(InputError):
@@ -370,7 +363,7 @@ class _TorchStep(TensorStep):
 
     def _handed(self, tensor: torch.Tensor) -> Any:
         """Return a result as an array; a single number stays on a GPU until somebody reads it."""
-        return tensor.clone() if self.gpu and not tensor.ndim else tensor.to(_as_array(tensor)).cpu().numpy()
+        return tensor.clone() if self.gpu and not tensor.ndim else as_array(tensor)
 
 
 class TorchProgram(EmittedProgram):

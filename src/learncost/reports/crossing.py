@@ -38,12 +38,12 @@ def stretches(polynomial: Sequence[int], first: int = 1, last: int = LARGEST) ->
     in each such stretch finds every change of sign of p, and misses none.
     """
     if len(polynomial) < 2 or first == last:
-        return (SignInterval(first, last, _sign(_at(polynomial, first))),)
+        return (SignInterval(first, last, _sign(value_at(polynomial, first))),)
     merged: list[SignInterval] = []
     for piece in stretches(_step(polynomial), first, last - 1):
         start, end = piece.first, piece.last + 1
         while start <= end:
-            sign = _sign(_at(polynomial, start))
+            sign = _sign(value_at(polynomial, start))
             reach = _reach(polynomial, start, end, sign)
             if merged and merged[-1].sign == sign:
                 merged[-1] = SignInterval(merged[-1].first, max(reach, merged[-1].last), sign)
@@ -57,7 +57,7 @@ def _reach(polynomial: Sequence[int], start: int, end: int, sign: int) -> int:
     """Return the last number up to `end` with this sign of a polynomial that is monotonic from start to end."""
     while start < end:
         middle = (start + end + 1) // 2
-        if _sign(_at(polynomial, middle)) == sign:
+        if _sign(value_at(polynomial, middle)) == sign:
             start = middle
         else:
             end = middle - 1
@@ -70,7 +70,8 @@ def _step(polynomial: Sequence[int]) -> tuple[int, ...]:
     return tuple(sum(polynomial[k] * comb(k, j) for k in range(j + 1, degree + 1)) for j in range(degree))
 
 
-def _at(polynomial: Sequence[int], number: int) -> int:
+def value_at(polynomial: Sequence[int], number: int) -> int:
+    """Return the value of a polynomial, whose constant is first."""
     value = 0
     for factor in reversed(polynomial):
         value = value * number + factor

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from math import isfinite, log2
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
@@ -86,10 +88,10 @@ def lines(series: Sequence[CurveLine], x: PlotAxis, y: PlotAxis, width: int, tit
             for x_value, other in zip(line.places, line.values, strict=True)
             if isfinite(other)
         ]
-        for dot in range(2 * across):
-            share = dot / (2 * across - 1)
-            height = _between(points, share)
-            if height is not None and 0 <= height <= 1:
+        at, high = [point[0] for point in points], [point[1] for point in points]
+        heights = np.interp(np.linspace(0, 1, 2 * across), at, high, left=-1, right=-1) if points else ()
+        for dot, height in enumerate(heights):
+            if 0 <= height <= 1:
                 row = round((1 - height) * (4 * HIGH - 1))
                 cells[row // 4][dot // 2] |= _DOTS[row % 4][dot % 2]
     ends = _ends(series, y)
@@ -98,14 +100,6 @@ def lines(series: Sequence[CurveLine], x: PlotAxis, y: PlotAxis, width: int, tit
         yield f"{written.get(row, ''):>{numbers}} {''.join(chr(_BLANK + bits) for bits in dots)} {ends.get(row, '')}"
     yield f"{'':{numbers}} {_marks(x, across)}"
     yield f"{'':{numbers}} {below:>{across}}"
-
-
-def _between(points: Sequence[tuple[float, float]], share: float) -> float | None:
-    """Return the interpolated height of a line of points; None outside of it."""
-    for (left, low), (right, high) in pairwise(points):
-        if left <= share <= right:
-            return low + (high - low) * ((share - left) / (right - left) if right > left else 0.0)
-    return None
 
 
 def _ends(series: Sequence[CurveLine], y: PlotAxis) -> dict[int, str]:

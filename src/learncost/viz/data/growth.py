@@ -15,7 +15,7 @@ from learncost.ir.polynomial import total
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.model import build
 from learncost.reports.compare import Cheaper, Comparison, length_axes, total_in
-from learncost.reports.crossing import coefficients
+from learncost.reports.crossing import coefficients, value_at
 from learncost.reports.run import PreparedRun
 from learncost.reports.sheet import significant
 
@@ -135,7 +135,10 @@ def growth(answer: Comparison, along: str = "length") -> Growth:
         if along == "length":
             crossings = tuple(_crossings(answer))
         places = _powers(here, *_reach(crossings, here) if along == "length" else (1, 64 * here))
-        totals = {name: tuple(_at(polynomial, place) for place in places) for name, polynomial in polynomials.items()}
+        totals = {
+            name: tuple(int(value_at(polynomial, place)) for place in places)
+            for name, polynomial in polynomials.items()
+        }
     else:
         here, several = _sized(run, along)
         places, totals = tuple(several), {}
@@ -161,11 +164,6 @@ def growth(answer: Comparison, along: str = "length") -> Growth:
         ),
         crossings=crossings,
     )
-
-
-def _at(polynomial: Iterable[int], place: int) -> int:
-    """Return its value, an integer at integer sizes, also where coefficients are halves."""
-    return int(sum(factor * place**power for power, factor in enumerate(polynomial)))
 
 
 def _crossings(answer: Comparison) -> Iterator[GrowthCrossing]:

@@ -142,6 +142,12 @@ class Price(Displayed):
         return {key: Price(self.book, tuple(rows), self.sizes, self.dtype) for key, rows in groups.items()}
 
 
+def counts_of(rows: Iterable[Any]) -> tuple[Polynomial, Polynomial]:
+    """Return the MACCs and FLOPs of rows together."""
+    rows = tuple(rows)
+    return total(row.maccs for row in rows), total(row.flops for row in rows)
+
+
 def _packed(row: PricedLine, bits: int, sizes: Mapping[str, Any]) -> Any:
     """Return the bytes that a line with quantized operands moves in addition to `bits` per element; negative if it
     moves fewer."""

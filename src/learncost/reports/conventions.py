@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from learncost.cost_models import Book, PricedLine
+from learncost.cost_models import Book, PricedLine, counts_of
 from learncost.cost_models.books import BOOKS, every
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError
@@ -340,9 +340,4 @@ def _convention(run: PreparedRun, book: Book, plain: tuple[PricedLine, ...]) -> 
 def _counts(run: PreparedRun, rows: Iterable[PricedLine]) -> Counts:
     passes = [row for row in rows if row.macro_operation in PASSES]
     forward = [row for row in passes if row.macro_operation == "forward"]
-    return Counts(
-        *(
-            Amount(total(row.maccs for row in part).at(run.axes), total(row.flops for row in part).at(run.axes))
-            for part in (forward, passes)
-        )
-    )
+    return Counts(*(Amount(*(count.at(run.axes) for count in counts_of(part))) for part in (forward, passes)))

@@ -8,18 +8,18 @@ products is used, whose threads would only get in the way of each other.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from learncost.cost_models import PricedLine
+from learncost.cost_models import counts_of
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
 from learncost.ir.dataclass import HIDDEN, Key, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
-from learncost.ir.polynomial import Polynomial, total
+from learncost.ir.polynomial import Polynomial
 from learncost.layers.active import parameters
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS
@@ -332,16 +332,11 @@ def _wanted(model: Model, names: Sequence[str], books: Sequence[str], optimizer:
     for name, book in itertools.product(names, books):
         rows = rows_of(model, name, book, optimizer)
         if by == "total":
-            result.append((name, book, None, _summed(rows)))
+            result.append((name, book, None, counts_of(rows)))
         else:
             by_phase = {phase: [row for row in rows if row.macro_operation == phase] for phase in MACRO_OPERATIONS}
-            result += [(name, book, phase, _summed(part)) for phase, part in by_phase.items()]
+            result += [(name, book, phase, counts_of(part)) for phase, part in by_phase.items()]
     return result
-
-
-def _summed(rows: Iterable[PricedLine]) -> tuple[Polynomial, Polynomial]:
-    rows_again = tuple(rows)
-    return total(row.maccs for row in rows_again), total(row.flops for row in rows_again)
 
 
 def evaluate(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from learncost.cost_models import Book, PricedLine, price
+from learncost.cost_models import Book, counts_of, price
 from learncost.ir.dataclass import attributes, dataclass, replace
 from learncost.ir.polynomial import Polynomial, total
-from learncost.ir.table import Table
 from learncost.layers.active import OUTSIDE_BLOCKS, part_of
 from learncost.layers.layer import Layer
 from learncost.models.configuration import configure
@@ -246,7 +245,7 @@ def formulas(
     if not is_layer(subject) and (op := op_called(name)):
         return _of_an_op(op, of_an_op(op.name, price_book, jacobian, optimizer))
     topic = find_subject(subject, price_book, jacobian, optimizer)
-    priced = {phase: _priced(table, topic.book) for phase, table in topic.tables.items()}
+    priced = {phase: counts_of(price(table, {}, topic.book).rows) for phase, table in topic.tables.items()}
     rows, others = _rows(topic, priced, procedure)
     maccs, flops = (total(getattr(row, kind) * row.passes for row in rows) for kind in ("maccs", "flops"))
     return Formulas(
@@ -266,20 +265,11 @@ def _of_an_op(op: OpDef, book: Book) -> Formulas:
     """Return the cost of an operator and its gradient as executed."""
     explanation = op_explained(op, book)
     rows = tuple(PhaseFormula(part.macro_operation, part.maccs, part.flops) for part in explanation.parts[:2])
-    whole_cost = PhaseFormula("total", total(row.maccs for row in rows), total(row.flops for row in rows))
+    whole_cost = PhaseFormula("total", *counts_of(rows))
     return Formulas(op.name, explanation.source, book, "bp", False, rows, whole_cost, (), explanation.axes)
 
 
 Cost = tuple[Polynomial, Polynomial]
-
-
-def _priced(table: Table, book: Book) -> Cost:
-    return _sum(price(table, {}, book).rows)
-
-
-def _sum(rows: Iterable[PricedLine]) -> Cost:
-    rows = tuple(rows)
-    return total(row.maccs for row in rows), total(row.flops for row in rows)
 
 
 def _rows(
@@ -325,4 +315,4 @@ def _modulated_embedding(topic: Subject, procedure: str) -> dict[str, Cost]:
     rows = price(step(model, procedure), {}, topic.book).rows
     of_layer = [row for row in rows if row.layer == topic.name]
     phases = ("forward", "weight_update")
-    return {phase: _sum(row for row in of_layer if row.macro_operation == phase) for phase in phases}
+    return {phase: counts_of(row for row in of_layer if row.macro_operation == phase) for phase in phases}

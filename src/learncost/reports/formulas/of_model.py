@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
-from learncost.cost_models import PricedLine
+from learncost.cost_models import PricedLine, counts_of
 from learncost.engines.made import written
 from learncost.ir.dataclass import HIDDEN, Key, dataclass, field
 from learncost.ir.errors import InputError, nearest
 from learncost.ir.line import Line
-from learncost.ir.polynomial import Polynomial, total
+from learncost.ir.polynomial import Polynomial
 from learncost.layers.active import shown_layer
 from learncost.layers.layer import usual_names
 from learncost.ops import plain
@@ -100,7 +100,7 @@ class ModelFormulas(Shown):
     @property
     def total(self) -> tuple[Polynomial, Polynomial]:
         """The MACCs and FLOPs of all rows."""
-        return total(row.maccs for row in self.rows), total(row.flops for row in self.rows)
+        return counts_of(self.rows)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return the table of formulas, grouped by macro-operation."""
@@ -145,7 +145,7 @@ def model_formulas(run: PreparedRun, procedure: str, layer: str = "") -> ModelFo
     ledger = run.cost(procedure, run.book)
     repeats = {(row.layer, row.block, row.macro_operation): row.repeat for row in ledger.rows}
     for (name, block, phase), group in groups.items():
-        counts = total(row.maccs for row in group), total(row.flops for row in group)
+        counts = counts_of(group)
         maccs, flops = (int(count.at(run.axes)) for count in counts)
         formulas.append(LayerFormula(name, block, repeats[name, block, phase], phase, *counts, (maccs, flops)))
     formulas.sort(key=lambda row: list(MACRO_OPERATIONS).index(row.macro_operation))
@@ -208,7 +208,7 @@ def _steps(run: PreparedRun, rows: list[PricedLine]) -> Iterator[ExplainedLine]:
     names_known = frozenset(run.model.table.axes)
     for group in groups.values():
         line, first = group[0].source, group[0]
-        counts = total(row.maccs for row in group), total(row.flops for row in group)
+        counts = counts_of(group)
         times = f" ({len(group)} equal lines)" if len(group) > 1 else ""
         outside = any(row.outside_paper for row in group)
         if isinstance(line, Line):

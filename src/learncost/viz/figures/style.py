@@ -6,8 +6,8 @@ lightness is at least 9.8 of L* apart, so that they stay apart on a grey printer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 from learncost.ir.dataclass import dataclass
@@ -105,12 +105,12 @@ def line_of(name: str, place: int) -> tuple[str, object]:
 _LETTERS = ("", "k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q")
 
 
-def short(value: float, unit: str = "") -> str:
-    """Three significant digits and a letter, such as 881 G."""
+def short(value: float, unit: str = "", written: Callable[[float], str] = significant) -> str:
+    """Return three significant digits and a letter, such as 881 G."""
     power = 0
     while abs(value) >= 999.5 and power < len(_LETTERS) - 1:
         value, power = value / 1000, power + 1
-    digits = f"{value:.0f}" if power == 0 and value == int(value) else significant(value)
+    digits = f"{value:.0f}" if power == 0 and value == int(value) else written(value)
     return f"{digits} {_LETTERS[power]}{unit}".strip()
 
 
@@ -119,12 +119,8 @@ def signed(value: int) -> str:
     return f"+{short(value)}" if value > 0 else f"−{short(-value)}" if value < 0 else "0"
 
 
-def tick(value: float, unit: str = "") -> str:
-    """Return a number on an axis, with no more digits than it has."""
-    power = 0
-    while abs(value) >= 999.5 and power < len(_LETTERS) - 1:
-        value, power = value / 1000, power + 1
-    return f"{value:.3g} {_LETTERS[power]}{unit}".strip()
+tick = partial(short, written="{:.3g}".format)
+"""A number on an axis, with no more digits than it has."""
 
 
 def place_of(value: float) -> str:

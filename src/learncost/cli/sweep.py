@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from learncost.reports.columns import check_path, write, write_csv
+from learncost.reports.columns import check_path
 from learncost.reports.question import question
 from learncost.reports.sweep import Sweep
 from learncost.reports.sweep import sweep as compute
@@ -45,9 +45,9 @@ def sweep(model: str, /, *, output: str | None = None, **sizes: Any) -> None:
     with _bar() as progress:
         combinations = compute(model, progress=progress, **sizes)
     if path is None:
-        write_csv(combinations, sys.stdout)
+        combinations.write_csv(sys.stdout)
     else:
-        write(combinations, path)
+        combinations.write(path)
     for note in notes(combinations, path):
         print(note, file=sys.stderr)
 

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from learncost.ir.errors import InputError, imported, shown, to_install
+from learncost.models.storage import written
 
 if TYPE_CHECKING:
     from learncost.reports.sweep import Sweep
@@ -37,23 +38,17 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 
 def write(sweep: Sweep, path: str | os.PathLike[str]) -> None:
     """Write a sweep to a .csv or .parquet file. An existing one is replaced only by a complete one."""
-    target = check_path(path).resolve()
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        if target.suffix.lower() == ".parquet":
-            frame(sweep).write_parquet(partial)
-        else:
-            with partial.open("w", encoding="utf-8", newline="") as stream:
-                write_csv(sweep, stream)
-        partial.replace(target)
-    except Exception as error:
-        # polars reports a full disk by its own errors.
-        if not isinstance(error, OSError) and not type(error).__module__.startswith("polars"):
-            raise
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot write {shown(str(path))}: {' '.join(reason.split())}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with written(check_path(path).resolve()) as partial:
+        try:
+            if str(path).lower().endswith(".parquet"):
+                frame(sweep).write_parquet(partial)
+            else:
+                with partial.open("w", encoding="utf-8", newline="") as stream:
+                    write_csv(sweep, stream)
+        except Exception as error:
+            if not type(error).__module__.startswith("polars"):
+                raise
+            raise OSError(" ".join(str(error).split())) from None  # by which polars reports a full disk
 
 
 def frame(sweep: Sweep) -> Any:

@@ -26,6 +26,12 @@ from learncost.reports.request import Request, takes_request
 from learncost.reports.rules_of_thumb import Case, ErrorPart, Number, Rule, RuleOfThumb, Rules, evaluate, rules_of_thumb
 from learncost.reports.run import PreparedRun, prepare
 
+_Keep = Callable[[PricedLine], bool]
+
+
+def _always(row: PricedLine) -> bool:
+    return True
+
 
 @dataclass(frozen=True)
 class BlockMeasure:
@@ -79,7 +85,7 @@ class Measures:
         self,
         procedure: str,
         book: str,
-        keep: Callable[[PricedLine], bool] = lambda row: True,
+        keep: _Keep = _always,
         block: BlockMeasure | None = None,
         unit: str = "flops",
     ) -> int | Fraction:
@@ -293,15 +299,7 @@ def _blocks(measures: Measures) -> _Found:
         ("block_training", "bp", _always),
         ("block_recomputed", "recompute", _always),
     ):
-        thumb = rules_of_thumb()[key]
-        cases = []
-        for block in measures.blocks:
-            letters = {"b": axes["B"], "s": axes[block.axis], "h": axes["d"]}
-            exact = measures.flops(procedure, "matmul", keep, block)
-            cases.append(
-                Case(block.title, thumb.at(**letters), exact, "matmul", _block_parts(measures, thumb, block, key))
-            )
-        yield key, cases
+        yield key, [_block(measures, rules_of_thumb()[key], block, procedure, keep) for block in measures.blocks]
     yield "block_parameters", [_block_parameters(measures, block) for block in measures.blocks]
     crossing = rules_of_thumb()["overtakes"].at(h=axes["d"])
     crossings = {**{block.title: measures.overtaking(block) for block in measures.blocks}, _ALL: measures.overtaking()}
@@ -311,32 +309,36 @@ def _blocks(measures: Measures) -> _Found:
     )
 
 
-def _block_parts(measures: Measures, thumb: RuleOfThumb, block: BlockMeasure, key: str) -> tuple[ErrorPart, ...]:
-    """Return rule minus exact by the operands of products."""
+def _block(measures: Measures, thumb: RuleOfThumb, block: BlockMeasure, procedure: str, keep: _Keep) -> Case:
+    """Compare a block with a rule; its error is split by the operands of products."""
     axes = measures.run.axes
     letters = {"b": axes["B"], "s": axes[block.axis], "h": axes["d"]}
-    procedure, keep = ("recompute" if key == "block_recomputed" else "bp"), (forward if key == "block" else _always)
 
-    def exact(selects: Callable[[PricedLine], bool]) -> Number:
+    def exact(selects: _Keep) -> Number:
         return measures.flops(procedure, "matmul", lambda row: keep(row) and selects(row), block)
 
     lines = [line for line, _ in walk(measures.run.model.table.lines)]
     attending, crossing = attentions(lines)
     networks = layers_that(lines, activates) - attending - crossing
-    mine = {
-        "projections": exact(lambda row: row.layer in attending and row.kind != "attention"),
-        "feed_forward": exact(lambda row: row.layer in networks),
-        "scores": exact(lambda row: row.layer in attending and row.kind == "attention"),
+    operands: dict[str, tuple[str, _Keep]] = {
+        "projections": (
+            "heads that are together not as wide as the model",
+            lambda row: row.layer in attending and row.kind != "attention",
+        ),
+        "feed_forward": ("a feed-forward network that is not four times as wide", lambda row: row.layer in networks),
+        "scores": (
+            "products of queries, keys and values of another width",
+            lambda row: row.layer in attending and row.kind == "attention",
+        ),
     }
-    titles = {
-        "projections": "heads that are together not as wide as the model",
-        "feed_forward": "a feed-forward network that is not four times as wide",
-        "scores": "products of queries, keys and values of another width",
-    }
-    parts = [ErrorPart(titles[name], evaluate(thumb.parts[name], letters) - value) for name, value in mine.items()]
+    parts = [
+        ErrorPart(title, evaluate(thumb.parts[name], letters) - exact(selects))
+        for name, (title, selects) in operands.items()
+    ]
     cross = ErrorPart("cross-attention", -exact(lambda row: row.layer in crossing))
     others = exact(lambda row: row.layer not in attending | crossing | networks)
-    return _nonzero([*parts, cross, ErrorPart("products of other layers", -others)])
+    reasons = _nonzero([*parts, cross, ErrorPart("products of other layers", -others)])
+    return Case(block.title, thumb.at(**letters), exact(_always), "matmul", reasons)
 
 
 def _block_parameters(measures: Measures, block: BlockMeasure) -> Case:
@@ -446,10 +448,6 @@ def _gpt3() -> tuple[Rule, ...]:
 
 def _whole(name: str, tokens: str) -> Measures:
     return Measures(prepare(Request(name, price_book="matmul", batch_size=1, tokens=tokens), ()))
-
-
-def _always(row: PricedLine) -> bool:
-    return True
 
 
 def _nonzero(parts: Iterable[ErrorPart]) -> tuple[ErrorPart, ...]:

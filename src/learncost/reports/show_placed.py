@@ -152,10 +152,8 @@ def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:
             phase = line.meta.phase
             rows.append(SheetRow((phase.replace("_", " "), ""), "bold", depth))
         is_moved = isinstance(line, Op) and entry(line.op).kind == "collective"
-        rows.append(
-            SheetRow((f"{'> ' if is_moved else ''}{line}", size_of(collective.payload_bytes) if collective else ""))
-        )
-        rows[-1] = SheetRow(rows[-1].cells, "", depth)
+        payload = size_of(collective.payload_bytes) if collective else ""
+        rows.append(SheetRow((f"{'> ' if is_moved else ''}{line}", payload), depth=depth))
         if is_moved:
             times = f" {number(collective.times)} times." if collective and collective.times > 1 else ""
             rows.append(SheetRow((f"{reason_of(line)}.{times}", ""), "dim", depth + 2))

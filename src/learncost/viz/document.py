@@ -124,7 +124,7 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
         if is_of_table and (answer.engine == GRAPH or by_eager):
             run = prepare(replace(request, optimizer=None))
             memory_step = MemoryStep(run, request.procedure, request.kind(), request.optimizer or DEFAULT)
-            result["stretches"] = stretches(memory_step.under(memory_engines()[GRAPH].plan))
+            result["stretches"] = stretches(memory_step.under(memory_engines()[GRAPH]))
         if by_eager and result.get("stretches"):  # a page computes the peak at other sizes by the table's polynomials
             result["other_sizes"] = {"engine": GRAPH, "convention": memory_engines()[GRAPH].convention}
         if answer.curve and (by_eager or not result.get("stretches")):

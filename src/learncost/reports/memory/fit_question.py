@@ -220,7 +220,7 @@ class FitQuestion:
         kind, eager = precision_of(self.dtype), self.eager
         step = MemoryStep(run, procedure, kind, self.optimizer, accumulate, in_flash, self.budget, planner, eager=eager)
         step.regions = self.regions
-        return step.under(chosen_engine.plan).over_mesh(self.request, chosen_engine) if self.request.mesh else step
+        return step.under(chosen_engine).over_mesh(self.request, chosen_engine) if self.request.mesh else step
 
     def _learning(self, run: PreparedRun, procedure: str, different: Sequence[FitPlan]) -> FitPlan | None:
         """Return a procedure under a plan; None where another one has the same lines: bytes may take long."""

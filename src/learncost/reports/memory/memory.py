@@ -236,7 +236,7 @@ class MemoryQuestion:
         step.regions = self.regions
         if request.mesh is None:
             return step
-        return step.under(chosen_engine.plan).over_mesh(request, chosen_engine)
+        return step.under(chosen_engine).over_mesh(request, chosen_engine)
 
     def least(self, procedure: str, engine: str) -> int:
         """Return the bytes of weights and states, for an engine that lays a program out, which takes long; else 0."""

@@ -47,9 +47,9 @@ def engine_of(step: MemoryStep, engine: str = "", is_tried: bool = False) -> Cho
     if not engine and not step.module_asked and (why := _outside(step, chosen)):
         chosen = engines[GRAPH]
     if not (refused := _refused(step, chosen)):
-        return ChosenEngine(chosen, step.under(chosen.plan), why)
+        return ChosenEngine(chosen, step.under(chosen), why)
     if is_tried and not engine and not _refused(step, engines[GRAPH]):
-        return ChosenEngine(engines[GRAPH], step.under(engines[GRAPH].plan), refused)
+        return ChosenEngine(engines[GRAPH], step.under(engines[GRAPH]), refused)
     others = (name for name, each in engines.items() if not each.outside(step) and not _refused(step, each))
     able = "" if "--engine" in refused else next(others, "")
     named = f"--engine {engine}" if engine else f"engine {chosen.name}"

@@ -33,7 +33,7 @@ from learncost.program.lifetimes import FEW, Walked, every_iteration
 from learncost.program.program import ACTIVATIONS, GRADIENTS, STATES, WEIGHTS, Program
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX, bytes_of, communication_buffers_of, without_reserve
-from learncost.reports.request import CPU, GPU, OPERATORS, Request
+from learncost.reports.request import COMPILED, CPU, GPU, OPERATORS, Request
 from learncost.reports.run import PreparedRun, check_probability, teacher_of
 
 if TYPE_CHECKING:
@@ -325,9 +325,10 @@ class MemoryStep:
         changed = self._with(axes={**run.axes, **sizes})
         return changed.over_mesh(*self.mesh) if self.mesh else changed
 
-    def _with(self, **changes: Any) -> MemoryStep:
-        """Return the step that was asked for, with changes of its run."""
+    def _with(self, eager: EagerOptions | None = None, **changes: Any) -> MemoryStep:
+        """Return the step that was asked for, with other options of engine eager, and changes of its run."""
         run, *others = self._given
+        others[-1] = eager or self.eager
         changed = MemoryStep(replace(run, **changes), *others)
         changed.regions = self.regions
         return changed
@@ -337,11 +338,13 @@ class MemoryStep:
         """The table of the step without a plan."""
         return _step(Structure(self.model), self.procedure, self.mode or PAPER)
 
-    def under(self, default: Callable[[Table], str] | None) -> MemoryStep:
-        """Return the step under the default plan of an engine for its table, if none was given."""
-        if self.run.plan_asked is not None or default is None:
+    def under(self, engine: Engine) -> MemoryStep:
+        """Return the step as an engine runs it: under its default plan if none was given, and compiled or not."""
+        plan, compiled = None if self.run.plan_asked is not None else engine.plan, engine.name == COMPILED
+        if plan is None and compiled == self.eager.compiled:
             return self
-        return self._with(plan_asked=default(self.unplanned))
+        changes = {} if plan is None else {"plan_asked": plan(self.unplanned)}
+        return self._with(replace(self.eager, compiled=compiled), **changes)
 
     def of(self, model: Model, axes: Mapping[str, int]) -> MemoryStep:
         """Return the step of a rewritten model and its sizes; `at` other sizes it is that of the original model."""

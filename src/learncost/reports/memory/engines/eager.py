@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import prod
 from operator import le
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
@@ -50,7 +50,6 @@ from learncost.reports.run import unlike
 if TYPE_CHECKING:
     from learncost.program.autograd.losses import LossRow, TrainedTask
 
-Answer = TypeVar("Answer")
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
@@ -423,7 +422,7 @@ def program_of(step: MemoryStep, sizes: Mapping[str, int] | None = None) -> Prog
 
 
 def _key(step: MemoryStep, sizes: Mapping[str, int]) -> Hashable:
-    return step.module, step.eager.compiled, *sorted(sizes.items())
+    return step.module, *sorted(sizes.items())
 
 
 def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
@@ -676,19 +675,6 @@ def _otherwise(step: MemoryStep) -> str:
     return f"with --module itself {why}" if why else ""
 
 
-def _compiled(answer: Callable[[MemoryStep, Mapping[str, int]], Answer]) -> Callable[..., Answer]:
-    """Return an answer about a step, as one about the step under torch.compile."""
-
-    def of_compiled(step: MemoryStep, sizes: Mapping[str, int]) -> Answer:
-        before, step.eager = step.eager, replace(step.eager, compiled=True)
-        try:
-            return answer(step, sizes)
-        finally:
-            step.eager = before
-
-    return of_compiled
-
-
 ENGINES = (
     Engine(
         "eager",
@@ -704,8 +690,8 @@ ENGINES = (
     ),
     Engine(
         COMPILED,
-        _compiled(_peak),
-        _compiled(_takes),
+        _peak,
+        _takes,
         IN_GRAPHS,
         _COMPILED.format("the module", "a CPU, or on the GPU of --on", LIVE, "").rstrip(),
         _refuses,

@@ -39,7 +39,7 @@ from learncost.ir.line import Line
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import base
 from learncost.ir.precision import Precision
-from learncost.ir.term import Read, Term
+from learncost.ir.term import Term
 from learncost.models.model import Model
 from learncost.passes.plan import CHECKPOINTS, FUSED_ATTENTION
 from learncost.program import pipeline
@@ -155,7 +155,7 @@ def axes_of(model: Model, sizes: Mapping[str, int]) -> tuple[str, ...]:
 def _chosen(line: Line) -> bool:
     """Return whether a line reads experts at an index that another line computes."""
     terms = (term for term in line.right if isinstance(term, Term) and len(term.axes) > 2)
-    return any(isinstance(axis, Read) and axis.axis == "e" for term in terms for axis in term.axes)
+    return any(axis.axis == "e" for term in terms for axis in term.indexed_axes)
 
 
 def meshes(

@@ -61,7 +61,7 @@ def gathered(scope: FunctionScope, term: Term, want: tuple[str, ...]) -> Code:
 
 def _parts(term: Term) -> list[Read]:
     """Return the indexed axes that are sharded."""
-    return [axis for axis in term.axes if isinstance(axis, Read) and sharded_over(axis.axis)]
+    return [axis for axis in term.indexed_axes if sharded_over(axis.axis)]
 
 
 def is_taken(line: Line) -> bool:
@@ -116,7 +116,7 @@ def scatter(scope: FunctionScope, line: Line, remark: str, heading: str) -> None
     name, place = scope.identifiers.of(left.name), IndexPlace(left)
     code, have = scope.squeezed(term)
     value = scope.spread(code, have, left.loops)
-    if place.affine and len(left.beyond) == len([axis for axis in left.axes if isinstance(axis, Read)]):
+    if place.affine and len(left.beyond) == len(left.indexed_axes):
         code = _laid(scope, left, value)
         scope.put(f"{name} = {code.text}", (left.name,), remark, heading)
         return

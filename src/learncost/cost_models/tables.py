@@ -28,7 +28,7 @@ from learncost.ir.loop import beginnings, map_lines, walk
 from learncost.ir.polynomial import ZERO, Polynomial, total
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
-from learncost.ir.term import Literal, Read, Term
+from learncost.ir.term import Literal, Term
 from learncost.layers.layer import Layer
 from learncost.layers.products import (
     ScoreGradients,
@@ -159,7 +159,7 @@ def _printed_product(line: Product, book: Book, table: Table) -> tuple[Polynomia
     if len(line.right) == 1:
         (term,) = line.right
         if line.meta.layer in book.one_hot and term.indexed:
-            points = Polynomial.of((*term.loops, *(axis.axis for axis in term.axes if isinstance(axis, Read))))
+            points = Polynomial.of((*term.loops, *(axis.axis for axis in term.indexed_axes)))
             return points, points * 2, False
         if line.meta.phase not in ("forward", "recomputation"):
             # A sum of rows, such as a bias gradient, is left out (section 5.4.3); the rows of a look-up are updated

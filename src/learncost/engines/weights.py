@@ -14,7 +14,7 @@ from learncost.ir.line import Line, Product, Sum
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
-from learncost.ir.term import Operand, Read, Term
+from learncost.ir.term import Operand, Term
 
 DEVIATION = 0.02
 """The standard deviation of initial matrices: BERT's and GPT-2's initializer_range."""
@@ -33,7 +33,7 @@ def deviations(table: Table, sizes: Mapping[str, int]) -> dict[str, float]:
             name = nest.stacks.get(term.name, term.name)
             if not isinstance(term, Term) or name not in table.weights:
                 continue
-            if any(isinstance(axis, Read) and isinstance(axis.at, Term) for axis in term.axes):
+            if any(isinstance(axis.at, Term) for axis in term.indexed_axes):
                 looked_up.add(name)
             elif isinstance(line, Product):
                 out = {axis for each in line.left for axis in each.loops}

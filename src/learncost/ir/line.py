@@ -222,9 +222,19 @@ class Line:
         return tuple(dict.fromkeys(a for term in (*self.left, *self.right) for a in term.loops))
 
     @cached_property
+    def indexed_axes(self) -> tuple[Read, ...]:
+        """The axes that the line reads or writes at an index, in other indices, too."""
+        return tuple(axis for term in (*self.left, *self.terms) for axis in term.indexed_axes)
+
+    @cached_property
+    def windows(self) -> tuple[str, ...]:
+        """The sizes of its windows; a window of a number is left out."""
+        return tuple(each.window for each in self.where if each.window and not each.window.isdigit())
+
+    @cached_property
     def terms(self) -> tuple[Term, ...]:
         """Every term that the line reads, including those inside indices; indices on the left come last."""
-        written = (axis.at for left in self.left for axis in left.axes if isinstance(axis, Read))
+        written = (axis.at for left in self.left for axis in left.indexed_axes)
         return tuple(term for operand in (*self.right, *written) for term in terms_of(operand))
 
     @cached_property

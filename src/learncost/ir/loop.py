@@ -254,8 +254,7 @@ def defined(lines: Iterable[Statement]) -> frozenset[str]:
 
 def windows(lines: Iterable[Statement]) -> tuple[str, ...]:
     """Return the sizes of the windows of the lines, each once; windows of a number are left out."""
-    windows_found = (condition.window for line, _ in walk(lines) for condition in line.where)
-    return tuple(dict.fromkeys(window for window in windows_found if window and not window.isdigit()))
+    return tuple(dict.fromkeys(window for line, _ in walk(lines) for window in line.windows))
 
 
 def empty(lines: Iterable[Statement]) -> frozenset[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from learncost.ir.affine import Affine
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import NotationError, advice, close_to
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.line_reader import twice
-from learncost.ir.loop import Carry, Loop, Statement, walk, windows
+from learncost.ir.loop import Carry, Loop, Statement, walk
 from learncost.ir.parsed import OWN, Header, LayerCall, Parsed, ParsedLoop
 from learncost.ir.polynomial import base, names_of_sizes
 from learncost.ir.table import Table
@@ -197,8 +196,10 @@ def bind(
 def _check_names(header: Header, added: Mapping[str, str], lines: Iterable[Statement]) -> None:
     """Raise `NotationError` for a size of no axis, and for a name of the header or of a call that is also a size."""
     every = [*walk(lines)]
-    axes = {base(axis): line for line, _ in reversed(every) for axis in (*line.loops, *_labels(line))}
-    counts = {size: line for line, nest in reversed(every) for size in (*nest.counts, *windows([line]))}
+    axes = {
+        base(axis): line for line, _ in reversed(every) for axis in (*line.loops, *(a.axis for a in line.indexed_axes))
+    }
+    counts = {size: line for line, nest in reversed(every) for size in (*nest.counts, *line.windows)}
     for name in (*header.inputs, *header.weights, *added):
         if name in axes or name in counts:
             kind = "an axis" if name in axes else "a size"
@@ -206,7 +207,8 @@ def _check_names(header: Header, added: Mapping[str, str], lines: Iterable[State
             text = added.get(name) or str(axes.get(name) or counts[name])
             raise NotationError(f"{name} is {kind} and a {place}: rename one of them", text)
     for line, _ in every:
-        sizes_read = (size for term in _operands(line) if not isinstance(term, Term) for size in term.sizes)
+        operands = (*line.right, *(axis.at for axis in line.indexed_axes))
+        sizes_read = (size for operand in operands if not isinstance(operand, Term) for size in operand.sizes)
         sizes = {name for size in sizes_read for name in names_of_sizes(size) if not name.isdigit()}
         if isinstance(line, Op) and line.opaque:
             flops = (line.opaque.flops(part) for part in ("body", "gradient"))
@@ -215,19 +217,6 @@ def _check_names(header: Header, added: Mapping[str, str], lines: Iterable[State
             near = close_to(unknown[0], axes) or next(iter(axes), "")
             hint = f"; write the size of one, such as #{near}" if near else ""
             raise NotationError(f"#{unknown[0]} is not the size of an axis of {header.name}{hint}", str(line))
-
-
-def _labels(line: Line) -> Iterator[str]:
-    """Yield the axes that are read or written at an index."""
-    for term in (*line.left, *line.terms):
-        yield from (axis.axis for axis in term.axes if isinstance(axis, Read))
-
-
-def _operands(line: Line) -> Iterator[Operand | Affine]:
-    """Yield every operand on the right, and the operands of indices."""
-    yield from line.right
-    for term in (*line.left, *line.terms):
-        yield from (axis.at for axis in term.axes if isinstance(axis, Read))
 
 
 def _read_outside(parsed: Iterable[Parsed]) -> frozenset[str]:
@@ -341,8 +330,8 @@ class _TableScope:
             if isinstance(term, Term):
                 self.meet(term, line, index=False)
         for term in line.left:
-            for axis in term.axes:
-                if isinstance(axis, Read) and isinstance(axis.at, Term):
+            for axis in term.indexed_axes:
+                if isinstance(axis.at, Term):
                     self.meet(axis.at, line, index=True)
         read = [term.name for term in line.terms]
         if len(self.axes) > known and len({*read}) < len(read):  # two reads of a new name have the same axes
@@ -382,8 +371,8 @@ class _TableScope:
         (self.indices if index else self.values).add(term.name)
         if term.name in self.indices and term.name in self.values:
             raise NotationError(f"{term.name} is read both as a value and as an index", str(line))
-        for axis in term.axes:
-            if isinstance(axis, Read) and isinstance(axis.at, Term):
+        for axis in term.indexed_axes:
+            if isinstance(axis.at, Term):
                 self.meet(axis.at, line, index=True)
 
     def repeat(self, block: ParsedLoop) -> Loop:

@@ -238,9 +238,8 @@ def _sizes_of(operand: Operand | Affine) -> Iterator[str]:
         yield from map(base, operand.sizes)
     else:
         yield from map(base, operand.declared)
-        for axis in operand.axes:
-            if isinstance(axis, Read):
-                yield from _sizes_of(axis.at)
+        for axis in operand.indexed_axes:
+            yield from _sizes_of(axis.at)
 
 
 _ROLE = re.compile(r"^\s*([^\W\d][\w.]*)\s*:\s*(\w+)\s+of\s+([^\W\d][\w.]*'*)\s*$")

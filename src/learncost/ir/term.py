@@ -45,8 +45,13 @@ class Term:
         return _declared(self.axes)
 
     @property
-    def indexed(self) -> bool:
+    def indexed_axes(self) -> tuple[Read, ...]:
+        """The axes that are read, or written, at an index."""
         return _indexed(self.axes)
+
+    @property
+    def indexed(self) -> bool:
+        return bool(_indexed(self.axes))
 
     @property
     def apart(self) -> bool:
@@ -66,7 +71,7 @@ class Term:
     @property
     def names(self) -> tuple[str, ...]:
         """The name and those of its indices."""
-        inner = (name for axis in self.axes if isinstance(axis, Read) for name in axis.at.names)
+        inner = (name for axis in self.indexed_axes for name in axis.at.names)
         return (self.name, *inner)
 
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Term:
@@ -105,14 +110,14 @@ def _declared(axes: tuple[Axis, ...]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _indexed(axes: tuple[Axis, ...]) -> bool:
-    return any(isinstance(axis, Read) for axis in axes)
+def _indexed(axes: tuple[Axis, ...]) -> tuple[Read, ...]:
+    return tuple(axis for axis in axes if isinstance(axis, Read))
 
 
 @lru_cache(maxsize=4096)
 def _apart(axes: tuple[Axis, ...]) -> bool:
     known = {axis for axis in axes if isinstance(axis, str)}
-    places = [axis.at for axis in axes if isinstance(axis, Read)]
+    places = [axis.at for axis in _indexed(axes)]
     while determined := [at for at in places if isinstance(at, Affine) and at.determines(known)]:
         known.update(*(at.loops for at in determined))
         places = [at for at in places if at not in determined]
@@ -131,6 +136,7 @@ class Literal:
     axes: tuple[Axis, ...] = ()
     loops: tuple[str, ...] = ()
     declared: tuple[str, ...] = ()
+    indexed_axes: tuple[Read, ...] = ()
     indexed = False
     names: tuple[str, ...] = ()
 
@@ -174,6 +180,5 @@ def terms_of(operand: Operand | Affine) -> Iterator[Term]:
     if not isinstance(operand, Term):
         return
     yield operand
-    for axis in operand.axes:
-        if isinstance(axis, Read):
-            yield from terms_of(axis.at)
+    for axis in operand.indexed_axes:
+        yield from terms_of(axis.at)

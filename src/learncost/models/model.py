@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.loop import Loop, Statement, map_lines, walk, windows
+from learncost.ir.loop import Loop, Statement, map_lines, walk
 from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal
@@ -237,7 +237,7 @@ def axes_of(table: Table) -> tuple[str, ...]:
     """Return the names of a table's axes and of the sizes in its numbers and windows."""
     axes = {axis for declared in table.axes.values() for axis in declared}
     for line, _ in walk(table.lines):
-        axes.update(line.loops, windows([line]))
+        axes.update(line.loops, line.windows)
         for term in (*line.left, *line.right):
             axes.update(term.sizes if isinstance(term, Literal) else term.declared)
     return tuple(sorted({base(axis) for axis in axes}))

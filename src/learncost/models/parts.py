@@ -9,7 +9,7 @@ from learncost.ir.line import Line, Sum
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
-from learncost.ir.term import Read, Term
+from learncost.ir.term import Term
 from learncost.models.model import Model
 from learncost.models.modules import is_module, joint, names, weights_named
 from learncost.models.purposes import layers_that, linear_layers
@@ -247,4 +247,4 @@ class NamedParts:
 
 def _looks_up(line: Line, weight: str) -> bool:
     terms = [term for term in line.right if isinstance(term, Term) and term.name == weight]
-    return any(isinstance(axis, Read) for term in terms for axis in term.axes)
+    return any(term.indexed for term in terms)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import base
-from learncost.ir.term import Read, Term
+from learncost.ir.term import Term
 from learncost.models.configuration import family_of
 from learncost.models.model import Model
 from learncost.ops import entry, is_choice, is_softmax
@@ -76,7 +76,7 @@ def _sums(line: Line) -> bool:
 def _convolves(line: Line, inputs: Collection[str]) -> bool:
     """Return whether a product reads a window at each position, as convolutions and patch embeddings do."""
     terms = [term for term in line.right if isinstance(term, Term)]
-    if any(isinstance(axis, Read) for term in terms for axis in term.axes):
+    if any(term.indexed for term in terms):
         return True
     summed = {axis for term in terms for axis in term.loops} - set(line.left[0].loops)
     return len(summed) > 1 and any(term.name in inputs for term in terms)

@@ -10,7 +10,6 @@ from learncost.ir.line import Line, Product
 from learncost.ir.loop import walk
 from learncost.ir.stated import Limit, size_names
 from learncost.ir.table import Table
-from learncost.ir.term import Read
 from learncost.ir.value import IdentityKey
 from learncost.layers.layer import Layer
 from learncost.models.expression import names as names_in
@@ -132,7 +131,7 @@ def looked_up(table: Table) -> Iterator[tuple[str, ...]]:
     """Yield the axes of the indices by which lines look up rows of a weight, such as those of tokens."""
     for line, _ in walk(table.lines):
         if isinstance(line, Product) and len(line.right) == 1 and line.right[0].name in table.weights:
-            yield from (axis.at.loops for axis in line.right[0].axes if isinstance(axis, Read))
+            yield from (axis.at.loops for axis in line.right[0].indexed_axes)
 
 
 def check_batch(table: Table, name: str, layer: Layer | None) -> None:

@@ -21,7 +21,7 @@ def join_of(line: Sum) -> Op | None:
     ends: list[AffineTerm] = []  # of the arrays so far
     parts: list[Operand] = []
     for term in line.right:
-        reads = [axis for axis in term.axes if isinstance(axis, Read)]
+        reads = term.indexed_axes
         at = reads[0].at if len(reads) == 1 else None
         if not isinstance(at, Affine) or at.fixed or term.loops != left.loops:
             return None
@@ -51,7 +51,7 @@ def read_back(left: Term, value: Operand, meta: Meta) -> Product | None:
     """
     if isinstance(value, Literal):
         return None
-    reads = [axis for axis in left.axes if isinstance(axis, Read)]
+    reads = left.indexed_axes
     loops = [axis for axis in left.axes if isinstance(axis, str)] + [loop for read in reads for loop in read.at.loops]
     solved: dict[str, Axis] = {}
     for read in reads:

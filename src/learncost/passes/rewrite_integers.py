@@ -23,7 +23,7 @@ from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
-from learncost.ir.term import Literal, Operand, Read, Term
+from learncost.ir.term import Literal, Operand, Term
 from learncost.passes.integers import CODE, FUNCTIONS, HALF, TOTAL, WORD, Power, ScaledInteger, Shifts
 from learncost.passes.lower import expanded
 from learncost.passes.rewrite_codes import is_whole
@@ -266,7 +266,7 @@ def check_sums(table: Table, sizes: Mapping[str, int]) -> None:
 
 def _meeting(line: Product, sizes: Mapping[str, int]) -> int:
     """Return the largest number of windows that add to one position: the product of all axes but the longest."""
-    lengths = ([size_of(loop, sizes) for loop in axis.at.loops] for axis in line.left[0].axes if isinstance(axis, Read))
+    lengths = ([size_of(loop, sizes) for loop in axis.at.loops] for axis in line.left[0].indexed_axes)
     return prod(prod(several) // max(several) for several in lengths if several)
 
 

@@ -401,7 +401,7 @@ class Decoding:
             left, right = ({axis for term in side for axis in term.loops} for side in (line.left, line.right))
             tokens = {axis for axis in left | right if base(axis) == TOKENS}
             acts = isinstance(line, Op) and any(base(axis) == TOKENS for axis in line.axes)
-            at = any(base(axis.axis) == TOKENS for term in line.right for axis in term.axes if isinstance(axis, Read))
+            at = any(base(axis.axis) == TOKENS for term in line.right for axis in term.indexed_axes)
             if acts or at or len(tokens) > 1 or tokens - left or (tokens and TOKENS in nest.counts):
                 layer = line.meta.layer.replace("_", " ") or "it"
                 raise refusal(self.name, f"{layer} reads other positions and caches nothing of them, in line: {line}")

@@ -82,7 +82,7 @@ class Modulation:
         other lines."""
         if not isinstance(line, Product) or len(line.right) > 1 or line.right[0].name not in self.model.table.weights:
             return None
-        reads = [axis for axis in line.right[0].axes if isinstance(axis, Read)]
+        reads = line.right[0].indexed_axes
         inputs = self.model.table.inputs
         lookups = [read for read in reads if read.axis in self.e.axes and read.at.name in inputs]
         return lookups[0] if len(lookups) == len(reads) == 1 else None

@@ -10,7 +10,7 @@ from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Meta, Product
 from learncost.ir.loop import Loop
 from learncost.ir.polynomial import base
-from learncost.ir.term import Read, Term
+from learncost.ir.term import Term
 from learncost.ir.value import Axes, IdentityKey, Value
 from learncost.layers.gradient_plan import GradientOverrides, GradientSource, Scope
 from learncost.models.model import Model
@@ -275,5 +275,5 @@ class _SignalsBuilder:
         if self.at_targets is None:
             return Term(self.e, errors), matrix
         (weight,) = (term for term in self.at_targets.right if isinstance(term, Term))
-        at = {axis.axis: axis for axis in self.at_targets.left[0].axes if isinstance(axis, Read)}
+        at = {axis.axis: axis for axis in self.at_targets.left[0].indexed_axes}
         return weight, Term(matrix.name, tuple(at.get(axis, axis) for axis in matrix.declared))

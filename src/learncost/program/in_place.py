@@ -11,7 +11,6 @@ from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, defined, groups, in_kernel, walk
 from learncost.ir.polynomial import base, sharded_over, whole
 from learncost.ir.table import Table
-from learncost.ir.term import Read
 from learncost.ops.collectives import JOINED, REDUCES, is_collective
 from learncost.program.calls import (
     AliasedMemory,
@@ -155,7 +154,7 @@ def _message(lines: Sequence[Line]) -> Call:
 def _counted(line: Line) -> str:
     """Return a sharded axis whose positions the line depends on; "" where there is none."""
     sides = [axis for condition in line.where for axis in condition.axes]
-    reads = [axis.axis for term in (*line.left, *line.terms) for axis in term.axes if isinstance(axis, Read)]
+    reads = [axis.axis for axis in line.indexed_axes]
     return next((axis for axis in (*sides, *reads) if sharded_over(axis)), "")
 
 

@@ -14,7 +14,7 @@ from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import comes_round, down_to, sharded_over, whole
 from learncost.ir.table import Table
-from learncost.ir.term import Literal, Read, Term
+from learncost.ir.term import Literal, Term
 from learncost.ops import entry
 from learncost.ops.collectives import is_collective, place_changed
 
@@ -200,7 +200,7 @@ class _LineCheck:
         state = self.result(line, cut_axes, states)
         for term in line.left:
             is_cut = _of(term.declared, self.mesh_axis) == CUT
-            is_written = any(isinstance(axis, Read) for axis in term.axes)
+            is_written = term.indexed
             states[term.name] = (SENT if state == SENT and not is_written else CUT) if is_cut else state
             if is_cut and state not in (CUT, SENT, SAME, ZERO):
                 raise self.refuse(line, f"{term.name} would be sharded and partial at once")
@@ -239,14 +239,13 @@ class _LineCheck:
     def cut_axes(self, line: Line) -> set[str]:
         """Return the axes of a line that the mesh axis shards. Raises `InputError` if an axis is both sharded and
         unsharded."""
-        terms = (*line.left, *line.terms)
-        plain = {axis for term in terms for axis in term.axes if isinstance(axis, str)}
+        plain = {axis for term in (*line.left, *line.terms) for axis in term.axes if isinstance(axis, str)}
         cut = {axis for axis in plain if self.mesh_axis in sharded_over(axis)}
         for axis in cut:
             same = {other for other in plain if whole(other) == whole(axis)}
             if not same <= cut:
                 raise self.refuse(line, f"an axis is both sharded and unsharded ({', '.join(sorted(same))})")
-        read = {axis.axis for term in terms for axis in term.axes if isinstance(axis, Read)}
+        read = {axis.axis for axis in line.indexed_axes}
         return cut | {f"{axis}=" for axis in read if self.mesh_axis in sharded_over(axis)}
 
     def result(self, line: Line, cut_axes: set[str], states: States) -> str:
@@ -282,19 +281,21 @@ class _LineCheck:
         there = {
             term.name
             for term in line.right
-            if isinstance(term, Term)
-            and any(isinstance(axis, Read) and self.mesh_axis in sharded_over(axis.axis) for axis in term.axes)
+            if isinstance(term, Term) and any(self.mesh_axis in sharded_over(axis.axis) for axis in term.indexed_axes)
         }
         for name, state in read_states.items():
             if state == CUT and name not in there:
                 raise self.refuse(line, f"{name} is read with dispatched rows, and was not dispatched")
         left = line.left[0]
-        is_written = any(isinstance(axis, Read) and self.mesh_axis in sharded_over(axis.axis) for axis in left.axes)
+        is_written = any(self.mesh_axis in sharded_over(axis.axis) for axis in left.indexed_axes)
         if len(along) != 1 or not (is_written or along <= {*left.axes}):
             raise self.refuse(line, "it sums dispatched rows")
         owners = {self.owners[name] for name, state in read_states.items() if state == SENT}
-        reads = [axis for term in (*line.left, *line.terms) for axis in term.axes if isinstance(axis, Read)]
-        owners |= {down_to(axis.axis, self.mesh_axis) for axis in reads if self.mesh_axis in sharded_over(axis.axis)}
+        owners |= {
+            down_to(axis.axis, self.mesh_axis)
+            for axis in line.indexed_axes
+            if self.mesh_axis in sharded_over(axis.axis)
+        }
         if len(owners) > 1:
             raise self.refuse(line, f"it combines rows dispatched to the owners of {' and '.join(sorted(owners))}")
         self.owners |= dict.fromkeys(line.makes, *owners)

@@ -19,7 +19,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.loop import repeats, walk
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.table import Table, features
-from learncost.ir.term import Read, Term
+from learncost.ir.term import Term
 from learncost.ir.value import DRAWN, IdentityKey, Value
 from learncost.sharding.mesh import Mesh
 
@@ -426,7 +426,7 @@ def _read_at_a_choice(table: Table) -> Iterator[str]:
     made = {name for line, _ in walk(table.lines) for name in line.makes}
     for line, nest in walk(table.lines):
         for term in line.right:
-            indices = (axis.at for axis in term.axes if isinstance(axis, Read)) if isinstance(term, Term) else ()
+            indices = (axis.at for axis in term.indexed_axes) if isinstance(term, Term) else ()
             weight = nest.stacks.get(term.name, term.name)
             if weight in table.weights and any(isinstance(at, Term) and at.name in made for at in indices):
                 yield weight

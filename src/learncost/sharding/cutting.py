@@ -313,7 +313,7 @@ class Cutting:
         partial: dict[str, str] = dict(self.passes)
         joins = {q: f"{_partial_operand(scope, line, q)} is" for q in self.passes}
         plain = {axis for axis in term.axes if isinstance(axis, str)}
-        at = {axis.axis for axis in term.axes if isinstance(axis, Read)}
+        at = {axis.axis for axis in term.indexed_axes}
         for mesh_axis, (kind, axis) in self.sites.items():
             if (kind == ALONG and axis in plain) or (kind == AT and axis in at) or kind == SENT:
                 continue
@@ -346,10 +346,9 @@ def whole_axes(line: Line) -> Iterator[str]:
     """Yield the axes that must not be sharded in a line: indexed ones, and those along which an op needs all
     elements.
     """
-    for term in (*line.left, *line.terms):
-        for axis in term.axes:
-            if isinstance(axis, Read) and isinstance(axis.at, Affine):
-                yield from (axis.axis, *axis.at.loops)
+    for axis in line.indexed_axes:
+        if isinstance(axis.at, Affine):
+            yield from (axis.axis, *axis.at.loops)
     if not isinstance(line, Op):
         return
     op = entry(line.op)

@@ -253,6 +253,6 @@ def _fits(term: Term, rows: RoutedRows) -> bool:
     """Return whether an operand has no rows, as weights, or rows that can be dispatched."""
     inside = {axis for axis in term.axes if isinstance(axis, str)} & {*rows.axes}
     if term.indexed:
-        at = [axis.at for axis in term.axes if isinstance(axis, Read)]
+        at = [axis.at for axis in term.indexed_axes]
         return not inside and all(isinstance(index, Term) and index.name == rows.choice.index for index in at)
     return not inside or rows.first in inside

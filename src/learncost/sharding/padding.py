@@ -58,10 +58,7 @@ def paddable(table: Table) -> frozenset[str]:
 
 def _read(line: Line) -> Iterator[str]:
     """Yield the axes that a line reads at an index array."""
-    for term in line.right:
-        for axis in term.axes:
-            if isinstance(axis, Read) and isinstance(axis.at, Term):
-                yield axis.axis
+    yield from (axis.axis for term in line.right for axis in term.indexed_axes if isinstance(axis.at, Term))
 
 
 def _counted(line: Line) -> Iterator[str]:

@@ -20,7 +20,6 @@ from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, map_lines, visit, walk
 from learncost.ir.polynomial import base, sharded_over, size_of, whole
 from learncost.ir.table import Table
-from learncost.ir.term import Read
 from learncost.sharding.cutting import whole_axes
 from learncost.sharding.mesh import Mesh
 
@@ -77,7 +76,7 @@ def _ordered_axes(line: Statement) -> Iterator[str]:
         return
     assert isinstance(line, Line)
     yield from whole_axes(line)
-    yield from (axis.axis for term in (*line.left, *line.terms) for axis in term.axes if isinstance(axis, Read))
+    yield from (axis.axis for axis in line.indexed_axes)
 
 
 def ordered(array: Any, axes: Iterable[str], zigzag: Zigzag, sizes: Mapping[str, int], back: bool = False) -> Any:

@@ -16,7 +16,7 @@ from learncost.ir.line import FusedKernel, Line, Op, Product, Sum, alias, sides
 from learncost.ir.loop import check_derived, groups, in_kernel
 from learncost.ir.polynomial import Polynomial, base, comes_round, larger, size_of, smaller, whole
 from learncost.ir.precision import BYTES
-from learncost.ir.term import Literal, Read, Term, terms_of
+from learncost.ir.term import Literal, Term, terms_of
 from learncost.layers.active import is_norm
 from learncost.layers.products import direct, matrix_maccs
 from learncost.ops.collectives import is_collective
@@ -237,7 +237,7 @@ def works_axes(
 def _of_choices(line: Line) -> bool:
     """Return whether a product reads or writes at an index array, as for experts' weights."""
     terms = (term for term in (*line.left, *line.right) if isinstance(term, Term)) if isinstance(line, Product) else ()
-    return any(isinstance(axis, Read) and isinstance(axis.at, Term) for term in terms for axis in term.axes)
+    return any(isinstance(axis.at, Term) for term in terms for axis in term.indexed_axes)
 
 
 _Numbered = tuple[int, Line]

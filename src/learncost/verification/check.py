@@ -17,7 +17,7 @@ from learncost.ir.line import Line, Op, alias
 from learncost.ir.loop import check_derived, walk
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
-from learncost.ir.term import Read, Term
+from learncost.ir.term import Term
 from learncost.layers.layer import Layer
 from learncost.ops import entry
 from learncost.passes.lower import lower
@@ -242,7 +242,7 @@ def _touched(term: Term, values: Values, sizes: Mapping[str, int]) -> int:
     """Return the elements read of an operand; for an indexed read, at most so many, and those of the index."""
     if not term.indexed:
         return int(np.size(values[term.name]))
-    reads = [axis for axis in term.axes if isinstance(axis, Read)]
+    reads = term.indexed_axes
     direct = [axis for axis in term.axes if isinstance(axis, str)]
     places = [min(size_of((r.axis,), sizes), size_of([a for a in r.at.loops if a not in direct], sizes)) for r in reads]
     inner = [read.at for read in reads if isinstance(read.at, Term)]

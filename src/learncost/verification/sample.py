@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.affine import Affine
-from learncost.ir.line import Line, Op
+from learncost.ir.line import Op
 from learncost.ir.loop import repeats, walk, windows
 from learncost.ir.polynomial import base, shape_of, size_of
 from learncost.ir.stated import places_read
 from learncost.ir.table import Table
-from learncost.ir.term import Operand, Read, Term
+from learncost.ir.term import Term
 from learncost.layers.spelling import condition_names, read_place_by_place
 from learncost.ops import entry
 from learncost.passes.normal_forms import joined
@@ -48,7 +48,7 @@ def small_sizes(
         if repeat.carry and repeat.count in least:
             least[repeat.count] = max(least[repeat.count], 3)  # the third reads what the second made of the first's
     for line, _ in walk(table.lines):
-        for read in _reads(line):
+        for read in line.indexed_axes:
             if isinstance(read.at, Affine) and read.at.fixed and base(read.axis) in least:
                 axis = base(read.axis)
                 least[axis] = max(least[axis], sum(part.factor for part in read.at.parts if not part.sizes) + 1)
@@ -111,7 +111,7 @@ def _others(table: Table, names: Iterable[str]) -> Mapping[str, set[str]]:
     if len(names) <= FEW:
         return {name: {*names} - {name} for name in names}
     others: dict[str, set[str]] = {name: set() for name in names}
-    every = [(*line.loops, *(read.axis for read in _reads(line))) for line, _ in walk(table.lines)]
+    every = [(*line.loops, *(read.axis for read in line.indexed_axes)) for line, _ in walk(table.lines)]
     for together in (*every, *table.axes.values()):
         bases = {base(axis) for axis in together} & others.keys()
         for name in bases:
@@ -137,12 +137,12 @@ def _covered(table: Table, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]
     """
     chosen = {line.name: line.axes for line, _ in walk(table.lines) if isinstance(line, Op) and entry(line.op).chooses}
     for line, _ in walk(table.lines):
-        for read in _reads(line):
+        for read in line.indexed_axes:
             if isinstance(read.at, Term) and read.at.name in chosen:
                 yield base(read.axis), max(size_of(axis, sizes) for axis in chosen[read.at.name])
         if not isinstance(line, Op) or not line.axes:
             continue
-        for read in _reads(line):
+        for read in line.indexed_axes:
             if isinstance(read.at, Affine) and not read.at.sizes:
                 last = {axis: size_of(axis, sizes) - 1 for axis in read.at.loops}
                 yield base(read.axis), int(read.at.number(sizes, last)) + 1
@@ -159,7 +159,7 @@ def _names(table: Table) -> list[str]:
     counts += [axis for line, _ in walk(table.lines) if isinstance(line, Op) for axis in line.chosen]
     axes = [axis for array in (*table.inputs, *table.weights) for axis in table.axes[array]]
     axes += [axis for line, _ in walk(table.lines) for axis in line.loops]
-    axes += [read.axis for line, _ in walk(table.lines) for read in _reads(line)]
+    axes += [read.axis for line, _ in walk(table.lines) for read in line.indexed_axes]
     names = (base(axis).partition("/")[0] for axis in (*counts, *axes))
     return [axis for axis in dict.fromkeys(names) if not axis.isdigit()]
 
@@ -168,20 +168,6 @@ def grouped(table: Table) -> dict[str, int]:
     """Return the counts of loops over groups of iterations, and the sizes of the groups."""
     parts = (base(count).partition("/") for _, nest in walk(table.lines) for count in nest.counts)
     return {name: int(several) for name, _, several in parts if several.isdigit() and not name.isdigit()}
-
-
-def _reads(line: Line) -> list[Read]:
-    reads: list[Read] = []
-
-    def visit(term: Operand | Affine) -> None:
-        for axis in term.axes:
-            if isinstance(axis, Read):
-                reads.append(axis)
-                visit(axis.at)
-
-    for term in (*line.left, *line.right):
-        visit(term)
-    return reads
 
 
 def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:

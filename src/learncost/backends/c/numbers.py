@@ -166,7 +166,7 @@ class Numbers:
         line, left = value.line, value.line.left[0]
         numbers = [self.number(operand, at) for operand in line.right]
         if left.indexed:  # one number in a row of zeros
-            reads = [axis for axis in left.axes if isinstance(axis, Read)]
+            reads = left.indexed_axes
             tests = [_equal(at[axis.axis], self._index(axis, at)) for axis in reads]
             return chosen(joined("&&", tests), numbers[0], ZERO)
         if isinstance(line, Product):

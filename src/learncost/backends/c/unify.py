@@ -13,7 +13,7 @@ from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import defined
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table
-from learncost.ir.term import Literal, Operand, Read, Term
+from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Value
 from learncost.ops import applied, entry
 from learncost.passes.lower import lower
@@ -24,14 +24,14 @@ def terms(operands: Iterable[Operand | Affine]) -> Iterator[tuple[Term, bool]]:
     for operand in operands:
         if isinstance(operand, Term):
             yield operand, operand.indexed
-            yield from terms(axis.at for axis in operand.axes if isinstance(axis, Read))
+            yield from terms(axis.at for axis in operand.indexed_axes)
 
 
 def needs(line: Line) -> Iterator[tuple[Term, bool]]:
     """Return the operands of a line and the indices on both sides."""
     yield from terms(line.right)
     for left in line.left:
-        yield from terms(axis.at for axis in left.axes if isinstance(axis, Read))
+        yield from terms(axis.at for axis in left.indexed_axes)
 
 
 def unified(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -152,7 +152,7 @@ def _without_points(lines: Sequence[Line]) -> list[Line]:
     for line in lines:
         if isinstance(line, Product) and len(line.right) == 1 and line.right[0].name in points:
             term, point = line.right[0], points[line.right[0].name]
-            read = {axis.axis for axis in point.left[0].axes if isinstance(axis, Read)}
+            read = {axis.axis for axis in point.left[0].indexed_axes}
             if set(term.loops) - set(line.left[0].loops) == read and term.axes == point.left[0].declared:
                 line = replace(line, right=point.right)
         result.append(line)

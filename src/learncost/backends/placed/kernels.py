@@ -12,7 +12,7 @@ from learncost.ir.affine import Affine
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.line import FusedKernel, Line, Meta, Op, Sum
 from learncost.ir.polynomial import base, names_of_sizes, size_of
-from learncost.ir.term import Literal, Read, Term, terms_of
+from learncost.ir.term import Literal, Term, terms_of
 from learncost.program.calls import Axes
 
 
@@ -46,7 +46,7 @@ def identical(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtype
     arrays = tuple(dict.fromkeys(term.name for term in terms))
     used = [axis for name in arrays for axis in axes.get(name, ())]
     used += [axis for term in terms for axis in (*term.loops, *term.declared)]
-    places_read = [axis.at for term in terms for axis in term.axes if isinstance(axis, Read)]
+    places_read = [axis.at for term in terms for axis in term.indexed_axes]
     used += [size for place in places_read if isinstance(place, Affine) for size in place.sizes]
     used += [axis for line in lines for axis in _others(line)]
     used = [axis for axis in used if not base(axis).isdigit()]

@@ -216,7 +216,7 @@ def _terms(line: Line | None) -> tuple[Term, ...]:
     if not isinstance(line, Product):
         return ()
     terms = tuple(term for term in line.right if isinstance(term, Term))
-    reads = [axis.at for term in terms for axis in term.axes if isinstance(axis, Read)]
+    reads = [axis.at for term in terms for axis in term.indexed_axes]
     return terms if len(terms) == len(line.right) and all(isinstance(at, Affine) and at.fixed for at in reads) else ()
 
 

@@ -396,7 +396,7 @@ def solved(line: Line) -> dict[str, tuple[Read, AffineTerm]]:
 
     Of `Y[B y=2 p + s] = X[B p s]` it is p = (y - s)/2, where that is a whole number; s is summed.
     """
-    reads = [axis for axis in line.left[0].axes if isinstance(axis, Read)]
+    reads = line.left[0].indexed_axes
     often = Counter(axis for read in reads for axis in read.at.loops)
     found = {}
     for read in reads:

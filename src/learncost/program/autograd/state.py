@@ -11,7 +11,7 @@ from learncost.ir.dataclass import dataclass, field
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.table import Table
-from learncost.ir.term import Operand, Read, Term
+from learncost.ir.term import Operand, Term
 from learncost.ops.collectives import is_collective
 from learncost.program.autograd.module import Module
 from learncost.program.autograd.operators import Storage, TapeTensor
@@ -341,7 +341,7 @@ class ScopeNames:
         if term.name in self.drawn:
             return self.fresh(elements)
         tensor = self.found(term.name, values)
-        reads = [axis for axis in term.axes if isinstance(axis, Read)]
+        reads = term.indexed_axes
         if not reads:
             return tensor
         index = next((read.at.name for read in reads if read.at.name), "")

@@ -18,6 +18,7 @@ from learncost.ir.errors import BYTES, whole_number
 from learncost.models.argument import preset
 from learncost.procedures.optimizer import STATES
 from learncost.reports.columns import write_csv
+from learncost.reports.request import Request
 from learncost.training.train import ProgressLines
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "questions.md"
@@ -351,3 +352,13 @@ def test_retired_keywords_are_refused_with_todays():
     for old, today in (("ram", "budget"), ("flash", "flash_size")):
         with pytest.raises(lc.InputError, match=f"the keyword '{old}' is called '{today}' now"):
             lc.fit("gpt2", **{old: "1GB"})
+
+
+NO_QUESTIONS = "derive", "lower", "price", "inference", "check_layer", "list_models", "train", "book"
+
+
+@pytest.mark.parametrize("name", NO_QUESTIONS)
+def test_what_takes_no_request_says_so_in_one_line(name):
+    with pytest.raises(lc.InputError, match=r"not Request\(|is called Request\(") as refused:
+        getattr(lc, name)(Request("gpt2"))
+    assert "\n" not in str(refused.value)

@@ -27,7 +27,7 @@ from learncost.ir.polynomial import Polynomial, base, checked_sizes, shape_of, s
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, IdentityKey
-from learncost.layers.layer import Layer
+from learncost.layers.layer import Layer, table_of
 from learncost.program.calls import AS_WRITTEN, IN_KERNELS, ScheduleRules, scheduled
 from learncost.program.lifetimes import Lifetimes, ScheduledArray, Walked, every_iteration, some_iterations
 from learncost.program.program import IntervalSet
@@ -454,6 +454,7 @@ def live(
         table = derive(table)
     if isinstance(table, Derived):
         table = table.step
+    table = table_of(table)
     iterations = iterations_of(table, sizes)
     if several := sorted(count for count, number in iterations.items() if not isinstance(number, int | None)):
         raise InputError(f"the trip count of a loop must be one number: give {several[0]} as a number, not as an array")

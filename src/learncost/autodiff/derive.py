@@ -20,7 +20,7 @@ from learncost.ir.loop import map_lines, map_loops
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
 from learncost.layers.gradient_plan import NONE, GradientOverrides, GradientPlan, weight_constants
-from learncost.layers.layer import Layer
+from learncost.layers.layer import Layer, table_of
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def derive(
     >>> print(lc.derive(linear, wanted=["W"]).reverse)
     dW[d f] = dY[B M f] X[B M d]
     """
-    table = layer.table if isinstance(layer, Layer) else layer
+    table = table_of(layer)
     possible = [n for n in (*table.inputs, *table.weights) if n not in table.indices and n not in table.constants]
     frozen = layer.frozen if isinstance(layer, Layer) else ()
     chosen = [name for name in possible if name not in frozen] if wanted is None else list(wanted)

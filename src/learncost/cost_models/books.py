@@ -164,7 +164,7 @@ def book(name: str | Book) -> Book:
     """
     if isinstance(name, Book):
         return name
-    return BOOKS[name] if name in BOOKS else named_one("price book", name, every())
+    return BOOKS[name] if isinstance(name, str) and name in BOOKS else named_one("price book", name, every())
 
 
 def every() -> dict[str, Book]:

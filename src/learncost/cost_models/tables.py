@@ -29,7 +29,7 @@ from learncost.ir.polynomial import ZERO, Polynomial, total
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
-from learncost.layers.layer import Layer
+from learncost.layers.layer import Layer, table_of
 from learncost.layers.products import (
     ScoreGradients,
     has_a_formula,
@@ -298,8 +298,7 @@ def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str
 
     For bytes, every line of the table reads each operand once and writes each result once.
     """
-    if isinstance(table, Layer):
-        table = table.table
+    table = table_of(table)
     if dtype not in BYTES:
         raise InputError(f"no data type is called {dtype!r}; use one of {', '.join(BYTES)}")
     rules: dict[str, Callable[[Table, Book], tuple[PricedLine, ...]]]

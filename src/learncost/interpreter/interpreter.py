@@ -18,7 +18,7 @@ from learncost.ir.loop import Loop, Statement, added, begun, check_derived, empt
 from learncost.ir.polynomial import base, came_from, shape_of, size_of
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey, Value
-from learncost.layers.layer import Layer
+from learncost.layers.layer import Layer, table_of
 from learncost.passes.lower import lower
 from learncost.passes.normal_forms import joined
 
@@ -70,7 +70,7 @@ def run_with(
     layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, int], calls: Mapping[str, Call] = {}
 ) -> Values:
     """Run a layer as `run` does, with functions for its opaque lines, by the name of their first result."""
-    table = layer.table if isinstance(layer, Layer) else layer
+    table = table_of(layer)
     seeds = {name: f"d{table.header(name)}" for name in table.outputs}
     outputs = [name for name, seed in seeds.items() if seed in arrays and seed not in table.inputs]
     numbers = {name: int(value) for name, value in arrays.items() if name not in table.axes and _is_number(value)}

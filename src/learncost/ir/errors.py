@@ -148,7 +148,7 @@ def named_one(kind: str, name: object, registry: Mapping[str, Known]) -> Known:
     if isinstance(name, str) and name in RETIRED.get(kind, {}):
         raise InputError(f"the {kind} {name!r} is called {RETIRED[kind][name]!r} now")
     hint = f"; the nearest is {near!r}" if (near := close_to(str(name), registry)) else ""
-    raise InputError(f"no {kind} is called {name!r}{hint} (there are {', '.join(registry)})")
+    raise InputError(f"no {kind} is called {shown(name)}{hint} (there are {', '.join(registry)})")
 
 
 COUNTS: Mapping[str, int] = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}

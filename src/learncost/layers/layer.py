@@ -10,7 +10,7 @@ from typing import Any
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.displayed import Displayed
-from learncost.ir.errors import NotationError, advice, close_to
+from learncost.ir.errors import InputError, NotationError, advice, close_to, shown
 from learncost.ir.line import Line, Op, Opaque
 from learncost.ir.loop import map_lines, map_loops, walk
 from learncost.ir.parse import parse_header, parse_lines, split_names
@@ -432,6 +432,13 @@ class _Calls:
             self.equations |= own_equations(callee.equations, callee.table, call)
             self.cache += callee.cache
         return expansion
+
+
+def table_of(layer: object) -> Table:
+    """Return the table of a layer, or a table itself. Raises `InputError` for anything else."""
+    if not isinstance(layer, Layer | Table):
+        raise InputError(f"expected a layer, as of lc.layer, or a table, not {shown(layer)}: lc.cost takes models")
+    return layer.table if isinstance(layer, Layer) else layer
 
 
 TABLES = Path(__file__).with_name("tables")

@@ -21,6 +21,7 @@ from learncost.ir.polynomial import base, whole
 from learncost.ir.table import Table
 from learncost.ir.term import Axis, Literal, Operand, Read, Term
 from learncost.ir.value import IdentityKey, Value
+from learncost.layers.layer import table_of
 from learncost.layers.spelling import spell
 from learncost.ops import entry
 from learncost.passes.normal_forms import (
@@ -63,7 +64,7 @@ def lower(table: Table, whole: bool = False, joins: bool = True) -> Table:
     >>> len(table.lines), len(lc.lower(table).lines)
     (1, 5)
     """
-    return _lowered(IdentityKey(table), whole, joins)
+    return _lowered(IdentityKey(table_of(table)), whole, joins)
 
 
 @lru_cache(maxsize=32)

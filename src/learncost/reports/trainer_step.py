@@ -443,6 +443,8 @@ def request_of(*files: str, format_of: str = "", strict: bool = False, **given: 
     >>> request.model, request.batch_size, request.precision, request.lora
     ('llama-3-8b', 8, 'nf4-double', 'all-linear')
     """
+    if others := [file for file in files if not isinstance(file, str | os.PathLike)]:
+        raise InputError(f"expected trainers' files by their paths, not {shown(others[0])}")
     reading, model = read_step(TrainerFiles(files, format_of, strict))
     known = {each.name for each in fields(Request)}
     sizes = {name: value for name, value in given.items() if name not in known}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.engines.options import Options
-from learncost.ir.errors import InputError, counted
+from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.precision import either
 from learncost.models.storage import cannot_write
 from learncost.reports.question import flags_of, question
@@ -95,6 +96,8 @@ def train(
     torchrun --nnodes 1:2 --max-restarts 3 ... -m learncost train my-texts/ --mesh "dp=*" --out run --or-resume
         Start on the available nodes, and continue with fewer or more when that changes.
     """
+    if strange := [path for path in paths if not isinstance(path, str | os.PathLike)]:
+        raise InputError(f"expected paths of what to learn, with the model as model=NAME, not {shown(strange[0])}")
     flags = {flag.name: flag for flag in flags_of(train)}
     kinds = {name: flags[name].kind for name in flags.keys() & sizes.keys()}
     options = {name: sizes.pop(name) for name in kinds}

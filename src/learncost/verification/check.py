@@ -18,7 +18,7 @@ from learncost.ir.loop import check_derived, walk
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.term import Term
-from learncost.layers.layer import Layer
+from learncost.layers.layer import Layer, table_of
 from learncost.ops import entry
 from learncost.passes.lower import lower
 from learncost.verification.report import Check, VerificationReport
@@ -60,7 +60,7 @@ def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> Verific
     >>> lc.check_layer(linear, lambda X, W: X @ W).passed
     True
     """
-    table = layer.table if isinstance(layer, Layer) else layer
+    table = table_of(layer)
     name = layer.name if isinstance(layer, Layer) else table.title or "table"
     check_derived(table.lines, "it has no reference")
     return VerificationReport(f"proof of {name}", tuple(survived(name, checks(table, name, meaning))))

@@ -204,6 +204,8 @@ def _how_many(name: str, text: str | None) -> int:
 
 def _like(listed: Listed, text: str | None) -> list[Known]:
     """Return the entries with a text in any field."""
+    if not isinstance(text, str | None):
+        raise InputError(f"like must be a text, not {shown(text)}")
     return [entry for entry in listed.entries if text is None or mentions(entry.values(), text)]
 
 

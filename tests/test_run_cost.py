@@ -351,7 +351,10 @@ def test_a_configuration_from_a_file(tmp_path, capsys):
         (f"{COMMAND} --country France --year 1999", "the table has 2015"),
         (f"{COMMAND} --year x", "year must be a whole number"),
         (f"{COMMAND} --price-per-hour -1", "--price-per-hour must be US dollars"),
-        (f"{COMMAND} --procedure decode", "run-cost supports training only"),
+        (
+            "run-cost gpt2 --tokens 1e9 --on DGX-H100 --procedure decode --mesh tp=2",
+            "learncost cost --procedure decode has --mesh",
+        ),
         (f"{COMMAND} --mfy .4", "did you mean '--mfu'"),
     ],
 )
@@ -499,3 +502,15 @@ Pair(first second; E) -> Y
     named = lc.layer(text.replace("T", "M"))
     sizes["seq_len"] = sizes.pop("T")
     assert lc.cost(named, batch_size=2, tokens=120, **sizes).steps == 120 // (2 * 6)
+
+
+@pytest.mark.parametrize("pass_of", [{"procedure": "prefill", "seq_len": 64}, {"procedure": "decode", "context": 64}])
+def test_tokens_are_served_in_the_steps_that_cost_has(pass_of):
+    """Two devices serve apart; a step has a new token of each sequence, or all of their prompts."""
+    asked = {"batch_size": 4, "on": "H100-SXM", **pass_of}
+    step, run = lc.cost("gpt2", **asked), lc.run_cost("gpt2", 10**6, devices=2, price_per_hour=2, **asked)
+    steps = -(-(10**6) // (4 * pass_of.get("seq_len", 1)))
+    assert run.figures["time"].value * 86_400 == pytest.approx(steps * step.time / 2)
+    assert run.figures["price"].value == pytest.approx(2 * steps * step.time / 3600)
+    assert run.memory.peak == lc.memory("gpt2", **asked).peak
+    assert "published_mfu" not in run.figures

@@ -103,9 +103,9 @@ def days_over(figures: dict[str, Figure], typed: Mapping[str, Figure], device: s
     return "mesh"
 
 
-def show_attained(figures: dict[str, Figure], usual: Figure, most: float) -> None:
+def show_attained(figures: dict[str, Figure], usual: Figure | None, most: float) -> None:
     """Add what published runs attained, and how long the run would take at that utilization."""
-    if "peak" in figures:
+    if usual and "peak" in figures:
         figures["published_mfu"] = up_to(most, usual)
         at_it = [figures[name] for name in ("flops", "devices", "peak", "published_mfu")]
         figures["time_at_published_mfu"] = published.days(*at_it)
@@ -143,13 +143,13 @@ def days_on(
     typed: Mapping[str, Figure],
     machine: Device,
     kind: str,
-    usual: Figure,
+    usual: Figure | None,
     most: float,
 ) -> str:
     """Add the days, and return the figure that makes them: given tokens per second, a given utilization, or the steps;
     if the step is unknown, the utilization that published runs attained.
 
-    usual  what published runs attained
+    usual  what published runs attained; None of inference
     most   the share of the peak that nothing was ever measured above
     """
     if "tokens_per_second" in typed:
@@ -202,12 +202,14 @@ def _days_of_measured(figures: dict[str, Figure], rate: Figure, device: str) -> 
         )
 
 
-def _days_of_utilization(figures: dict[str, Figure], typed: Mapping[str, Figure], usual: Figure, most: float) -> None:
+def _days_of_utilization(
+    figures: dict[str, Figure], typed: Mapping[str, Figure], usual: Figure | None, most: float
+) -> None:
     """Add the given or usual utilization, and its days."""
     name = "hfu" if "hfu" in typed else "mfu"
     if "hardware_flops" in figures:  # what runs again is work of the device, which it does at no higher rate
         most *= figures["flops"].value / figures["hardware_flops"].value
-    figures[name] = typed.get(name) or up_to(most, usual)
+    figures[name] = typed[name] if usual is None else typed.get(name) or up_to(most, usual)
     figures["time"] = published.days(figures["flops"], figures["devices"], figures["peak"], figures[name])
     if "hardware_flops" in figures:
         executed = [figures["mfu"], figures["hardware_flops"]]

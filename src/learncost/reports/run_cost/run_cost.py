@@ -83,18 +83,19 @@ class RunAssumptions:
 @takes_request(
     "model tokens on devices * mesh place placement schedule microbatch chunks plan procedure price_book dtype "
     "precision batch_size seq_len target_len optimizer dropout train train_layers lora lora_rank lora_alpha engine "
-    f"accumulate communication_buffers offload task teacher no_sync checkpoint_every {ON_DEVICE}",
+    f"context page_size accumulate communication_buffers offload task teacher no_sync checkpoint_every {ON_DEVICE}",
     RunAssumptions,
     price_book=CONVENTION,
     devices=1,
 )
 def run_cost(request: Request, given: RunAssumptions) -> RunCost:
-    """The time, energy, CO2 and price of a whole training run, each with its label, source and interval.
+    """The time, energy, CO2 and price of a whole training run, or of serving, each with label, source and interval.
 
     Parameters
     ----------
     tokens
-        Tokens in the run, such as 3e11; the decoder's tokens for an encoder-decoder. Required, except with
+        Tokens in the run, such as 3e11; the decoder's tokens for an encoder-decoder, and with `procedure` decode those
+        that are generated, with prefill those of prompts. Required, except with
         `tokens_per_second`: the figures are then those of an hour. learncost cost has the same flag, for the number of
         operations only.
     on
@@ -105,9 +106,6 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     mesh
         The devices as axes, such as pp=4,dp=8,tp=8: the time is that of a step over this mesh, with the links of the
         cluster. For a cluster (`learncost list clusters`) the default is the fastest mesh that fits.
-    microbatch
-        Sequences in a microbatch, per data-parallel rank. The default is 1 over the stages of a pipeline and of a batch
-        that is not given, else all.
     plan
         Memory optimizations, such as flash,fused,recompute=block (`learncost list plans`). The default is flash, for
         time and memory alone.
@@ -164,6 +162,8 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         The CO2 of a training run in France.
     learncost run-cost gpt2 --on A100-SXM-40GB --devices 8 --tokens-per-second 1.2e6
         The MFU of a measured rate, under every convention.
+    learncost run-cost llama-3-8b --procedure decode --context 4096 --batch-size 16 --tokens 1e9 --on H100-SXM
+        The time and energy of generating tokens.
     learncost run-cost llama-3-8b --tokens 15e12 --on DGX-H100 --devices 64 --mesh dp=32,tp=2
         The same over a mesh, with its links; without --mesh the fastest mesh that fits is used.
 
@@ -180,12 +180,9 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
 
 def run_over(request: Request, given: RunAssumptions, many: Spread | None = None) -> RunCost:
     """Return the cost of a run; `many` is its step over a mesh, where a search has found it. Raises `InputError`."""
-    from learncost.reports.memory.engines import GRAPH  # arrays of bytes: not for the help
     from learncost.reports.memory.on_device import DeviceMemory, memory_on_device
 
     procedure = request.procedure
-    if procedure in INFERENCE:
-        raise InputError(f"run-cost supports training only: use `learncost cost` for {procedure}")
     if request.tokens is None and given.tokens_per_second is None:
         raise InputError(
             "run-cost requires the tokens of the run, for example --tokens 3e11, or --tokens-per-second as measured"
@@ -201,6 +198,8 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     over_devices = group is not None or request.mesh is not None or bool(request.place or request.placement)
     if over_devices and (flag := "offload" if request.offload else "task" if request.task else ""):
         raise InputError(f"run-cost does not time --{flag} over a mesh: give one device, or learncost memory --mesh")
+    if over_devices and procedure in INFERENCE:
+        raise InputError(f"run-cost serves from single devices: learncost cost --procedure {procedure} has --mesh")
     if over_devices:
         check_placed(request.optimizer)
     if over_devices and (speeds := [name for name in ("mfu", "hfu") if name in typed]):
@@ -230,9 +229,9 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     )
     figures["devices"] = number
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
-    precision = precision or training_precision(kind)
+    precision = precision or (training_precision(kind) if request.is_training else kind)
     most = most_of_peak(machine, kind)
-    usual = assumptions.mfu(machine, request.is_fine_tuning)
+    usual = assumptions.mfu(machine, request.is_fine_tuning) if request.is_training else None
     unknown, watts = dict[str, str](), None
     on_device: DeviceMemory | None
     if over_devices:
@@ -241,7 +240,7 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
             from learncost.reports.search.spread import spread  # only where a mesh is asked for: start-up counts
 
             many = spread(asked, group or cluster_with(machine))
-        on_device = DeviceMemory(int(many.memory), many.peak, request.engine or GRAPH)
+        on_device = DeviceMemory(int(many.memory), many.peak, many.engine)
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
         show_step_over(figures, many)
         total_by, plan = days_over(figures, typed, f"{machine.name} in {kind}"), many.plan
@@ -249,7 +248,7 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     else:
         alone = replace(one, price_book="run", on=on, precision=precision)
         on_device = memory_on_device(alone)
-        seconds, plan, watts = step_on(alone, attained is not None)
+        seconds, plan, watts = step_on(alone, attained is not None or not request.is_training)
         seconds = with_copies(seconds, on_device)
         show_step(figures, seconds, step.tokens_per_step)
         unknown = {"modelled_step": seconds} if isinstance(seconds, str) else {}
@@ -264,7 +263,7 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     if not measured or "peak" not in figures:
         return run
     executed = {"as it runs": figures["hardware_flops"]} if "hardware_flops" in figures else {}
-    if not executed and find_procedure(procedure).differentiates:
+    if not executed and find_procedure(procedure, INFERENCE).differentiates:
         with suppress(InputError):
             recomputing = cost(replace(one, plan=None, procedure="recompute", checkpoint_every=1), by="macro-operation")
             executed = {"with gradient checkpointing": _flops(recomputing, count)}

@@ -16,6 +16,7 @@ from learncost.reports.sheet import (
     SheetRow,
     TableColumn,
     batch_text,
+    in_microbatches,
     joules_of,
     number,
     plan_text,
@@ -148,15 +149,14 @@ def _title(run: RunCost) -> str:
     if run.spread is not None:
         batch = run.spread.step.tokens // (step.target_len or step.seq_len)
         letters = letters.replace(f"B = {step.batch_size:,}", f"B = {batch:,}", 1)
-    a_step = batch_text(batch, step.seq_len, step.target_len, None, step._sample, letters, step._length_note)
+    a_step = batch_text(batch, step.seq_len, step.target_len, step.context, step._sample, letters, step._length_note)
     what = f"{model}, {tokens:,} tokens by {procedure_of(step)} in {run.precision}{plan}"
     if number > 1 and run.spread is None:
         return f"{what}: {a_step} a step of one device, on {number:,} x {run.device.name} without communication{note}"
     used = f"{number:,} x {run.device.name}"
     if run.spread is not None and number == 1 < (present := run.spread.step.cluster.devices):
         used = f"1 of the {present} x {run.device.name} of {run.spread.step.cluster.name} (--devices)"
-    parts = run.spread.step.way.microbatches if run.spread else 1
-    several = f" in {parts:,} microbatches" if parts > 1 else ""
+    several = in_microbatches(run.spread.step.way.microbatches) if run.spread else ""
     return f"{what}: {a_step} a step{several}, on {used}{note}"
 
 
@@ -178,7 +178,8 @@ def _notes(run: RunCost) -> tuple[str, ...]:
     if run.spread is not None:
         notes += _of_mesh(run.spread)
     notes += [f"{_named(name)}: {needed}." for name, needed in run.unknown.items()]
-    notes.append("Not included: evaluation, other trials, storage and network, hardware production.")
+    others = "evaluation, other trials" if run.step.is_training else "scheduling, sampling, idle devices"
+    notes.append(f"Not included: {others}, storage and network, hardware production.")
     return tuple(notes)
 
 

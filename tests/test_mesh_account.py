@@ -138,10 +138,10 @@ def test_one_sequence_has_no_part_on_each_of_several_devices(command, capsys):
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in {**MODELS["gpt2"], "seq_len": 16}.items()]
     words = [command, "gpt2", *sizes, "--mesh", "dp=2", "--placement", "zero-1"]
     assert main([*words, "--batch-size", "1"]) == 2
-    assert "1 sequence is not divisible by the 2 shards of the batch" in capsys.readouterr().err
+    assert "1 sequence is not divisible by the 2 shards of dp" in capsys.readouterr().err
     if command == "memory":
         assert main([*words, "--batch-size", "2", "--accumulate", "2"]) == 2
-        assert "a microbatch of 1 sequence is not divisible by the 2 shards of dp" in capsys.readouterr().err
+        assert "a batch shard of 1 is not accumulate = 2 microbatches of 1" in capsys.readouterr().err
 
 
 def test_sums_of_gradients_are_stored_for_several_microbatches_alone():
@@ -182,6 +182,38 @@ def test_the_account_of_a_step_computes_and_sends_what_its_placed_table_does(mod
 PIPELINES = {"mesh": "pp=2,dp=2", "seq_len": 64, "precision": "bf16-masters", "plan": "flash,fused", **DENSE}
 
 
+def test_every_answer_has_microbatches_of_one_sequence_over_stages_and_recomputes_as_often():
+    """By default; an undivided batch is asked for by --microbatch."""
+    for given, number in (({}, 2), ({"batch_size": 16}, 8), ({"batch_size": 16, "microbatch": 8}, 1)):
+        asked = {**PIPELINES, "on": "DGX H100", **given}
+        cost, memory, place = (ask("llama-3-8b", **asked) for ask in (lc.cost, lc.memory, lc.place))
+        run = lc.run_cost("llama-3-8b", "1e9", **{**asked, "batch_size": cost.batch_size})
+        ways = cost.over_time.way, run.spread.step.way, place.over.way
+        assert {(way.microbatches, way.microbatch) for way in ways} == {(number, given.get("microbatch", 1))}
+        assert memory.accumulate == number
+        assert memory.peak == run.spread.peak == cost.memory.peak == place.memory.peak
+        assert cost.over_time.seconds == run.spread.step.seconds
+        said = f"{number} microbatches" if number > 1 else ""
+        assert all(said in " ".join(str(each).split("\n\n")[0].split()) for each in (cost, memory, place, run))
+
+
+@pytest.mark.parametrize("mesh", ["pp=2", "tp=2"])
+def test_checkpoints_of_fewer_blocks_take_as_much_less_time_over_a_mesh(mesh):
+    """Of 8 blocks every second one; each stage counts its own. The FLOPs are those of one device, in parts."""
+    asked = {**DENSE, "num_hidden_layers": 8, "seq_len": 64, "batch_size": 2, "procedure": "recompute"}
+    rates, again = {"precision": "bf16-masters", "engine": "graph"}, {}
+    for every in (1, 2):
+        cost = lc.cost("llama-3-8b", mesh=mesh, on="DGX H100", checkpoint_every=every, **asked)
+        run = lc.run_cost("llama-3-8b", "1e9", "DGX H100", mesh=mesh, checkpoint_every=every, **asked)
+        assert cost.over_time.seconds == run.spread.step.seconds
+        assert cost.over_time.lines == pytest.approx(cost.timing.seconds, rel=1e-9)
+        one = lc.cost("llama-3-8b", on="H100-SXM", checkpoint_every=every, **asked, **rates)
+        again[every] = cost.over_time.seconds
+        parts = [sum(row.flops for row in each.rows if row.macro_operation == "recomputation") for each in (cost, one)]
+        assert parts[0] == pytest.approx(parts[1] / 2, rel=0.02)
+    assert again[2] < again[1]
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved"])
 def test_memory_of_a_pipeline_is_that_of_its_fullest_stage(schedule, capsys):
     asked = {**PIPELINES, "placement": "pp,zero-1", "schedule": schedule, "batch_size": 16}
@@ -203,14 +235,12 @@ def test_fit_finds_the_batch_the_length_and_what_does_not_fit_of_a_pipeline(caps
     asked = {**PIPELINES, "placement": "pp,zero-1"}
     (row,) = lc.fit("llama-3-8b", "4MB", procedures="bp", **asked).rows
     assert row.largest > 2
-    peaks = [lc.memory("llama-3-8b", batch_size=batch, **asked).peak for batch in (row.largest, row.largest + 2)]
+    of_stages = {**asked, "accumulate": 2}  # of fit, by default
+    peaks = [lc.memory("llama-3-8b", batch_size=batch, **of_stages).peak for batch in (row.largest, row.largest + 4)]
     assert peaks[0] <= 4e6 < peaks[1]
     lengths = lc.fit("llama-3-8b", "4MB", procedures="bp", **{**asked, "seq_len": "64,128"}).rows[0]
     assert lengths.batches[0] == row.largest
-    longest = [
-        lc.memory("llama-3-8b", batch_size=2, **{**asked, "seq_len": n}).peak
-        for n in (lengths.longest, lengths.longest + 1)
-    ]
+    longest = [lc.memory("llama-3-8b", **{**asked, "seq_len": n}).peak for n in (lengths.longest, lengths.longest + 1)]
     assert longest[0] <= 4e6 < longest[1]
     assert (
         main(

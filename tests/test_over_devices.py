@@ -189,7 +189,7 @@ def test_memory_of_one_device_is_of_its_part():
         ({"mesh": "tp=5", "placement": "megatron"}, r"h \(heads\) is 12, .* the next divisible size is 15"),
         (
             {"mesh": "dp=3", "placement": "ddp", "batch_size": 4},
-            r"B .sequences. is 4, .* next divisible size is 6",
+            "4 sequences are not divisible by the 3 shards of dp: the next divisible batch_size is 6",
         ),
         ({"mesh": "cp=3", "placement": "cp"}, r"M \(positions\) is 1,024, .* the next divisible size is 1,026"),
     ],

@@ -49,7 +49,7 @@ def test_microbatches_chunks_and_plans_are_those_that_are_asked_for():
     assert (usual.way.microbatch, usual.seconds) == (8, cost.seconds)
     assert run.spread.step.stages[1].activations < 4 * ones.spread.step.stages[1].activations
     for wrong, why in (
-        ({"microbatch": 5}, "not divisible by microbatches of 5"),
+        ({"microbatch": 5}, "a batch shard of 4 is not microbatches of 5"),
         ({"chunks": 2}, "1f1b has one stage per device: use schedule interleaved"),
         ({"microbatch": "x"}, "microbatch must be a whole number"),
         ({"mesh": None, "plan": "flash"}, "requires mesh; without mesh the fastest"),

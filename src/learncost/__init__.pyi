@@ -1181,6 +1181,7 @@ def memory(
     place: str | None = None,
     placement: _Placement | str | None = None,
     schedule: str = "1f1b",
+    microbatch: int | str | None = None,
     chunks: int | str | None = None,
     **sizes: Any,
 ) -> Memory | MemoryComparison:
@@ -1257,6 +1258,7 @@ def memory(
         megatron-sp, sp, cp, ulysses, ep, pp (`learncost list placements`).
     schedule: The pipeline schedule, for a mesh with pp: gpipe, 1f1b, interleaved (several stages on a device)
         or zb-h1.
+    microbatch: Sequences in a microbatch, per data-parallel rank.
     chunks: Stages on a device in the interleaved schedule.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
@@ -1282,6 +1284,8 @@ def place(
     plan: _Plan | str | None = None,
     on: _Device | Any = None,
     engine: _Engine | str = "",
+    accumulate: int | str = 1,
+    microbatch: int | str | None = None,
     **sizes: Any,
 ) -> PlacedStep:
     r"""The sharded training step that each device of a mesh executes, with a reason for each collective.
@@ -1319,6 +1323,8 @@ def place(
     on: The cluster (`learncost list clusters`), a file that describes one, or its device: adds the time of the
         collectives over its links, and whether the step fits the memory of each device.
     engine: The engine of the step's time and memory: eager, graph or cuda.
+    accumulate: Number of microbatches for gradient accumulation, on which the memory of a step depends.
+    microbatch: Sequences in a microbatch, per data-parallel rank.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
     """
@@ -1371,6 +1377,8 @@ def run_cost(
     lora_rank: object = None,
     lora_alpha: object = None,
     engine: _Engine | str = "",
+    context: int | str | None = None,
+    page_size: int | str | None = None,
     accumulate: int | str = 1,
     communication_buffers: int | str | None = None,
     offload: _Offload | str = "",
@@ -1395,11 +1403,13 @@ def run_cost(
     price_per_hour: float | str | None = None,
     **sizes: Any,
 ) -> RunCost:
-    r"""The time, energy, CO2 and price of a whole training run, each with its label, source and interval.
+    r"""The time, energy, CO2 and price of a whole training run, or of serving, each with label, source and
+        interval.
 
     model: A preset (`learncost list models`), the path of a config.json or of its folder, - for a config.json
         on standard input, or encoder, decoder or encoder-decoder with all sizes as flags.
-    tokens: Tokens in the run, such as 3e11; the decoder's tokens for an encoder-decoder.
+    tokens: Tokens in the run, such as 3e11; the decoder's tokens for an encoder-decoder, and with `procedure`
+        decode those that are generated, with prefill those of prompts.
     on: A device (`learncost list devices`), a file in TOML or JSON that describes one, here (after learncost
         calibrate), or a file of learncost calibrate `out`.
     devices: The number of devices.
@@ -1438,6 +1448,8 @@ def run_cost(
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
     engine: The engine of the step's time and memory: eager, graph or cuda.
+    context: For decode: tokens in the KV cache before the step.
+    page_size: Tokens in a page of the KV cache, such as 16 in vLLM: each sequence has full pages.
     accumulate: Number of microbatches for gradient accumulation, on which the memory of a step depends.
     communication_buffers: Communication buffers on each device, in bytes, which no engine knows of: DeepSpeed's
         ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.

@@ -23,6 +23,7 @@ from learncost.ir.term import Term
 from learncost.ir.value import INDICES
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective, sends
+from learncost.program.checkpoints import Fewer, fewer_recomputed
 from learncost.sharding.collective import sent_widths, widths_of
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed
@@ -37,6 +38,7 @@ class Sending:
 
     iterations how often it runs each time, from the surrounding loops
     role    what it moves: weights, gradients, states, values or inputs
+    place   the number of the line
     rounds  whether it is a ring step that overlaps with the lines of its iteration
     copies  for rows sent to experts and back: the number of copies of each row
     """
@@ -48,7 +50,7 @@ class Sending:
     phase: str
     segment: int
     role: str
-    line: str
+    place: int
     rounds: bool = False
     copies: Polynomial | None = None
 
@@ -59,7 +61,7 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
     indices = {name for name, value in placed.whole.known.items() if value.role in INDICES}
     walker, width_of = Walker(step.blocks), sent_widths(placed, widths_of(step.kind))
     owners = {each.name: each.segments[0] for each in held}
-    for line, nest in walk(table.lines):
+    for number, (line, nest) in enumerate(walk(table.lines)):
         segment = walker.segment(line.meta.phase, nest.counts)
         if not sends(line):
             continue
@@ -69,16 +71,17 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
         if line.meta.phase == "optimizer_step":
             segment = owners.get(owner, segment)
         sides = [term.declared for term in (line.left[0], line.right[0]) if isinstance(term, Term)]
+        larger = min(sides, key=lambda axes: sum(axis.count("/") for axis in axes))  # the less sharded one
         result.append(
             Sending(
                 line.op,
                 line.axes[0],
-                Polynomial.of(_larger(sides), width_of(line.name, role)),
+                Polynomial.of(larger, width_of(line.name, role)),
                 Polynomial.of(nest.counts),
                 line.meta.phase,
                 segment,
                 role,
-                line.name,
+                number,
                 bool(sizes.ring_steps.intersection(nest.counts)),
                 _copies(line) if role not in INDICES and name not in indices else None,
             )
@@ -94,21 +97,19 @@ def _copies(line: Op) -> Polynomial | None:
     return Polynomial.of(choice.declared[-1:]) if isinstance(choice, Term) else None
 
 
-def _larger(sides: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the less sharded side of a collective."""
-    return min(sides, key=lambda axes: sum(axis.count("/") for axis in axes))
-
-
 PASSES = {"forward": "F", "recomputation": "B", "backward": "B", "weight_update": "W", "optimizer_step": "O"}
 """Phases by pipeline pass; O is the optimizer, once per step."""
 
 
 class SegmentPass(NamedTuple):
-    """The key of a time: the segment, the letter of the pass, and whether it is in ring iterations."""
+    """The key of a time: the segment, the letter of the pass, whether it is in ring iterations, and the place of a line
+    that not all iterations of its segment have; else -1.
+    """
 
     segment: int
     letter: str
     rounds: bool = False
+    place: int = -1
 
 
 class MeshAccount:
@@ -124,10 +125,12 @@ class MeshAccount:
     def __init__(
         self, model: Model, sizes: Mapping[str, int], mesh: Mesh, config: StepConfig, table: Table | None = None
     ) -> None:
+        self.given = sizes
         self.step = placed_step(model, sizes, mesh, config, table)
         self.sizes = CutSizes(self.step)
         self.weights = StepWeights(self.step, self.sizes)
         self.passes = MicrobatchPasses(self.step, self.sizes)
+        self._fewer: dict[StagePart | None, dict[int, Fewer]] = {}
         self._works: dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]] = {}
 
     @cached_property
@@ -139,6 +142,14 @@ class MeshAccount:
     def rows(self) -> tuple[PricedLine, ...]:
         """Return the priced lines of the placed step."""
         return price(self.step.placed.table, {}, book("run")).rows
+
+    def fewer(self, part: StagePart | None = None) -> dict[int, Fewer]:
+        """Return the lines that are recomputed in some blocks alone, by place: of all blocks, or of a stage."""
+        if part not in self._fewer:
+            model, within = self.step.model, part.iterations if part else {}
+            own = (model.table, model.depth), self.step.placed.table, self.given, self.step.config.every
+            self._fewer[part] = fewer_recomputed(*own, within)
+        return self._fewer[part]
 
     def computed(
         self, sizes: Mapping[str, Any], rates: Rates, dtype: str
@@ -167,6 +178,7 @@ class MeshAccount:
                 segment,
                 PASSES.get(work.phase, "F"),
                 bool(self.sizes.ring_steps & self.rows[work.main].repeat.sizes),
+                work.main if work.main in self.fewer() else -1,
             )
             flops = work.iterations * work.share * sum(product.flops for product in work.products)
             yield where, flops / max(1, iterations), seconds.total / max(1, iterations)

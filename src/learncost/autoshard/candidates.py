@@ -180,7 +180,7 @@ def meshes(
     def parts(axis: str, left: int) -> list[int]:
         if axis not in axes:
             return [1]
-        return [size for size in _divisors(left) if size <= most[axis] and (axis == "tp" or _even(size))]
+        return [size for size in _divisors(left) if size <= most[axis] and (axis == "tp" or size & (size - 1) == 0)]
 
     for tp in parts("tp", devices):
         if any(sizes[name] % tp for name in whole):
@@ -199,10 +199,6 @@ def meshes(
 def _divisors(number: int) -> list[int]:
     small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
     return sorted({*small, *(number // size for size in small)})
-
-
-def _even(size: int) -> bool:
-    return size & (size - 1) == 0
 
 
 def ways(shape: Mapping[str, int], batch: int, layers: int) -> Iterator[ParallelConfig]:

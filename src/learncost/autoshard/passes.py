@@ -222,7 +222,8 @@ class MicrobatchPasses:
         placed, kind = self.step.placed, self.step.kind
         known = {**placed.whole.known, **placed.table.known}
         typed = {name: BYTES[value.dtype] for name, value in known.items() if value.dtype}
-        typed |= {name: kind.scores for name in known if self.step.is_score(name)} | self.step.model.quantized_widths
+        scores = (name for name in known if not placed.scores.isdisjoint((name, placed.holds.get(name, name))))
+        typed |= dict.fromkeys(scores, kind.scores) | self.step.model.quantized_widths
         typed |= {array: typed[name] for array, name in placed.holds.items() if name in typed}
         typed |= {name: kind.gradient for name in (*placed.holds, *known) if purpose(placed, name) == "gradients"}
         widths = {"weight": 0, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX} | typed

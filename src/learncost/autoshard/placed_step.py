@@ -41,6 +41,7 @@ class StepConfig:
     kind     the types of weights, activations, gradients and states
     plan     the passes that rewrite the step
     mode     the update rule of a procedure with several
+    every    of so many blocks the first is recomputed
     """
 
     clauses: tuple[Clause, ...]
@@ -49,6 +50,7 @@ class StepConfig:
     procedure: str = "bp"
     optimizer: str = DEFAULT
     mode: str = PAPER
+    every: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,9 +198,6 @@ class ShardedStep:
             if ours.keys() != theirs.keys() or by_largest > 1 or not divides:
                 return False
         return True
-
-    def is_score(self, name: str) -> bool:
-        return not self.placed.scores.isdisjoint((name, self.placed.holds.get(name, name)))
 
     def reading(self, table: Table) -> Iterator[tuple[Line, int, list[str]]]:
         """Yield the lines of a table with segment and operands; a slice is replaced by its stack."""

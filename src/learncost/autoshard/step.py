@@ -436,7 +436,11 @@ def _most_products(
 ) -> float:
     """Return the matrix-product seconds of one microbatch on the busiest device, at the highest measured rate."""
     of_devices = (
-        sum(each * _iterations(account, part, where.segment) for where, each in flops.items() if where.letter != "O")
+        sum(
+            each * _iterations(account, part, where.segment, where.place)
+            for where, each in flops.items()
+            if where.letter != "O"
+        )
         for part in {*devices}
     )
     return float(max(of_devices)) / rates.most
@@ -469,7 +473,7 @@ def stage_seconds(
     rates = times.rates
     spent = {name: PassTime(shared=times.shared) for name in "FBWO"}
     for where, each in times.computed.items():
-        seconds_of = each * _iterations(account, part, where.segment)
+        seconds_of = each * _iterations(account, part, where.segment, where.place)
         spent[where.letter].compute += seconds_of
         spent[where.letter].rounds += seconds_of if where.rounds else 0.0
     spent["O"].compute = account.weights.optimizer_seconds(way_sizes, part, rates)
@@ -478,9 +482,8 @@ def stage_seconds(
         if not account.step.within((sending.segment,), part):
             continue
         name = PASSES.get(sending.phase, "F")
-        once = name == "O"  # the payload of stacks grows with the iterations
-        calls = 1 if once else sending.iterations.at(inner)
-        takes = times.moved(sending, inner if once else way_sizes)
+        calls = calls_of(account, part, sending, inner)
+        takes = times.moved(sending, inner if name == "O" else way_sizes)
         spent[name].send(sending, calls * takes.seconds, way)
         if way.sorted_rows and sending.copies and takes.group.devices > 1:  # every copy of a row is read and written
             spent[name].compute += calls * way.sorted_rows * 2 * takes.payload / rates.bandwidth(float("inf"))
@@ -498,10 +501,21 @@ def exposed(spent: Mapping[str, PassTime], overlap: bool = True) -> dict[str, tu
     return result
 
 
-def _iterations(account: MeshAccount, part: StagePart, segment: int) -> Any:
+def _iterations(account: MeshAccount, part: StagePart, segment: int, place: int = -1) -> Any:
+    """Return the iterations of a segment in a stage; those of a line, if fewer of them have it."""
     if segment % 2 == 0:
         return int(segment in part.outside)
-    return part.iterations.get(account.step.blocks[segment // 2], 0)
+    iterations = part.iterations.get(account.step.blocks[segment // 2], 0)
+    fewer = account.fewer(part).get(place) if place >= 0 else None
+    return iterations * fewer.fewer / fewer.whole if fewer else iterations
+
+
+def calls_of(account: MeshAccount, part: StagePart, sending: Sending, sizes: Mapping[str, Any]) -> Any:
+    """Return how often a stage sends for a microbatch; once for a step where the payload grows with the iterations."""
+    if PASSES.get(sending.phase) == "O":
+        return 1
+    fewer = account.fewer(part).get(sending.place) if account.step.config.every > 1 else None
+    return (fewer.of(sending.iterations) if fewer else sending.iterations).at(sizes)
 
 
 def _moved(
@@ -587,7 +601,8 @@ def _sent(
                 continue
             inner = account.sizes.of_stage(way_sizes, part)
             moved = _moved(sending, inner, mesh_groups, cluster, way)
-            calls = 1 if PASSES.get(sending.phase) == "O" else int(sending.iterations.at(inner)) * way.microbatches
+            times = 1 if PASSES.get(sending.phase) == "O" else way.microbatches
+            calls = int(calls_of(account, part, sending, inner)) * times
             if moved.group.devices > 1:
                 add_traffic(table, sending, moved, calls)
         if way.stages > 1:

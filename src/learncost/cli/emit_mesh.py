@@ -14,7 +14,7 @@ from learncost.models.configuration import family_of
 from learncost.models.model import Model, run_sizes
 from learncost.models.sizes import check_size
 from learncost.program.pipeline import Schedule, schedule_of_batch
-from learncost.reports.mesh_cost import whole_batch
+from learncost.reports.microbatches import whole_batch
 from learncost.reports.request import Request
 from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import Mesh

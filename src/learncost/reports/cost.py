@@ -138,7 +138,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     if f"{request.checkpoint_every}" != "1":
         if request.is_training and "recompute" not in f"{procedure} {request.plan}":
             raise InputError("--checkpoint-every requires --procedure recompute")
-        if request.is_sharded or request.checkpoint_every == OPERATORS:
+        if request.checkpoint_every == OPERATORS:
             counted_more = "counts and time are with all of every block recomputed, memory as asked"
             answer = replace(answer, counted=f"{answer.counted}; {counted_more}")
     answer = replace(answer, dtype=kind.name, _request=asked)

@@ -19,7 +19,8 @@ from learncost.passes.plan import NONE, check_plan, planned
 from learncost.procedures.decoding import CACHED, CachedValue, axis_of
 from learncost.procedures.inference import Inference, inference, to_logits
 from learncost.procedures.procedure import FORWARD, INFERENCE, Procedure
-from learncost.reports.mesh_cost import OverMesh, padded_step, with_global_batch
+from learncost.reports.mesh_cost import OverMesh, padded_step
+from learncost.reports.microbatches import in_microbatches
 from learncost.reports.record import Cache, Cost
 from learncost.reports.request import OF_MEMORY, Request
 from learncost.reports.rows import ledger
@@ -107,14 +108,12 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
         raise InputError(f"--train and --lora do not apply to inference ({procedure.name})")
     training: dict[str, object] = {"tokens": request.tokens, "optimizer": request.optimizer}
     training |= {"dropout": request.dropout if check_probability("dropout", request.dropout) else None}
-    memory = {name: request.given.get(name) for name in OF_MEMORY}
-    training |= {name: value for name, value in memory.items() if value != "1"}  # as typed, the usual number
-    training |= {name: request.given.get(name) for name in ("microbatch", "chunks", "mode")}
+    training |= {name: request.given.get(name) for name in (*OF_MEMORY, "microbatch", "chunks", "mode")}
     for name, value in training.items():
         if value is not None:
             raise InputError(f"--{name.replace('_', '-')} applies to training only, not to {procedure.name}")
     if request.is_sharded:
-        request = with_global_batch(request)
+        request = in_microbatches(request)
     run_lengths, model_sizes = lengths_of(request)
     decodes = procedure.name == "decode"
     if request.context is not None and not decodes:

@@ -14,7 +14,7 @@ from learncost.autoshard.step import ParallelConfig, carried, devices_of, sends_
 from learncost.cost_models import price
 from learncost.devices.collective import kind_of
 from learncost.ir.dataclass import HIDDEN, Key, Serializable, dataclass, field, replace
-from learncost.ir.errors import InputError, counted
+from learncost.ir.errors import InputError
 from learncost.ir.loop import round_rings, walk
 from learncost.ir.polynomial import shape_of, sharded_over, whole
 from learncost.ir.table import Table
@@ -25,6 +25,8 @@ from learncost.procedures.accumulation import check_accumulates
 from learncost.procedures.optimizer import check_placed, default_optimizer, without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step
+from learncost.program.checkpoints import fewer_recomputed
+from learncost.reports.microbatches import in_microbatches
 from learncost.reports.request import Request
 from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.search.spread import MeshCut, mesh_cut
@@ -35,7 +37,6 @@ from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.padding import Padded, filled_up
 from learncost.sharding.place import Placed, place
-from learncost.sharding.presets import chosen
 from learncost.sharding.stages import Pipeline, pipeline_of, place_stages
 
 RING = "in a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
@@ -267,24 +268,23 @@ def in_a_ring(op: str, payload: int, devices: int) -> int:
     return payload * (2 if op.startswith("all_reduce") else 1) * (devices - 1) // devices
 
 
-Unplaced: TypeAlias = "tuple[PreparedRun, MeshCut, Model, Table, dict[str, int], tuple[Padded, ...]]"
-"""A run over a mesh, how the mesh cuts it, and the padded model, its step, sizes and padded axes."""
+Unplaced: TypeAlias = "tuple[Request, PreparedRun, MeshCut, Model, Table, dict[str, int], tuple[Padded, ...]]"
+"""A request in microbatches, its run over a mesh and how the mesh cuts it; the padded model, its step, sizes, axes."""
 
 
 def over_mesh(request: Request, device: int | None = None) -> tuple[PreparedRun, OverMesh]:
     """Return the run and its step over a mesh, in microbatches; of a pipeline the stages of one device.
 
-    Without a batch size, there is one sequence for each device along the mesh axes that shard the batch.
     device  of the pipeline; by default the one that computes most
     Raises `InputError` for indivisible axes and without a mesh.
     """
-    return _placed(request, _unplaced(request), device)
+    return _placed(_unplaced(request), device)
 
 
-def _placed(request: Request, step_of: Unplaced, device: int | None = None) -> tuple[PreparedRun, OverMesh]:
-    run, cut, _, table, sizes, padded = step_of
+def _placed(step_of: Unplaced, device: int | None = None) -> tuple[PreparedRun, OverMesh]:
+    request, run, cut, _, table, sizes, padded = step_of
     placed = place(table, cut.inner, cut.clauses, sizes, plan=run.plan)
-    way = cut.way_of(sizes.get("B", whole_batch(request)), request)
+    way = cut.way
     if way.gradients != ONCE:
         check_accumulates(table)
     over = OverMesh(placed, (), sizes, padded, cut.pipeline, way=way)
@@ -293,7 +293,15 @@ def _placed(request: Request, step_of: Unplaced, device: int | None = None) -> t
         account = MeshAccount(run.model, over.of_microbatch(over.of_model), cut.inner, config)
         over = _on_device(over, account, run, device)
     several = collectives(over.placed, over.of_microbatch(over.sizes), widths_of(request.kind()))
-    runs = (replace(each, times=each.times * over.runs(each.place, each.phase)) for each in several)
+    own = (run.model.table, run.model.depth), over.placed.table, run.axes, run.every
+    fewer = fewer_recomputed(*own, over.placed.iterations)
+
+    def times(each: Collective) -> int:
+        of_blocks = fewer.get(each.place)
+        in_blocks = each.times * of_blocks.fewer // of_blocks.whole if of_blocks else each.times
+        return in_blocks * over.runs(each.place, each.phase)
+
+    runs = (replace(each, times=times(each)) for each in several)
     return run, replace(over, collectives=(*(each for each in runs if each.times), *over.collectives))
 
 
@@ -340,31 +348,34 @@ def _unplaced(request: Request) -> Unplaced:
     """Return the run of a request with a mesh, how the mesh cuts it, and the padded model, its step and sizes."""
     if not request.is_sharded or request.mesh is None:
         raise InputError("give --mesh, for example --mesh dp=2,tp=4")
-    run = prepare(with_global_batch(request))
+    request = in_microbatches(request)
+    run = prepare(request)
     optimizer, cut = _optimizer(run), mesh_cut(request, run.model.table)
 
     def step_of(model: Model) -> Table:
         table = step(model, request.procedure, optimizer, run.book.jacobian)
         return planned(without_gradients(table), run.plan, run.axes)
 
-    return run, cut, *padded_step(Structure(run.model).model, step_of, cut.inner, cut.clauses, run.axes)
+    return request, run, cut, *padded_step(Structure(run.model).model, step_of, cut.inner, cut.clauses, run.axes)
 
 
 def over_stages(request: Request) -> tuple[PreparedRun, tuple[OverMesh, ...]]:
     """Return the run and its step over a mesh, for a pipeline that of every stage. Raises `InputError`."""
-    run, cut, model, table, sizes, padded = whole = _unplaced(request)
+    request, run, cut, model, table, sizes, padded = whole = _unplaced(request)
     if cut.pipeline is None:
-        run, over = _placed(request, whole)
+        run, over = _placed(whole)
         return run, (over,)
     if request.procedure != "bp":
         raise InputError(f"pipeline stages require --procedure bp, not {request.procedure}")
+    way = cut.way
+    sizes = {**sizes, "B": sizes["B"] // way.microbatches}
     layers = cut.pipeline.layers(iterations_of(model.table, sizes))
     steps = tuple(
         replace(each, table=planned(each.table, run.plan)) for each in staged(model, sizes, layers, _optimizer(run))
     )
     stages = place_stages(steps, cut.pipeline, parse_mesh(request.mesh or ""), sizes, table, run.plan)
     widths = widths_of(request.kind())
-    return run, tuple(OverMesh(placed, collectives(placed, sizes, widths), sizes, padded) for placed in stages)
+    return run, tuple(OverMesh(each, collectives(each, sizes, widths), sizes, padded, way=way) for each in stages)
 
 
 def padded_step(
@@ -376,26 +387,3 @@ def padded_step(
     inner = (pipeline.mesh, pipeline.clauses) if pipeline else (grid, clauses)
     filled, sizes, padded = filled_up(model, table, *inner, sizes)
     return filled, step_of(filled) if padded else table, sizes, padded
-
-
-def with_global_batch(request: Request) -> Request:
-    """Return the request with a batch size: that of `whole_batch` if none was given.
-
-    Raises `InputError` for one sequence over several devices: an axis of size 1 is not sharded.
-    """
-    least = whole_batch(request)
-    if request.batch_size is not None and counted(request.batch_size) == 1 < least:
-        raise InputError(
-            f"1 sequence is not divisible by the {least:,} shards of the batch: the next divisible batch_size is "
-            f"{least:,}"
-        )
-    return replace(request, batch_size=least) if request.batch_size is None else request
-
-
-def whole_batch(request: Request) -> int:
-    """Return a sequence for each device on the axes of the mesh over which the batch is sharded."""
-    if not request.is_sharded:
-        return 1
-    grid = parse_mesh(request.mesh or "")
-    clauses = chosen(request.place, request.placement, grid.names)
-    return prod(grid.sizes.get(axis, 1) for axis in {clause.mesh for clause in clauses if "B" in clause.axes})

@@ -31,12 +31,6 @@ from learncost.reports.sheet import seconds_of
 from learncost.reports.timing import Timing, optimizer_widths, timing
 from learncost.timing.rates import Rates
 
-SEVERAL = (
-    "The batch is one microbatch, which the stages have one after the other: --microbatch N cuts it. `learncost "
-    "run-cost --mesh` has microbatches of one sequence over stages."
-)
-"""The note on the default of a pipeline."""
-
 traffic_of = attributes(
     op="op", mesh_axis="mesh_axis", role="role", runs="calls", seconds="seconds", link="link", algorithm="algorithm"
 )
@@ -72,8 +66,6 @@ def notes(step: StepUsage) -> Iterator[str]:
         )
         yield f"Collectives, without overlap: {'; '.join(several)}."
         yield f"Assumed: {_assumed(step)}."
-        if step.way.microbatches == 1 < step.way.stages:
-            yield SEVERAL
 
 
 def over_time(
@@ -94,13 +86,15 @@ def over_time(
     """
     (cluster, rates), kind, sizes = on, run.precision, over.of_microbatch(over.of_model)
     optimizer = run.optimizer or default_optimizer(run.book)
-    config = StepConfig(over.placed.clauses, kind, plan or run.plan, procedure, optimizer)
+    config = StepConfig(over.placed.clauses, kind, plan or run.plan, procedure, optimizer, every=run.every)
     account = MeshAccount(run.model, sizes, over.placed.mesh, config, table)
     shares = prod(over.placed.mesh.sizes[axis] for axis in account.sizes.batch_axes)
     way = over.way or ParallelConfig(over.placed.mesh.sizes, sizes.get("B", shares) // shares)
     devices = devices_of(stages_of(account, way, sizes), way)
-    here = account.places_of(account.rows, together(devices) if over.device is None else devices[over.device])
-    as_run = [row.times(over.times(row.macro_operation)) if row.place in here else row.times(0) for row in account.rows]
+    part = together(devices) if over.device is None else devices[over.device]
+    here, fewer = account.places_of(account.rows, part), account.fewer(part)
+    rows_run = (row.with_counts(fewer[row.place].of) if row.place in fewer else row for row in account.rows)
+    as_run = [row.times(over.times(row.macro_operation) if row.place in here else 0) for row in rows_run]
     placed = account.step.placed
     widths = optimizer_widths(placed.table, kind, placed.whole, placed.holds)
     widths |= {name: 0 for name, value in placed.whole.known.items() if value.role == "number"}  # are no memory traffic

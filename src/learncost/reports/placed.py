@@ -52,8 +52,8 @@ class PlacedStep(AtLength):
         The devices, what is cut over them, and `collectives`, a record for each line that sends; of the first stage
         where there are several.
     stages
-        The same of every stage of a pipeline, each with a separate table, for one microbatch of `batch_size`
-        sequences; empty where there is none.
+        The same of every stage of a pipeline, each with a separate table, for one microbatch; empty where there is
+        none.
     cluster
         The cluster of `on`, whose links the collectives use; None without it.
     memory
@@ -153,7 +153,7 @@ class PlacedStep(AtLength):
 
 @takes_request(
     "model mesh place placement procedure batch_size seq_len target_len optimizer dropout precision train train_layers "
-    "lora lora_rank lora_alpha plan on engine",
+    "lora lora_rank lora_alpha plan on engine accumulate microbatch",
     mesh=REQUIRED,
 )
 def place(request: Request) -> PlacedStep:
@@ -166,7 +166,7 @@ def place(request: Request) -> PlacedStep:
     ----------
     batch_size
         The global batch size in sequences. The default is one sequence for each device along the mesh axes that shard
-        the batch.
+        the batch, and for each pipeline stage.
     on
         The cluster (`learncost list clusters`), a file that describes one, or its device: adds the time of the
         collectives over its links, and whether the step fits the memory of each device. It sets the precision if none

@@ -7,7 +7,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field
 from learncost.reports.sheet import AtLength, Drawn
 
 if TYPE_CHECKING:
@@ -256,9 +256,7 @@ class Cost(AtLength, Drawn):
             return None
         from learncost.reports.memory.on_device import memory_on_device  # only on a device: start-up counts
 
-        way = self.over.way if self.over else None
-        request = self._request if way is None else replace(self._request, accumulate=way.microbatches, microbatch=None)
-        return memory_on_device(request)
+        return memory_on_device(self._request)
 
     @property
     @Key(when=attrgetter("not_derived"), after="rows")

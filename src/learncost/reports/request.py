@@ -146,7 +146,9 @@ class Request:
             from learncost.passes.plan import NONE  # imported where it is needed: start-up counts
 
             named["plan"] = NONE
-        return {name: value for name, value in named.items() if value != usual[name]} | {**self.sizes}
+        # what is typed is a text: --accumulate 1 is the default
+        other = {name: value for name, value in named.items() if value not in (usual[name], f"{usual[name]}")}
+        return other | {**self.sizes}
 
     @property
     def lengths(self) -> dict[str, Any]:

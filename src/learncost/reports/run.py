@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from learncost.cost_models import Book, Price, PricedLine, price
@@ -12,8 +13,7 @@ from learncost.cost_models.books import book as find_book
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, counted, named_one, shown
 from learncost.ir.line import Line
-from learncost.ir.loop import walk
-from learncost.ir.polynomial import Polynomial, size_of
+from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, Structure, build, context_beyond, run_sizes
@@ -80,31 +80,6 @@ def rows_of(
         return _priced(Structure(model), name, priced_by.name, optimizer, mode, plan)
     table = _under(plan, step(model, name, optimizer, priced_by.jacobian, mode))
     return price(table, {}, priced_by).rows  # a book of the caller's own
-
-
-def _with_first_blocks(model: Model, axes: Mapping[str, int], every: int) -> dict[str, int]:
-    """Return by the name of a line the iterations in which its block is the first of every so many of the model."""
-    from learncost.program.autograd.state import blocks_of, places_in_block  # imported when used, for a fast start
-
-    result, before = dict[str, int](), 0
-    number = places_in_block(model.table.repeats, model.depth, axes)
-    for repeat in model.table.repeats:
-        if repeat not in model.table.lines or not any(outer in model.table.weights for _, outer in repeat.each):
-            continue
-        blocks, iterations = blocks_of(repeat, number), int(size_of(repeat.count, axes))
-        for place, (lines, _, _) in enumerate(blocks, before):
-            fewer = sum((place + len(blocks) * iteration) % every == 0 for iteration in range(iterations))
-            result |= {line.name: fewer for line, _ in walk(lines)}
-        before += iterations * len(blocks)
-    return result
-
-
-def _in_iterations(count: str, axes: Mapping[str, int], fewer: int, counted: Polynomial) -> Polynomial:
-    """Return a count over all iterations of a loop for fewer of them."""
-    whole = int(size_of(count, axes))
-    if count in counted.sizes:
-        return counted.with_sizes({count: fewer})
-    return Polynomial({names: number * fewer // whole for names, number in counted.terms.items()})
 
 
 Answer = TypeVar("Answer")
@@ -202,25 +177,20 @@ class PreparedRun:
         again = [row for each in self._passes(rows, book) for row in each]
         return (*rows, *(replace(row, place=len(rows) + number) for number, row in enumerate(again)))
 
-    def _with_checkpoints(self, rows: Sequence[PricedLine], table: Table) -> Iterator[PricedLine]:
+    def _with_checkpoints(
+        self, rows: Sequence[PricedLine], table: Table, within: Mapping[str, int] = {}
+    ) -> Iterator[PricedLine]:
         """Yield the rows of a step, recomputed in the first of every so many blocks alone.
 
-        What a kernel of the backward pass computes again for itself runs in every block.
+        within  the iterations of a pipeline stage
         """
-        nests = (nest for _, nest in walk(table.lines))
-        own = ((row.source.meta.kernel, row) for row in rows if isinstance(row.source, Line))
-        backward = {kernel for kernel, row in own if row.macro_operation == "backward"} - {None}
-        iterations, fewer = _with_first_blocks(self.model, self.axes, self.every), 0
-        for row in rows:
-            if not isinstance(row.source, Line):  # a sum that the book adds
-                yield row
-                continue
-            nest = next(nests)
-            if row.macro_operation == "recomputation" and nest.loops:
-                fewer = iterations.get(row.source.name, fewer)  # a line that a plan adds is of the block before it
-                if row.source.meta.kernel not in backward:
-                    row = row.with_counts(partial(_in_iterations, nest.counts[0], self.axes, fewer))
-            yield row
+        from learncost.program.checkpoints import fewer_recomputed  # imported where it is needed: start-up counts
+
+        fewer = fewer_recomputed((self.model.table, self.model.depth), table, self.axes, self.every, within)
+        place = count()
+        for row in rows:  # a book may add a sum, which is no line
+            found = fewer.get(next(place)) if isinstance(row.source, Line) else None
+            yield row.with_counts(found.of) if found else row
 
     def _passes(self, rows: Sequence[PricedLine], book: Book) -> list[list[PricedLine]]:
         """Return the lines of every forward pass without gradients."""
@@ -301,6 +271,8 @@ class PreparedRun:
             from learncost.reports.mesh_time import over_time  # imported where it is needed: start-up counts
 
             timed, takes = over_time(self, procedure, rows, over, on, plan)
+        if self.every > 1:
+            rows = tuple(self._with_checkpoints(rows, over.placed.table, over.placed.iterations))
         rows = tuple(row for row in rows if over.runs(row.place, row.macro_operation))
         answer = ledger(model, chosen, Price(book.name, rows, sizes, self.dtype), by, timed, over)
         answer = replace(answer, trained=self.trained, optimizer=optimizer, **self._asked)
@@ -377,9 +349,13 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
         axes = {**axes, **{f"{TEACHER}{name}": size for name, size in of_teacher.items()}}
     sizes_of_all = built, axes, book, request.optimizer, kind, tokens, learning
     again = _again(request, axes["B"])
-    every = 1 if request.checkpoint_every == OPERATORS else check_size("checkpoint_every", request.checkpoint_every)
-    run = PreparedRun(*sizes_of_all, request.plan, context, request.timed_by, again, teacher, every)
+    run = PreparedRun(*sizes_of_all, request.plan, context, request.timed_by, again, teacher, every_of(request))
     return run.counted_apart() if request.mesh is not None else run
+
+
+def every_of(request: Request) -> int:
+    """Return of how many blocks the first is recomputed; operators are selected in every block."""
+    return 1 if request.checkpoint_every == OPERATORS else check_size("checkpoint_every", request.checkpoint_every)
 
 
 def teacher_of(request: Request) -> Model | None:

@@ -16,6 +16,7 @@ from learncost.reports.sheet import (
     SheetRow,
     batch_text,
     fitting,
+    in_microbatches,
     joules_of,
     number,
     plan_text,
@@ -184,6 +185,8 @@ def step_title(cost: Cost, procedure: str = "") -> str:
     step = "one step of " if cost.is_training or cost.context is not None else ""
     plan = plan_text(cost.plan, cost.timing.plan if cost.timing else "")
     over = f", on {cost.over.devices:,} devices together; counts of one device" if cost.over else ""
+    if cost.over and cost.over.way:
+        over = in_microbatches(cost.over.way.microbatches) + over
     return f"{name}, {procedure or f'{step}{procedure_of(cost)}'} in {cost.dtype}{plan}: {batch_of(cost)}{over}"
 
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, dataclass, field, replace
 from learncost.ir.errors import InputError, named_one
-from learncost.models.module import usual_module
 from learncost.models.sizes import CANONICAL, check_size, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.arena import Region
-from learncost.program.autograd.module import Itself, module_named
+from learncost.program.autograd.module import Itself
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.fit_question import ONE_PASS, FitQuestion, Fitting, advice_for, refusal
 from learncost.reports.memory.inference import NAME, has_sequences
 from learncost.reports.memory.memory import engine_over
 from learncost.reports.memory.step import available, device_asked
 from learncost.reports.memory.types import bytes_of, said_bytes
+from learncost.reports.microbatches import stages_of
 from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import (
     WIDTH,
@@ -29,6 +29,7 @@ from learncost.reports.sheet import (
     Sheet,
     TableColumn,
     batch_text,
+    in_microbatches,
     number,
     plan_text,
     size_of,
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from learncost.reports.memory.lengths import Lengths
     from learncost.reports.mesh_cost import OverMesh
 
+RECORDED = "Its step is recorded at a few sizes; at others every number follows as a polynomial in them."
+"""The note on a step that PyTorch itself has run."""
+
 MICROBATCHES = 10**6
 """The largest number of microbatches."""
 
@@ -49,6 +53,11 @@ EVERY = (NAME, *PROCEDURES)
 
 SHARDED = Key(form=attrgetter("said_of_mesh"), optional=True).field
 """The metadata of a mesh of which the traffic is not written."""
+
+
+def cut_in_parts(found: Fit | Lengths) -> bool:
+    """Return whether the batch is cut into microbatches."""
+    return found.accumulate > 1
 
 
 def _bytes_of_regions(regions: Iterable[Region]) -> dict[str, int]:
@@ -92,6 +101,8 @@ class Fit(AtLength, Drawn):
         Of inference, tokens in a page of the KV cache.
     context
         Of decode, the tokens of each sequence in the KV cache before the step; else None.
+    accumulate
+        Microbatches that a batch is cut into.
     without_dropout
         The note that the model's configuration has dropout and the steps none; else "".
 
@@ -122,6 +133,7 @@ class Fit(AtLength, Drawn):
     _caches: bool = field(default=True, metadata=HIDDEN)
     page_size: int = field(default=1, metadata=HIDDEN)
     context: int | None = field(default=None, metadata=Key(optional=True, after="seq_len").field)
+    accumulate: int = field(default=1, metadata=Key(when=cut_in_parts, after="seq_len").field)
     without_dropout: str = field(default="", metadata=OPTIONAL)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
@@ -140,6 +152,7 @@ class Fit(AtLength, Drawn):
         optimizer = "" if self._alone else f"{self.optimizer}, "
         title = f"{where} of {self._kind}{flash}{each_of(self.over)}: {self.dtype}, {optimizer}"
         title += batch_text(None, self.seq_len, context=self.context, sample=self._noun, length_note=self._length_note)
+        title += in_microbatches(self.accumulate)
         return (table(title, columns, self.rows, (*self.advice, self._rule), self.answer),)
 
     @property
@@ -200,7 +213,7 @@ class Fit(AtLength, Drawn):
             rule += f" Engine {', '.join(others)}: as in learncost memory --engine {others[0]}"
             rule += f", for the module {self.module}." if self.module else "."
             if self.module == Itself.name:
-                rule += " Its step is recorded at a few sizes; at others every number follows as a polynomial in them."
+                rule += f" {RECORDED}"
             if "c99" in others:
                 rule += " Stack and code are not included."
         if self.without_dropout:
@@ -255,7 +268,7 @@ def fit(
         Try only this plan (`learncost list plans`). By default several are tried.
     accumulate
         Number of microbatches for gradient accumulation, which are also those of a pipeline: the batch has a multiple
-        of it.
+        of it. The default over pipeline stages is one for each of them.
     engine
         The engine that executes the step, as in learncost memory. The default is eager, and graph over a mesh, with
         `flash_size`, and where PyTorch's autograd has no step of the procedure or type. Without `plan`, rows of plans
@@ -316,6 +329,7 @@ def fit(
     if device is None or not device.core:
         regions = ()  # shown for microcontrollers alone
     microbatches = check_size("accumulate", request.accumulate, MICROBATCHES)
+    microbatches = stages_of(request) if microbatches == 1 and trained else microbatches
     trains = over or microbatches > 1
     names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if trains else EVERY)))
     alone = next((name for name in names if name in ONE_PASS), "")
@@ -375,8 +389,6 @@ def fit(
     if run.model.configuration.layer and not has_sequences(run.model):
         length = 0
     model_name = run.model.configuration.name
-    by_module = any(memory_engines()[row.engine].module for row in rows)
-    ran = module_named(eager.module or usual_module(run.model)).name if by_module else ""
     settings = (
         question.dtype,
         question.optimizer,
@@ -392,7 +404,7 @@ def fit(
         *settings,
         tuple(rows),
         tuple(advice),
-        ran,
+        question.module(run, rows),
         named,
         placed,
         regions,
@@ -402,6 +414,7 @@ def fit(
         context=one_pass.context if one_pass and alone == "decode" else None,
         _caches=all(row.procedure != NAME for row in rows) or bool(question.serving(run).cache),
         page_size=request.tokens_in_page,
+        accumulate=microbatches,
         without_dropout="" if INFERENCE.keys() >= {*names} else run.model.without_dropout,
     )
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.dataclass import OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of, training_precision
+from learncost.models.module import usual_module
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import check_plan
 from learncost.procedures.procedure import FORWARD, INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.arena import Region, largest_assigned
+from learncost.program.autograd.module import module_named
 from learncost.reports.memory.engine import TYPES
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.inference import NAME, Serving, has_sequences, serving_of
@@ -20,12 +22,14 @@ from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
 from learncost.reports.memory.step import EagerOptions, MemoryStep
+from learncost.reports.microbatches import whole_batch
 from learncost.reports.request import Request
 from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.sheet import size_of
 
 if TYPE_CHECKING:
     from learncost.reports.inference import Served
+    from learncost.reports.memory.lengths import FitAtLengths
     from learncost.reports.mesh_cost import OverMesh
 
 
@@ -39,26 +43,13 @@ PLANS = (
 """The plans that are tried for every procedure, from the default one of the engine to the smallest memory."""
 
 STAGED = (None, "flash,fused", "flash,fused,recompute=all")
-"""The same of microbatches and pipeline stages, which sum gradients."""
+"""The same of several microbatches, whose gradients are summed."""
 
 ONE_PASS = tuple(name for name in INFERENCE if name != NAME)
 """The passes of inference that are asked about alone, with lengths of their own."""
 
 SERVED = (None, "flash,fused")
 """The plans that are tried for inference."""
-
-
-def has_stages(request: Request) -> bool:
-    """Return whether the mesh of a request splits the blocks into pipeline stages."""
-    if not request.is_sharded:
-        return False
-    from learncost.sharding.mesh import mesh  # imported when used, for a fast start
-    from learncost.sharding.presets import chosen
-    from learncost.sharding.stages import BLOCKS
-
-    axes = mesh(str(request.mesh)).names
-    several = chosen(request.place, request.placement, axes)
-    return "pp" in axes or any(BLOCKS in clause.axes for clause in several)
 
 
 @dataclass(frozen=True)
@@ -117,9 +108,12 @@ class FitQuestion:
     @property
     def least(self) -> int:
         """Return the smallest batch: a sample, or one for each device that has its own."""
-        from learncost.reports.mesh_cost import whole_batch  # imported when used, for a fast start
-
         return whole_batch(self.request)
+
+    def module(self, run: PreparedRun, rows: Iterable[Fitting | FitAtLengths]) -> str:
+        """Return the module whose autograd step is simulated; "" if no row has one."""
+        by_module = any(memory_engines()[row.engine].module for row in rows)
+        return module_named(self.eager.module or usual_module(run.model)).name if by_module else ""
 
     def at_length(self, length: int) -> FitQuestion:
         """Return the same question for another length."""
@@ -177,7 +171,7 @@ class FitQuestion:
             return (self.request.plan,)
         if procedure == NAME:
             return SERVED
-        if self.accumulate > 1 or has_stages(self.request):
+        if self.accumulate > 1:
             return STAGED
         plans = (memory_engines()[self.engine].plans if self.engine else None) or PLANS
         return (

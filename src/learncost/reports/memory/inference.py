@@ -31,7 +31,8 @@ from learncost.reports.memory.largest import LONGEST, largest_batch, longest_wit
 from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.step import NAMES
 from learncost.reports.memory.types import INDEX
-from learncost.reports.mesh_cost import OverMesh, whole_batch
+from learncost.reports.mesh_cost import OverMesh
+from learncost.reports.microbatches import whole_batch
 from learncost.reports.request import Request
 
 NAME = "inference"

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from learncost.ir.dataclass import Key, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.models.sizes import check_size
+from learncost.program.autograd.module import Itself
 from learncost.reports.memory.engines import GRAPH
-from learncost.reports.memory.fit import SHARDED, each_of
+from learncost.reports.memory.fit import RECORDED, SHARDED, cut_in_parts, each_of
 from learncost.reports.memory.fit_question import FitQuestion, refusal
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.runs import largest, longest
 from learncost.reports.memory.types import said_bytes
-from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table, words_of
+from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, in_microbatches, table, words_of
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -58,6 +59,10 @@ class Lengths(Shown):
         The reasons why procedures or plans are left out.
     over
         Of many devices: what is cut over them; `budget` is then what each of them has, a batch that of all together.
+    accumulate
+        Microbatches that a batch is cut into.
+    module
+        The module whose autograd step is simulated; else "".
     """
 
     model: str
@@ -69,6 +74,8 @@ class Lengths(Shown):
     rows: tuple[FitAtLengths, ...]
     refused: tuple[str, ...] = ()
     over: OverMesh | None = field(default=None, metadata=SHARDED)
+    accumulate: int = field(default=1, metadata=Key(when=cut_in_parts, after="budget").field)
+    module: str = field(default="", metadata=Key(optional=True, after="budget").field)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return the table: a row for each procedure and plan, a column for each length."""
@@ -86,12 +93,13 @@ class Lengths(Shown):
         )
         title = (
             f"{self.model} in {said_bytes(self.budget)}{each_of(self.over)}: {self.dtype}, {self.optimizer}; the "
-            "largest batch of sequences"
+            f"largest batch of sequences{in_microbatches(self.accumulate)}"
         )
         title += " by their tokens, and the longest single sequence"
         learns = () if self.trained == "all" else (f"Trainable: {self.trained}.",)
         over = (f"{self.over.said} The batch is global.",) if self.over else ()
         sentences = [f"Engine: {', '.join(dict.fromkeys(row.engine for row in self.rows))}, as in learncost memory."]
+        sentences += [RECORDED] if self.module == Itself.name else []
         if any(row.procedure == "recompute" or "recompute" in row.plan for row in self.rows):
             sentences.append(
                 "recompute is gradient checkpointing: activations of a block are recomputed in the backward pass."
@@ -161,6 +169,8 @@ def at_lengths(question: FitQuestion, procedures: Sequence[str], lengths: tuple[
         tuple(rows),
         sentences,
         over,
+        question.accumulate,
+        question.module(unplanned, rows),
     )
 
 

@@ -206,7 +206,7 @@ class Memory(AtLength, Drawn):
 class MemoryQuestion:
     """A request about memory, checked: the engine, the budget and the regions that its device sets.
 
-    request  with the global batch of a mesh
+    request  with the batch and the microbatches of a mesh
     budget   bytes of memory; None: not known
     """
 
@@ -228,7 +228,7 @@ class MemoryQuestion:
         run = prepare(replace(counted_alone, procedure=procedure))
         chosen, accumulate, planner = request.optimizer or DEFAULT, request.accumulate, chosen_engine.planner
         if request.is_sharded:
-            from learncost.reports.mesh_cost import whole_batch  # only where there is a mesh
+            from learncost.reports.microbatches import whole_batch  # only where there is a mesh
 
             planner = of_part(planner, whole_batch(request))
         given = run, procedure, kind, chosen, accumulate, False, self.budget, planner, request.mode, self.eager
@@ -254,9 +254,9 @@ def memory_question(request: Request) -> MemoryQuestion:
         raise InputError(f"--mode applies to pepita and mempepita, not to {request.procedure}")
     if request.is_sharded:
         engine = engine_over(engine, request)
-        from learncost.reports.mesh_cost import with_global_batch  # only where there is a mesh
+        from learncost.reports.microbatches import in_microbatches  # only where there is a mesh
 
-        request = with_global_batch(request)
+        request = in_microbatches(request)
     trains = request.is_sharded and not INFERENCE.keys() & {*procedures}
     budget, regions = available(request.budget, device, engine if trains else "")
     return MemoryQuestion(request, engine, eager, budget, regions)
@@ -266,7 +266,7 @@ def memory_question(request: Request) -> MemoryQuestion:
     "model procedure batch_size seq_len target_len optimizer dropout dtype * context page_size precision plan "
     "accumulate clip budget on engine module optimizer_implementation loss task teacher checkpoint_every offload "
     "no_sync mode communication_buffers train train_layers lora lora_rank lora_alpha lora_dropout mesh place placement "
-    "schedule chunks"
+    "schedule microbatch chunks"
 )
 def memory(request: Request) -> Memory | MemoryComparison:
     """The exact memory of one training step or pass of inference: its peak, the live arrays there, what fits a budget.
@@ -356,9 +356,8 @@ def memory(request: Request) -> Memory | MemoryComparison:
         if procedure in INFERENCE:
             from learncost.reports.memory.inference import memory_of_inference  # only where it is asked for: start-up
 
-            return with_changes(
-                memory_of_inference(replace(question.request, procedure=procedure, engine=engine), limit)
-            )
+            asked = replace(request, batch_size=question.request.batch_size, procedure=procedure, engine=engine)
+            return with_changes(memory_of_inference(asked, limit))
         if question.regions and (least := question.least(procedure, engine)) > (limit or 0):
             needed, present = sizes_of(least, limit or 0)
             raise InputError(

@@ -67,7 +67,7 @@ class DeviceMemory(Serializable):
     def said(self) -> list[str]:
         """The notes on memory that is unknown, or predicted by another engine than the time."""
         unknown = f"Whether it fits the memory of the device is not known: {self.unavailable}."
-        other = f"The memory is that of engine {self.engine}, as eager {self.instead}."
+        other = f"The memory is that of engine {self.engine}, as eager {self.instead}; --engine {self.engine} has both."
         return [note for note, given in ((unknown, self.unavailable), (other, self.instead)) if given]
 
     @property

@@ -46,14 +46,8 @@ class MeshMemory:
 
     def way(self, sizes: Mapping[str, int]) -> ParallelConfig:
         """Return the configuration at the sizes of a microbatch of all devices."""
-        shares = prod(self.cut.mesh.get(axis, 1) for axis in self.account.sizes.batch_axes)
-        microbatch, left = divmod(sizes.get("B", shares), shares)
-        if left:
-            raise InputError(
-                f"a microbatch of {sizes['B']:,} sequence{'s' if sizes['B'] > 1 else ''} is not divisible by the "
-                f"{shares:,} shards of {' and '.join(self.account.sizes.batch_axes)}"
-            )
-        return self.cut.way(microbatch, self.microbatches)
+        shares = prod(self.cut.way.mesh.get(axis, 1) for axis in self.account.sizes.batch_axes)
+        return replace(self.cut.way, microbatch=sizes.get("B", shares) // shares, microbatches=self.microbatches)
 
     def forwards(
         self, table: Table, mesh: Mesh, several: Iterable[Clause], sizes: Mapping[str, int]
@@ -76,7 +70,7 @@ class MeshMemory:
     @property
     def is_parted(self) -> bool:
         """Return whether the schedule has weight updates apart from the backward passes."""
-        return KINDS[self.cut.schedule].parted
+        return KINDS[self.cut.way.schedule].parted
 
     def statics(self, sizes: Mapping[str, int]) -> tuple[Static, ...]:
         """Return the static memory of every device of the pipeline."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from learncost.ir.dataclass import HIDDEN, Key, dataclass, field, replace
 from learncost.ir.precision import precision_of
+from learncost.ops.optimizers import OF_MATRICES
 from learncost.passes.plan import FUSED_ATTENTION
 from learncost.procedures.optimizer import state_of
 from learncost.procedures.procedure import INFERENCE
@@ -15,7 +16,7 @@ from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.types import RESERVED, misfit, said_bytes
 from learncost.reports.run import left_out_text
-from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of, sizes_of
+from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, in_microbatches, number, size_of, sizes_of
 from learncost.reports.show import batch_of
 
 SHOWN = 8
@@ -139,7 +140,7 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     plan = f" under {memory.plan}" if memory.plan and named else ""
     plan += f" by {run_by(memory)}" if _executed(memory) and with_engine and with_procedure else ""
     each = f" of {memory.batch_size // memory.accumulate:,}" if memory.batch_size else ""
-    parts = f" in {memory.accumulate:,} microbatches{each}" if memory.accumulate > 1 else ""
+    parts = f"{in_microbatches(memory.accumulate)}{each}" if memory.accumulate > 1 else ""
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
     if with_procedure and memory.procedure in INFERENCE and memory.context is None:
         step = memory.procedure
@@ -212,6 +213,8 @@ def _notes(memory: Memory) -> tuple[str, ...]:
     source = f"{memory.dtype}: {precision_of(memory.dtype).source}."
     notes.append(f"{source} {memory.optimizer}: {state_of(memory.optimizer).source}." if memory.optimizer else source)
     notes.append(memory.convention)
+    if memory.over and memory.optimizer in OF_MATRICES:
+        notes.append("Each device has the optimizer states of its shards, by the sides that these have.")
     if memory.over:
         notes += [memory.over.said, memory.over.sentence]
         notes += [GRADIENTS] if memory.engine == GRAPH and memory.optimizer else []

@@ -18,7 +18,6 @@ from learncost.layers.names import scores
 from learncost.liveness import BUFFERS, Live, Liveness, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
-from learncost.models.sizes import check_size
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import CHOSEN, planned, recomputes_blocks
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
@@ -34,7 +33,7 @@ from learncost.program.program import ACTIVATIONS, GRADIENTS, STATES, WEIGHTS, P
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX, bytes_of, communication_buffers_of, without_reserve
 from learncost.reports.request import COMPILED, CPU, GPU, OPERATORS, Request
-from learncost.reports.run import PreparedRun, check_probability, teacher_of
+from learncost.reports.run import PreparedRun, check_probability, every_of, teacher_of
 
 if TYPE_CHECKING:
     from learncost.devices.device import Device
@@ -170,7 +169,7 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         teacher=teacher_of(request),
         adapts=request.lora is not None or request.lora_rank is not None,
         drops_paths=check_probability("lora_dropout", request.lora_dropout) > 0,
-        every=1 if request.checkpoint_every == OPERATORS else check_size("checkpoint_every", request.checkpoint_every),
+        every=every_of(request),
         selects=request.checkpoint_every == OPERATORS,
         offload=offload_named(request.offload),
         no_sync=request.no_sync,

@@ -183,7 +183,7 @@ class Search(AtLength):
         from learncost.reports.search.spread import Spread
 
         best, memory, placed = self.best, float(self.cluster.device.ram), str(self._fastest.place)
-        many = Spread(best.step, placed, memory, True, best.step.peak, best.split, best.plan)
+        many = Spread(best.step, placed, memory, best.step.peak, best.split, best.plan)
         request = replace(self._fastest, devices=self.devices, price_book=CONVENTION)
         return run_over(request, RunAssumptions(price_per_hour=self.price_per_hour), many)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.placed_step import StepConfig, counts_of_blocks, stepped
@@ -19,8 +18,9 @@ from learncost.procedures.optimizer import DEFAULT, default_optimizer
 from learncost.program.pipeline import CHUNKS, KINDS
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.types import communication_buffers_of, without_reserve
+from learncost.reports.microbatches import in_microbatches
 from learncost.reports.request import ON_DEVICE, Request
-from learncost.reports.run import executed_plan, prepare
+from learncost.reports.run import every_of, executed_plan, prepare
 from learncost.reports.search.search import batch_of, of_one, search
 from learncost.sharding.clauses import Clause, clauses
 from learncost.sharding.mesh import Mesh
@@ -35,62 +35,13 @@ class MeshCut:
 
     pipeline  whose stages the blocks make; None without one
     inner     the mesh of a stage, and the clauses over its axes
-    mesh      the devices along each axis, the pipeline's as `PIPELINE`
-    schedule  of the pipeline, with the stages of a device and the blocks of each stage; none: equally many
-    microbatch  sequences of a microbatch on each part of the batch
-    communication_buffers  bytes on each device
+    way       the devices along each axis, the pipeline's as `PIPELINE`, with its schedule and microbatches
     """
 
     pipeline: Pipeline | None
     inner: Mesh
     clauses: tuple[Clause, ...]
-    mesh: Mapping[str, int]
-    schedule: str
-    chunks: int
-    layers: tuple[int, ...]
-    microbatch: int
-    communication_buffers: int = 0
-
-    def way(self, microbatch: int, microbatches: int) -> ParallelConfig:
-        """Return the configuration of a step in microbatches."""
-        return ParallelConfig(
-            self.mesh,
-            microbatch,
-            microbatches,
-            self.schedule,
-            self.chunks,
-            self.layers,
-            communication_buffers=self.communication_buffers,
-        )
-
-    def way_of(self, batch: int, request: Request, usual: int = 0) -> ParallelConfig:
-        """Return the configuration of a batch in the microbatches of a request. Raises `InputError`.
-
-        usual  sequences of a microbatch where the request says nothing; 0: all of a shard of the batch
-        """
-        axes = dict.fromkeys(clause.mesh for clause in self.clauses if "B" in clause.axes)
-        shares = prod(self.inner.sizes.get(axis, 1) for axis in axes)
-        if batch % shares:
-            raise InputError(
-                f"{batch:,} sequences are not divisible by the {shares:,} shards of {' and '.join(axes)}: the next "
-                f"divisible batch_size is {-(-batch // shares) * shares:,}"
-            )
-        each, number = batch // shares, counted(request.accumulate) or 1
-        if request.microbatch is not None:
-            microbatch = self.microbatch
-        else:
-            microbatch = -(-each // number) if number > 1 or not usual else usual
-        if number > 1 and each != number * microbatch:
-            raise InputError(
-                f"a batch shard of {each:,} is not accumulate = {number:,} microbatches of {microbatch:,}: the "
-                f"next divisible batch_size is {number * microbatch * shares:,}"
-            )
-        if each % microbatch:
-            raise InputError(
-                f"a batch shard has {each:,} sequences, which is not divisible by microbatches of {microbatch:,}: "
-                f"the next divisible batch_size is {-(-each // microbatch) * microbatch * shares:,}"
-            )
-        return self.way(microbatch, each // microbatch)
+    way: ParallelConfig
 
 
 def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> MeshCut:
@@ -104,15 +55,16 @@ def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> 
     if grid.sizes.get(PIPELINE, 1) > 1 and all(clause.mesh != PIPELINE for clause in several):
         several = (*clauses(f"{BLOCKS} over {PIPELINE}"), *several)
     pipeline, schedule = pipeline_of(table, grid, several), request.schedule
-    microbatch, chunks = pipeline_options(request)
+    chunks, microbatches = chunks_of(request), (int(request.microbatch or 1), counted(request.accumulate) or 1)
     buffers = communication_buffers_of(request)
+    way = ParallelConfig(grid.sizes, *microbatches, schedule, communication_buffers=buffers)
     if pipeline is None and grid.sizes.get(PIPELINE, 1) > 1:
         which, names = next(clause for clause in several if clause.mesh == PIPELINE), " ".join(counts_of_blocks(table))
         raise InputError(f"{PIPELINE} shards the stack of blocks: write {names} over {PIPELINE}, not {str(which)!r}")
     if pipeline is None and request.given.get("schedule"):
         raise InputError(f"--schedule {schedule} requires pipeline stages, for example --mesh pp=2,dp=2")
     if pipeline is None:
-        return MeshCut(None, grid, several, grid.sizes, schedule, 1, (), microbatch, buffers)
+        return MeshCut(None, grid, several, way)
     if pipeline.stages > 1 and request.procedure not in ("bp", "recompute"):  # whose microbatches pass once
         raise InputError(f"pipeline stages require --procedure bp or recompute, not {request.procedure}")
     chunks = (chunks or CHUNKS) if KINDS[schedule].several and pipeline.stages > 1 else 1
@@ -120,20 +72,18 @@ def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> 
         raise InputError(f"{str(pipeline.clause)!r} gives the blocks of one stage per device: use --schedule 1f1b")
     inner = pipeline.mesh if pipeline.mesh.axes else Mesh((("dp", 1),))
     mesh = {PIPELINE if axis == pipeline.axis else axis: size for axis, size in grid.axes}
-    return MeshCut(pipeline, inner, pipeline.clauses, mesh, schedule, chunks, pipeline.blocks, microbatch, buffers)
+    return MeshCut(pipeline, inner, pipeline.clauses, replace(way, mesh=mesh, chunks=chunks, layers=pipeline.blocks))
 
 
-def pipeline_options(request: Request) -> tuple[int, int]:
-    """Return the sequences of a microbatch and the stages of a device, 0 for the fewest. Raises `InputError`."""
-    schedule = request.schedule
+def chunks_of(request: Request) -> int:
+    """Return the stages of a device of a pipeline, 0 for the fewest. Raises `InputError`."""
+    schedule, chunks = request.schedule, 0 if request.chunks is None else check_size("chunks", request.chunks)
     if schedule not in KINDS:
         raise InputError(f"schedule must be one of {', '.join(KINDS)}, not {shown(schedule)}")
-    microbatch = 1 if request.microbatch is None else check_size("microbatch", request.microbatch, LARGEST)
-    chunks = 0 if request.chunks is None else check_size("chunks", request.chunks, LARGEST)
     if chunks > 1 and not KINDS[schedule].several:
         several = " or ".join(name for name, kind in KINDS.items() if kind.several)
         raise InputError(f"{schedule} has one stage per device: use --schedule {several} for {chunks} chunks")
-    return microbatch, chunks
+    return chunks
 
 
 OF_MEMORY_ALONE = ("no_sync", "checkpoint_every", *(name for name in ON_DEVICE.split() if name != "clip"))
@@ -145,9 +95,6 @@ OF_MESH = (
 )
 """The settings of a step that a search for its mesh has no choice of: it takes the usual ones."""
 
-LARGEST = 10**6
-"""Sequences of a microbatch, and stages on a device."""
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -156,10 +103,10 @@ class Spread:
     step: StepUsage
     placed: str
     memory: float
-    asked: bool
     peak: int
     split: Mapping[str, int]
     plan: str
+    engine: str = GRAPH
 
     @property
     def fits(self) -> bool:
@@ -179,34 +126,33 @@ def spread(request: Request, cluster: Cluster) -> Spread:
             raise InputError(f"--engine {engine} requires --mesh; without --mesh the fastest mesh of {GRAPH} is used")
         best = search(replace(request, on=cluster), devices, top=1).best
         text = f"{best.zero}, the fastest mesh that learncost search finds"
-        return Spread(best.step, text, memory, False, best.step.peak, best.split, best.plan)
+        return Spread(best.step, text, memory, best.step.peak, best.split, best.plan)
     grid = parse_mesh(request.mesh)
     if devices not in (1, grid.devices):
         raise InputError(f"the mesh {grid} has {grid.devices:,} devices, not {devices:,}")
     run, kind = prepare(of_one(request)).counted_apart(), request.kind()
     length = run.model.tokens(run.axes) // run.axes["B"]
-    batch = batch_of(request.batch_size, length, grid.devices)
+    request = in_microbatches(request, batch_of(None, length, grid.devices))
     cut = mesh_cut(request, run.model.table)
     optimizer = request.optimizer or default_optimizer()
-    config = StepConfig(cut.clauses, kind, "", request.procedure, optimizer)
+    config = StepConfig(cut.clauses, kind, "", request.procedure, optimizer, every=every_of(request))
     rates = sustained(cluster.device, kind.values, request.timed_as)
     plan = executed_plan(stepped(run.model, config), request.plan, request.timed_by, rates)
-    sizes = {**run.axes, "B": cut.microbatch * cut.inner.devices}
+    sizes = {**run.axes, "B": int(request.microbatch or 1) * cut.inner.devices}
     account = MeshAccount(run.model, sizes, cut.inner, replace(config, plan=plan))
-    # Stages work side by side on microbatches alone, and a batch that nobody gave is of millions of tokens.
-    way = cut.way_of(batch, request, 1 if cut.pipeline or request.batch_size is None else 0)
-    step = step_of(account, way, run.axes, cluster, rates, length)
+    step = step_of(account, cut.way, run.axes, cluster, rates, length)
     text = ", ".join(filter(None, (request.place, request.placement))) or usual(cut.inner.names)
     peak: int = step.peak
     split: Mapping[str, int] = split_of(account, step, run.axes)
-    if (engine := request.timed_by) != GRAPH or any(name in request.given for name in OF_MEMORY_ALONE):
-        from learncost.reports.memory.memory import memory_on, memory_question  # are built on this module
-        from learncost.reports.memory.runs import engine_of
+    from learncost.reports.memory.memory import engine_over, memory_on, memory_question  # are built on this module
+    from learncost.reports.memory.runs import engine_of
 
-        by_engine = replace(request, batch_size=batch, accumulate=way.microbatches, microbatch=None, budget=None)
-        found = memory_on(engine_of(memory_question(by_engine).step(request.procedure, engine), engine))
+    engine = engine_over(request.engine, request)
+    if engine != GRAPH or any(name in request.given for name in OF_MEMORY_ALONE):
+        question = memory_question(replace(request, budget=None))
+        found = memory_on(engine_of(question.step(request.procedure, engine), engine))
         peak, split = found.peak, found.split
-    return Spread(step, text, memory, True, peak, split, plan)
+    return Spread(step, text, memory, peak, split, plan, engine)
 
 
 def described(step: StepUsage) -> str:

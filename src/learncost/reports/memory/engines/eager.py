@@ -522,7 +522,8 @@ def _unwrapped(step: MemoryStep) -> str:
         return "runs an imported module as it is, over dp alone: use --engine graph"
     if step.is_parallel and any(line.meta.layer in (*MIXERS, *RECURRENCES) for line, _ in walk(step.declared.lines)):
         return "does not support recurrences with parallel tensors: use --engine graph"
-    if step.is_parallel and (_loss(step) or step.eager.task) and any("/" in axis for axis in _classes(step)):
+    classes = [axis for line, _ in walk(step.forward.lines) if is_log_softmax(line) for axis in line.axes]
+    if step.is_parallel and (_loss(step) or step.eager.task) and any("/" in axis for axis in classes):
         return "supports a head of parts of the vocabulary with the module's own loss alone, without --loss and --task"
     wrapping = _wrapping(step) or Wrapping(1, 0, 0)
     if step.stages and (why := _unstaged(step)):
@@ -549,11 +550,6 @@ def _unstaged(step: MemoryStep) -> str:
         "weight updates apart from the backward pass": step.on_mesh is not None and step.on_mesh.is_parted,
     }
     return next((what for what, is_asked in asked.items() if is_asked), "")
-
-
-def _classes(step: MemoryStep) -> list[str]:
-    """Return the axes of log-softmax on a device."""
-    return [axis for line, _ in walk(step.forward.lines) if is_log_softmax(line) for axis in line.axes]
 
 
 def _outside(step: MemoryStep) -> str:

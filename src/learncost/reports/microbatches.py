@@ -1,0 +1,76 @@
+"""The batch of a step over a mesh, and the microbatches that it is cut into: one default for every question."""
+
+from __future__ import annotations
+
+from math import prod
+
+from learncost.ir.dataclass import replace
+from learncost.ir.errors import InputError
+from learncost.models.sizes import check_size
+from learncost.reports.request import Request
+from learncost.reports.run import lengths_of
+from learncost.sharding.clauses import Clause
+from learncost.sharding.mesh import mesh
+from learncost.sharding.presets import chosen
+from learncost.sharding.stages import BLOCKS
+
+
+def _placed(request: Request) -> tuple[dict[str, int], tuple[Clause, ...]]:
+    """Return the devices along each axis of the mesh, and the clauses of the placement; none without a mesh."""
+    if not request.is_sharded:
+        return {}, ()
+    grid = mesh(str(request.mesh))
+    return grid.sizes, chosen(request.place, request.placement, grid.names)
+
+
+def shares_of(request: Request) -> dict[str, int]:
+    """Return the axes of the mesh over which the batch is sharded, with their devices."""
+    sizes, several = _placed(request)
+    return {clause.mesh: sizes.get(clause.mesh, 1) for clause in several if "B" in clause.axes}
+
+
+def whole_batch(request: Request) -> int:
+    """Return a sequence for each device on the axes of the mesh over which the batch is sharded."""
+    return prod(shares_of(request).values())
+
+
+def stages_of(request: Request) -> int:
+    """Return the pipeline stages into which the mesh of a request splits the blocks; 1 without a pipeline."""
+    sizes, several = _placed(request)
+    counts = {clause.mesh for clause in several if clause.axes[0] == BLOCKS or clause.axes[0].startswith("n_")}
+    return prod(sizes.get(axis, 1) for axis in {*counts, "pp"})
+
+
+def in_microbatches(request: Request, usual: int | None = None) -> Request:
+    """Return a request over a mesh with its batch, and the microbatches of each shard of the batch.
+
+    Over stages, and of a batch that the request does not give, a microbatch has one sequence of each shard; elsewhere
+    the batch is one microbatch.
+
+    usual  sequences where none are given; by default one for each shard of the batch, and for each stage
+    Raises `InputError` for an indivisible batch: an axis of size 1 is not sharded.
+    """
+    axes, stages = shares_of(request), stages_of(request)
+    shares, number = prod(axes.values()), check_size("accumulate", request.accumulate)
+    microbatch = None if request.microbatch is None else check_size("microbatch", request.microbatch)
+    given = lengths_of(request)[0].get("batch_size")
+    batch = given or usual or shares * (microbatch or 1) * (number if number > 1 else stages)
+    each, left = divmod(batch, shares)
+    if left:
+        several = f"{batch:,} sequence{'s are' if batch > 1 else ' is'}"
+        raise InputError(
+            f"{several} not divisible by the {shares:,} shards of {' and '.join(axes)}: the next divisible batch_size "
+            f"is {-(-batch // shares) * shares:,}"
+        )
+    if not request.is_training:
+        return replace(request, batch_size=batch)
+    if microbatch is None:
+        microbatch = -(-each // number) if number > 1 or (stages == 1 and given) else 1
+    unit = microbatch * number if number > 1 else microbatch
+    if each % unit or (number > 1 and each != unit):
+        parts = f"accumulate = {number:,} microbatches" if number > 1 else "microbatches"
+        raise InputError(
+            f"a batch shard of {each:,} is not {parts} of {microbatch:,}: the next divisible batch_size is "
+            f"{(unit if number > 1 else -(-each // unit) * unit) * shares:,}"
+        )
+    return replace(request, batch_size=batch, microbatch=microbatch, accumulate=each // microbatch)

@@ -86,12 +86,6 @@ OF_REQUEST = ("accumulate", "clip", "target_len", "mode", "dropout", *ADAPTING, 
 """The fields of a request that only programs in C99 have."""
 
 
-def flags_of_c99(request: Request, flags: Freestanding) -> list[str]:
-    """Return the flags that are given and belong to C99 alone."""
-    own = [each.name for each in fields(flags) if getattr(flags, each.name) != each.default]
-    return own + [name for name in OF_REQUEST if request.given.get(name) is not None]
-
-
 @takes_request(
     "subject backend * procedure optimizer phase plan batch_size seq_len dtype precision mesh place placement schedule "
     "microbatches entry prefix weights state_dict accumulate clip learning_rate weight_decay target_len mode projected "
@@ -210,7 +204,8 @@ def emit(
 
         return freestanding(request, flags)
     subject: object = request.model
-    of_c99 = flags_of_c99(request, flags)
+    of_c99 = [each.name for each in fields(flags) if getattr(flags, each.name) != each.default]
+    of_c99 += [name for name in OF_REQUEST if request.given.get(name) is not None]
     if request.seq_len is None and (
         names_own_sizes(subject) if isinstance(subject, str) else isinstance(subject, Layer)
     ):  # what a table calls M is its length

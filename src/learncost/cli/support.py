@@ -94,10 +94,6 @@ def _emit(backend: str, family: str) -> None:
     _same(_RUN[backend](table, prepared.values, prepared.sizes), training.weights, table)
 
 
-def _numpy(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    return EmittedProgram(table, sizes)(values)
-
-
 def _torch(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     import torch
 
@@ -129,7 +125,7 @@ def _c(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dic
 
 
 _RUN: Mapping[str, Callable[[Table, Mapping[str, Any], Mapping[str, int]], dict[str, Any]]] = {
-    "numpy": _numpy,
+    "numpy": lambda table, values, sizes: EmittedProgram(table, sizes)(values),
     "torch": _torch,
     "jax": _jax,
     "c": _c,

@@ -139,11 +139,6 @@ def offload_named(text: str) -> tuple[str, ...]:
     return names
 
 
-def implementation_named(name: str) -> str:
-    """Return the implementation of an optimizer. Raises `InputError` for an unknown one."""
-    return name and named_one("optimizer implementation", name, {each: each for each in IMPLEMENTATIONS})
-
-
 def _of_losses(kind: str, name: str) -> str:
     """Return the name of a loss or a task. Raises `InputError` for an unknown one."""
     if not name:
@@ -160,10 +155,11 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
 
     The device is None where none is given, and for any GPU. Raises `InputError` for an unknown one.
     """
+    asked = request.optimizer_implementation
     options = EagerOptions(
         request.module and module_named(request.module).name,
         GPU if request.on == GPU else CPU,
-        implementation_named(request.optimizer_implementation),
+        asked and named_one("optimizer implementation", asked, {each: each for each in IMPLEMENTATIONS}),
         loss=_of_losses("loss", request.loss),
         task=_of_losses("task", request.task),
         teacher=teacher_of(request),

@@ -12,8 +12,8 @@ from typing import Any
 
 from learncost.autoshard.step import PIPELINE
 from learncost.cost_models.books import every
-from learncost.devices.cluster import clusters, known_cluster
-from learncost.devices.device import devices, known_device
+from learncost.devices.cluster import Cluster, clusters, known_cluster
+from learncost.devices.device import Device, devices, known_device
 from learncost.devices.rates import HERE
 from learncost.ir.dataclass import attributes, replace
 from learncost.ir.errors import InputError, named_one, nearest, shown
@@ -75,11 +75,13 @@ def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, A
         if value:
             keywords[name] = value
     if "on" in keywords:
-        keywords["on"] = device_name(keywords["on"])
+        on = keywords["on"]
+        keywords["on"] = HERE if on.lower() == HERE else published_name("device", on, known_device(on), devices())
     for name in NAMES_PROCEDURES & keywords.keys():
         keywords[name] = ",".join(map(procedure_name, several(keywords[name])))
     if "cluster" in keywords:
-        keywords["cluster"] = cluster_name(keywords["cluster"])
+        cluster = keywords["cluster"]
+        keywords["cluster"] = published_name("cluster", cluster, known_cluster(cluster), clusters())
     if config:
         if keywords.get("model", CONFIG) != CONFIG:
             raise InputError(f"the request already contains the model as {CONFIG}: remove model")
@@ -160,22 +162,12 @@ def procedure_name(name: str) -> str:
     return named_one("procedure", name if name in known else name.lower(), known).name
 
 
-def cluster_name(name: str) -> str:
-    """Return the name of a published cluster, never of a file. Raises `InputError`."""
-    if cluster := known_cluster(name):
-        return cluster.name
-    raise InputError(f"no cluster is called {shown(name)}{nearest(name, clusters()) or ''}; learncost list clusters")
-
-
-def device_name(name: str) -> str:
-    """Return the name of a published device or of this machine. Raises `InputError`."""
-    if name.lower() == HERE:
-        return HERE
-    if device := known_device(name):
-        return device.name
-    raise InputError(
-        f"no device is called {shown(name)}{nearest(name, devices()) or '; learncost list devices has all'}"
-    )
+def published_name(kind: str, name: str, known: Device | Cluster | None, names: Iterable[str]) -> str:
+    """Return the name of a published device or cluster, never of a file. Raises `InputError` where it is not known."""
+    if known:
+        return known.name
+    hint = nearest(name, names) or f"; learncost list {kind}s has all"
+    raise InputError(f"no {kind} is called {shown(name)}{hint}")
 
 
 Choice = dict[str, Any]

@@ -6,8 +6,9 @@ its rows is in the remark behind the line that fills it: `[B M | d]`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 from learncost.backends.c import KernelFunction, source
 from learncost.backends.expression import Identifiers
@@ -288,7 +289,7 @@ class _InPlaceWriter:
             rows = scope.rows.get(name)
             cut = (prod(shape),) if rows is None else (prod(shape[:rows]), prod(shape[rows:]))
             same = all(place == places[0] for place in places)
-            place = repr(places[0]) if same else repr(places)
+            place = repr(places[0]) if same else _listed(places)
             entries[self._of(name)] = f"({cut}, torch.{TYPES[self.layout.dtypes[name]]}, {place})"
         self.places[scope.title] = (scope.around, len(iterations), entries)
 
@@ -308,6 +309,25 @@ class _InPlaceWriter:
         helpers = [text for name, text in between.HELPERS.items() if name in self.helpers]
         imports = "import math\nfrom types import SimpleNamespace\n\nimport torch"
         return head + "\n\n\n".join((imports, *helpers, *self.texts, LAY_OUT, places)) + "\n"
+
+
+def _listed(places: Sequence[Any]) -> str:
+    """Return the text of a list of places, in which offsets at equal distances are a range."""
+
+    def distance(at: int) -> int:
+        pair = places[at - 1 : at + 1]
+        return pair[1] - pair[0] if len(pair) == 2 and all(isinstance(place, int) for place in pair) else 0
+
+    texts, begin = list[str](), 0
+    while begin < len(places):
+        first, end, step = places[begin], begin + 1, distance(begin + 1)
+        while step and distance(end) == step:
+            end += 1
+        if end - begin < 4:
+            end = begin + 1
+        texts.append(repr(first) if end == begin + 1 else f"*range({first}, {places[end - 1] + step}, {step})")
+        begin = end
+    return f"[{', '.join(texts)}]"
 
 
 def _place(value: ScheduledArray, path: Path) -> int | str | tuple[str | int | slice, ...]:

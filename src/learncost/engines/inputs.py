@@ -214,7 +214,7 @@ class Batch:
                     raise InputError(f"{datum.name} have unequal lengths, which define the padding: remove the mask")
                 self.keeps[axis] = _keep(array)
             array = _ragged(array, -1 if datum.answers else 0)
-        array = np.asarray(array)
+        array = array if is_on_gpu(array) and not datum.places else np.asarray(array)
         if datum.places and array.dtype.kind not in "iu":
             raise InputError(f"{datum.name} must be integers, not {array.dtype}")
         if datum.places and array.ndim != len(datum.axes):
@@ -341,6 +341,11 @@ class Batch:
             elif value.role == "number" and value.axes:  # one over the count, with a mask of padding
                 arrays[name] = self.keep(base(value.axes[-1])) / self.count
         return arrays
+
+
+def is_on_gpu(array: Any) -> bool:
+    """Return whether an array is a tensor on a GPU; numbers stay there, and indices are checked on the host."""
+    return bool(getattr(array, "is_cuda", False))
 
 
 def next_tokens(tokens: Any, keep: Any = None) -> Any:

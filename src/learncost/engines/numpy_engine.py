@@ -11,7 +11,7 @@ import numpy as np
 from learncost.backends.precision import check_runs, typed
 from learncost.engines.adapted import begun, constants, merged
 from learncost.engines.core import Core, OptimizerSettings, Prepared, Values
-from learncost.engines.inputs import Batch
+from learncost.engines.inputs import Batch, is_on_gpu
 from learncost.engines.rounding import real, whole, widened
 from learncost.engines.state import evaluated
 from learncost.engines.weights import initial_weights, shape
@@ -394,7 +394,10 @@ class Training(Core):
     def _inputs(self, table: Table, read_batch: Batch, part: int = 0) -> Values:
         values = self.weights | self.weights_read | self.constants
         for name, array in read_batch.inputs(table).items():
-            values[name] = array if array.dtype.kind in "iub" else whole(table, name, array).astype(self.dtype)
+            if is_on_gpu(array):
+                values[name] = array.double() if self.dtype == np.float64 else array.float()
+            else:
+                values[name] = array if array.dtype.kind in "iub" else whole(table, name, array).astype(self.dtype)
         for name in table.inputs:
             if table.values[name].role == "mask":
                 values[name] = self.mask(table, name, read_batch.sizes, self.dropout, part)

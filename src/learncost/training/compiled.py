@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.engines.inputs import Datum, data
+from learncost.engines.inputs import Datum, data, is_on_gpu
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import from_state, stored, to_state
 from learncost.importer.from_module import from_module
@@ -39,7 +39,7 @@ class CompiledStep(Displayed):
         self.layer, self._training, self._runner, self._names = layer, training, runner, names
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Return the loss of a batch, before the update. Takes what forward takes, as tensors or arrays.
+        """Return the loss of a batch, before the update. Takes what forward takes, as arrays or tensors, also on a GPU.
 
         It is a float; with device cuda a tensor there, for which only who reads it waits, as with `loss.item()`.
         """
@@ -165,8 +165,10 @@ def _named(layer: Layer, training: Training, inputs: Any) -> dict[str, Datum]:
 
 
 def _fitting(datum: Datum, value: Any) -> Any:
-    """Return a tensor of any device as an array, without axes of size 1 that the table does not have."""
-    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    """Return a tensor as an array, without axes of size 1 that the table does not have; numbers on a GPU stay there."""
+    array = value.detach() if hasattr(value, "detach") else value
+    if datum.places or not is_on_gpu(array):
+        array = np.asarray(array.cpu() if array is not value else array)
     ones = [axis for axis, size in enumerate(array.shape) if size == 1]
     more = max(array.ndim - len(datum.axes), 0)
-    return np.squeeze(array, tuple(ones[len(ones) - more :])) if 0 < more <= len(ones) else array
+    return array.squeeze(tuple(ones[len(ones) - more :])) if 0 < more <= len(ones) else array

@@ -13,7 +13,7 @@ from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import with_clipping
 from learncost.procedures.step import step
-from learncost.reports.memory.planner import chosen, memory
+from learncost.reports.memory.planner import chosen, fastest, memory
 from planned import sizes_of, table_of
 
 PAGE = (Path(__file__).parent.parent / "docs" / "plans.md").read_text(encoding="utf-8")
@@ -65,6 +65,26 @@ def test_a_smaller_budget_takes_less_memory_and_more_operations():
     several = planned(table, least)
     assert memory(several, sizes).peak < needs_and_flops[-1][0]
     assert lc.price(several, sizes, lc.book("run")).flops > needs_and_flops[-1][1]
+
+
+def test_a_plan_on_a_gpu_is_by_its_arena_and_the_time_of_its_kernels():
+    small, on = {"n_layer": 2}, "A100-SXM-80GB"
+    built = build(configure("gpt2", small))
+    table, sizes = step(built, "bp", "adamw"), run_sizes(built, 16, 1024, None)
+    of_step = {"batch_size": 16, "precision": "bf16-masters", "engine": "cuda", **small}
+
+    def asked(plan):
+        timed = lc.cost("gpt2", optimizer="adamw", plan=plan, on=on, **of_step).recorded
+        return lc.memory("gpt2", plan=plan, **of_step).peak, timed.seconds
+
+    peak, seconds = asked(fastest(table, sizes, "bf16-masters", None, on))
+    leaner, slower = asked(fastest(table, sizes, "bf16-masters", 7 * peak // 10, on))
+    assert leaner <= 7 * peak // 10  # to the byte what the engine says
+    assert seconds < slower
+    # By its rules the head takes one sequence after the other, which takes less memory and more time.
+    by_rules, slowest = asked(chosen(table, sizes))
+    assert by_rules < peak
+    assert seconds < slowest
 
 
 def test_gradients_never_lie_together_when_weights_are_updated_at_once():

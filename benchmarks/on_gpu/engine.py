@@ -24,10 +24,11 @@ import learncost.torch
 from learncost.devices.device import device as find_device
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
+from learncost.reports.memory.planner import fastest
 from on_gpu.asked import Asked, Row, said
 from on_gpu.in_triton import InTriton
 from on_gpu.steps import CARD, seconds
-from on_gpu.subjects import Text, fastest, leanest, subjects
+from on_gpu.subjects import Text, leanest, subjects
 
 LIMIT, END, EACH = 480, 570, 120
 """Seconds after which no side begins, after which one that runs is ended, and that one takes at most."""

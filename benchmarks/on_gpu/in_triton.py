@@ -11,25 +11,25 @@ import torch
 from against_torch_and_jax.subject import LEARNING_RATE, Subject
 from against_torch_and_jax.torch_side import Eager, facts
 
-from learncost.backends.triton import emitted
+from learncost.backends.triton import in_triton
 from learncost.engines.core import Prepared
 from learncost.engines.in_triton import names_of
 from learncost.engines.numpy_engine import Training
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
-from learncost.reports.memory.planner import chosen
+from learncost.reports.memory.planner import fastest
 
 
 class EmittedStep:
     """A file of `learncost emit --backend triton` with its tensors on a device: `run` takes a step in place."""
 
     def __init__(
-        self, prepared: Prepared, dtype: str, device: str | torch.device, planner: Callable[..., str] = chosen
+        self, prepared: Prepared, dtype: str, device: str | torch.device, planner: Callable[..., str] = fastest
     ) -> None:
         table = without_gradients(prepared.table)
         self.plan = planner(table, prepared.sizes, dtype)
         table = planned(table, self.plan, prepared.sizes)
-        file = SimpleNamespace(**names_of(emitted(table, prepared.sizes, dtype, "A step that is measured.")))
+        file = SimpleNamespace(**names_of(in_triton(table, prepared.sizes, dtype, "A step that is measured.").text))
         values: Mapping[str, Any] = prepared.values
         self.given = {
             name: torch.as_tensor(np.array(values[name])).to(device, kind).reshape(shape)
@@ -44,7 +44,7 @@ class EmittedStep:
 class InTriton(Eager):
     """Steps on one batch, as a CUDA graph; in Triton's interpreter call by call."""
 
-    def __init__(self, planner: Callable[..., str] = chosen) -> None:
+    def __init__(self, planner: Callable[..., str] = fastest) -> None:
         super().__init__()
         self.planner = planner
 

@@ -96,11 +96,6 @@ def subjects(asked: Asked) -> tuple[Text, ...]:
     )
 
 
-def fastest(table: Table, sizes: Mapping[str, int], dtype: str) -> str:
-    """Return the plan of the pass for time: the scores of a batch lie in memory together."""
-    return ",".join(each for each in chosen(table, sizes, dtype).split(",") if each != "chunked-loss")
-
-
 def leanest(table: Table, sizes: Mapping[str, int], dtype: str) -> str:
     """Return the plan of the pass for memory: activations and norms are made again."""
     return ",".join(dict.fromkeys((*chosen(table, sizes, dtype).split(","), *nearly_free(table))))

@@ -309,16 +309,19 @@ def _in_place(
 ) -> str:
     """Return the source of a step in place, by default under the planner's plan."""
     if plan is None:
-        from learncost.reports.memory.planner import chosen, smallest
+        from learncost.reports.memory.planner import TIMED_ON, fastest, smallest
 
-        plan = (smallest if backend == "c" else chosen)(table, sizes, dtype)
-        table = planned(table, plan)
-        about += f"\nUnder the plan {plan or 'none'}, chosen for {sizes['B']} x {sizes['M']:,} tokens in {dtype}."
+        plan = (smallest if backend == "c" else fastest)(table, sizes, dtype)
+        table, on = planned(table, plan), "" if backend == "c" else f" on {TIMED_ON}"
+        about += f"\nUnder the plan {plan or 'none'}, chosen for {sizes['B']} x {sizes['M']:,} tokens in {dtype}{on}."
     if backend == "triton":
         from learncost.backends import triton
 
         about += "\nIts arena has BYTES bytes; the caller allocates weights and optimizer state."
-        return triton.emitted(table, sizes, dtype, _title(about, "PyTorch and Triton on a GPU", written))
+        try:
+            return triton.in_triton(table, sizes, dtype, _title(about, "PyTorch and Triton on a GPU", written)).text
+        except InputError as error:
+            raise InputError(f"--backend triton has no step of this model, as {error}: give --backend torch") from None
     from learncost.backends.placed import placed, standalone
 
     program = placed(table, sizes, dtype)

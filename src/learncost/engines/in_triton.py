@@ -58,6 +58,11 @@ def on_device(device: str | torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if str(device) == "cpu" else torch.cuda.device(device)
 
 
+def card(device: str) -> str:
+    """Return the name of a GPU; empty in Triton's interpreter."""
+    return "" if is_interpreted() else str(torch.cuda.get_device_name(device))
+
+
 def free_bytes(device: str) -> int | None:
     """Return the bytes that are free on a GPU; None in Triton's interpreter."""
     return None if is_interpreted() else torch.cuda.mem_get_info(device)[0]

@@ -22,7 +22,7 @@ from learncost.models.configuration import Configuration
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.optimizer import without_gradients
-from learncost.reports.memory.planner import chosen, smallest
+from learncost.reports.memory.planner import fastest, smallest
 from learncost.training.engine import Arrays, NumPyEngine
 
 if TYPE_CHECKING:
@@ -295,20 +295,20 @@ class _TorchStep(TensorStep):
         deterministic: bool = False,
     ) -> None:
         super().__init__(prepared, pool)
-        self.plan = (chosen if gpu else smallest)(self.table, self.sizes, precision) if plan is None else plan
-        table, how = planned(self.table, self.plan), f"on PyTorch's operators on {pool.device}"
+        self.gpu, how = gpu, f"on PyTorch's operators on {pool.device}"
+        if gpu:
+            self.plan = self._fitting(prepared, plan, precision)
+        else:
+            self.plan = smallest(self.table, self.sizes, precision) if plan is None else plan
+        table = planned(self.table, self.plan)
         self.arena: torch.Tensor | None = None
-        self.batch, self.gpu = 0, gpu
+        self.batch = 0
         if pool.device == "cpu" or gpu:
             try:
-                if gpu:
-                    self._check_memory(prepared, precision, gpu)
                 self.run = step = self.in_place(
                     table, prepared.values, self.sizes, precision, gpu=gpu, deterministic=deterministic
                 )
                 self.arena, self.batch = step.arena, step.batch
-            except MemoryNeededError:
-                raise
             except InputError as error:
                 how = f"on PyTorch's operators, as {error}"
         if self.arena is None:
@@ -320,41 +320,51 @@ class _TorchStep(TensorStep):
         """The text on the plan and the kernels, and on what a first step has measured."""
         return f"plan {self.plan or 'none'}, {self.run.says}"
 
-    def _check_memory(self, prepared: Prepared, precision: str, gpu: str) -> None:
-        """Raise `MemoryNeededError` for a step that a GPU has no memory for, with the plan of one that fits."""
+    def _fitting(self, prepared: Prepared, plan: str | None, precision: str) -> str:
+        """Return the plan on a GPU, which the planner chooses for its free memory where none is given.
+
+        Raises `MemoryNeededError` for a step that the GPU has no memory for, with the plan of one that fits.
+        """
         import torch
 
         from learncost.backends import triton
-        from learncost.engines.in_triton import free_bytes
+        from learncost.engines.in_triton import card, free_bytes
 
-        def laid_out(plan: str) -> InPlaceLayout:
-            return triton.laid_out(planned(self.table, plan), self.sizes, precision)
-
-        def taken(layout: InPlaceLayout) -> int:
-            return layout.bytes + layout.allocates + (0 if self.pool.copies else layout.copied)
-
+        gpu, pool, table, sizes = self.gpu, self.pool, self.table, self.sizes
         try:
-            held = sum(self.pool.tensor(name, prepared.values[name]).nbytes for name in self.owned)
+            held = sum(pool.tensor(name, prepared.values[name]).nbytes for name in self.owned)
         except torch.OutOfMemoryError:
             size = sum(prepared.values[name].nbytes for name in self.owned)
             raise MemoryNeededError(
                 f"weights and states take {size:,} bytes, for which {gpu} has no memory: give a smaller model, an "
                 "optimizer with fewer states, or --device cpu"
             ) from None
-        layout = laid_out(self.plan)
-        free, needed = free_bytes(gpu), taken(layout)
-        if free is None or needed <= free + (self.pool.arena.nbytes if self.pool.arena is not None else 0):
-            return
-        other = chosen(self.table, self.sizes, precision, free + held)
-        smaller = taken(laid_out(other))
-        advice = f"--plan {other}, which takes {smaller:,}" if smaller <= free else "a smaller --batch-size"
+        free, others = free_bytes(gpu), (*pool.copies.values(), *([] if pool.arena is None else [pool.arena]))
+        budget = None if free is None else free + held + sum(each.nbytes for each in others)
+
+        def planner() -> str:
+            return fastest(table, sizes, precision, budget, card(gpu))
+
+        def laid_out(plan: str) -> InPlaceLayout:
+            return triton.laid_out(planned(table, plan), sizes, precision)
+
+        given = planner() if plan is None else plan
+        try:
+            needed = triton.needed(layout := laid_out(given))
+        except InputError:
+            return given  # PyTorch's operators run it
+        if budget is None or needed <= budget:
+            return given
+        other = given if plan is None else planner()
+        smaller, why = triton.needed(laid_out(other)), ""
+        advice = f"--plan {other}, which takes {smaller - held:,}" if smaller <= budget else "a smaller --batch-size"
         largest = max(layout.functions, key=lambda function: function.allocates)
-        why = ""
-        if largest.operators and smaller > free:
+        if largest.operators and smaller > budget:
             why = f", {largest.allocates:,} of them in {largest.name}, which PyTorch's operators compute"
             advice = "--device cpu, whose kernels allocate nothing"
         raise MemoryNeededError(
-            f"a step takes {needed:,} bytes beside weights and states{why}, and {gpu} has {free:,} free: give {advice}"
+            f"a step takes {needed - held:,} bytes beside weights and states{why}, and {gpu} has {free:,} free: "
+            f"give {advice}"
         )
 
     def __call__(self, prepared: Prepared) -> Values:
@@ -395,6 +405,8 @@ class TorchProgram(EmittedProgram):
         values = dict(tensors)
         for name in self._reads:
             if name not in values:
-                values[name] = torch.from_numpy(np.require(arrays[name], requirements=("C", "W"))).to(self._device)
+                array = arrays[name]
+                array = array if torch.is_tensor(array) else torch.from_numpy(np.require(array, None, ("C", "W")))
+                values[name] = array.to(self._device)
         with torch.inference_mode():
             return self(values, *self._devices)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import prod
 
 from learncost.backends.placed.kernels import KernelTable
-from learncost.backends.placed.layout import IN_PLACE, PYTORCH, InPlaceLayout
+from learncost.backends.placed.layout import IN_PLACE, PYTORCH, WIDTHS, InPlaceLayout
 from learncost.backends.placed.program import TYPES, InPlaceProgram, in_place_program
 from learncost.backends.precision import typed
 from learncost.backends.triton.attention import with_sums
@@ -19,6 +19,10 @@ from learncost.ir.errors import InputError
 from learncost.ir.loop import check_derived
 from learncost.ir.table import Table
 from learncost.program.calls import every_call
+
+WORKSPACES = 2 * 2**25
+"""The bytes of cuBLAS: on Hopper and Blackwell PyTorch gives it 32 MiB a stream (`parseChosenWorkspaceSize` in
+`CublasHandlePool.cpp`; 8.1 MiB on older GPUs), one where the first step runs and one where its graph is captured."""
 
 LONGEST = 2**31 - 2**20
 """The most elements of a kernel's array: offsets are computed in 32 bits, also those of a last block beyond its end."""
@@ -47,9 +51,10 @@ def longest(layout: InPlaceLayout) -> tuple[str, int]:
     return max(elements.items(), key=lambda item: item[1])
 
 
-def emitted(table: Table, sizes: Mapping[str, int], dtype: str, title: str) -> str:
-    """Return the file of a step, with the arguments of `in_triton`."""
-    return in_triton(table, sizes, dtype, title).text
+def needed(layout: InPlaceLayout) -> int:
+    """Return the bytes of a step on a GPU: given arrays, the arena, and what libraries allocate."""
+    given = sum(prod(layout.shape(axes)) * WIDTHS[kind] for axes, kind in layout.given.values())
+    return given + layout.bytes + layout.allocates + WORKSPACES
 
 
 def in_triton(table: Table, sizes: Mapping[str, int], dtype: str, title: str) -> InPlaceProgram:

@@ -29,8 +29,7 @@ from learncost.program.program import (
     intervals,
     timeline,
 )
-from learncost.reports.memory.planner import chosen
-from learncost.reports.memory.step import MemoryStep
+from learncost.reports.memory.step import MemoryStep, by_lines
 
 TYPES = ("fp32", "fp64")
 """The types that every engine supports."""
@@ -110,7 +109,7 @@ class Engine:
     refuses: Callable[[MemoryStep], str] = lambda step: ""
     outside: Callable[[MemoryStep], str] = lambda step: ""
     plan: Callable[[Table], str] | None = None
-    planner: Callable[..., str] = chosen
+    planner: Callable[[MemoryStep, Mapping[str, int]], str] = by_lines
     plans: tuple[str | None, ...] | None = None
     largest: Callable[[MemoryStep, int], int] | None = None
     lengths: bool = False

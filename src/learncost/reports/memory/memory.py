@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError, named_one, shown
 from learncost.ir.loop import walk
-from learncost.ir.table import Table
 from learncost.liveness import LiveArray, LiveInterval, Moment
 from learncost.models.tables import letters_of
 from learncost.passes.plan import FUSED_ATTENTION, plan_of, usual_plan
@@ -419,13 +418,11 @@ def engine_over(engine: str, request: Request) -> str:
     return engine or (USUAL if any(name in request.given for name in OF_AUTOGRAD) else GRAPH)
 
 
-def of_part(planner: Callable[..., str], number: int) -> Callable[..., str]:
+def of_part(
+    planner: Callable[[MemoryStep, Mapping[str, int]], str], number: int
+) -> Callable[[MemoryStep, Mapping[str, int]], str]:
     """Return the planner for one of a number of microbatches."""
-
-    def plan(table: Table, sizes: Mapping[str, int], *more: Any) -> str:
-        return planner(table, {**sizes, "B": max(sizes["B"] // number, 1)}, *more)
-
-    return plan
+    return lambda step, sizes: planner(step, {**sizes, "B": max(sizes["B"] // number, 1)})
 
 
 def _names(kind: str, text: str) -> tuple[str, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from math import gcd, isqrt
-from typing import TypeAlias
+from math import gcd, isqrt, prod
+from typing import TYPE_CHECKING, TypeAlias
 
 from learncost.cost_models import Book, price
 from learncost.ir.errors import InputError
@@ -21,6 +21,9 @@ from learncost.passes.plan import applies, planned
 from learncost.passes.recompute import SEGMENTS
 from learncost.program.calls import IN_KERNELS
 
+if TYPE_CHECKING:
+    from learncost.backends.placed import InPlaceLayout
+
 CHEAP = 0.01
 """The largest share of the step's FLOPs that recomputation may cost under plan auto."""
 
@@ -29,6 +32,12 @@ SAME = 0.01
 
 ROWS = 64
 """Rows that a product needs for its other matrix to be worth reading: a sequence's tokens, in the head's iterations."""
+
+TIMED_ON = "H100-SXM"
+"""The GPU for which plans are timed where none is named."""
+
+TIMED = 2**15
+"""The most lines of a step whose plans are timed, of all iterations: a recurrence over positions has more."""
 
 _RUN = Book("run", "", "", "executed")
 
@@ -52,25 +61,17 @@ def chosen(
         plan.append("fused")  # fewer bytes are moved, for no operation more
     if applies(table, "fused-update"):
         plan.append("fused-update")  # the same operations; refused where clipping or sums over microbatches wait
-    several = sizes["B"] > 1 and sizes["M"] >= ROWS
-    if (
-        several
-        and applies(table, "chunked-loss")
-        and _share(table, plan, ["chunked-loss"], sizes, dtype, widths) < 1 - SAME
-    ):
+    if _has_long_sequences(table, sizes) and _share(table, plan, ["chunked-loss"], sizes, dtype, widths) < 1 - SAME:
         # an addition of the head's gradient a sequence, where batch x vocabulary makes the peak
         plan.append("chunked-loss")
     cheap = nearly_free(table)
     if budget is None:
         is_worth = _is_cheap(table, plan, cheap, sizes) and _share(table, plan, cheap, sizes, dtype, widths) < 1 - SAME
         return ",".join((*plan, *cheap) if is_worth else plan)
-    networks = "".join(f"+{layer}" for layer in _networks(table))
-    ladder = ["", *cheap, *(choice + networks for choice in cheap if networks), "recompute=all"]
-    ladder += segments(table, sizes)
     needs: dict[str, int] = {}
     # no gradient of a product stored, for no FLOP more
     endings = ("", "epilogue-update") if "fused-update" in plan else ("",)
-    for more, ending in product(ladder, endings):
+    for more, ending in product(_ladder(table, sizes), endings):
         text = ",".join((*plan, *filter(None, (ending, more))))
         needs[text] = memory(planned(table, text), sizes, dtype, widths).peak
         if needs[text] <= budget:
@@ -98,6 +99,66 @@ def smallest(
     except InputError:
         pass  # what cannot be in place has no arena, and takes the plan as it is
     return plan
+
+
+def fastest(
+    table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: int | None = None, on: str = ""
+) -> str:
+    """Return the plan of a step in Triton: of those that fit and are within a hundredth of the fastest, the leanest.
+
+    A plan takes its arena and what is beside it (`needed`), and the time of its kernels. Where plans cannot be timed,
+    and for a step of more lines than `TIMED`, it is that of the rules (`chosen`).
+
+    budget  bytes that a GPU has for the step, weights and states included. Where nothing meets it, what takes least.
+    on      the name of the GPU; where its kernels cannot be timed, it is `TIMED_ON`
+    """
+    executed = sum(prod(size_of(loop.count, sizes) for loop in nest.loops) for _, nest in walk(table.lines))
+    if executed <= TIMED:
+        try:
+            return _timed(table, sizes, dtype, budget, on)
+        except InputError:
+            pass
+    return chosen(table, sizes, dtype, budget)
+
+
+def _timed(table: Table, sizes: Mapping[str, int], dtype: str, budget: int | None, on: str) -> str:
+    """Return the plan of `fastest` by bytes and time. Raises `InputError` where no plan has both."""
+    from learncost.backends import triton  # imported when used, for a fast start
+
+    kernels = [name for name in chosen(table, sizes, dtype).split(",") if name in ("flash", "fused", "fused-update")]
+    heads = ("", "chunked-loss") if _has_long_sequences(table, sizes) else ("",)
+    needs: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    for more in _ladder(table, sizes):
+        fitting: dict[str, float] = {}
+        for head in heads:
+            plan = ",".join(filter(None, (*kernels, head, more)))
+            layout = triton.laid_out(planned(table, plan), sizes, dtype)
+            needs[plan] = triton.needed(layout)
+            if (budget is None or needs[plan] <= budget) and triton.longest(layout)[1] <= triton.LONGEST:
+                fitting[plan] = _seconds(layout, on)
+        if seconds and fitting and min(fitting.values()) > (1 + CHEAP) * min(seconds.values()):
+            break  # what follows recomputes more
+        seconds |= fitting
+    near = [plan for plan in seconds if seconds[plan] <= (1 + CHEAP) * min(seconds.values())]
+    return min(near or needs, key=lambda plan: needs[plan])
+
+
+def _seconds(layout: InPlaceLayout, on: str) -> float:
+    """Return the seconds of a step's kernels on a GPU."""
+    from learncost.backends.triton.program import launched
+    from learncost.devices.device import device
+    from learncost.devices.gpus import gpu
+    from learncost.timing.kernels import KernelModel
+
+    try:
+        program = launched(layout)
+        model = KernelModel(gpu(device(on)), program)
+        return sum(kernel.seconds for op in program.ops for kernel in model.kernels(op))
+    except InputError:
+        if on == TIMED_ON:
+            raise
+        return _seconds(layout, TIMED_ON)
 
 
 def frugal(
@@ -133,6 +194,18 @@ def nearly_free(table: Table) -> tuple[str, ...]:
     parts = dict.fromkeys(line.op for line in ops if line.meta.layer not in attending)
     norms = [NORM] if any(is_norm(line.meta.layer) for line in lines) else []
     return (f"recompute={'+'.join((*parts, *norms))}",) if parts or norms else ()
+
+
+def _has_long_sequences(table: Table, sizes: Mapping[str, int]) -> bool:
+    """Return whether the head may take one sequence after the other."""
+    return sizes["B"] > 1 and sizes["M"] >= ROWS and applies(table, "chunked-loss")
+
+
+def _ladder(table: Table, sizes: Mapping[str, int]) -> list[str]:
+    """Return what a step may compute again, from nothing to several blocks."""
+    cheap, networks = nearly_free(table), "".join(f"+{layer}" for layer in _networks(table))
+    more = [choice + networks for choice in cheap if networks]
+    return ["", *cheap, *more, "recompute=all", *segments(table, sizes)]
 
 
 def _networks(table: Table) -> tuple[str, ...]:

@@ -104,6 +104,9 @@ def largest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int:
     unit = _unit(step)
     planned = step.at(unit)
     batch, more = 0, _largest(planned, chosen_engine, budget)
+    if more:  # of a batch that does not fit, the planner chooses the plan that takes least
+        planned = step.at(4 * more)
+        more = max(more, _largest(planned, chosen_engine, budget))
     while more > batch:
         batch, before, planned = more, planned, step.at(more + unit)
         if planned.plan == before.plan or chosen_engine.peak(planned, planned.sizes()) > budget:

@@ -214,7 +214,7 @@ class MemoryStep:
 
     in_flash   frozen weights lie in flash, not in RAM
     budget     bytes that there are, for the planner, where the plan is left to it
-    planner    who chooses the plan
+    planner    who chooses the plan for the sizes of a microbatch; by default the rules (`by_lines`)
     mode       of PEPITA and MEMPEPITA: "paper", or "stable"
     iterations  the sizes in trip counts of loops, each with the counts of those loops: n with n and n/2
     eager      the options of engine eager; `instead` says why its module is no other, where nobody asked for one
@@ -229,7 +229,7 @@ class MemoryStep:
         accumulate: Any = 1,
         in_flash: bool = False,
         budget: int | None = None,
-        planner: Callable[[Table, Mapping[str, int], str, int | None, Mapping[str, int]], str] = chosen,
+        planner: Callable[[MemoryStep, Mapping[str, int]], str] | None = None,
         mode: str = PAPER,
         eager: EagerOptions = EagerOptions(),
     ) -> None:
@@ -274,11 +274,11 @@ class MemoryStep:
         self.device = 0  # of a pipeline, whose peak is the highest
         self.taped: dict[Hashable, int] = {}  # peaks of programs, which take a while to make
         self.ran: tuple[Hashable, Program] | None = None  # the last one of these
-        self.plan = run.plan
+        self.budget: int | None = budget
+        self.plan: str = run.plan
         if run.plan == CHOSEN:
-            capacity = None if budget is None else budget - self.uncounted
-            part = _accumulated(table).gather if self.accumulate > 1 else table
-            self.plan = planner(part, self.sizes(), NAMES[kind.value], capacity, self.widths)
+            self.plan = ""
+            self.plan = (planner or by_lines)(self, self.sizes())
             if optimizer not in OPTIMIZERS:
                 self.plan = self.plan.replace(",epilogue-update", "")
         if "epilogue-update" in self.plan and optimizer not in OPTIMIZERS:
@@ -460,6 +460,17 @@ class MemoryStep:
         if "B" in self.iterations and several <= FEW:  # the iterations of a batch are counted for more than a few alone
             several = next((batch for batch in range(FEW, 0, -1) if self.peak({**sizes, "B": batch}) <= budget), 0)
         return several * self.accumulate
+
+
+Planner: TypeAlias = Callable[[Table, Mapping[str, int], str, int | None, Mapping[str, int]], str]
+
+
+def by_lines(step: MemoryStep, sizes: Mapping[str, int], planner: Planner = chosen) -> str:
+    """Return the plan that a planner chooses by the lines of a step, which have no states of the optimizer."""
+    table = step.unplanned
+    part = _accumulated(table).gather if step.accumulate > 1 else table
+    capacity = None if step.budget is None else step.budget - step.uncounted
+    return planner(part, sizes, NAMES[step.kind.value], capacity, step.widths)
 
 
 # Of one structure many steps are asked for, at other lengths, in other types, for other optimizers: what does not

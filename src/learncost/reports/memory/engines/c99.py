@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 
 from learncost.ir.table import Table
 from learncost.passes.plan import CHOSEN
@@ -11,7 +11,7 @@ from learncost.program.arena import Region, assigned, label, largest_assigned, t
 from learncost.reports.memory.engine import IN_PLACE, TYPES, Engine, MemoryUse, of_parts, refusal
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.planner import frugal
-from learncost.reports.memory.step import MemoryStep
+from learncost.reports.memory.step import MemoryStep, by_lines
 
 
 def _arrays(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -105,7 +105,7 @@ ENGINES = (
         CONVENTION,
         lambda step: refusal(step, (*TYPES, "int32"), with_flash=True),
         plan=lambda table: CHOSEN,
-        planner=frugal,
+        planner=partial(by_lines, planner=frugal),
         alone="its program is for one board, without communication",
         largest=_largest,
         passes=lambda *given: sum(_arrays_of(*given).values()),

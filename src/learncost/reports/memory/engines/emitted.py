@@ -29,8 +29,8 @@ from learncost.reports.memory.engine import (
     refusal,
 )
 from learncost.reports.memory.largest import largest_batch
-from learncost.reports.memory.planner import smallest
-from learncost.reports.memory.step import MemoryStep
+from learncost.reports.memory.planner import fastest, smallest
+from learncost.reports.memory.step import MemoryStep, by_lines
 from learncost.reports.request import GPU
 
 if TYPE_CHECKING:
@@ -91,11 +91,6 @@ OPERATORS = (
 )
 
 
-WORKSPACES = 2 * 2**25
-"""The bytes of cuBLAS: on Hopper and Blackwell PyTorch gives it 32 MiB a stream (`parseChosenWorkspaceSize` in
-`CublasHandlePool.cpp`; 8.1 MiB on older GPUs), one where the first step runs and one where its graph is captured."""
-
-
 def _parts(step: MemoryStep, layout: InPlaceLayout | InPlaceProgram, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the parts of the peak."""
     from learncost.backends.placed import WIDTHS
@@ -143,6 +138,8 @@ def _no_gpu(step: MemoryStep) -> str:
 
 
 def _on_gpu(step: MemoryStep, sizes: Mapping[str, int], layout: InPlaceLayout) -> dict[str, int]:
+    from learncost.backends.triton import WORKSPACES
+
     copies = {"bf16 copies of weights": layout.copied} if layout.copied else {}
     return _parts(step, layout, sizes) | copies | {"workspaces": WORKSPACES + layout.allocates}
 
@@ -163,16 +160,22 @@ def laid_out_on_gpu(step: MemoryStep, sizes: Mapping[str, int], check: bool = Tr
         raise InputError(f"--engine {GPU} cannot run this step, as {error}: give --engine graph") from None
 
 
+def _peak_on_gpu(step: MemoryStep, sizes: Mapping[str, int]) -> int:
+    from learncost.backends.triton import needed
+
+    return needed(laid_out_on_gpu(step, sizes, check=False))
+
+
 def _largest_on_gpu(step: MemoryStep, budget: int) -> int:
     """Return the largest batch that fits and whose arrays kernels can index."""
-    from learncost.backends.triton import LONGEST, longest
+    from learncost.backends.triton import LONGEST, longest, needed
 
     elements = {0: 0}
 
     def peak(batch: int) -> int:
-        layout = laid_out_on_gpu(step, sizes := step.sizes(batch), check=False)
+        layout = laid_out_on_gpu(step, step.sizes(batch), check=False)
         elements[batch] = longest(layout)[1]
-        return sum(_on_gpu(step, sizes, layout).values())
+        return needed(layout)
 
     batch = largest_batch(peak, budget)
     return batch if elements[batch] <= LONGEST else batch * LONGEST // elements[batch]
@@ -202,19 +205,20 @@ ENGINES = (
         SAID,
         lambda step: refusal(step, (*TYPES, "bf16-masters")),
         plan=lambda table: CHOSEN,
-        planner=smallest,
+        planner=partial(by_lines, planner=smallest),
         plans=(CHOSEN,),
         passes=partial(_peak_of, "torch"),
         trains=True,
     ),
     Engine(
         GPU,
-        lambda step, sizes: sum(_on_gpu(step, sizes, laid_out_on_gpu(step, sizes, check=False)).values()),
+        _peak_on_gpu,
         lambda step, sizes: of_parts(_on_gpu(step, sizes, laid_out_on_gpu(step, sizes))),
         IN_PLACE,
         SAID_ON_GPU,
         lambda step: _no_gpu(step) or refusal(step, (*TYPES, "bf16-masters")),
         plan=lambda table: CHOSEN,
+        planner=lambda step, sizes: fastest(step.executed_table(), sizes, step.kind.name, step.budget, step.eager.gpu),
         largest=_largest_on_gpu,
         plans=(CHOSEN,),
         alone="its program is for one GPU, without communication",

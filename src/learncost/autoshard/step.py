@@ -24,7 +24,6 @@ from learncost.ir.polynomial import Polynomial, larger, smaller
 from learncost.passes.stages import iterations_of
 from learncost.program.pipeline import KINDS, Schedule, StageTimes, schedule, seconds, worst
 from learncost.sharding.clauses import check_timed
-from learncost.sharding.collective import Collective
 from learncost.sharding.padding import Padded
 from learncost.timing.rates import Rates
 
@@ -604,14 +603,14 @@ def _sent(
             times = 1 if PASSES.get(sending.phase) == "O" else way.microbatches
             calls = int(calls_of(account, part, sending, inner)) * times
             if moved.group.devices > 1:
-                add_traffic(table, sending, moved, calls)
+                add_traffic(table, (sending.op, sending.mesh_axis, sending.role), moved, calls)
         if way.stages > 1:
             size = float(carried(account).at(way_sizes)) * account.step.kind.value
             moved = transfer("send", size, mesh_groups[PIPELINE], cluster)
-            _add(table, ("send", PIPELINE, "values"), moved, way.microbatches * ends)
+            add_traffic(table, ("send", PIPELINE, "values"), moved, way.microbatches * ends)
         for moved, those in tied:
             if device in those:
-                _add(table, ("all_reduce", PIPELINE, "gradients"), moved, 1)
+                add_traffic(table, ("all_reduce", PIPELINE, "gradients"), moved, 1)
         rows = tuple(table.values())
         if sum(row.sent for row in rows) >= sum(row.sent for row in best):
             best = rows
@@ -619,15 +618,9 @@ def _sent(
 
 
 def add_traffic(
-    table: dict[tuple[str, str, str], StepTraffic], sending: Sending | Collective, moved: Transfer, calls: int
-) -> None:
-    """Add the calls of a collective to those of its kind."""
-    _add(table, (sending.op, sending.mesh_axis, sending.role), moved, calls)
-
-
-def _add(
     table: dict[tuple[str, str, str], StepTraffic], key: tuple[str, str, str], moved: Transfer, calls: int
 ) -> None:
+    """Add the calls of a collective to those of its op, mesh axis and role."""
     old = table.get(key, StepTraffic(*key, 0, 0.0, 0.0, moved.link, moved.algorithm, 0.0))
     table[key] = StepTraffic(
         *key,

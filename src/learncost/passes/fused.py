@@ -129,14 +129,10 @@ def _rows(line: Line, axes: _Axes) -> tuple[str, ...] | None:
         return None
     # The gradient of a table that is read at an index is scattered: rows may collide.
     scattered = any(term.indexed and not set(rows) <= set(term.axes) for term in line.left)
-    if scattered and _is_table(line.left[0], axes):
+    if scattered and all(base(axis) in axes.features for axis in line.left[0].declared):
         return None
     rows = tuple(axis for axis in rows if axis in line.left[0].axes) if scattered else rows
     return tuple(sorted(rows, key=axes.place)) or None
-
-
-def _is_table(term: Term, axes: _Axes) -> bool:
-    return all(base(axis) in axes.features for axis in term.declared)
 
 
 def _sums_early(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:

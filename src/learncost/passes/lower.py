@@ -147,7 +147,8 @@ class _Lowering:
 
     def repeat(self, line: Loop) -> Loop:
         """Return a loop with its body lowered; slices have the outside values of their stacks."""
-        ends = {carry.end for carry in line.carry} | {name for name, stack in line.keep if not self.is_kept(stack)}
+        read_in_slices = {name for name, value in self.values.items() if value.role == "kept"}
+        ends = {carry.end for carry in line.carry} | {name for name, stack in line.keep if stack not in read_in_slices}
         inside = line.inside
         outside = OutsideValues({name: numbers for name, numbers in self.outside.items() if name not in inside})
         for name, stack in line.each:
@@ -177,10 +178,6 @@ class _Lowering:
 
     def axes(self, name: str) -> tuple[str, ...]:
         return self.values[name].axes if name in self.values else ()
-
-    def is_kept(self, stack: str) -> bool:
-        """Return whether a stack is only read by iterations, each of which reads its slice."""
-        return stack in self.values and self.values[stack].role == "kept"
 
     def line(self, line: Line) -> None:
         if len(line.where) > 1:

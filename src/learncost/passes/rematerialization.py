@@ -315,7 +315,8 @@ def _with_checkpoints(lines: Sequence[Statement], values: Values) -> tuple[State
         if isinstance(line, Line) and line.meta.phase in ("backward", "weight_update") and line.meta.again
     }
     maker = {name: place for place, line in forward.items() for name in line.makes}
-    paths = dict.fromkeys(path for line in reverse.values() for path in _prefixes(path_of(line)))
+    whole = map(path_of, reverse.values())
+    paths = dict.fromkeys(path[:length] for path in whole for length in range(1, len(path) + 1))
     found = {path: _found(path, forward, reverse, maker) for path in sorted(paths, key=len)}
     copied = {
         path: {
@@ -395,10 +396,6 @@ def _marks(line: Line) -> Path:
 def path_of(line: Line) -> Path:
     """Return the path of the checkpoints around a line: their marks, the outermost first."""
     return tuple(mark.rstrip("!-") for mark in _marks(line))
-
-
-def _prefixes(path: Path) -> Iterator[Path]:
-    return (path[:length] for length in range(1, len(path) + 1))
 
 
 def _is_whole(path: Path, line: Line) -> bool:

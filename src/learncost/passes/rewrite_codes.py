@@ -63,15 +63,11 @@ def is_whole(line: Line) -> bool:
     if not isinstance(line, Product) or len(line.right) != 2 or line.where:
         return False
     terms = [term for term in (line.left[0], *line.right) if isinstance(term, Term)]
-    if len(terms) != 3 or terms[1].name == terms[2].name or not all(map(_is_of_windows, terms)):
+    of_windows = all(isinstance(axis, str) or isinstance(axis.at, Affine) for term in terms for axis in term.axes)
+    if len(terms) != 3 or terms[1].name == terms[2].name or not of_windows:
         return False
     sums = not {*terms[1].loops, *terms[2].loops} <= {axis for axis in terms[0].axes if isinstance(axis, str)}
     return line.sides.are_of_matrices or (sums and any(term.indexed for term in terms))
-
-
-def _is_of_windows(term: Term) -> bool:
-    """Return whether all indices of a term are affine, as in windows of a convolution."""
-    return all(isinstance(axis, str) or isinstance(axis.at, Affine) for axis in term.axes)
 
 
 def _scope(lines: Iterable[Statement], values: Values) -> tuple[Statement, ...]:

@@ -238,16 +238,10 @@ class _Cut:
                     (*received, *sends),
                 )
             )
-        having = {
-            name: tuple(stage.number for stage in stages if name in stage.table.weights and not _sliced(stage, name))
-            for name in self.table.weights
-        }
+        stacks = [{stack for line in stage.table.repeats for _, stack in line.each} for stage in stages]
+        alone = [(stage.number, {*stage.table.weights} - sliced) for stage, sliced in zip(stages, stacks, strict=True)]
+        having = {name: tuple(number for number, names in alone if name in names) for name in self.table.weights}
         return Stages(tuple(stages), sent, {name: numbers for name, numbers in having.items() if len(numbers) > 1})
-
-
-def _sliced(stage: Stage, name: str) -> bool:
-    """Return whether a weight is a stack with one slice per iteration."""
-    return any(name == stack for line in stage.table.repeats for _, stack in line.each)
 
 
 Values = dict[str, Value]

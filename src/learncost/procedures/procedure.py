@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -335,7 +336,7 @@ def _read(path: str, text: str) -> Procedure:
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not holds(value)):
             raise InputError(f"{path}: {name} must be {meant}")
     if not row.get("schedule"):
-        raise InputError(f"{path} needs a schedule, such as {json_of(LEARNING['bp'].schedule)}")
+        raise InputError(f"{path} needs a schedule, such as {json.dumps(LEARNING['bp'].schedule)}")
     read = Procedure(path, **{"title": path, "source": path, **row})
     forms = [move_of.form for move_of in read.all_moves]  # raises an error for an unknown move
     if not read.learns or "update by differences" in forms:
@@ -369,8 +370,3 @@ def _fault_of_names(read: Procedure) -> str:
         )
     twice = next((place for place in places if places.count(place) > 1), "")
     return f"gives {twice} two signals" if twice else ""
-
-
-def json_of(texts: Sequence[str]) -> str:
-    """Return a list of texts in the common syntax of TOML and JSON."""
-    return "[" + ", ".join(f'"{text}"' for text in texts) + "]"

@@ -309,16 +309,13 @@ class Lifetimes:
                             raise InputError(f"cannot collect {inner} in the stack {outer} without a copy")
                         array.part = (wholes[outer], iteration.number)
                         self._touch(array)
-                    elif not (array.given or array.part or self._of_another(array, outer, stacks)):
+                    # a loop-carried value can be in another stack of the same loop
+                    elif not (array.given or array.part or (array.stack and array.stack[0] in {*stacks} - {outer})):
                         array.stack = (outer, axes.get(outer) or (repeat.count, *array.axes))
             carried = {carry.start: scope[carry.end] for carry in repeat.carry}
         names |= stacks
         names |= wholes
         names |= {carry.final: carried[carry.start] for carry in repeat.carry}
-
-    def _of_another(self, array: ScheduledArray, outer: str, stacks: Mapping[str, Stack]) -> bool:
-        """Return whether an array is in another stack of the same loop, as a loop-carried value can be."""
-        return array.stack is not None and array.stack[0] != outer and array.stack[0] in stacks
 
     def _skip(self, repeat: Loop, iteration: LoopIteration, scope: Names, stacks: Mapping[str, Stack]) -> Names:
         """Return the loop-carried values after iterations that are not walked, like those of the scope before."""

@@ -107,7 +107,6 @@ def collective_times(over: OverMesh, cluster: Cluster) -> tuple[StepTraffic, ...
     """Return the time of the collectives of a step over the links of a cluster, without overlap, the longest first."""
     several, mesh_groups = dict[tuple[str, str, str], StepTraffic](), groups(over.placed.mesh.sizes, cluster.devices)
     for each in over.collectives:
-        add_traffic(
-            several, each, transfer(each.op, each.payload_bytes, mesh_groups[each.mesh_axis], cluster), each.times
-        )
+        moved = transfer(each.op, each.payload_bytes, mesh_groups[each.mesh_axis], cluster)
+        add_traffic(several, (each.op, each.mesh_axis, each.role), moved, each.times)
     return tuple(sorted(several.values(), key=lambda row: -row.seconds))

@@ -244,11 +244,6 @@ class Request:
         """Return whether anything is said about which parameters are trained."""
         return any(getattr(self, name) is not None for name in ADAPTING)
 
-    @property
-    def is_fine_tuning(self) -> bool:
-        """Return whether some parameters are frozen, or adapters are trained."""
-        return any(value is not None for value in (self.train, self.train_layers, self.lora))
-
     def in_precision(self, name: str) -> Request:
         """Return the same request in a precision."""
         return replace(self, dtype=None, precision=name)

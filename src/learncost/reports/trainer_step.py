@@ -143,6 +143,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         * (2 if task and task.pairs else 1),
         "seq_len": step.seq_len,
         "accumulate": accumulate,
+        "microbatch": step.micro_batch_size if accumulate == 1 and "pp" in placement.split(",") else None,
         "procedure": "recompute" if again and (every == 1 or by_eager) else None,
         "checkpoint_every": every if every != 1 and again and by_eager else None,
         "module": own if by_eager and (engine or not over_mesh or given.get("engine")) else None,

@@ -337,7 +337,7 @@ _ON = {ALONG: "on", AT: "at", SENT: "where its rows are sent by"}
 def _partial_operand(scope: ShardingScope, line: Line, mesh_axis: str) -> str:
     for term in line.right:
         layout = scope.partial(term.name) if isinstance(term, Term) else None
-        if layout is not None and mesh_axis in layout.joined_over:
+        if layout is not None and any(name == mesh_axis for name, _ in layout.partial):
             return term.name
     return ""
 

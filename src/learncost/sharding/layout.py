@@ -39,11 +39,6 @@ class ShardLayout:
         """Return the mesh axes that shard some axis."""
         return frozenset(name for names in self.split for name in names)
 
-    @property
-    def joined_over(self) -> frozenset[str]:
-        """Return the mesh axes over which it is partial."""
-        return frozenset(name for name, _ in self.partial)
-
     def whole(self) -> ShardLayout:
         """Return the layout without partial sums."""
         return replace(self, partial=frozenset())
@@ -165,10 +160,6 @@ class RowChoice:
         """Return the choice for an indexed axis that these mesh axes shard, outermost first."""
         return replace(self, read=down_to(cut(axis, names), self.mesh_axis))
 
-    def is_over(self, other: RowChoice) -> bool:
-        """Return whether another choice has the same index and mesh axis."""
-        return (self.index, self.mesh_axis) == (other.index, other.mesh_axis)
-
 
 @dataclass(frozen=True)
 class RoutedRows:
@@ -198,7 +189,7 @@ def rows_of(scope: ShardingScope, line: Line) -> RoutedRows | None:
         rows = among
         if rows is None or any(not {*rows.axes} <= {*term.axes} for term in line.left):
             return None
-    elif among is not None and among.choice.is_over(rows.choice):
+    elif among and (among.choice.index, among.choice.mesh_axis) == (rows.choice.index, rows.choice.mesh_axis):
         rows = replace(rows, choice=among.choice, sent=among.sent, cut=among.cut)
     read = [term for term in line.right if isinstance(term, Term)]
     written = [term for term in line.left if term.indexed]

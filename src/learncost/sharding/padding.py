@@ -135,7 +135,7 @@ def check_filled(table: Table, filled: Mapping[str, int]) -> None:
     check.lines(table.lines, zero)
     for name in table.renewed.values():
         if check.has(table.axes[name]) and name not in zero:
-            axis = check.padded_axis(table.axes[name])
+            axis = next(base(each) for each in table.axes[name] if base(each) in check.filled)
             raise InputError(f"padded region of {axis} may be non-zero in {name}")
 
 
@@ -154,10 +154,6 @@ class _PaddingCheck:
     def has(self, axes: Iterable[str]) -> bool:
         """Return whether some of the axes are padded."""
         return any(base(axis) in self.filled for axis in axes)
-
-    def padded_axis(self, axes: Iterable[str]) -> str:
-        """Return the name of the first padded axis."""
-        return next(base(axis) for axis in axes if base(axis) in self.filled)
 
     def lines(self, lines: Iterable[Statement], zero: set[str]) -> None:
         for line in lines:

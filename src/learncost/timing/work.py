@@ -452,19 +452,10 @@ def _operations(
     norm."""
     if _is_matrix(line):
         return product_axes(line), ()
-    if operators and (_is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
+    has_op = any(isinstance(member, Op) for _, member in group)  # of a norm, to which the line may belong
+    if operators and (_is_bias(line, group[0][1]) or (has_op and _of_norm(line) and not isinstance(line, Op))):
         return None, ()
     return None, tuple(_points(line, op_names))
-
-
-def _at_index(term: Term) -> bool:
-    """Return whether a term is read at indices that are never out of bounds, such as an index array."""
-    return term.indexed and not term.beyond
-
-
-def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
-    """Return whether a line belongs to a norm whose op is in the group."""
-    return _of_norm(line) and not isinstance(line, Op) and any(isinstance(member, Op) for _, member in group)
 
 
 def _points(line: Line, op_names: frozenset[str]) -> Iterator[tuple[str, Extent]]:
@@ -502,7 +493,8 @@ def _arrays(lines: Sequence[Line], leaves: set[str]) -> dict[str, tuple[Touched,
     extents_by_name: dict[str, tuple[Touched, ...]] = {}
     for line in lines:
         read = (term for operand in line.right for term in terms_of(operand) if term.name not in makes)
-        extents = [(term.name, (term.loops, 1, term.declared if _at_index(term) else term.loops)) for term in read]
+        at_index = ((term, term.indexed and not term.beyond) for term in read)  # never out of bounds
+        extents = [(term.name, (term.loops, 1, term.declared if inside else term.loops)) for term, inside in at_index]
         # The target of a scatter is first filled with zeros.
         extents += [(t.name, (t.declared, 2 if t.indexed else 1, t.declared)) for t in line.left if t.name in leaves]
         for name, extent in extents:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from learncost.engines import hugging_face
-from learncost.engines.inputs import ALSO, MASKS, Datum, data, derived_inputs
+from learncost.engines.inputs import ALSO, MASKS, data, derived_inputs
 from learncost.engines.made import made_inputs, names_made
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base
@@ -82,7 +82,9 @@ class ModelModule(TableModule):
             if array is not None and datum.places and (array.dim() != len(datum.axes) or array.is_floating_point()):
                 expected, shape = " ".join(datum.axes), tuple(array.shape)
                 raise InputError(f"{datum.name} must be integers [{expected}], not {array.dtype} of the shape {shape}")
-        placed = {datum.axes[1]: arrays[datum.input] for datum in self._data if self._is_placed(datum, arrays)}
+        # elements with positions, such as tokens
+        of_two = (each for each in self._data if len(each.axes) == 2 and each.places and not each.answers)
+        placed = {datum.axes[1]: arrays[datum.input] for datum in of_two if datum.input in arrays}
         for datum in self._data:
             if datum.usual and datum.axes[1] in placed:
                 arrays.setdefault(datum.input, torch.zeros_like(placed[datum.axes[1]]))
@@ -99,7 +101,7 @@ class ModelModule(TableModule):
             if name in ended or name in arrays:
                 inputs[name] = ended.get(name, arrays.get(name))
             elif name not in self.table.inputs:  # what the batch alone brings along, masks that are drawn aside
-                axes = self.table_axes(name)
+                axes = build(self.configuration, padding=True).table.axes[name]
                 keep = (everywhere | keeps)[base(axes[-1])]
                 inputs[name] = keep.expand(*(self.sizes[axis] for axis in axes[:-2]), *keep.shape)
             elif name in self._positions:
@@ -111,19 +113,10 @@ class ModelModule(TableModule):
                 raise InputError(f"{self.configuration.name} needs {input_name}: give it by this name")
         return inputs
 
-    @staticmethod
-    def _is_placed(datum: Datum, arrays: Mapping[str, Any]) -> bool:
-        """Return whether its elements have positions, as tokens do."""
-        return datum.input in arrays and len(datum.axes) == 2 and bool(datum.places) and not datum.answers
-
     def chosen(self, key: tuple[bool, ...]) -> Table:
         loss, padded, drops = key
         table = build(self.configuration, dropout=drops, padding=padded).table
         return to_logits(table) if self._learns and not loss else table
-
-    def table_axes(self, name: str) -> tuple[str, ...]:
-        """Return the axes of an input, also of padding."""
-        return build(self.configuration, padding=True).table.axes[name]
 
     @property
     def _like(self) -> torch.Tensor:

@@ -385,7 +385,8 @@ class CallScope:
             if isinstance(following, Sum):
                 for name in others:
                     other = self.makers.get(name)
-                    if other and self._is_scores(other) and not _reads_at(following, name):
+                    at_index = any(term.indexed for term in following.right if term.name == name)
+                    if other and self._is_scores(other) and not at_index:
                         pairs.append((other.right[0].name, other.right[1].name))
                         scores.append(other)
                         lines = [*lines[:-1], other, lines[-1]]
@@ -513,10 +514,6 @@ def _of(line: Line) -> tuple[str, str]:
 
 def _other(line: Line, name: str) -> str:
     return next((term.name for term in line.right if term.name != name), "")
-
-
-def _reads_at(line: Line, name: str) -> bool:
-    return any(term.indexed for term in line.right if term.name == name)
 
 
 def _late(calls: list[OperatorCall | Loop]) -> list[OperatorCall | Loop]:

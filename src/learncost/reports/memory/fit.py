@@ -55,11 +55,6 @@ SHARDED = Key(form=attrgetter("said_of_mesh"), optional=True).field
 """The metadata of a mesh of which the traffic is not written."""
 
 
-def cut_in_parts(found: Fit | Lengths) -> bool:
-    """Return whether the batch is cut into microbatches."""
-    return found.accumulate > 1
-
-
 def _bytes_of_regions(regions: Iterable[Region]) -> dict[str, int]:
     return {region.name: region.bytes for region in regions}
 
@@ -133,7 +128,7 @@ class Fit(AtLength, Drawn):
     _caches: bool = field(default=True, metadata=HIDDEN)
     page_size: int = field(default=1, metadata=HIDDEN)
     context: int | None = field(default=None, metadata=Key(optional=True, after="seq_len").field)
-    accumulate: int = field(default=1, metadata=Key(when=cut_in_parts, after="seq_len").field)
+    accumulate: int = field(default=1, metadata=Key(when=lambda found: found.accumulate > 1, after="seq_len").field)
     without_dropout: str = field(default="", metadata=OPTIONAL)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:

@@ -11,7 +11,7 @@ from learncost.ir.errors import InputError
 from learncost.models.sizes import check_size
 from learncost.program.autograd.module import Itself
 from learncost.reports.memory.engines import GRAPH
-from learncost.reports.memory.fit import RECORDED, SHARDED, cut_in_parts, each_of
+from learncost.reports.memory.fit import RECORDED, SHARDED, each_of
 from learncost.reports.memory.fit_question import FitQuestion, refusal
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.runs import largest, longest
@@ -74,7 +74,7 @@ class Lengths(Shown):
     rows: tuple[FitAtLengths, ...]
     refused: tuple[str, ...] = ()
     over: OverMesh | None = field(default=None, metadata=SHARDED)
-    accumulate: int = field(default=1, metadata=Key(when=cut_in_parts, after="budget").field)
+    accumulate: int = field(default=1, metadata=Key(when=lambda found: found.accumulate > 1, after="budget").field)
     module: str = field(default="", metadata=Key(optional=True, after="budget").field)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:

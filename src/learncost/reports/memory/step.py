@@ -139,14 +139,13 @@ def offload_named(text: str) -> tuple[str, ...]:
     return names
 
 
-def _of_losses(kind: str, name: str) -> str:
-    """Return the name of a loss or a task. Raises `InputError` for an unknown one."""
-    if not name:
-        return ""
-    from learncost.program.autograd.losses import LOSSES, TASKS  # imported when used, for a fast start
+def _known(kind: str, name: str) -> str:
+    """Return the name of a loss, a task, or an implementation. Raises `InputError` for an unknown one."""
+    if name:
+        from learncost.program.autograd.losses import LOSSES, TASKS  # imported when used, for a fast start
 
-    known: Mapping[str, object] = {"loss": LOSSES, "task": TASKS}[kind]
-    named_one(kind, name, known)
+        known = {"loss": LOSSES, "task": TASKS, "optimizer implementation": dict.fromkeys(IMPLEMENTATIONS)}
+        named_one(kind, name, known[kind])
     return name
 
 
@@ -155,13 +154,12 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
 
     The device is None where none is given, and for any GPU. Raises `InputError` for an unknown one.
     """
-    asked = request.optimizer_implementation
     options = EagerOptions(
         request.module and module_named(request.module).name,
         GPU if request.on == GPU else CPU,
-        asked and named_one("optimizer implementation", asked, {each: each for each in IMPLEMENTATIONS}),
-        loss=_of_losses("loss", request.loss),
-        task=_of_losses("task", request.task),
+        _known("optimizer implementation", request.optimizer_implementation),
+        loss=_known("loss", request.loss),
+        task=_known("task", request.task),
         teacher=teacher_of(request),
         adapts=request.lora is not None or request.lora_rank is not None,
         drops_paths=check_probability("lora_dropout", request.lora_dropout) > 0,

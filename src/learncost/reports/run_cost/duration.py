@@ -157,7 +157,8 @@ def days_on(
         _show_implied_step(figures, "mfu", "time x devices / steps", [figures["devices"]])
         return "tokens_per_second"
     if "step" in figures and not typed.keys() & {"mfu", "hfu"}:
-        figures["time"] = published.days_of_steps(figures["steps"], figures["step"], figures["devices"])
+        apart = [figures["steps"], figures["step"]], [figures["devices"]]  # each device runs some of the steps
+        figures["time"] = computed("d", "steps x step / devices", *apart, 1 / published.SECONDS_A_DAY)
         show_attained(figures, usual, most)
         return "step"
     if "peak" in figures:

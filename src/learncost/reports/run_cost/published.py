@@ -33,11 +33,6 @@ def utilization(flops: Figure, time: Figure, devices: Figure, peak: Figure) -> F
     return computed("", formula, [flops], [time, devices, peak], 1e-12 / SECONDS_A_DAY)
 
 
-def days_of_steps(steps: Figure, step: Figure, devices: Figure) -> Figure:
-    """Return the days of steps of one device each, run by all devices in parallel."""
-    return computed("d", "steps x step / devices", [steps, step], [devices], 1 / SECONDS_A_DAY)
-
-
 def device_hours(time: Figure, devices: Figure) -> Figure:
     """Return the hours of all devices."""
     return computed("h", "days x 24 x devices", [time, devices], (), HOURS_A_DAY)

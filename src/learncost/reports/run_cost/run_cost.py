@@ -231,7 +231,8 @@ def run_over(request: Request, given: RunAssumptions, many: Spread | None = None
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
     precision = precision or (training_precision(kind) if request.is_training else kind)
     most = most_of_peak(machine, kind)
-    usual = assumptions.mfu(machine, request.is_fine_tuning) if request.is_training else None
+    tunes = any(value is not None for value in (request.train, request.train_layers, request.lora))
+    usual = assumptions.mfu(machine, tunes) if request.is_training else None
     unknown, watts = dict[str, str](), None
     on_device: DeviceMemory | None
     if over_devices:

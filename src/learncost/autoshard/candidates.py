@@ -180,7 +180,7 @@ def meshes(
     def parts(axis: str, left: int) -> list[int]:
         if axis not in axes:
             return [1]
-        return [size for size in _divisors(left) if size <= most[axis] and (axis == "tp" or size & (size - 1) == 0)]
+        return [size for size in _divisors(left) if size <= most[axis] and (axis == "tp" or size.bit_count() == 1)]
 
     for tp in parts("tp", devices):
         if any(sizes[name] % tp for name in whole):

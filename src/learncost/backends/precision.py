@@ -19,7 +19,7 @@ from learncost.ir.loop import Loop, Statement, visit, walk
 from learncost.ir.polynomial import base
 from learncost.ir.precision import Precision, check_trained, precision_of
 from learncost.ir.table import Table, features
-from learncost.ir.term import Term
+from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.layers.active import of_part
 from learncost.layers.names import scores, written_once
@@ -50,13 +50,7 @@ def contraction(line: Line) -> bool:
     """Return a product of two arrays that each have a separate axis and are summed over a common one."""
     if not isinstance(line, Product) or len(line.right) != 2:
         return False
-    first, second = line.right
-    if (
-        not (isinstance(first, Term) and isinstance(second, Term))
-        or first.indexed
-        or second.indexed
-        or line.left[0].indexed
-    ):
+    if any(isinstance(term, Literal) or term.indexed for term in (*line.right, line.left[0])):
         return False
     return bool(line.sides.summed) and bool(line.sides.rows or line.sides.columns or line.sides.lone)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.polynomial import Polynomial, base
@@ -328,6 +328,11 @@ class Op(Line):
         acts = f"[{' '.join(self.axes)}]" if self.axes else ""
         right = f"{op}{acts}({', '.join(map(str, self.right))}){self.opaque or ''}"
         return f"{' '.join(map(str, self.left))} = {right}{self._suffix()}"
+
+
+def is_sum_of_products(line: object) -> TypeGuard[Product]:
+    """Return whether a line is a product of two factors that sums over an axis."""
+    return isinstance(line, Product) and len(line.right) == 2 and line.sides.sums
 
 
 def alias(line: Line) -> bool:

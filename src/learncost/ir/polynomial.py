@@ -281,9 +281,7 @@ class Polynomial:
                 product: Any = 1
                 for factor in names:
                     product = product * size_of(factor, sizes)
-                size = size_of(size_name, sizes)
-                # One of the two comparisons is 1 and the other 0, elementwise for arrays.
-                lesser[name] = size * (size <= product) + product * (size > product)
+                lesser[name] = smaller(size_of(size_name, sizes), product)
         return lesser
 
     def _whole(self, total: Any, common: int) -> Any:

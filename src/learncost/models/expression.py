@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from learncost.ir.errors import InputError, shown
+from learncost.ir.polynomial import larger, smaller
 
 MOST = 10**5  # the most entries of an expanded list
 BITS = 10**4  # the most bits of a power; a size has forty
@@ -113,17 +114,6 @@ def _expanded(groups: Any) -> list[Any]:
     return result
 
 
-def _least(left: Any, right: Any) -> Any:
-    """Return the smaller of two values, elementwise for arrays."""
-    if isinstance(left, int | float) and isinstance(right, int | float):
-        return min(left, right)
-    return left * (left <= right) + right * (left > right)
-
-
-def _most(left: Any, right: Any) -> Any:
-    return left + right - _least(left, right)
-
-
 def _last(entries: list[Any], value: Any, count: int) -> int:
     """Return the last position of a value among the first entries of a list; -1 if it is absent."""
     return max((place for place, entry in enumerate(entries[: max(count, 0)]) if entry == value), default=-1)
@@ -152,8 +142,8 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "min": _least,
-    "max": _most,
+    "min": smaller,
+    "max": larger,
     "expanded": _expanded,
     "distinct": lambda entries: list(dict.fromkeys(entries)),
     "last": _last,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from learncost.ir.line import Line, Op, Product
+from learncost.ir.line import Line, Op, is_sum_of_products
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import base
 from learncost.ir.term import Term
@@ -37,7 +37,7 @@ def attentions(lines: Collection[Line]) -> tuple[frozenset[str], frozenset[str]]
     made = {line.name for line in lines if is_softmax(line) and not weighs_tokens(line)}
 
     def sums_values(line: Line) -> bool:
-        return isinstance(line, Product) and _sums(line) and line.sides.are_of_matrices and bool(made & {*line.reads})
+        return is_sum_of_products(line) and line.sides.are_of_matrices and bool(made & {*line.reads})
 
     attending = layers_that(lines, weighs_tokens)
     return attending, layers_that(lines, sums_values) - attending
@@ -63,14 +63,9 @@ def _chosen_by(lines: Iterable[Line]) -> set[str]:
     chosen_by: set[str] = set()
     for line in reversed(tuple(lines)):
         chooses = is_choice(line)
-        if chooses or (chosen_by & {*line.makes} and not _sums(line)):
+        if chooses or (chosen_by & {*line.makes} and not is_sum_of_products(line)):
             chosen_by |= set(line.reads)
     return chosen_by
-
-
-def _sums(line: Line) -> bool:
-    """Return whether a product of two values sums over an axis."""
-    return isinstance(line, Product) and len(line.right) == 2 and bool(line.sides.sums)
 
 
 def _convolves(line: Line, inputs: Collection[str]) -> bool:

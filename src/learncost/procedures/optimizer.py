@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.loop import Loop, Statement, defined, walk
+from learncost.ir.loop import Statement, defined, walk
 from learncost.ir.precision import BLOCKS, BYTES, bytes_of_type
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
@@ -247,13 +247,11 @@ def with_weight_decay(table: Table) -> Table:
     values = dict(table.values) | values_of_numbers(numbers)
     lines: list[Statement] = []
     for line in table.lines:
-        changed = (
-            isinstance(line, Op)
-            and line.meta.phase == "optimizer_step"
-            and "G" in line.given
-            and "decay" not in line.given
-        )
-        lines += _decayed(line, values, numbers["weight_decay"]) if changed and not isinstance(line, Loop) else [line]
+        given = line.given if isinstance(line, Op) and line.meta.phase == "optimizer_step" else ()
+        if isinstance(line, Op) and "G" in given and "decay" not in given:
+            lines += _decayed(line, values, numbers["weight_decay"])
+        else:
+            lines.append(line)
     if len(lines) == len(table.lines):
         return table
     return replace(table, lines=tuple(lines), values=values, inputs=(*table.inputs, *numbers.values()))
@@ -315,11 +313,6 @@ def _times(count: int, states: str = "") -> Callable[[Sequence[int], str], int]:
     return lambda shape, kind: count * bytes_of_type(states or kind, prod(shape))
 
 
-def _eight_bits(shape: Sequence[int], kind: str) -> int:
-    """Return the bytes of two 8-bit states, whatever the type of states."""
-    return 2 * bytes_of_type("int8-2048", prod(shape))
-
-
 def _four_bits(shape: Sequence[int], kind: str) -> int:
     """Return the bytes of two states of 4 bits: codes, a scale for 128 of them, and a table of 16 levels each.
 
@@ -356,7 +349,7 @@ STATES: Mapping[str, OptimizerState] = {
             OptimizerState(name, _times(len(optimizer.state), optimizer.states), optimizer.kept)
             for name, optimizer in OPTIMIZERS.items()
         ),
-        OptimizerState("adam8bit", _eight_bits, BLOCKS["int8-2048"].source),
+        OptimizerState("adam8bit", _times(2, "int8-2048"), BLOCKS["int8-2048"].source),
         OptimizerState(
             "adamw4bit",
             _four_bits,

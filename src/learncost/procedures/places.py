@@ -152,17 +152,11 @@ def scores(model: Model, doing: str) -> str:
     Raises `InputError` if there is no loss, or no value between the loss and the weights.
     """
     check_learns(model, doing)
-    derived = derive(model.table, wanted=model.learning)
-    gradient = ""
-    for line in derived.reverse.lines:
-        if isinstance(line, Loop) or set(model.table.weights) & set(line.reads):
-            break
-        if line.meta.phase == "backward":
-            gradient = line.name
-    if not gradient:
+    gradients = [line.name for line in _before_weights(model) if line.meta.phase == "backward"]
+    if not gradients:
         name = model.configuration.name
         raise InputError(f"{doing} needs scores between the weights and the loss, which {name} does not have")
-    return gradient
+    return gradients[-1]
 
 
 def targets(model: Model, doing: str) -> Line:
@@ -171,13 +165,19 @@ def targets(model: Model, doing: str) -> Line:
     Raises `InputError` if no loss looks up its targets.
     """
     scores(model, doing)
-    for line in derive(model.table, wanted=model.learning).reverse.lines:
-        if isinstance(line, Loop) or set(model.table.weights) & set(line.reads):
-            break
+    for line in _before_weights(model):
         if isinstance(line, Product) and len(line.right) == 1 and line.left[0].indexed:
             return line
     name = model.configuration.name
     raise InputError(f"{doing} needs class targets that the loss looks up, which {name} does not have")
+
+
+def _before_weights(model: Model) -> Iterator[Line]:
+    """Yield the lines of the backward pass before the first that reads a weight or is in a loop."""
+    for line in derive(model.table, wanted=model.learning).reverse.lines:
+        if isinstance(line, Loop) or not {*model.table.weights}.isdisjoint(line.reads):
+            return
+        yield line
 
 
 def check_learns(model: Model, doing: str) -> None:

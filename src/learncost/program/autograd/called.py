@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from learncost.ir.affine import Affine
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.line import Line, Op, Product, Sum, is_sum_of_products
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.term import Literal, Operand, Read, Term
@@ -398,7 +398,7 @@ def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
         return result.sent(line.op, elements)
     if isinstance(line, Op):
         return module.activated(result, line.op)
-    if isinstance(line, Product) and len(line.right) == 2 and line.sides.sums and operands:
+    if is_sum_of_products(line) and operands:
         if module.attention == "disentangled" and line.sides.batch:  # positions are broadcast to all sequences
             result, factor = result.contiguous(), operands.pop()
             spread = names.count(line.left[0].loops[:1])

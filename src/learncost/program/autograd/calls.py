@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TypeGuard
 
 from learncost.ir.dataclass import dataclass
-from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.line import Line, Op, Product, Sum, is_sum_of_products
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.term import Literal, Term
 
@@ -178,9 +178,7 @@ Joins = Callable[[Sequence[Projection]], Sequence[Sequence[Projection]]]
 
 def reads_experts(line: Line | Loop) -> str:
     """Return the weights of experts that a product gathers; empty if it gathers none."""
-    if not (isinstance(line, Product) and len(line.right) == 2 and line.sides.sums):
-        return ""
-    return line.right[1].name if line.right[1].indexed else ""
+    return line.right[1].name if is_sum_of_products(line) and line.right[1].indexed else ""
 
 
 class CallScope:
@@ -258,7 +256,7 @@ class CallScope:
 
     def _weight_of(self, line: Statement | None) -> str:
         """Return the weight of a product of a value that sums over features; "" where it is none."""
-        if not (isinstance(line, Product) and len(line.right) == 2 and line.sides.sums):
+        if not is_sum_of_products(line):
             return ""
         weights = [term for term in line.right if isinstance(term, Term) and term.name in self.weights]
         return weights[0].name if len(weights) == 1 and not weights[0].indexed and not line.sides.batch else ""
@@ -290,7 +288,7 @@ class CallScope:
 
     def _convolution(self, line: Line) -> Linear | None:
         """Return a product of a weight with windows of a value as a projection; it reads the value itself."""
-        if not (isinstance(line, Product) and len(line.right) == 2 and line.sides.sums):
+        if not is_sum_of_products(line):
             return None
         weight = next((t.name for t in line.right if t.name in self.weights and not t.indexed), "")
         source = next((term for term in line.right if weight and term.name != weight), None)
@@ -427,12 +425,8 @@ class CallScope:
 
     def _is_scores(self, line: Line) -> TypeGuard[Product]:
         """Return whether a product of two values sums over features."""
-        return (
-            isinstance(line, Product)
-            and len(line.right) == 2
-            and line.sides.sums
-            and all(isinstance(term, Term) and term.name not in self.weights for term in line.right)
-            and not any(term.indexed for term in line.right)
+        return is_sum_of_products(line) and all(
+            isinstance(term, Term) and term.name not in self.weights and not term.indexed for term in line.right
         )
 
     def _rotary(self, line: Line) -> Rotary | None:

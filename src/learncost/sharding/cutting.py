@@ -145,8 +145,7 @@ class Cutting:
         return "sum" if has_part.count(True) == 1 and single and not is_cut else ""
 
     def _is_partial(self, name: str, mesh_axis: str) -> bool:
-        layout = self.scope.partial(name)
-        return layout is not None and (mesh_axis, "sum") in layout.partial
+        return (mesh_axis, "sum") in self.scope.pending(name)
 
     # Sites.
 
@@ -265,10 +264,7 @@ class Cutting:
         return self.term(operand, self.scope.at(operand.name, layout, reason), reason)
 
     def _kept_partial(self, name: str) -> frozenset[tuple[str, str]]:
-        layout = self.scope.partial(name)
-        if layout is None:
-            return frozenset()
-        return frozenset((q, how) for q, how in layout.partial if self.passes.get(q) == how)
+        return frozenset((q, how) for q, how in self.scope.pending(name) if self.passes.get(q) == how)
 
     def term(self, term: Term, name: str, reason: CollectiveReason) -> Term:
         return Term(name, tuple(self.placed_axis(axis, reason) for axis in term.axes))
@@ -336,8 +332,7 @@ _ON = {ALONG: "on", AT: "at", SENT: "where its rows are sent by"}
 
 def _partial_operand(scope: ShardingScope, line: Line, mesh_axis: str) -> str:
     for term in line.right:
-        layout = scope.partial(term.name) if isinstance(term, Term) else None
-        if layout is not None and any(name == mesh_axis for name, _ in layout.partial):
+        if isinstance(term, Term) and any(mesh_axis == over for over, _ in scope.pending(term.name)):
             return term.name
     return ""
 

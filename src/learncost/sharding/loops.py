@@ -70,8 +70,7 @@ def _joinable(scope: ShardingScope, carry: Carry) -> Partial:
     """Return the mesh axes over which a total may be carried as a partial sum, which are all if it begins as zeros."""
     if carry.initial in scope.zeros:
         return frozenset((name, "sum") for name in scope.specs.mesh.names)
-    layout = scope.partial(carry.initial)
-    return layout.partial if layout is not None else frozenset()
+    return scope.pending(carry.initial)
 
 
 def _carried(scope: ShardingScope, start: str, partial: Partial) -> ShardLayout:
@@ -90,14 +89,10 @@ def _iteration(
         inner.give(carry.start, _carried(inner, carry.start, totals[carry.start]))
     for name, stack in repeat.each:
         layout = _stack_layout(scope, inner, repeat, (name, stack), busy)
-        inner.give(name, replace(layout, split=_of_iteration(layout, repeat.part(name, scope.value(stack).axes))))
+        together = repeat.part(name, scope.value(stack).axes)
+        inner.give(name, replace(layout, split=layout.split if together else layout.split[1:]))
     inner.statements(repeat.lines)
-    return inner, {carry.start: _ending(inner, carry.end) for carry in repeat.carry}
-
-
-def _ending(inner: ShardingScope, name: str) -> Partial:
-    layout = inner.partial(name)
-    return layout.partial if layout is not None else frozenset()
+    return inner, {carry.start: inner.pending(carry.end) for carry in repeat.carry}
 
 
 def _stack_layout(
@@ -113,10 +108,6 @@ def _stack_layout(
     if layout.split[0] and not repeat.part(name, scope.value(stack).axes):
         return ShardLayout(((), *inner.spec(name).split))  # every device has all iterations
     return layout
-
-
-def _of_iteration(layout: ShardLayout, together: int) -> tuple[tuple[str, ...], ...]:
-    return layout.split if together else layout.split[1:]
 
 
 def _finish(

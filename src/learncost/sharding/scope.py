@@ -102,6 +102,11 @@ class ShardingScope:
         """Return the layout of a value with pending reductions; None if it has none."""
         return next((layout for layout in self.held(name) if layout.partial), None)
 
+    def pending(self, name: str) -> frozenset[tuple[str, str]]:
+        """Return the pending reductions of a value."""
+        layout = self.partial(name)
+        return layout.partial if layout is not None else frozenset()
+
     def give(self, name: str, layout: ShardLayout, array: str = "") -> None:
         """Record that an array holds a value."""
         array = array or name

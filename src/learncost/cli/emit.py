@@ -219,7 +219,8 @@ def emit(
     step_flags = {"procedure": procedure, "optimizer": optimizer, "plan": plan, **of_mesh, **of_stages}
     model_flags = {**step_flags, "phase": None if phase == "step" else phase}
     shape = {"batch_size": request.batch_size, "seq_len": request.seq_len, "dtype": dtype}
-    if dtype is not None and (kind := precision_of(dtype)).quantized:
+    kind = None if dtype is None else precision_of(dtype)
+    if kind and kind.quantized:
         what = "weights that are not quantized" if kind.learned else "all weights"
         held = (
             "trainable quantized weights (use --backend c99)"
@@ -227,9 +228,9 @@ def emit(
             else "frozen quantized weights (use learncost train)"
         )
         raise InputError(f"emit supports steps that train {what}; {kind.name} has {held}")
-    if dtype is not None:
-        check_runs(precision_of(dtype))
-    rounds = dtype is not None and precision_of(dtype).values == "bf16"
+    if kind:
+        check_runs(kind)
+    rounds = kind is not None and kind.values == "bf16"
     read_off = [name for name, value in shape.items() if value is not None and not (name == "dtype" and rounds)]
     if backend not in IN_PLACE and not request.is_sharded and read_off:
         flag = read_off[0].replace("_", "-")

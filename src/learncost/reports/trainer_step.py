@@ -134,6 +134,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     kept = not over_mesh or (by_eager and placement == "ddp")  # autocast
     precision = step.precision if kept else WITHOUT_AUTOCAST.get(step.precision or "", step.precision)
     engine = "eager" if over_mesh and by_eager and _needs_eager(step, precision) else None
+    has_chunks = over_mesh and (step.pp or 1) > 1 and (step.chunks or 1) > 1
     own = step.module or ("transformers-reentrant" if again and step.reentrant else None)
     keywords: dict[str, Any] = {
         "model": step.sizes if described else model or _model(step, reading),
@@ -161,13 +162,11 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "communication_buffers": step.communication_buffers if over_mesh else None,
         "plan": step.plan if (accumulate == 1 and not step.clip) or step.plan == NONE else None,
         "lora": _targets(step.lora),
-        "lora_rank": step.lora_rank if step.lora else None,
-        "lora_alpha": step.lora_alpha if step.lora else None,
+        **({"lora_rank": step.lora_rank, "lora_alpha": step.lora_alpha} if step.lora else {}),
         "lora_dropout": (step.lora_dropout or None) if step.lora and by_eager else None,
         "mesh": mesh or None,
         **(_placed(placement, mesh_of(asked or mesh, step.devices).names) if over_mesh else {}),
-        "schedule": "interleaved" if over_mesh and (step.pp or 1) > 1 and (step.chunks or 1) > 1 else None,
-        "chunks": step.chunks if over_mesh and (step.pp or 1) > 1 and (step.chunks or 1) > 1 else None,
+        **({"schedule": "interleaved", "chunks": step.chunks} if has_chunks else {}),
         "sizes": {**step.sizes, **given.get("sizes", {})} if step.sizes and step.model and not model else None,
     }
     return {name: value for name, value in keywords.items() if value is not None and USUAL.get(name) != value}

@@ -117,8 +117,7 @@ def as_dict(contest: Contest) -> dict[str, Any]:
     loss, accuracy = problem.chance
     return {
         "schema": SCHEMA,
-        "problem": problem.name,
-        "data": problem.facts,
+        **attributes(problem="name", data="facts")(problem),
         "budget": attributes("kind amount")(contest.budget),
         **attributes("optimizer dtype", price_book="book")(setting),
         "seeds": list(contest.seeds),
@@ -154,9 +153,7 @@ def _outcome(outcome: TrialOutcome, with_losses: bool) -> dict[str, Any]:
         return values and {"loss": values[0], "accuracy": values[1]}
 
     result: dict[str, Any] = {
-        "seed": outcome.seed,
-        "learning_rate": outcome.learning_rate,
-        "seconds": outcome.seconds,
+        **attributes("seed learning_rate seconds")(outcome),
         "before": pair(outcome.before),
         "after": pair(outcome.after),
         "diverged_at_step": outcome.diverged,

@@ -78,15 +78,8 @@ def returned(items: Iterable[str]) -> str:
 # What a mark in a derived name says: a part of a gradient, the modulated pass, a step of a line, a
 # tangent, a kept stack.
 _MARKS = {
-    "+": ".part",
-    "^": ".mod.",
-    "~": ".step",
-    ">": ".tangent",
-    "*": ".kept",
-    "'": ".prime",
-    "@": ".turns",
-    "-": "to",
-}
+    "+": ".part", "^": ".mod.", "~": ".step", ">": ".tangent", "*": ".kept", "'": ".prime", "@": ".turns", "-": "to",
+}  # fmt: skip
 
 
 def spelled(name: str) -> str:

@@ -33,31 +33,9 @@ from learncost.ops.collectives import is_collective
 from learncost.passes.lower import lower
 
 _RESERVED = (
-    "np",
-    "torch",
-    "functional",
-    "jax",
-    "jnp",
-    "math",
-    "einsum",
-    "erf",
-    "filled",
-    "trimmed",
-    "NamedTuple",
-    "axis",
-    "stack",
-    "each",
-    "updated",
-    "_",
-    MESH,
-    SENT,
-    TORCH_MESH.type,
-    JAX_MESH.type,
-    JAX_MESH.imports.rpartition(" ")[2],
-    NUMPY_MESH.type,
-    "itertools",
-    "threading",
-    OVER,
+    *("np", "torch", "functional", "jax", "jnp", "math", "itertools", "threading", "NamedTuple", "einsum", "erf"),
+    *("filled", "trimmed", "axis", "stack", "each", "updated", "_", MESH, SENT, OVER),
+    *(TORCH_MESH.type, JAX_MESH.type, JAX_MESH.imports.rpartition(" ")[2], NUMPY_MESH.type),
 )
 
 

@@ -34,34 +34,11 @@ TYPES = {"fp32": "<f4", "fp64": "<f8", "int64": "<i4", "uint8": "<u1", "bool": "
 """NumPy's types of a program's arrays, by their types in the table."""
 
 _COUNTING = (
-    "exp",
-    "log",
-    "tanh",
-    "erf",
-    "sqrt",
-    "sin",
-    "cos",
-    "atan",
-    "atan2",
-    "log1p",
-    "expm1",
-    "floor",
-    "fabs",
-    "pow",
-    "hashed",
-    "coin",
-    "shift",
-    "bits",
+    *("exp", "log", "tanh", "erf", "sqrt", "sin", "cos", "atan", "atan2", "log1p", "expm1", "floor", "fabs", "pow"),
+    *("hashed", "coin", "shift", "bits"),
 )
 _INNER = (
-    "scaled_real",
-    "split_real",
-    "expm1_near",
-    "power_of_two",
-    "sin_near",
-    "cos_near",
-    "atan_near",
-    "quarter_turns",
+    *("scaled_real", "split_real", "expm1_near", "power_of_two", "sin_near", "cos_near", "atan_near", "quarter_turns"),
 )
 WHOLE = (*(f"{name}_real" for name in _COUNTING), *_INNER)
 """Functions that count as one operation each, and their helpers."""

@@ -264,9 +264,6 @@ class KernelModel:
         seconds = matmul_seconds(self.gpu, m, n, k, batch, op.arguments["dtype"], TRITONS_TILE)
         return [Kernel(TILED, max(seconds, self.moved(op.inputs, op.outputs)), 2.0 * batch * m * n * k)]
 
-    def _fused(self, op: ProgramOp, _: str) -> list[Kernel]:
-        return [Kernel(FUSED, self.moved(op.inputs, op.outputs, REDUCTION))]
-
     def _generated(self, op: ProgramOp, name: str) -> list[Kernel]:
         """Return a kernel of inductor: pointwise, or a reduction, which may read its rows several times."""
         again, row = op.arguments.get(REREAD, 0), op.arguments.get(ROW, 0)
@@ -367,9 +364,6 @@ class KernelModel:
     def _loss_backward(self, op: ProgramOp, _: str) -> list[Kernel]:
         return [Kernel(FILL, self.moved([], op.outputs)), Kernel(LOSS, LEAST + 3e-6)]
 
-    def _norm(self, op: ProgramOp, _: str) -> list[Kernel]:
-        return [Kernel(NORM, self.moved(op.inputs, op.outputs, REDUCTION))]
-
     def _norm_backward(self, op: ProgramOp, _: str) -> list[Kernel]:
         """Return the gradients of the operand, and of the weights as sums of columns (`layer_norm_kernel.cu`)."""
         operands = op.inputs[:2]
@@ -405,18 +399,9 @@ class KernelModel:
         seconds = self.moved(values, values, ADDED if sums else ROWS) + (SORT if sums else 0.0)
         return [*found, Kernel(INDEX, seconds)]
 
-    def _scatter(self, op: ProgramOp, _: str) -> list[Kernel]:
-        return [Kernel(INDEX, self.moved(op.inputs, op.outputs, 0.5))]
-
     def _into_zeros(self, op: ProgramOp, name: str) -> list[Kernel]:
         inside = self._pointwise(op.inputs, op.inputs, COPY)
         return [Kernel(FILL, self.moved([], op.outputs)), inside]
-
-    def _cat(self, op: ProgramOp, _: str) -> list[Kernel]:
-        return [Kernel(JOIN, self.moved(op.inputs, op.outputs, CAT))]
-
-    def _dropout(self, op: ProgramOp, _: str) -> list[Kernel]:
-        return [Kernel(RANDOM, self.moved(op.inputs, op.outputs, DROPOUT))]
 
     def _fill(self, op: ProgramOp, _: str) -> list[Kernel]:
         return [Kernel(FILL, self.moved([], op.outputs))]
@@ -474,6 +459,12 @@ def is_view(op: ProgramOp) -> bool:
 
 Rule = Callable[[KernelModel, ProgramOp, str], list[Kernel]]
 
+
+def bound_by_bytes(kind: str, share: float) -> Rule:
+    """Return the rule of operators with one kernel, which reads and writes all operands at a share of the bandwidth."""
+    return lambda model, op, name: [Kernel(kind, model.moved(op.inputs, op.outputs, share))]
+
+
 RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
     (re.compile(pattern), rule)
     for pattern, rule in (
@@ -481,14 +472,14 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         ("mv|addmv|dot|vdot", KernelModel._vector),
         ("grouped_mm", KernelModel._grouped),
         ("tiles", KernelModel._tiled),
-        ("rows", KernelModel._fused),
+        ("rows", bound_by_bytes(FUSED, REDUCTION)),
         (r"triton_\w+", KernelModel._generated),
         (r"(cudnn_|thnn_)?conv\w*", KernelModel._convolution),
         (r"scaled_dot_product_\w+attention(_backward)?", KernelModel._attention),
         (r"(log_)?softmax(_backward_data)?", KernelModel._softmax),
         ("nll_loss2?d?_forward", KernelModel._loss),
         ("nll_loss2?d?_backward", KernelModel._loss_backward),
-        ("native_layer_norm|fused_rms_norm|native_group_norm|native_batch_norm|cudnn_batch_norm", KernelModel._norm),
+        (r"native_(layer|group|batch)_norm|fused_rms_norm|cudnn_batch_norm", bound_by_bytes(NORM, REDUCTION)),
         (r"(native_\w+|fused_rms|cudnn_batch)_norm_backward", KernelModel._norm_backward),
         (r"sum|mean|linalg_vector_norm|norm|all|any|amax|amin|max|min|argmax|argmin|var|std|var_mean|prod|logsumexp",
          KernelModel._sum),
@@ -497,11 +488,11 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         ("embedding|index|gather|index_select|take", KernelModel._gather),
         ("embedding_dense_backward", KernelModel._embedding_backward),
         ("index_put|index_put_impl|index_add|index_copy|index_fill", KernelModel._index_put),
-        (r"scatter\w*", KernelModel._scatter),
+        (r"scatter\w*", bound_by_bytes(INDEX, 0.5)),
         ("slice_backward|select_backward|constant_pad_nd|embedding_renorm", KernelModel._into_zeros),
-        ("cat|stack", KernelModel._cat),
+        ("cat|stack", bound_by_bytes(JOIN, CAT)),
         ("native_dropout|native_dropout_backward|bernoulli|rand|rand_like|normal|uniform|randn|multinomial|exponential",
-         KernelModel._dropout),
+         bound_by_bytes(RANDOM, DROPOUT)),
         ("zeros|new_zeros|zeros_like|ones|ones_like|new_ones|fill|zero|full|full_like|new_full|arange|scalar_tensor",
          KernelModel._fill),
         ("clone|copy|to_copy", KernelModel._copy),

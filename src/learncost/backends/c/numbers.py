@@ -19,16 +19,9 @@ from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.ops import OpDef, entry
 
 _SIGNS = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.Lt: "<",
-    ast.Gt: ">",
-    ast.Eq: "==",
-    ast.And: "&&",
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Lt: "<", ast.Gt: ">", ast.Eq: "==", ast.And: "&&",
     ast.USub: "-",
-}
+}  # fmt: skip
 
 
 _SUFFIXES = {"float": "f", "real": "_real"}

@@ -9,14 +9,9 @@ from learncost.backends.c.tree import ONE, ZERO
 from learncost.ir.dataclass import dataclass, field, replace
 
 STORED = {
-    "fp32": "float",
-    "fp64": "double",
-    "bf16": "bf16",
-    "int64": "int64_t",
-    "uint8": "uint8_t",
-    "bool": "unsigned char",
+    "fp32": "float", "fp64": "double", "bf16": "bf16", "int64": "int64_t", "uint8": "uint8_t", "bool": "unsigned char",
     "int8": "int8_t",
-}
+}  # fmt: skip
 """The types of arrays in C."""
 
 _SIGNS = (("?",), ("||",), ("&&",), ("==", "!="), ("<", "<=", ">"), ("+", "-"), ("*", "/", "%"))

@@ -38,22 +38,12 @@ WHOLE = "int32"
 """The type of integer-only programs."""
 
 RESERVED = (
-    *(
-        "arena",
-        "places",
-        "flags",
-        "drawn",
-        "product",
-        "product_real_codes",
-        "product_codes_real",
-        "product_codes_codes",
-        "real",
-    ),
-    *("whole", "place", "main", "loss", "t", "iteration", "odd", "LOWEST", "enum", "double", "int8_t"),
+    *("arena", "places", "flags", "drawn", "product", "product_real_codes", "product_codes_real"),
+    *("product_codes_codes", "real", "whole", "place", "main", "loss", "t", "iteration", "odd", "LOWEST", "enum"),
     *("float", "int", "char", "void", "static", "const", "auto", "default", "do", "else", "extern", "for", "goto"),
     *("inline", "long", "register", "restrict", "short", "signed", "sizeof", "struct", "switch", "typedef", "union"),
-    *("unsigned", "volatile", "while", "break", "case", "continue", "if", "return", "memcpy", "memset"),
-    *("int32_t", "uint32_t", "uint8_t", "int64_t", "uint64_t", "PLACED", "PLACED_IN"),
+    *("unsigned", "volatile", "while", "break", "case", "continue", "if", "return", "memcpy", "memset", "double"),
+    *("int8_t", "int32_t", "uint32_t", "uint8_t", "int64_t", "uint64_t", "PLACED", "PLACED_IN"),
 )
 """Reserved names of functions and arrays in a file."""
 
@@ -539,11 +529,9 @@ _ARENA_TYPES = {"arena": ("real", ""), "places": ("place", "int64"), "flags": ("
 """The element types of arenas, in C and in the table; "" is the program's real type."""
 
 _PUBLIC_TYPES = {
-    "fp32": "{}_real",
-    "fp64": "{}_real",
+    **dict.fromkeys(("fp32", "fp64", "int32"), "{}_real"),
     "int64": "int32_t",
     "uint8": "uint8_t",
     "bool": "uint8_t",
     "int8": "int8_t",
-    "int32": "{}_real",
 }

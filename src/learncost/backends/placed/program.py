@@ -24,15 +24,8 @@ from learncost.ops.collectives import is_collective
 from learncost.program.calls import Axes, Call, CallLoop, Item, MatrixView, Scatter, axes_within, every_call
 from learncost.program.lifetimes import Path, ScheduledArray
 
-TYPES = {
-    "fp64": "float64",
-    "fp32": "float32",
-    "bf16": "bfloat16",
-    "int64": "int64",
-    "uint8": "uint8",
-    "bool": "bool",
-    "int8": "int8",
-}
+TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
+TYPES |= {name: name for name in ("int64", "uint8", "bool", "int8")}
 """PyTorch's names of array types."""
 COLUMN = 84
 
@@ -133,21 +126,8 @@ class _InPlaceWriter:
 
     def program(self) -> InPlaceProgram:
         layout = self.layout
-        self.identifiers = Identifiers(
-            (
-                "torch",
-                "math",
-                "m",
-                "kernels",
-                between.MESH,
-                *between.HELPERS,
-                "iteration",
-                "step",
-                "lay_out",
-                "PLACES",
-                "BYTES",
-            )
-        )
+        reserved = ("torch", "math", "m", "kernels", "iteration", "step", "lay_out", "PLACES", "BYTES")
+        self.identifiers = Identifiers((*reserved, between.MESH, *between.HELPERS))
         self.texts: list[str] = []
         self.helpers: set[str] = set()
         self.arguments = "m, kernels"

@@ -33,22 +33,8 @@ FUNCTIONS = {
 }
 """Triton's functions by their names in an operator's expression in C, without the type."""
 RESERVED = (
-    *(
-        "tl",
-        "triton",
-        "torch",
-        "math",
-        "program",
-        "point",
-        "first",
-        "row",
-        "column",
-        "across",
-        "down",
-        "matrix",
-        "sums",
-    ),
-    *("add_parts", "dot_bf16", "INTERPRETED", "inside"),
+    *("tl", "triton", "torch", "math", "program", "point", "first", "row", "column", "across", "down", "matrix"),
+    *("sums", "add_parts", "dot_bf16", "INTERPRETED", "inside"),
 )
 
 

@@ -52,35 +52,14 @@ BOARDS: Mapping[str, Board] = {
     board.name: board
     for board in (
         Board("cortex-m3", "arm-none-eabi-", ("-mcpu=cortex-m3", "-mthumb"), _ARM[0], ("mps2-an385",), _ARM[1], False),
-        Board(
-            "cortex-m4f",
-            "arm-none-eabi-",
-            ("-mcpu=cortex-m4", "-mthumb", "-mfpu=fpv4-sp-d16", "-mfloat-abi=hard"),
-            _ARM[0],
-            ("mps2-an386",),
-            _ARM[1],
-            True,
-        ),
-        Board(
-            "cortex-m7",
-            "arm-none-eabi-",
-            ("-mcpu=cortex-m7", "-mthumb", "-mfpu=fpv5-sp-d16", "-mfloat-abi=hard"),
-            _ARM[0],
-            ("mps2-an500",),
-            _ARM[1],
-            True,
-        ),
-        Board(
-            "riscv32",
-            "riscv64-unknown-elf-",
-            ("-march=rv32imafc_zicsr", "-mabi=ilp32f", "-mcmodel=medany"),
-            _RISC[0],
-            ("virt", "-bios", "none"),
-            _RISC[1],
-            True,
-        ),
+        Board("cortex-m4f", "arm-none-eabi-", ("-mcpu=cortex-m4", "-mthumb", "-mfpu=fpv4-sp-d16", "-mfloat-abi=hard"),
+              _ARM[0], ("mps2-an386",), _ARM[1], True),
+        Board("cortex-m7", "arm-none-eabi-", ("-mcpu=cortex-m7", "-mthumb", "-mfpu=fpv5-sp-d16", "-mfloat-abi=hard"),
+              _ARM[0], ("mps2-an500",), _ARM[1], True),
+        Board("riscv32", "riscv64-unknown-elf-", ("-march=rv32imafc_zicsr", "-mabi=ilp32f", "-mcmodel=medany"),
+              _RISC[0], ("virt", "-bios", "none"), _RISC[1], True),
     )
-}
+}  # fmt: skip
 """The boards by name: QEMU's MPS2 boards for Arm, its machine `virt` for RISC-V."""
 
 
@@ -122,17 +101,8 @@ def build(
     places |= {"FLASH_BYTES": flash, "RAM_BYTES": ram, "STACK_BYTES": STACK}
     _called(
         f"{board.prefix}gcc",
-        *(
-            *board.flags,
-            *FLAGS,
-            "-ffreestanding",
-            *flags,
-            *WARNINGS,
-            "-nostartfiles",
-            "-nostdlib",
-            f"-I{folder}",
-            f"-I{HERE}",
-        ),
+        *(*board.flags, *FLAGS, "-ffreestanding", *flags, *WARNINGS),
+        *("-nostartfiles", "-nostdlib", f"-I{folder}", f"-I{HERE}"),
         *(*map(str, sources), str(HERE / "start.c"), "-lgcc", "-o", str(path), f"-T{script or HERE / 'board.ld'}"),
         *(f"-Wl,--defsym={name}={value:#x}" for name, value in places.items()),
         *("-Wl,--gc-sections", "-Wl,--no-warn-rwx-segments"),

@@ -193,7 +193,8 @@ class _LoopWriter:
         for carry in self.line.carry:
             self.returned.append(inner.settled(carry.end).text)
             self.targets.append(names.of(carry.final))
-        read_whole, sliced = self._read_whole(), self._read_in_slices()
+        read_whole = self._read_whole()
+        sliced = {outer for line in self.around if isinstance(line, Loop) for _, outer in line.each}
         objects = [pair for pair in self.line.keep if pair[1] in sliced and pair[1] not in read_whole]
         rest = {outer: inside for inside, outer in self.line.keep if outer in read_whole}
         together: dict[tuple[int, ...], list[Pair]] = {}  # what the same loops read is one object
@@ -262,9 +263,6 @@ class _LoopWriter:
             else:
                 names |= set(line.reads)
         return names
-
-    def _read_in_slices(self) -> set[str]:
-        return {outer for line in self.around if isinstance(line, Loop) for _, outer in line.each}
 
     # The texts.
 

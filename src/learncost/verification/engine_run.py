@@ -22,7 +22,6 @@ from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
 from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError, named_one, to_install
-from learncost.ir.line import Line
 from learncost.ir.loop import map_lines
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer, shipped, shipped_layer
@@ -206,7 +205,8 @@ def verify_engine(
     named_one("engine that can be watched", engine, dict.fromkeys(ENGINES))
     if model is None:
         return VerificationReport(f"verification of every layer on {engine}", tuple(verify_layers(engine)))
-    _installed(engine)
+    if find_spec(engine) is None:
+        raise InputError(f"--engine {engine} needs {engine}: {to_install(engine)}")
     subject_found = layer_or_model(model)
     if isinstance(subject_found, Layer):
         checks = survived(
@@ -242,11 +242,6 @@ def _fits(model: Model) -> None:
         )
 
 
-def _installed(engine: str) -> None:
-    if find_spec(engine) is None:
-        raise InputError(f"--engine {engine} needs {engine}: {to_install(engine)}")
-
-
 def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[Check]:
     table = planned(prepared.table, plan, prepared.sizes)
     subject += f" under {plan}" if plan else ""
@@ -256,15 +251,12 @@ def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[
             return
         except InputError as reason:
             subject += f", as {reason} on PyTorch's operators" if compiler() else ", on PyTorch's operators"
-    table = replace(table, lines=map_lines(table.lines, _without_kernel))  # operators run whole arrays
+    whole = map_lines(table.lines, lambda line: (replace(line, meta=replace(line.meta, kernel=None)),))
+    table = replace(table, lines=whole)  # operators run whole arrays
     lines = ExecutedLines(table, prepared.sizes)
     _, written, products = run(table, engine, prepared.values, prepared.sizes)
     note(lines, written, products)
     yield from lines.checks(subject)
-
-
-def _without_kernel(line: Line) -> tuple[Line]:
-    return (replace(line, meta=replace(line.meta, kernel=None)),)
 
 
 def _in_place(table: Table, prepared: Prepared, subject: str) -> Iterator[Check]:

@@ -31,6 +31,7 @@ class Library:
     full       an array of a shape filled with a number
     arange     the positions of an axis
     floats     booleans as ones and zeros
+    integers   numbers as integers of 64 bits, without a gradient
     permute    axes in another order
     expand     axes of size one repeated to a shape
     scattered  from a shape, indices and an array: zeros with the array's entries added at the indices
@@ -44,6 +45,7 @@ class Library:
     full: Callable[[Sequence[int], float], Tensor]
     arange: Callable[[int], Tensor]
     floats: Callable[[Tensor], Tensor]
+    integers: Callable[[Tensor], Tensor]
     permute: Callable[[Tensor, Sequence[int]], Tensor]
     expand: Callable[[Tensor, Sequence[int]], Tensor]
     einsum: Callable[..., Tensor]
@@ -221,10 +223,14 @@ class _Translation:
         if line.op == "vector_norm":
             return (self.library.module.sqrt((x * x).sum(along)),)
         if line.op in ("cumsum", "reversed_cumsum"):
-            triangle = self.library.floats(_before(self.library.arange, x.shape[along[0]], line.op == "cumsum"))
+            positions = self.library.arange(x.shape[along[0]])
+            first, second = positions[:, None], positions[None, :]
+            triangle = self.library.floats(first <= second if line.op == "cumsum" else first >= second)
             return (self.flat(x, along, lambda flat: (flat[..., None] * triangle).sum(-2)),)
         if entry(line.op).kind == "reduction":
             return (self.library.reduced(line.op, x, along),)
+        if line.op in _SHARED:
+            return (_SHARED[line.op](self.library, *operands),)
         if line.op in _STEPS:
             return _STEPS[line.op](*operands)
         function = self.library.ops.get(line.op) or getattr(self.library.module, line.op)
@@ -332,33 +338,41 @@ class _Translation:
         return result
 
 
-def _before(arange: Callable[[int], Tensor], size: int, forwards: bool) -> Tensor:
-    """Return the mask of a cumulative sum: positions up to each one, or from each one on."""
-    first, second = arange(size)[:, None], arange(size)[None, :]
-    return first <= second if forwards else first >= second
-
-
-def _sgd(w: Tensor, g: Tensor, lr: Tensor) -> tuple[Tensor, ...]:
-    return (_plus(w, g, -lr),)
-
-
-def _momentum(w: Tensor, g: Tensor, v: Tensor, lr: Tensor, mu: Tensor) -> tuple[Tensor, ...]:
-    velocity = _plus(g, v, mu)
-    return _plus(w, velocity, -lr), velocity
-
-
 def _adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, lr: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
     b1, c1, b2, c2, k1, k2, eps, decay = rest
-    m, v = _plus(b1 * m, g, c1), _plus(b2 * v, g * g, c2)
+    m, v = b1 * m + g * c1, b2 * v + g * g * c2
     return w * decay - lr * (m * k1) / ((v * k2) ** 0.5 + eps), m, v
 
 
-def _plus(left: Tensor, right: Tensor, times: Tensor) -> Tensor:
-    """Return one + times two."""
-    return left + times * right
+def _hash(library: Library, x: Tensor, z: Tensor) -> Tensor:
+    """Return a hash of two integers in 64-bit arithmetic, truncated to 32 bits."""
+    mixed = (library.integers(x) * 0x9E3779B1 + library.integers(z)) & 0xFFFFFFFF
+    for _ in range(2):
+        mixed = ((mixed ^ mixed >> 16) * 0x45D9F3B) & 0xFFFFFFFF
+    return mixed ^ mixed >> 16
 
 
-_STEPS: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {"sgd": _sgd, "momentum": _momentum, "adamw": _adamw}
+def _shift(library: Library, x: Tensor, z: Tensor) -> Tensor:
+    clip, floor = library.module.clip, library.module.floor
+    return clip(floor(x / 2.0 ** clip(z, -64, 64) + 0.5), -(2**30), 2**30)
+
+
+_SHARED: Mapping[str, Callable[..., Tensor]] = {
+    "select": lambda library, condition, x, z: library.where(condition != 0, x, z),
+    "less": lambda library, x, z: library.floats(x < z),
+    "equal": lambda library, x, z: library.floats(x == z),
+    "hashed": lambda library, x, z: library.floats(_hash(library, x, z) >> 8),
+    "coin": lambda library, x, z: 1 - 2 * library.floats(_hash(library, x, z) >> 31),
+    "shift": _shift,
+    "bits": lambda library, x: library.module.frexp(x)[1] + 0 * x,
+}
+"""Words that are said in the same functions of all libraries."""
+
+_STEPS: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {
+    "sgd": lambda w, g, lr: (w - lr * g,),
+    "momentum": lambda w, g, v, lr, mu: (w - lr * (mu * v + g), mu * v + g),
+    "adamw": _adamw,
+}
 """Words with a body that no library has a function for: the steps of optimizers, in operators alone."""
 
 _MASKED: Mapping[str, float] = {"max": -math.inf, "min": math.inf, "softmax": -1e30, "log_softmax": -1e30}

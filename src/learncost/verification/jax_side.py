@@ -37,6 +37,7 @@ def library() -> Library:
         full=lambda form, value: jnp.full(tuple(form), value, jnp.float64),
         arange=jnp.arange,
         floats=number,
+        integers=lambda x: jax.lax.stop_gradient(x).astype(jnp.int64),
         permute=lambda x, order: jnp.permute_dims(x, tuple(order)),
         expand=lambda x, form: jnp.broadcast_to(x, tuple(form)),
         einsum=jnp.einsum,
@@ -62,27 +63,8 @@ def library() -> Library:
             "silu": jax.nn.silu,
             "softplus": jax.nn.softplus,
             "elu": lambda x, a: jnp.where(x > 0, x, a * jnp.expm1(jnp.where(x > 0, 0, x))),
-            "select": lambda condition, x, z: jnp.where(condition != 0, x, z),
-            "less": lambda x, z: number(jnp.less(x, z)),
-            "equal": lambda x, z: number(jnp.equal(x, z)),
-            "hashed": lambda x, z: number(_hash(x, z) >> 8),
-            "coin": lambda x, z: 1 - 2 * number(_hash(x, z) >> 31),
-            "shift": lambda x, z: jnp.clip(jnp.floor(x / 2.0 ** jnp.clip(z, -64, 64) + 0.5), -(2**30), 2**30),
-            "bits": lambda x: jnp.frexp(x)[1] + 0 * x,
         },
     )
-
-
-def _hash(x: Any, z: Any) -> Any:
-    """Return a hash of two integers in 32-bit arithmetic."""
-    import jax
-    import jax.numpy as jnp
-
-    first, second = (jax.lax.stop_gradient(operand).astype(jnp.int64).astype(jnp.uint32) for operand in (x, z))
-    mixed = first * jnp.uint32(0x9E3779B1) + second
-    for _ in range(2):
-        mixed = (mixed ^ mixed >> 16) * jnp.uint32(0x45D9F3B)
-    return mixed ^ mixed >> 16
 
 
 def autograd(

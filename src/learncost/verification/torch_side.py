@@ -28,6 +28,7 @@ def library() -> Library:
         full=lambda form, value: torch.full(tuple(form), value, dtype=torch.float64),
         arange=lambda size: torch.arange(size),
         floats=number,
+        integers=lambda x: x.long(),
         permute=lambda x, order: torch.permute(x, tuple(order)),
         expand=lambda x, form: x.expand(tuple(form)),
         einsum=torch.einsum,
@@ -53,23 +54,8 @@ def library() -> Library:
             "silu": functional.silu,
             "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
             "elu": lambda x, a: functional.relu(x) + a * torch.expm1(x.clamp(max=0)),
-            "select": lambda condition, x, z: torch.where(condition != 0, x, z),
-            "less": lambda x, z: number(torch.lt(x, z)),
-            "equal": lambda x, z: number(torch.eq(x, z)),
-            "hashed": lambda x, z: number(_hash(x, z) >> 8),
-            "coin": lambda x, z: 1 - 2 * number(_hash(x, z) >> 31),
-            "shift": lambda x, z: torch.clamp(torch.floor(x / 2.0 ** torch.clamp(z, -64, 64) + 0.5), -(2**30), 2**30),
-            "bits": lambda x: torch.frexp(x).exponent + 0 * x,
         },
     )
-
-
-def _hash(x: Any, z: Any) -> Any:
-    """Return a hash of two integers in 64-bit arithmetic, truncated to 32 bits."""
-    mixed = (x.long() * 0x9E3779B1 + z.long()) & 0xFFFFFFFF
-    for _ in range(2):
-        mixed = ((mixed ^ mixed >> 16) * 0x45D9F3B) & 0xFFFFFFFF
-    return mixed ^ mixed >> 16
 
 
 def autograd(

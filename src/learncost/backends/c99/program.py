@@ -267,7 +267,8 @@ class _FirmwareWriter:
         if entry == "predict":
             outputs = ((place, f"return {step.result(name)};") for place, name in enumerate(table.outputs, 1))
             written += [(f"const real *{prefix}_output_{place}(void)", [line]) for place, line in outputs if place > 1]
-        return "\n".join(f"{head} {{\n{_indented(lines)}\n}}\n" for head, lines in written)
+        bodies = ((head, "\n".join(f"    {line}".rstrip() for line in lines)) for head, lines in written)
+        return "\n".join(f"{head} {{\n{body}\n}}\n" for head, body in bodies)
 
     def _numbers(self) -> Iterator[str]:
         """Return the numbers derived from the step count and the learning rate."""
@@ -508,10 +509,6 @@ class _FirmwareWriter:
     @property
     def _has_loss(self) -> bool:
         return any("loss" in layout.table.outputs for entry, layout in self.layouts.items() if entry != "predict")
-
-
-def _indented(lines: Sequence[str]) -> str:
-    return "\n".join(f"    {line}".rstrip() for line in lines)
 
 
 WIDTH = 110

@@ -69,16 +69,14 @@ class StepsWriter:
         """Return the copies, at the end of a scope, of values that are not updated in place."""
         by_iteration = [fields for _, fields in self.layout.lifetimes.by_iteration(scope.path)]
         for old, new in scope.renewed.items():
-            if all(new not in fields or self._is_in_place(fields[new], old, fields, scope) for fields in by_iteration):
+            if all(
+                new not in fields or (fields[new].root is fields[old].root if scope.path else fields[new].owner == old)
+                for fields in by_iteration
+            ):
                 continue
             copy = "copy_codes" if self.layout.dtypes[new] == CODES else "copy"
             there = self._address(old, scope) if scope.path else self.spell(old)
             yield call_text(copy, (str(self._points(old, scope)), self._address(new, scope), there))
-
-    def _is_in_place(
-        self, array: ScheduledArray, old: str, fields: Mapping[str, ScheduledArray], scope: _StepScope
-    ) -> bool:
-        return array.root is fields[old].root if scope.path else array.owner == old
 
     def result(self, name: str) -> str:
         """Return the final memory of an output of the step."""

@@ -24,8 +24,8 @@ from learncost.program.pipeline import Schedule
 BATCH = "B"
 """The axis along which a batch is split into microbatches."""
 
-_NAMES = ("WAYS", "ORDERS", "STAGES", "BATCH", "GROUPS", "MICROBATCHES", "along", "send", "receive", "added")
-_NAMES += ("called", "step")
+_NAMES: tuple[str, ...] = ("WAYS", "ORDERS", "STAGES", "BATCH", "GROUPS", "MICROBATCHES", "along", "send")
+_NAMES += ("receive", "added", "called", "step")
 
 _STEP = '''\
 def added(X, Y):

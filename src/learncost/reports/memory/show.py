@@ -237,6 +237,7 @@ def _fits(memory: Memory) -> str:
     begin = text
     text += f"{most} {_samples(memory, batch or 1)} "
     text += f"after {memory.context:,} tokens" if decodes else f"of {memory.seq_len:,} tokens"
+    text += in_microbatches(memory.accumulate) if batch else ""
     if memory.letters:  # a table of a user's: its batch is B, where that is open at all
         text = f"In {said_bytes(memory.budget)} the step {'fits' if batch else 'does not fit'}"
         if "B = " in memory.letters:

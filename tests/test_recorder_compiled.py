@@ -81,7 +81,7 @@ def test_a_module_that_no_file_names_is_refused_with_what_runs_it(capsys):
         assert main(command.split()) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1
-        assert "--engine compiled compiles a module that is named as FILE.py:NAME" in said
+        assert "--engine compiled compiles a module that runs itself" in said
         assert "give --engine graph" in said
 
 

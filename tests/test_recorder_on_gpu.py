@@ -212,6 +212,33 @@ def test_cost_of_a_file_has_the_time_of_its_recorded_step(linear, capsys):
     assert "waiting for the CPU" in said
 
 
+SMALL = {
+    "gpt2": (["--n-layer", "1", "--n-embd", "64", "--n-head", "2"], 4 * 3 + 3),
+    "llama-3.2-1b": (["--num-hidden-layers", "1", "--hidden-size", "64", "--intermediate-size", "96"], 7 * 3 + 3),
+}
+
+
+@pytest.mark.one_in(every=2)
+@pytest.mark.parametrize("preset", SMALL)
+def test_a_preset_is_recorded_as_transformers_writes_it(preset, capsys, tmp_path, monkeypatch):
+    """Three products of every matrix, and the head's; the peak is that of the module by its table, with its labels."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    sizes, products = SMALL[preset]
+    words = [preset, *sizes, "--vocab-size", "500", "--batch-size", "2", "--seq-len", "64", "--precision", "bf16-true"]
+    words += ["--optimizer", "adamw", "--json"]
+    assert main(["cost", *words, "--module", "itself", "--on", "H100-SXM"]) == 0
+    found = json.loads(capsys.readouterr().out)["recorded_time"]
+    assert found["by_kind"]["product"]["kernels"] == products
+    peaks = []
+    for module in ("itself", "transformers-uncached"):
+        assert main(["memory", *words, "--engine", "eager", "--module", module]) == 0
+        peaks.append(json.loads(capsys.readouterr().out)["peak"])
+    labels = 2 * 64 * 8
+    assert peaks[0] - labels == pytest.approx(peaks[1], abs=600)
+    assert main(["memory", *words, "--module", "itself", "--lora", "all-linear"]) == 2
+    assert "trains all weights of a preset, without adapters" in capsys.readouterr().err
+
+
 def test_a_run_and_a_trace_take_the_recorded_step_too(linear, capsys, tmp_path):
     """Time and its interval are those of `cost`; the memory in the trace rises to the peak of `memory`."""
     assert main(["cost", linear, *ON_H100, "--json"]) == 0

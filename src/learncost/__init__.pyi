@@ -787,8 +787,9 @@ def compare(
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
-        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
-        itself (the default).
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); itself: an imported
+        module (the default), or the one that the installed transformers builds for a preset, which is recorded
+        as it runs.
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
@@ -951,8 +952,9 @@ def cost(
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
-        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
-        itself (the default).
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); itself: an imported
+        module (the default), or the one that the installed transformers builds for a preset, which is recorded
+        as it runs.
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
@@ -1099,8 +1101,9 @@ def fit(
     engine: The engine that executes the step, as in learncost memory.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
-        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
-        itself (the default).
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); itself: an imported
+        module (the default), or the one that the installed transformers builds for a preset, which is recorded
+        as it runs.
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
@@ -1220,8 +1223,9 @@ def memory(
         (a module of a file under torch.compile), or c99.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
-        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
-        itself (the default).
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); itself: an imported
+        module (the default), or the one that the installed transformers builds for a preset, which is recorded
+        as it runs.
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
@@ -1469,8 +1473,9 @@ def run_cost(
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
-        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
-        itself (the default).
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); itself: an imported
+        module (the default), or the one that the installed transformers builds for a preset, which is recorded
+        as it runs.
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
@@ -1766,8 +1771,9 @@ def report(
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
-        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); for an imported module
-        itself (the default).
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); itself: an imported
+        module (the default), or the one that the installed transformers builds for a preset, which is recorded
+        as it runs.
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
@@ -1795,6 +1801,7 @@ def trace(
     on: _Device | Any = None,
     precision: _Precision | str | None = None,
     engine: _Engine | str = "",
+    module: _Module | str = "",
     *,
     output: str | None = None,
     compare: str | None = None,
@@ -1833,6 +1840,11 @@ def trace(
         int8-learned-products, integer-only, nf4, nf4-double, nf4-true, nf4-double-true, nf4-fp16, int4-frozen
         (`learncost list precisions`).
     engine: The engine of the step's time and memory: eager, graph or cuda.
+    module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before
+        4.50), plain (a hand-optimized implementation) or litgpt (that trainer's own); itself: an imported
+        module (the default), or the one that the installed transformers builds for a preset, which is recorded
+        as it runs.
     output: The output file: .json for the Trace Event Format, .pftrace for Perfetto's protobuf.
     compare: A measured step, which is compared op by op: a trace of torch.profiler (export_chrome_trace), or a
         memory snapshot as JSON.

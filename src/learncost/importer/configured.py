@@ -21,6 +21,9 @@ from learncost.models.argument import unknown_type
 SIDE, SAMPLES = 224, 16_000
 """Defaults where a file gives neither: the side of an image, and one second of sound, sixteen thousand samples."""
 
+TRAINED = "learncost_trains"
+"""The key of files that `preset_steps` writes: the module has the library's attention and returns its loss alone."""
+
 CODE_OF_ITS_OWN = ("auto_map", "custom_pipelines")
 """Keys that name code that comes with a file, which is never run."""
 
@@ -68,15 +71,19 @@ def _of_transformers(values: Mapping[str, Any]) -> Any:
     if kind not in known:
         not_run = f"; its remote code ({', '.join(values['auto_map'])}) is not run" if values.get("auto_map") else ""
         raise InputError(f"transformers {transformers.__version__}: {unknown_type(kind, known)}{not_run}")
-    settings = {key: value for key, value in values.items() if key not in (*CODE_OF_ITS_OWN, "model_type")}
+    settings = {key: value for key, value in values.items() if key not in (*CODE_OF_ITS_OWN, TRAINED, "model_type")}
     if "use_pretrained_backbone" in settings:
         settings["use_pretrained_backbone"] = False
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
         config = transformers.AutoConfig.for_model(kind, **settings)
-        config._attn_implementation = "eager"
-        return _class(transformers, config, settings)(config)
+        if not values.get(TRAINED):
+            config._attn_implementation = "eager"
+        module = _class(transformers, config, settings)(config)
+        if values.get(TRAINED):
+            module.register_forward_hook(lambda _, __, result: getattr(result, "loss", None))  # None: all results
+        return module
     except InputError:
         raise
     except Exception as error:  # any error that a class raises about its config

@@ -3,6 +3,7 @@ a module of the user."""
 
 from __future__ import annotations
 
+from learncost.models.configuration import adds_paths
 from learncost.models.expression import evaluate
 from learncost.models.families import ACTIVATIONS, FAMILIES
 from learncost.models.model import Model
@@ -21,7 +22,10 @@ def usual_module(model: Model, recomputes: bool = False) -> str:
 def runs_otherwise(model: Model) -> str:
     """Return the reason why a model's imported module cannot run; "" if it can."""
     layer = model.configuration.layer
-    if layer is None or layer.steps is None:
+    if layer is None:
+        whole = {*model.learning} == {*model.table.weights} and not (adds_paths(model.configuration) or model.quantized)
+        return "" if whole and not model.masks else "trains all weights of a preset, without adapters and dropout"
+    if layer.steps is None:
         return "is of a module that is in memory, or is named as FILE.py:NAME"
     if {weight.partition("@")[0] for weight in model.table.weights} != {*layer.table.weights}:
         return "does not support adapters on an imported module"

@@ -120,11 +120,8 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     else:
         run = prepare(request)
         answer = run.cost(procedure, run.book, by, rates)
-        if (
-            rates is not None
-            and answer._built
-            and (answer._built.configuration.layer or request.timed_by in OF_KERNELS)
-        ):
+        kernels = request.timed_by in OF_KERNELS or request.module
+        if rates is not None and answer._built and (answer._built.configuration.layer or kernels):
             from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
 
             answer = with_kernels(answer, request)

@@ -10,6 +10,7 @@ from learncost.devices.figure import Figure
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.models.module import runs_otherwise
+from learncost.program.autograd.module import Itself
 from learncost.program.program import starred
 from learncost.reports.request import COMPILED, GPU, OF_KERNELS
 from learncost.reports.sheet import Sheet, SheetRow, joules_of, seconds_of
@@ -32,6 +33,10 @@ MADE = (
     "The module's own step was recorded on tensors without values, operator by operator as PyTorch runs it; "
     "over a mesh, without FSDP2, the time is that of its equations."
 )
+MADE_OF_PRESET = (
+    "The step of the module that the installed transformers builds for this preset was recorded on tensors without "
+    "values, operator by operator as PyTorch runs it."
+)
 MADE_IN_TRITON = (
     "The step of learncost emit --backend triton as one CUDA graph, under the plan {}: products by cuBLAS, all else by "
     "kernels in Triton. It has never been measured on a GPU."
@@ -44,8 +49,8 @@ MADE_OVER_MESH = (
 )
 MADE_COMPILED = (
     "The module's step under torch.compile, recorded on tensors without values: inductor's own program, in which its "
-    "kernels in Triton take the time of the elements that they read and write. With mode=reduce-overhead, both passes "
-    "as CUDA graphs, it takes {} a step."
+    "kernels in Triton take the time of the elements that they read and write, and no product is padded. With "
+    "mode=reduce-overhead, both passes as CUDA graphs, it takes {} a step."
 )
 
 
@@ -164,9 +169,10 @@ def recorded_time(request: Request, model: Model, optimizer: str, cluster: Clust
     of any model by cuda or compiled. Raises `InputError` for what these engines cannot do.
     """
     layer, named = model.configuration.layer, request.timed_by in OF_KERNELS
+    asked_for = layer is None and request.module == Itself.name
     if request.on is None or (request.is_sharded and cluster is None) or not request.is_training:
         return ""
-    if not named and (layer is None or layer.steps is None or request.timed_by != "eager"):
+    if not (named or asked_for) and (layer is None or layer.steps is None or request.timed_by != "eager"):
         return ""
     from learncost.devices.device import device as find_device  # imported where they are needed: start-up counts
     from learncost.devices.rates import calibrated
@@ -191,6 +197,8 @@ def recorded_time(request: Request, model: Model, optimizer: str, cluster: Clust
         asked = replace(request, budget=None, optimizer=optimizer, engine="eager", on=device.name)
         return _recorded(asked, device.name, cluster)
     except InputError as error:
+        if asked_for:
+            raise
         return str(error)
 
 
@@ -231,6 +239,8 @@ def _recorded(request: Request, name: str, cluster: Cluster | None = None) -> Re
 
         sent, named["made"] = seconds, MADE_OVER_MESH
     took = program_time(program, constants, sent)
+    if step.model.configuration.layer is None and request.engine == "eager":
+        named["made"] = MADE_OF_PRESET
     if request.engine == COMPILED:
         host = replace(constants.host, launch=0.0, graph=constants.host.launch)
         graphs = program_time(program, replace(constants, host=host)).seconds

@@ -32,7 +32,7 @@ from learncost.reports.memory.on_device import memory_on_device
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.profile import ProfileComparison, compared
 from learncost.reports.recorded import RECORDED, RecordedTime, recorded_time
-from learncost.reports.request import OF_KERNELS, Request, takes_request
+from learncost.reports.request import Request, takes_request
 from learncost.reports.run import executed_plan, prepare
 from learncost.reports.sheet import Sheet, SheetRow, Shown, batch_text, number, seconds_of
 from learncost.timing.clocks import Issued, Ran, played
@@ -148,7 +148,7 @@ def _length(length: int, facts: Mapping[str, str]) -> str:
 
 @takes_request(
     "model procedure batch_size seq_len target_len optimizer dropout dtype context train train_layers lora lora_rank "
-    "lora_alpha plan on precision engine"
+    "lora_alpha plan on precision engine module"
 )
 def trace(request: Request, output: str | None = None, compare: str | None = None) -> Trace:
     """Write the predicted step as a trace, with a slice for every line of every block and a counter for memory.
@@ -228,9 +228,8 @@ def trace(request: Request, output: str | None = None, compare: str | None = Non
     what = f"{run.model.configuration.name}, predicted {procedure} in {type_name}"
     title = f"{what}{f' under {run.plan}' if run.plan else ''}: {batch}{on_device.note if on_device else ''}"
     timeline = Timeline((process(step),), _facts(step, type_name, run.plan, rates))
-    has_kernels = run.model.configuration.layer is not None or request.timed_by in OF_KERNELS
     recorded: RecordedTime | str = ""
-    if has_kernels and rates is not None and procedure not in INFERENCE:
+    if rates is not None and procedure not in INFERENCE:
         recorded = recorded_time(request, run.model, request.optimizer or default_optimizer(run.book))
         timeline = _of_record(timeline, recorded)
     profile = None if compare is None else _compared(compare, request, recorded)

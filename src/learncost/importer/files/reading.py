@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learncost import __version__
-from learncost.importer.configured import check_installed
+from learncost.importer.configured import TRAINED, check_installed
 from learncost.importer.files.user_file import Target, target
 from learncost.importer.inputs import Input, checked, parse_inputs
 from learncost.importer.recorder.device import RecordingProcess, compiled, is_with_cuda, packed, unpacked
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, printable, to_install
+from learncost.ir.precision import BYTES
 from learncost.layers.layer import Layer, Origin, layer
+from learncost.models.argument import preset
+from learncost.models.configuration import Configuration
 from learncost.models.files import read_path, user_folder
 from learncost.models.storage import written
 from learncost.program.interpolated import Interpolated
-from learncost.program.program import CUDA, Program, StepRequest, Steps
+from learncost.program.program import CUDA, WEIGHTS, Program, StepRequest, Steps
 
 if TYPE_CHECKING:
     from learncost.importer.files.build import BuiltModule
@@ -277,6 +280,33 @@ def steps(wanted: Target, how: How) -> Steps:
         return ModuleStep(lambda: answer.module, lambda sizes: sized(given, sizes, {}, MOST))(sizes, request)
 
     return Interpolated(record)
+
+
+def preset_steps(configuration: Configuration, parameters: int) -> Steps:
+    """Return a function that records the training step of a preset as the installed transformers writes it.
+
+    The function raises `InputError` where transformers has no such module, or one with other parameters.
+    """
+    if not (known := preset(configuration.name)):
+        raise InputError(f"transformers' module is recorded for a preset by its name, not for {configuration.name}")
+    values = {**known.values, **configuration.sizes, **dict.fromkeys(configuration.dropout, 0.0), TRAINED: True}
+    values |= {"architectures": [configuration.architecture]} if configuration.architecture else {}
+    check_installed(values)
+    text = json.dumps(values)
+    file = user_folder("presets") / f"{configuration.name}-{_text_digest(text)[:16]}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with written(file) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    record = steps(Target(file, ""), How())
+
+    def recorded(sizes: Mapping[str, int], request: StepRequest) -> Program:
+        program = record(sizes, request)
+        theirs = sum(each.bytes for each in program.buffers if each.role == WEIGHTS) // BYTES[request.values]
+        if theirs != parameters:
+            raise InputError(f"transformers' module has {theirs:,} parameters, and {configuration.name} {parameters:,}")
+        return program
+
+    return recorded
 
 
 def _recorded_apart(

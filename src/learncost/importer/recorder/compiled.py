@@ -27,8 +27,10 @@ from learncost.importer.replaced import attributes_replaced
 from learncost.ir.errors import InputError
 from learncost.program.program import CUDA, REREAD, ROW, Operand, StepRequest
 
-SETTINGS = {"force_disable_caches": True, "compile_threads": 1, "triton.autotune_at_compile_time": False}
-"""Settings of inductor that change nothing in its programs: what is generated here is not kept for runs."""
+SETTINGS = {"force_disable_caches": True, "compile_threads": 1, "triton.autotune_at_compile_time": False,
+            "shape_padding": False}  # fmt: skip
+"""Settings of inductor: what is generated here is not kept for runs, and no product is padded, which it decides by a
+benchmark on the GPU (`pad_mm.py`)."""
 
 THREADS = {"regs_per_multiprocessor": 65536, "max_threads_per_multi_processor": 2048, "max_threads_per_block": 1024,
            "warp_size": 32}  # fmt: skip

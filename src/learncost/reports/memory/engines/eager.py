@@ -330,12 +330,10 @@ def is_sharded(step: MemoryStep) -> bool:
 def recorded_on(device: str, step: MemoryStep, sizes: Mapping[str, int], compiled: bool = False) -> Program:
     """Return the step as the module runs it on a device, or as torch.compile does. Raises `InputError` if it cannot."""
     model, layer = step.model, step.model.configuration.layer
-    assert layer is not None
-    assert layer.steps is not None
     given, wrapping = step.states_and_masters, _wrapping(step)
     if step.over and not is_sharded(step):
         given[BUCKETS] = bytes_of(model.table, model.learning, sizes, lambda _: step.kind.weight)
-    weights = (layer.table.weights, model.learning) if learns_otherwise(model) else None
+    weights = (layer.table.weights, model.learning) if layer and learns_otherwise(model) else None
     kind = step.kind
     values, autocast = (kind.weights, kind.values) if kind.autocast else (kind.values, "")
     settings = given, weights, _stepping(step), step.accumulate, _hooked(step)
@@ -351,7 +349,12 @@ def recorded_on(device: str, step: MemoryStep, sizes: Mapping[str, int], compile
 
         capability, multiprocessors = kernels_of(step.eager.gpu)
         request = replace(request, capability=capability, multiprocessors=multiprocessors)
-    program: Program = layer.steps(_here(step, sizes), request)
+    record = layer.steps if layer else None
+    if record is None:
+        from learncost.importer.files.reading import preset_steps  # imports the importer
+
+        record = preset_steps(model.configuration, int(model.parameters.at(sizes)))
+    program: Program = record(_here(step, sizes), request)
     return program
 
 
@@ -480,7 +483,8 @@ def _moved(step: MemoryStep, sizes: Mapping[str, int], program: Program) -> tupl
 def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
     """Return the text on what the memory of a step includes."""
     if step.module == Itself.name:
-        said = _convention(Itself.said, step, program.device)
+        of_preset = "transformers' own module, run on fake tensors,"
+        said = _convention(Itself.said if step.model.configuration.layer else of_preset, step, program.device)
         if buffered:
             said = said.replace(WITHOUT_BUFFERS, "Kernel buffers are listed separately.")
         if is_sharded(step) and (wrapping := _wrapping(step)):
@@ -575,7 +579,7 @@ def _outside(step: MemoryStep) -> str:
 def _uncompiled(step: MemoryStep) -> str:
     """Return why torch.compile has no step of a model."""
     if step.module != Itself.name or runs_otherwise(step.model):
-        return "compiles a module that is named as FILE.py:NAME, by bp, without adapters"
+        return f"compiles a module that runs itself, by bp, without adapters: FILE.py:NAME, or --module {Itself.name}"
     return _outside(step)
 
 

@@ -48,6 +48,10 @@ LATENT = {
     "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "kv_lora_rank": 64, "q_lora_rank": 96,
     "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
+DELTA = {
+    **LLAMA, "head_dim": 64, "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
 STATE = {"hidden_size": 64, "num_hidden_layers": 3}
 
 
@@ -163,6 +167,24 @@ KINDS = {
         "in_proj,out_proj",
     ),
     "rwkv": Kind("RwkvForCausalLM", STATE, "key,value,receptance"),
+    "qwen3_next": Kind("Qwen3NextForCausalLM", {**DELTA, "num_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_5_text": Kind("Qwen3_5ForCausalLM", DELTA),
+    "gemma4_text": Kind(
+        "Gemma4ForCausalLM",
+        {**LLAMA, "head_dim": 64, "global_head_dim": 128, "hidden_size_per_layer_input": 32, "num_hidden_layers": 6}
+        | {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 3, "sliding_window": 64}
+        | {"vocab_size_per_layer_input": 256},
+    ),
+    "falcon_h1": Kind(
+        "FalconH1ForCausalLM",
+        {**LLAMA, "mamba_d_ssm": 256, "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16}
+        | {"mamba_chunk_size": 64},
+    ),
+    "nemotron_h": Kind(
+        "NemotronHForCausalLM",
+        {**LLAMA, "layers_block_type": ["linear_attention", "full_attention", "mlp"], "mamba_num_heads": 8}
+        | {"mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 64, "head_dim": 64},
+    ),
 }
 """By transformers' model type. The first eleven are those of the table in docs/memory-autograd.md."""
 

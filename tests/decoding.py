@@ -5,7 +5,7 @@ import numpy as np
 import learncost as lc
 from foreign_models import angles
 from learncost.layers.layer import shipped_layer
-from learncost.layers.refinement import with_norms, with_rotary, with_scale, with_sinks, without_scale
+from learncost.layers.refinement import with_norms, with_rotary, with_scale, with_sinks, without_line
 from learncost.layers.rewrite import with_biases, with_transposed
 from learncost.procedures.inference import inference
 from refinements import with_alibi, with_relative_bias, with_softcap, with_visible
@@ -123,7 +123,7 @@ MODELS = {
     "window of a number": lambda: llama(SLIDING.replace("window", "2")),
     "dense window": lambda: rewritten(with_visible, "visible"),
     "alibi": lambda: rewritten(with_alibi, "slope distance"),
-    "relative bias": lambda: rewritten(lambda own: with_relative_bias(without_scale(own)), "bucket"),
+    "relative bias": lambda: rewritten(lambda own: with_relative_bias(without_line(own)), "bucket"),
     "softcap": lambda: rewritten(lambda own: with_visible(with_softcap(own, 0.8)), "visible"),
     "latent": latent,
     "sinks": lambda: rewritten(lambda own: with_sinks(with_alibi(own)), "slope distance"),

@@ -582,8 +582,12 @@ def test_every_weight_of_a_mixture_has_a_gradient_and_two_moments(family):
 
 @pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
-    "family", ["stablelm", "olmo3", "seed_oss", "hunyuan_v1_dense", "ministral3", "arcee", "lfm2", "jamba"]
-)
+    "family",
+    [
+        "stablelm", "olmo3", "seed_oss", "hunyuan_v1_dense", "ministral3", "arcee", "lfm2", "jamba", "qwen3_next",
+        "qwen3_5_text", "falcon_h1", "nemotron_h", "gemma4_text",
+    ],
+)  # fmt: skip
 def test_the_predicted_peak_of_a_family_is_that_of_the_allocator(monkeypatch, family):
     example_module = peaks()
     monkeypatch.setitem(example_module.SHAPES, "block", (2, 64, 200))

@@ -22,7 +22,7 @@ from foreign_models import (
     turned,
 )
 from learncost.layers.layer import shipped_layer
-from learncost.layers.refinement import with_norms, with_rotary, with_scale, without_scale
+from learncost.layers.refinement import with_norms, with_rotary, with_scale, without_line
 from learncost.layers.rewrite import with_biases, with_epsilon, with_op
 from refinements import with_alibi, with_relative_bias, with_softcap, with_visible
 from sampling import sampled
@@ -50,7 +50,7 @@ REWRITTEN = {
     ),
     "cap": lambda: with_softcap(with_scale(grouped(), 0.3), 5.0),
     "slopes": lambda: with_alibi(grouped()),
-    "buckets": lambda: with_relative_bias(without_scale(shipped_layer("attention"))),
+    "buckets": lambda: with_relative_bias(without_line(shipped_layer("attention"))),
     "window": lambda: with_visible(grouped()),
     "rotary latent attention": lambda: with_rotary(shipped_layer("latent_attention"), "QR", "KR"),
     "capped head": lambda: with_softcap(shipped_layer("head"), 30.0, "L"),
@@ -217,7 +217,7 @@ def test_relative_biases_of_t5(h, decoder):
     weights = {f"w.W{letter}": (getattr(module, letter.lower()).weight, into(h, 5)) for letter in "QKV"}
     weights["w.WO"] = (module.o.weight, out_of(h, 5))
     weights["w.relative"] = (module.relative_attention_bias.weight, plain)
-    layer = self_attention(with_relative_bias(without_scale(shipped_layer("attention"))), causal=decoder)
+    layer = self_attention(with_relative_bias(without_line(shipped_layer("attention"))), causal=decoder)
     compare(layer, {"bucket": bucket}, weights, result[0], {"X": X})
 
 

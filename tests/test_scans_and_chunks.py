@@ -1,6 +1,8 @@
 """Mamba, Mamba-2, RWKV and Llama 4: loss and all gradients against transformers' own models in float64."""
 
 from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from learncost.ir.loop import walk
 from learncost.layers.active import parameters
 from learncost.models.argument import preset
 from learncost.models.configuration import configure
-from learncost.models.model import build
+from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.procedures.step import step
 from learncost.verification.check import sound_arrays, tally, values_of
@@ -70,7 +72,66 @@ MODELS = {
         "intermediate_size": 10, "block_multiple_of": 4, "full_attn_idxs": [1], "conv_bias": True, "conv_L_cache": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
     },
+    "qwen3_next": {
+        "vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "linear_key_head_dim": 3, "linear_value_head_dim": 2, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_conv_kernel_dim": 3, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 5, "shared_expert_intermediate_size": 3, "intermediate_size": 6,
+        "mlp_only_layers": [1], "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+    },
+    "falcon_h1": {
+        "vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 6, "mamba_d_ssm": 12, "mamba_n_heads": 4, "mamba_d_head": 3, "mamba_n_groups": 2,
+        "mamba_d_state": 3, "mamba_d_conv": 3, "mamba_chunk_size": 4,
+        "embedding_multiplier": 1.5, "key_multiplier": 0.4,
+        "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.7, "ssm_in_multiplier": 0.9,
+        "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.3, 0.4, 0.5, 0.6, 0.7], "mlp_multipliers": [0.8, 1.2],
+        "lm_head_multiplier": 0.5, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    },
+    "falcon_h1, normed": {
+        "vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 6, "mamba_d_ssm": 12, "mamba_n_heads": 4, "mamba_d_head": 3, "mamba_n_groups": 2,
+        "mamba_d_state": 3, "mamba_chunk_size": 4, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+        "mamba_proj_bias": True, "projectors_bias": True, "attention_bias": True, "mlp_bias": True,
+        "rms_norm_eps": 1e-3, "tie_word_embeddings": True,
+    },
+    "nemotron_h": {
+        "vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 3, "intermediate_size": 6, "hybrid_override_pattern": "ME*-", "mamba_num_heads": 4,
+        "mamba_head_dim": 3, "n_groups": 2, "ssm_state_size": 3, "conv_kernel": 3, "chunk_size": 4,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5,
+        "moe_shared_expert_intermediate_size": 7, "routed_scaling_factor": 1.5, "layer_norm_epsilon": 1e-3,
+    },
+    "nemotron_h, biases": {
+        "vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 3, "intermediate_size": 6, "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+        "mamba_num_heads": 4, "mamba_head_dim": 3, "n_groups": 2, "ssm_state_size": 3, "chunk_size": 4,
+        "use_bias": True, "use_conv_bias": False, "attention_bias": True, "mlp_bias": True,
+    },
+    "gemma4_text": {
+        "vocab_size": 13, "vocab_size_per_layer_input": 13, "hidden_size": 12, "intermediate_size": 10,
+        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+        "global_head_dim": 8, "hidden_size_per_layer_input": 5, "sliding_window": 3, "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True, "layer_types": ["sliding_attention", "full_attention"] * 3, "pad_token_id": None,
+        "final_logit_softcapping": 3.0, "rms_norm_eps": 1e-3,
+    },
+    "gemma4_text, experts": {
+        "vocab_size": 13, "hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "head_dim": 4, "global_head_dim": 8, "hidden_size_per_layer_input": 0,
+        "sliding_window": 3, "attention_k_eq_v": True, "num_global_key_value_heads": 2, "enable_moe_block": True,
+        "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 3, "pad_token_id": None,
+        "layer_types": ["sliding_attention", "full_attention"], "attention_bias": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+        },
+    },
 }  # fmt: skip
+DELTA = {name: value for name, value in MODELS["qwen3_next"].items() if name != "mlp_only_layers"}
+MODELS["qwen3_5_moe_text"] = {name: value for name, value in DELTA.items() if name != "intermediate_size"}
+MODELS["qwen3_5_text"] = {name: value for name, value in DELTA.items() if "exp" not in name and "moe" not in name}
+MODELS["qwen3_5_text"] |= {"rms_norm_eps": 1e-3, "attention_bias": True, "linear_num_key_heads": 4}
 
 
 def rows(start, stop, *shape):
@@ -211,6 +272,159 @@ def lfm2(config):
     return places
 
 
+def qwen3_next(config):
+    """The delta net's matrices are a group of every key head's queries, keys, values and gates."""
+    at, n, p = "model.layers.{}.", config.linear_key_head_dim, config.linear_value_head_dim
+    i, j = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    net, mlp, width = f"{at}linear_attn.", f"{at}mlp.", config.head_dim
+    heads, groups = config.num_key_value_heads, config.num_attention_heads // config.num_key_value_heads
+
+    def part(start, stop, *shape):
+        return lambda w: np.moveaxis(w.reshape(i, -1, w.shape[-1])[:, start:stop].reshape(i, *shape, -1), -1, 0)
+
+    def half(start):
+        return lambda w: np.moveaxis(
+            w.reshape(heads, groups, 2, width, -1)[:, :, start].reshape(heads, groups, width, -1), -1, 0
+        )
+
+    places = _llama_block(config, at) | {
+        "ln_2": (f"{at}post_attention_layernorm.weight", plain), "ln_f": ("model.norm.weight", plain),
+        "attn.WQ": (f"{at}self_attn.q_proj.weight", half(0)), "attn.WS": (f"{at}self_attn.q_proj.weight", half(1)),
+        "attn.WK": (f"{at}self_attn.k_proj.weight", rows(0, None, heads, width)),
+        "attn.WV": (f"{at}self_attn.v_proj.weight", rows(0, None, heads, width)),
+        "attn.WO": (f"{at}self_attn.o_proj.weight", out_of(heads, groups, width)),
+        "attn.gQ": (f"{at}self_attn.q_norm.weight", plain), "attn.gK": (f"{at}self_attn.k_norm.weight", plain),
+        "delta.WQ": (f"{net}in_proj_qkvz.weight", part(0, n, n)),
+        "delta.WK": (f"{net}in_proj_qkvz.weight", part(n, 2 * n, n)),
+        "delta.WV": (f"{net}in_proj_qkvz.weight", part(2 * n, 2 * n + j * p, j, p)),
+        "delta.WZ": (f"{net}in_proj_qkvz.weight", part(2 * n + j * p, None, j, p)),
+        "delta.WB": (f"{net}in_proj_ba.weight", part(0, j, j)),
+        "delta.WA": (f"{net}in_proj_ba.weight", part(j, None, j)),
+        "delta.KQ": (f"{net}conv1d.weight", window(0, i * n, i, n)),
+        "delta.KK": (f"{net}conv1d.weight", window(i * n, 2 * i * n, i, n)),
+        "delta.KV": (f"{net}conv1d.weight", window(2 * i * n, None, i, j, p)),
+        "delta.bA": (f"{net}dt_bias", values(0, None, i, j)), "delta.A": (f"{net}A_log", values(0, None, i, j)),
+        "delta.g": (f"{net}norm.weight", plain), "delta.WO": (f"{net}out_proj.weight", out_of(i, j, p)),
+        "attn.bQ": (f"{at}self_attn.q_proj.bias", lambda b: half(0)(b[:, None])[0]),
+        "attn.bS": (f"{at}self_attn.q_proj.bias", lambda b: half(1)(b[:, None])[0]),
+        "attn.bK": (f"{at}self_attn.k_proj.bias", values(0, None, heads, width)),
+        "attn.bV": (f"{at}self_attn.v_proj.bias", values(0, None, heads, width)),
+        "attn.bO": (f"{at}self_attn.o_proj.bias", plain),
+        "moe.WR": (f"{mlp}gate.weight", turned), "shared.WS": (f"{mlp}shared_expert_gate.weight", turned),
+        "moe.WG": (f"{mlp}experts.gate_up_proj", lambda w: np.split(w.swapaxes(1, 2), 2, -1)[0]),
+        "moe.WU": (f"{mlp}experts.gate_up_proj", lambda w: np.split(w.swapaxes(1, 2), 2, -1)[1]),
+        "moe.WD": (f"{mlp}experts.down_proj", lambda w: w.swapaxes(1, 2)),
+    }  # fmt: skip
+    for letter, name in NETWORK.items():
+        places[f"shared.W{letter}"] = f"{mlp}shared_expert.{name}_proj.weight", turned
+    return places
+
+
+def qwen3_5(config):
+    """The delta net's matrices are apart."""
+    at, n, p = "model.layers.{}.linear_attn.", config.linear_key_head_dim, config.linear_value_head_dim
+    i, j = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    return qwen3_next(config) | {
+        "delta.WQ": (f"{at}in_proj_qkv.weight", rows(0, i * n, i, n)),
+        "delta.WK": (f"{at}in_proj_qkv.weight", rows(i * n, 2 * i * n, i, n)),
+        "delta.WV": (f"{at}in_proj_qkv.weight", rows(2 * i * n, None, i, j, p)),
+        "delta.WZ": (f"{at}in_proj_z.weight", rows(0, None, i, j, p)),
+        "delta.WB": (f"{at}in_proj_b.weight", rows(0, None, i, j)),
+        "delta.WA": (f"{at}in_proj_a.weight", rows(0, None, i, j)),
+    }
+
+
+def falcon_h1(config):
+    at, sizes = "model.layers.{}.", {"num_heads": config.mamba_n_heads, "head_dim": config.mamba_d_head}
+    sizes |= {"n_groups": config.mamba_n_groups, "state_size": config.mamba_d_state}
+    mixer = second_mamba(SimpleNamespace(**sizes)).items()
+    places = {ours.replace("mixer.", "mamba."): (theirs.replace("backbone.layers.{}.mixer.", f"{at}mamba."), view)
+              for ours, (theirs, view) in mixer if ours.startswith("mixer.")}  # fmt: skip
+    block = _llama_block(config, at).items()
+    places |= {name: (theirs.replace("mlp.", "feed_forward."), view) for name, (theirs, view) in block}
+    for letter, name in NETWORK.items():
+        places[f"mlp.b{letter}"] = f"{at}feed_forward.{name}_proj.bias", plain
+    return places | {
+        "ln_2": (f"{at}pre_ff_layernorm.weight", plain), "ln_f": ("model.final_layernorm.weight", plain),
+    }  # fmt: skip
+
+
+def nemotron_h(config):
+    at, heads, groups = "model.layers.{}.", config.num_key_value_heads, config.num_attention_heads
+    groups, width, mixer = groups // heads, config.head_dim, f"{at}mixer."
+    sizes = {"num_heads": config.mamba_num_heads, "head_dim": config.mamba_head_dim, "n_groups": config.n_groups}
+    mamba2 = second_mamba(SimpleNamespace(**sizes, state_size=config.ssm_state_size)).items()
+    places = {ours.replace("mixer.", "mamba."): (theirs.replace("backbone.layers.{}.mixer.", mixer), view)
+              for ours, (theirs, view) in mamba2 if ours.startswith("mixer.")}  # fmt: skip
+    for ours, theirs in {"mlp": mixer, "shared": f"{mixer}shared_experts."}.items():
+        for number, name in {1: "up", 2: "down"}.items():
+            places[f"{ours}.W{number}"] = f"{theirs}{name}_proj.weight", turned
+            places[f"{ours}.b{number}"] = f"{theirs}{name}_proj.bias", plain
+    for letter, name in {"Q": "q", "K": "k", "V": "v"}.items():
+        shape = (heads, groups, width) if letter == "Q" else (heads, width)
+        places[f"attn.W{letter}"] = f"{mixer}{name}_proj.weight", rows(0, None, *shape)
+        places[f"attn.b{letter}"] = f"{mixer}{name}_proj.bias", values(0, None, *shape)
+    return places | {
+        "wte": ("model.embeddings.weight", plain), "norm_f": ("model.norm_f.weight", plain),
+        "norm": (f"{at}norm.weight", plain), "moe.WR": (f"{mixer}gate.weight", turned),
+        "attn.WO": (f"{mixer}o_proj.weight", out_of(heads, groups, width)), "attn.bO": (f"{mixer}o_proj.bias", plain),
+        "moe.W1": (f"{mixer}experts.up_proj", lambda w: w.swapaxes(1, 2)),
+        "moe.W2": (f"{mixer}experts.down_proj", lambda w: w.swapaxes(1, 2)),
+    }  # fmt: skip
+
+
+class OfLayer(NamedTuple):
+    """A view that differs from layer to layer."""
+
+    at: Any
+
+
+def gemma4(config):
+    at, heads, inner = "model.layers.{}.", config.num_attention_heads, config.hidden_size_per_layer_input
+    kinds = [config.per_layer_config[i] for i in range(config.num_hidden_layers)]
+
+    def by_head(place, groups=False, last=False, bias=False):
+        """Of the layer's heads and width."""
+
+        def view(layer):
+            shared, width = kinds[layer].num_key_value_heads, kinds[layer].head_dim
+            shape = (shared, heads // shared, width) if groups else (shared, width)
+            return out_of(*shape) if last else values(0, None, *shape) if bias else rows(0, None, *shape)
+
+        return f"{at}self_attn.{place}_proj.{'bias' if bias else 'weight'}", OfLayer(view)
+
+    def part(layer):
+        return lambda w: w[:, layer * inner : (layer + 1) * inner]
+
+    norms = {
+        1: "input_layernorm", 2: "post_attention_layernorm", 3: "pre_feedforward_layernorm",
+        4: "post_feedforward_layernorm", 5: "post_feedforward_layernorm_1", 6: "pre_feedforward_layernorm_2",
+        7: "post_feedforward_layernorm_2",
+    }  # fmt: skip
+    places = {f"ln_{number}": (f"{at}{name}.weight", plain) for number, name in norms.items()}
+    for letter, name in NETWORK.items():
+        places[f"mlp.W{letter}"] = f"{at}mlp.{name}_proj.weight", turned
+    return places | {
+        "wte": ("model.embed_tokens.weight", plain), "ln_f": ("model.norm.weight", plain),
+        "ple.g": ("model.per_layer_projection_norm.weight", plain),
+        "ple.W": ("model.embed_tokens_per_layer.weight{}", OfLayer(part)),
+        "ple.WP": ("model.per_layer_model_projection.weight{}", OfLayer(lambda layer: lambda w: part(layer)(w.T))),
+        "gate.WG": (f"{at}per_layer_input_gate.weight", turned),
+        "gate.g": (f"{at}post_per_layer_input_norm.weight", plain),
+        "gate.WP": (f"{at}per_layer_projection.weight", turned),
+        "attn.WQ": by_head("q", groups=True), "attn.WK": by_head("k"), "attn.WV": by_head("v"),
+        "attn.bQ": by_head("q", groups=True, bias=True), "attn.bK": by_head("k", bias=True),
+        "attn.bV": by_head("v", bias=True), "attn.bO": (f"{at}self_attn.o_proj.bias", plain),
+        "attn.WO": by_head("o", groups=True, last=True),
+        "attn.gQ": (f"{at}self_attn.q_norm.weight", plain), "attn.gK": (f"{at}self_attn.k_norm.weight", plain),
+        "moe.s": (f"{at}router.scale", plain), "moe.c": (f"{at}router.per_expert_scale", plain),
+        "moe.WR": (f"{at}router.proj.weight", turned),
+        "moe.WG": (f"{at}experts.gate_up_proj", lambda w: np.split(w.swapaxes(1, 2), 2, -1)[0]),
+        "moe.WU": (f"{at}experts.gate_up_proj", lambda w: np.split(w.swapaxes(1, 2), 2, -1)[1]),
+        "moe.WD": (f"{at}experts.down_proj", lambda w: w.swapaxes(1, 2)),
+    }  # fmt: skip
+
+
 def _llama_block(config, at):
     """Attention and a gated network under Llama's names."""
     keys = {"num_key_value_heads", "num_attention_heads", "hidden_size"}
@@ -224,7 +438,8 @@ def _llama_block(config, at):
 
 NETWORK = {"G": "gate", "U": "up", "D": "down"}
 PLACES = {"mamba": first_mamba, "mamba2": second_mamba, "rwkv": rwkv, "llama4_text": llama4, "jamba": jamba}
-PLACES["lfm2"] = lfm2
+PLACES |= {"lfm2": lfm2, "qwen3_next": qwen3_next, "qwen3_5_text": qwen3_5, "qwen3_5_moe_text": qwen3_5}
+PLACES |= {"falcon_h1": falcon_h1, "nemotron_h": nemotron_h, "gemma4_text": gemma4}
 
 
 STACKS = {
@@ -235,6 +450,16 @@ STACKS = {
     },
     "jamba": {"dense_mamba.": [0], "sparse_attention.": [1], "dense_mamba_2.": [2], "sparse_mamba.": [3]},
     "lfm2": {"convolution.": [0], "attention.": [1], "convolution_2.": [2]},
+    "qwen3_next": {"linear_attention_sparse.": [0], "full_attention_dense.": [1], "linear_attention_sparse_2.": [2]},
+    "gemma4_text": {
+        "sliding_attention_dense.": [0], "full_attention_dense.": [1], "sliding_attention_kept_dense.": [2],
+        "full_attention_kept_dense.": [3], "sliding_attention_shared_wide.": [4], "full_attention_shared_wide.": [5],
+    },
+    "gemma4_text, experts": {"sliding_attention_experts.": [0], "full_attention_tied_experts.": [1]},
+    "nemotron_h": {"linear_attention.": [0], "moe.": [1], "full_attention.": [2], "mlp.": [3]},
+    "nemotron_h, biases": {"linear_attention.": [0], "full_attention.": [1], "mlp.": [2]},
+    "qwen3_5_text": {"linear_attention.": [0], "full_attention.": [1], "linear_attention_2.": [2]},
+    "qwen3_5_moe_text": {"linear_attention.": [0], "full_attention.": [1], "linear_attention_2.": [2]},
 }  # fmt: skip
 
 
@@ -249,7 +474,10 @@ def places_of(name, model, module):
     for weight in model.table.weights:
         kind = next(kind for kind in stacks if weight.startswith(kind) or weight in places)
         at, view = places[weight if weight in places else weight.removeprefix(kind)]
-        found[weight] = [at.format(iteration) for iteration in stacks[kind]] if "{}" in at else [at], view, "{}" in at
+        stack = stacks[kind] if "{}" in at else [0]
+        views = [view.at(iteration) if isinstance(view, OfLayer) else view for iteration in stack]
+        of_whole = at.endswith("{}")  # of which every layer has a part
+        found[weight] = [at[:-2] if of_whole else at.format(iteration) for iteration in stack], views, "{}" in at
     assert {at for names, *_ in found.values() for at in names} == set(theirs)
     return found
 
@@ -259,6 +487,7 @@ def test_loss_and_every_gradient(name):
     model = build(read({"model_type": name.partition(",")[0], **MODELS[name]}))
     keys = {"model_type": name.partition(",")[0], **deepcopy(MODELS[name])}  # transformers writes into what it is given
     module = shaken(module_of(keys, model.configuration.architecture, "cpu"))
+    corrections = [value.normal_() for at, value in module.named_buffers() if at.endswith("e_score_correction_bias")]
     tokens = np.random.default_rng(3).integers(1, 13, (BATCH, LENGTH))
     loss = module(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens), use_cache=False).loss
     loss.backward()
@@ -267,14 +496,17 @@ def test_loss_and_every_gradient(name):
     share[:, -1] = 0
     arrays = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share}
     arrays |= made_inputs(model.configuration, {"M": LENGTH})
+    arrays |= {name: np.stack([numpy_of(each) for each in corrections])
+               for name in model.table.inputs if name.startswith("corrections")}  # fmt: skip
     found = places_of(name, model, module)
 
-    def ours(parameters, view, stacked):
-        several = [view(numpy_of(value)) for value in parameters]
+    def ours(parameters, views, stacked):
+        several = [view(numpy_of(value)) for view, value in zip(views, parameters, strict=True)]
         return np.stack(several) if stacked else several[0]
 
     arrays |= {weight: ours([theirs[at] for at in names], *how) for weight, (names, *how) in found.items()}
-    chosen = {"t": model.sizes["t"]} if "topk" in str(model.table) else {}
+    sizes = run_sizes(model, BATCH, LENGTH, None)
+    chosen = {name: sizes[name] for name, text in {"t": "topk", "w": "+ w"}.items() if text in str(model.table)}
     result = lc.run(model.table, {**arrays, **chosen, "dloss": np.array(1.0)})
     np.testing.assert_allclose(result["loss"], loss.item(), rtol=1e-9)
     for weight, (names, *how) in found.items():
@@ -292,6 +524,13 @@ PUBLISHED = {
     "mamba-codestral-7b": 7.285403648e9,
     # Meta AI 2025, model card: 109B with the tower for images (0.9B), 400B.
     "llama-4-scout": 1.078e11, "llama-4-maverick": 4.007e11,
+    # Model cards of Qwen, tiiuae and NVIDIA: 80B, sizes by name, and 521,411,104 and 31,577,937,344 by safetensors.
+    "qwen3-next-80b-a3b": 7.967e10, "qwen3.5-0.8b": 7.52e8, "qwen3.5-2b": 1.88e9, "qwen3.5-4b": 4.21e9,
+    "qwen3.5-9b": 8.95e9, "qwen3.5-27b": 2.69e10, "qwen3.5-35b-a3b": 3.466e10, "qwen3.5-122b-a10b": 1.221e11,
+    "qwen3.5-397b-a17b": 3.963e11, "falcon-h1-0.5b": 5.21411104e8, "nemotron-h-8b": 8.1e9,
+    "nemotron-3-nano-30b-a3b": 3.1577937344e10,
+    # Google 2026, model card of Gemma 4: 30.7B, 25.2B, and with the encoders of images and sounds 5.1B and 8B.
+    "gemma-4-31b": 3.07e10, "gemma-4-26b-a4b": 2.52e10, "gemma-4-e2b": 4.63e9, "gemma-4-e4b": 7.46e9,
 }  # fmt: skip
 
 

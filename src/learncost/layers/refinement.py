@@ -246,18 +246,25 @@ def with_scale(layer: Layer, scale: float, name: str = "S") -> Layer:
     return rewritten(layer, change)
 
 
-def without_scale(layer: Layer, name: str = "S") -> Layer:
-    """Remove the scale of the scores, as in T5: delete the line that scales them and rename its operand to the
-    result."""
-    (line,) = (product for product in layer.table.lines if isinstance(product, Product) and product.name == name)
-    (raw,) = (term.name for term in line.right if isinstance(term, Term))
+def without_line(layer: Layer, name: str = "S") -> Layer:
+    """Delete the line that defines a name, such as the scale of T5's scores, rename its operand to the result, and take
+    away a weight that it alone reads."""
+    table = layer.table
+    (line,) = (one for one in table.lines if isinstance(one, Line) and one.name == name)
+    (raw,) = (term.name for term in line.right if isinstance(term, Term) and term.name not in table.weights)
+    gone = {raw, *(term.name for term in line.right if term.name in table.weights)}
 
     def change(line: Line) -> Iterable[Line]:
-        if line.name == name:
-            return ()
-        return (line.renamed({raw: name}),)
+        if line.name == raw:
+            line = replace(line, meta=replace(line.meta, local=name))
+        return () if line.name == name else (line.renamed({raw: name}),)
 
-    return rewritten(layer, change, values={n: v for n, v in layer.table.values.items() if n != raw})
+    return rewritten(
+        layer,
+        change,
+        values={n: v for n, v in table.values.items() if n not in gone},
+        weights=tuple(weight for weight in table.weights if weight not in gone),
+    )
 
 
 def with_sinks(layer: Layer, sinks: str = "sinks", name: str = "S") -> Layer:

@@ -37,11 +37,11 @@ def with_op(layer: Layer, old: str, new: str) -> Layer:
     return rewritten(layer, change)
 
 
-def with_epsilon(layer: Layer, epsilon: float) -> Layer:
-    """Set the epsilon of every normalization."""
+def with_epsilon(layer: Layer, epsilon: float, names: Iterable[str] = ()) -> Layer:
+    """Set the epsilon of the normalizations of the named values, of every one if none is named."""
 
     def change(line: Line) -> tuple[Line]:
-        if is_normalization(line):
+        if is_normalization(line) and (not names or line.name in names):
             return (replace(line, right=(line.right[0], Literal(epsilon))),)
         return (line,)
 
@@ -186,7 +186,10 @@ def _disentangled(kind: str) -> Callable[[Layer, Any], Layer]:
 
 REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "word": _words,  # {old = new}: names of operators
-    "epsilon": with_epsilon,  # a number
+    # a number, or {at = number, of = [values]}
+    "epsilon": lambda layer, its: with_epsilon(
+        layer, *((its["at"], its["of"]) if isinstance(its, Mapping) else (its,))
+    ),
     "biases": with_biases,  # {weight = bias}
     "transposed": _transposed,  # the name of a weight to transpose, or several
     # {gains = {value = gain}, along = [axes], epsilon = number, shifts = {value = shift}, from_one}
@@ -196,6 +199,7 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     # {of = value, cap = number}
     "softcap": lambda layer, its: _refined(layer, "softcap", its["of"], {"cap": its["cap"], "inverse": 1 / its["cap"]}),
     "clip": _clipped,  # {of = [values], at = number}
+    "gate": lambda layer, weight: _refined(layer, "gate", "A", {}, {"W": weight}),  # the weight
     # another factor: a number for the scores, or {of = value, by = number}
     "scale": lambda layer, factor: _refinement().with_scale(
         layer, *((factor["by"], factor["of"]) if isinstance(factor, Mapping) else (factor,))
@@ -204,7 +208,7 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "groups": lambda layer, its: _refined(layer, its["by"], its["of"]),  # {of = value, by = refinement}
     "without": lambda layer, op: _refinement().without_op(layer, op),  # an operator
     "sinks": lambda layer, weight: _refinement().with_sinks(layer, weight),  # the weight
-    "no_scale": lambda layer, _: _refinement().without_scale(layer),
+    "without_line": lambda layer, name: _refinement().without_line(layer, name),  # the name that it defines
     "alibi": lambda layer, _: _refined(layer, "alibi"),
     "bias": lambda layer, _: _refined(layer, "bias"),
     "visible": lambda layer, scores: _refined(layer, "visible", scores),  # the scores

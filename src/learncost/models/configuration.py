@@ -449,7 +449,7 @@ def _refuse_unsupported(family: Family, entries: Mapping[str, GivenValue], value
                 f"{entries[key].label} = {shown(entries[key].value)} is not supported, only {shown(supported)} is"
             )
     for axis, of in (("t", "e"), ("q", "i")):  # experts of a token, and groups of them
-        if "expert" in family.axes.get("t", "") and axis in family.axes:
+        if "expert" in family.axes.get("t", "") and {axis, of} <= family.axes.keys():
             few, several = family.axes[axis], family.axes[of]
             if evaluate(few, values) > evaluate(several, values):
                 few_text, several_text = (f"{name} {evaluate(name, values):,}" for name in (few, several))

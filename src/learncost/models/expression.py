@@ -147,6 +147,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "expanded": _expanded,
     "distinct": lambda entries: list(dict.fromkeys(entries)),
     "last": _last,
+    "len": len,
     "only": _only,
     "quantile": _quantile,
     "log": math.log,

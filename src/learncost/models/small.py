@@ -56,6 +56,19 @@ SIZES: Mapping[str, Any] = {
     "altup_num_inputs": 3,
     "laurel_rank": 5,
     "num_kv_shared_layers": 1,
+    "global_head_dim": 16,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 3,
+    "mamba_d_ssm": 16,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 4,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 6,
+    "ssm_state_size": 4,
+    "moe_shared_expert_intermediate_size": 14,
 }
 """Small values, most of them different, for all sizes and settings that a family may have."""
 

@@ -115,7 +115,14 @@ class _QuantizedScope:
                 dequantizing |= {name: [] for name in line.reads if outer.get(name) in self.quantized}
                 continue
             if isinstance(line, Loop):
-                raise InputError(f"weights of nested loops cannot be quantized, such as of that over {line.count}")
+                within = {name: outer[name] for name in line.shared if name in outer}
+                within |= {name: outer[of] for name, of in line.each if of in outer}
+                for inner, _ in walk((line,)):
+                    for name in within.keys() & set(inner.reads):
+                        if is_linear(inner, name) and self.chosen(inner, name, within[name]):
+                            raise InputError(f"the weight {name} of a loop within a loop cannot be quantized")
+                lines.append(line)
+                continue
             for inside in line.reads:
                 if inside in outer and inside not in dequantizing and is_linear(line, inside):
                     if not self.chosen(line, inside, outer[inside]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -304,7 +304,7 @@ def _taken(value: Any, values: Mapping[str, Any]) -> Any:
         return value
     number, *others = (_sum(each, values) for each in value.split(" to "))
     for multiple in others:
-        if isinstance(number, int | float) and isinstance(multiple, int) and multiple > 0:
+        if isinstance(number, int | float) and isfinite(number) and isinstance(multiple, int) and multiple > 0:
             return -(-int(number) // multiple) * multiple
     return number
 
@@ -322,7 +322,7 @@ def _product(text: str, values: Mapping[str, Any]) -> Any:
         below *= float(divisor or 1)
     if (len(above) == 1 and "$" in text) or not all(isinstance(each, int | float) for each in above):
         return above[-1]  # a text is refused where it is typed
-    return int(product) if (product := prod(above) / below) == int(product) else product
+    return int(product) if (product := prod(above) / below).is_integer() else product
 
 
 def _typed(name: str, value: Any, rule: KeyRule, document: Document) -> Any:

@@ -129,11 +129,17 @@ def _experts(gates: Callable[[Array, Array], Array]) -> Callable[..., Array]:
     return mixture
 
 
+def squared_experts(X: Array, chosen: Array, W1: Array, W2: Array) -> Array:
+    """Return what a token's experts make of it with the squared ReLU."""
+    inner = np.maximum(np.einsum("BMd,BMtdf->BMtf", X, W1[chosen]), 0) ** 2
+    return np.einsum("BMtf,BMtfd->BMtd", inner, W2[chosen])
+
+
 def sigmoid_mixture(X: Array, correction: Array, WR: Array, *experts: Array) -> Array:
-    """Return DeepSeek-V3's mixture; its code adds 1e-20 to the sum of a token's gates."""
+    """Return DeepSeek-V3's mixture, or Nemotron's of two matrices; the code adds 1e-20 to the sum of the gates."""
     gates, result = sigmoid(X @ WR), np.zeros_like(X)
     chosen = best(gates + correction)
-    expert_outputs = chosen_experts(X, chosen, *experts)
+    expert_outputs = (squared_experts if len(experts) == 2 else chosen_experts)(X, chosen, *experts)
     for place in np.ndindex(X.shape[:-1]):
         share = gates[place][chosen[place]]
         result[place] = 2.5 * share / (share.sum() + 1e-20) @ expert_outputs[place]
@@ -239,6 +245,23 @@ def per_layer_gate(X: Array, inner: Array, s: Array, WG: Array, WP: Array, g: Ar
     return rms_normal(gelu_tanh(X[..., 0, :] * s @ WG) * inner @ WP) * g
 
 
+def tied_attention(XQ: Array, XK: Array, WQ: Array, WK: Array, gK: Array, WO: Array) -> Array:
+    """Return attention without a scale whose values are normed keys."""
+    V = rms_normal(np.tensordot(XK, WK, 1))
+    return query_attention(XQ * math.sqrt(len(gK)), V * gK, V, WQ, WO)
+
+
+def normed_mixture(X: Array, D: Array, s: Array, WR: Array, c: Array, *experts: Array) -> Array:
+    """Return Gemma 4's mixture, token by token."""
+    gates, result = softmax(rms_normal(X) * s / math.sqrt(len(s)) @ WR), np.zeros_like(X)
+    chosen = best(gates)
+    expert_outputs = chosen_experts(D, chosen, *experts)
+    for place in np.ndindex(X.shape[:-1]):
+        share = gates[place][chosen[place]]
+        result[place] = share / share.sum() * c[chosen[place]] @ expert_outputs[place]
+    return result
+
+
 LAYERS: Mapping[str, Callable[..., Any]] = {
     "chosen_experts": of("33333", chosen_experts),
     "clamped_mixture_of_experts": of("321323232", with_fields(ClampedExperts, clamped_mixture)),
@@ -257,6 +280,8 @@ LAYERS: Mapping[str, Callable[..., Any]] = {
     "shared_experts": of("33222", lambda X, E, WG, WU, WD: E + gated(X, WG, WU, WD)),
     "sigmoid_mixture_of_experts": of("312333", sigmoid_mixture),
     "softmax_mixture_of_experts": of("32333", _experts(lambda logits, chosen: softmax(logits)[chosen])),
+    "scaled": of("3", lambda X: X + X),
+    "squared_mixture_of_experts": of("31233", sigmoid_mixture),
     "squared_feed_forward": of("322", lambda X, W1, W2: np.maximum(X @ W1, 0) ** 2 @ W2),
     "strided_convolution": of("331", strided_convolution, sized=True),
     "alternating_correction": of("43122", corrected),
@@ -269,6 +294,9 @@ LAYERS: Mapping[str, Callable[..., Any]] = {
     "modality_router": of("312", router),
     "per_layer_embedding": of("23221", per_layer_embedding),
     "per_layer_gate": of("431221", per_layer_gate),
+    "per_layer_input": of("33221", lambda X, inner, WG, WP, g: X + rms_normal(gelu_tanh(X @ WG) * inner @ WP) * g),
+    "normed_mixture_of_experts": of("33121333", normed_mixture),
+    "tied_attention": of("334314", tied_attention),
     "query_attention": of("34444", query_attention),
     "root_mean_square": of("3", magnitude),
 }

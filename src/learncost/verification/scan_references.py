@@ -93,6 +93,41 @@ def state_space_duality(X: Array, weights: StateSpaceDuality) -> Array:
     return np.tensordot(rms_normal(groups).reshape(Q.shape) * g, WO, 3)
 
 
+class GatedDeltaNet(NamedTuple):
+    """The weights of a gated delta net."""
+
+    WQ: Array
+    WK: Array
+    WV: Array
+    WZ: Array
+    WB: Array
+    WA: Array
+    KQ: Array
+    KK: Array
+    KV: Array
+    bA: Array
+    A: Array
+    g: Array
+    WO: Array
+
+
+def gated_delta_net(X: Array, weights: GatedDeltaNet) -> Array:
+    """Return the gated delta net by the states of Yang et al. 2025, equation (10), S (I - b k k') a + b v k'."""
+    WQ, WK, WV, WZ, WB, WA, KQ, KK, KV, bA, A, g, WO = weights
+    Q, K, V = (silu(causal_convolution(np.tensordot(X, W, 1), C)) for W, C in ((WQ, KQ), (WK, KK), (WV, KV)))
+    Q, K = (Z / np.sqrt((Z * Z).sum(-1, keepdims=True) + 7.8125e-9 * Z.shape[-1]) for Z in (Q, K))
+    rate = 1 / (1 + np.exp(-np.tensordot(X, WB, 1)))
+    decay = np.exp(-np.exp(A) * np.logaddexp(0, np.tensordot(X, WA, 1) + bA))
+    mixed = np.empty_like(V)
+    for b, i, j in np.ndindex(len(X), *A.shape):
+        S = np.zeros((V.shape[-1], Q.shape[-1]))
+        for M in range(X.shape[1]):
+            k, beta = K[b, M, i], rate[b, M, i, j]
+            S = decay[b, M, i, j] * S @ (np.eye(len(k)) - beta * np.outer(k, k)) + beta * np.outer(V[b, M, i, j], k)
+            mixed[b, M, i, j] = S @ Q[b, M, i] / np.sqrt(len(k))
+    return np.tensordot(rms_normal(mixed) * g * silu(np.tensordot(X, WZ, 1)), WO, 3)
+
+
 def before(X: Array) -> Array:
     """Return each token's predecessor, zeros for the first."""
     return np.concatenate((np.zeros_like(X[:, :1]), X[:, :-1]), axis=1)
@@ -157,6 +192,7 @@ def growing_temperature(floor_scale: Array, scale: Array, shape: tuple[int, ...]
 
 LAYERS: Mapping[str, Callable[..., Any]] = {
     "channel_mixing": of("311222", channel_mixing),
+    "gated_delta_net": of("33344333342214", with_fields(GatedDeltaNet, gated_delta_net)),
     "growing_temperature": of("00", growing_temperature, sized=True),
     "same_chunk": of("0", same_chunk, sized=True),
     "scaled_mixture_of_experts": of("32333", scaled_mixture),

@@ -175,6 +175,7 @@ def _linear(names: ScopeNames, call: Linear, values: Values) -> None:
     for group in call.groups:
         x = names.found(call.value, values)
         sizes = [names.count(projection.makes.declared) for projection in group]
+        sizes, named = ([sum(sizes)], group[:1]) if call.whole else (sizes, group)
         biases = [projection.bias for projection in group if projection.bias]
         bias = names.leaf(*biases) if biases else None
         weight = names.leaf(*(projection.weight for projection in group))
@@ -186,7 +187,7 @@ def _linear(names: ScopeNames, call: Linear, values: Values) -> None:
             x = x.to(max(x.width, weight.width))
         path, low = _path(names, group, x)
         parts_made = names.module.linear(x, weight, bias, sizes, path, low, names.state.asked.drops_paths)
-        for projection in reversed(group):
+        for projection in reversed(named):
             part = parts_made.pop()
             if call.heads:
                 part = part.transpose()
@@ -406,6 +407,8 @@ def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
         return result.matmul(operands.pop(), elements)
     if module.attention == "disentangled" and isinstance(line, Product) and numbers and not operands:
         return result  # the division was before
+    if isinstance(line, Product) and terms[1:] == terms[:1]:
+        return result.pow()  # torch.square
     loops = terms[0].loops if terms else ()
     for term, other in zip(terms[1:], operands, strict=True):
         loops = tuple(dict.fromkeys((*loops, *term.loops)))

@@ -55,11 +55,14 @@ class Projection:
 
 @dataclass(frozen=True)
 class Linear(OperatorCall):
-    """Products of one value with weights. Each group is one matrix. `heads`: the results are inputs of attention."""
+    """Products of one value with weights. Each group is one matrix. `heads`: the results are inputs of attention;
+    `whole`: the result of a group is not split, and has the first one's name.
+    """
 
     value: str
     groups: tuple[tuple[Projection, ...], ...]
     heads: bool
+    whole: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,11 @@ class MixerScope:
         """Run the products that end in names, each with those of the same matrix, and the norms behind them."""
         for local in names:
             line = self.call.lines_of[local]
-            if norm := next(
+            if (unscaled := f"{local}.unscaled") in self.call.lines_of:
+                self.run(unscaled)
+                self.at(local)
+                self.give(local, self.value(unscaled) * 1.0)
+            elif norm := next(
                 (each for each in self.call.calls if not isinstance(each, Linear) and line in each.lines), None
             ):
                 self.run(f"{local}.projected")
@@ -56,11 +60,19 @@ class MixerScope:
                 whole = any(projection in group for group in call.groups)
                 self.run_call(self.names, call if whole else replace(call, groups=((projection,),)), self.values)
 
-    def run_joined(self, names: Sequence[str]) -> list[TapeTensor]:
-        """Run the products that end in these names as one matrix; return their results, which are views."""
-        calls, group = zip(*(self._product(local) for local in names), strict=True)
-        self.run_call(self.names, replace(calls[0], groups=(group,)), self.values)
-        return [self.value(local) for local in names]
+    def joined(self, names: Sequence[str]) -> TapeTensor:
+        """Run the products that end in these names as one matrix, whose result may be scaled, and return it."""
+        scaled = f"{names[0]}.unscaled" in self.call.lines_of
+        products = [self._product(f"{local}.unscaled" if scaled else local) for local in names]
+        call, group = products[0][0], tuple(projection for _, projection in products)
+        self.run_call(self.names, replace(call, groups=(group,), whole=True), self.values)
+        result = self.values[group[0].makes.name]
+        return result * 1.0 if scaled else result
+
+    def is_joined(self, local: str, other: str) -> bool:
+        """Return whether the products that end in two names are one matrix."""
+        call, projection = self._product(local)
+        return any(projection in group and self._product(other)[1] in group for group in call.groups)
 
     def value(self, local: str) -> TapeTensor:
         """Return the value of a name."""
@@ -213,7 +225,8 @@ def _product(left: TapeTensor, right: TapeTensor, elements: int, copied: Sequenc
 def state_space_duality(scope: MixerScope) -> None:
     """Run `Mamba2Mixer` with `mamba2_chunk_scan` of modeling_mamba2.py."""
     tape, count = scope.names.tape, scope.count
-    gate, *projected, step = scope.run_joined(("Z", "PX", "PB", "PC", "PT"))
+    names = ("Z", "PX", "PB", "PC", "PT")
+    gate, *projected, step = scope.joined(names).split([count(name) for name in names])
     widths = [one.elements for one in projected]
     decay = scope.weight("a").in_float().apply("exp").apply("neg")
     mixed = cat(projected, views=gate.storage)
@@ -222,12 +235,17 @@ def state_space_duality(scope: MixerScope) -> None:
     scope.at("delta")
     delta = (step + scope.weight("L", 1).to(step.width)).apply("softplus").apply("clamp")
     scanned = _chunk_scan(scope, hidden.in_float(), delta, decay, entering.in_float(), read.in_float())
-    scope.at("N")
-    scanned = scanned * gate.in_float().apply("silu")
-    variance = scanned.pow().mean(count("L") // scope.size(scope.at("L").left[0].loops[-1]))
-    scanned = scanned * (variance + 1e-6).apply("rsqrt")
+    variance = None
     scope.at("R")
-    scanned = scope.weight("R", 1) * scanned
+    if "N" in scope.call.lines_of:
+        scope.at("N")
+        scanned = scanned * gate.in_float().apply("silu")
+        variance = scanned.pow().mean(count("L") // scope.size(scope.at("L").left[0].loops[-1]))
+        scanned = scanned * (variance + 1e-6).apply("rsqrt")
+        scope.at("R")
+        scanned = scope.weight("R", 1) * scanned
+    else:
+        scanned = scanned * gate.apply("silu")
     scope.give("R", scanned.to(tape.width))
     tape.hold(gate, step, decay, mixed, hidden, entering, read, delta, variance)
     scope.run("Y")
@@ -286,7 +304,100 @@ def _chunk_scan(
     return result if rows * width == scope.count("J") else result.slice(scope.count("J"))
 
 
+def gated_delta_net(scope: MixerScope) -> None:
+    """Run `Qwen3NextGatedDeltaNet`, or `Qwen3_5GatedDeltaNet`, whose matrices are apart."""
+    tape, values = scope.names.tape, ("PQ", "PK", "PV")
+    widths = [scope.count(name) for name in values]
+    if scope.is_joined("PQ", "Z"):  # heads of queries, keys, values and gates in turn
+        parts = scope.joined((*values, "Z")).split([*widths, scope.count("Z")])
+        parts += scope.joined(("PB", "PA")).split([scope.count("PB")] * 2)
+        query, key, value, gate, rate, step = (one.copied() for one in parts)
+        mixed = cat((query, key, value))
+    else:
+        mixed, *parts = (scope.joined(names) for names in (values, ("Z",), ("PB",), ("PA",)))
+        gate, rate, step = parts
+    mixed = scope.convolved(mixed, ("CQ", "CK", "CV"), "SQ")
+    query, key, value = mixed.split(widths)
+    scope.at("b")
+    rate = rate.apply("sigmoid")
+    scope.at("F")
+    decay = scope.weight("a").in_float().apply("exp").apply("neg")
+    decay = decay * (step.in_float() + scope.weight("L", 1)).apply("softplus")
+    scanned = _delta_scan(scope, query, key, value, decay, rate)
+    scope.at("N")
+    inner = scanned.in_float()
+    variance = inner.pow().mean(inner.elements // scope.size("p"))
+    normed = inner * (variance + 1e-6).apply("rsqrt")
+    scope.at("R")
+    gained = scope.weight("R", 1) * normed.to(tape.width)
+    scope.at("H")
+    gated = gained * gate.in_float().apply("silu")
+    scope.give("H", gated.to(tape.width))
+    tape.hold(query, key, value, gate, rate, step, mixed, decay, scanned, variance, *parts)
+    scope.run("Y")
+
+
+DELTA_CHUNK = 64
+"""The chunk_size of transformers' `torch_chunk_gated_delta_rule`, which no model sets."""
+
+
+def _unit(x: TapeTensor, rows: int) -> TapeTensor:
+    """Run `l2norm`."""
+    return x * ((x * x).sum(rows) + 1e-6).apply("rsqrt")
+
+
+def _delta_scan(
+    scope: MixerScope, query: TapeTensor, key: TapeTensor, value: TapeTensor, decay: TapeTensor, rate: TapeTensor
+) -> TapeTensor:
+    """Run `torch_chunk_gated_delta_rule`."""
+    tape, places, each = scope.names.tape, scope.count("b"), scope.size("n")
+    width, inner, chunks = query.width, scope.size("p"), -(-scope.size("M") // DELTA_CHUNK)
+    rows = places // scope.size("M") * chunks * DELTA_CHUNK  # of places and heads, padded
+    scope.at("Q")
+    if query.elements < places * each:
+        query, key = (x.copied(places * each) for x in (query, key))  # repeat_interleave
+    query, key, value, rate, decay = (x.in_float() for x in (query, key, value, rate, decay))
+    query, key = _unit(query, places), _unit(key, places)
+    query = query * 1.0
+    scope.at("F")
+    query, key, value = (x.copied(rows * size) for x, size in ((query, each), (key, each), (value, inner)))
+    rate, decay = (x.copied(rows) for x in (rate, decay))
+    entering, learned = value * rate, key * rate
+    sums = decay.cumsum()
+    pairs = sums.plus(sums, rows * DELTA_CHUNK).masked(tape.new(DELTA_CHUNK**2, BOOLEAN)).apply("exp")
+    scope.at("m")
+    # in float nothing before has put heads before positions; padding would
+    laid = rows == places and width == FLOAT and scope.size("B") * chunks > 1
+    system, inside = (_product(x, key, rows * DELTA_CHUNK, (laid, laid)) * pairs for x in (learned, query))
+    decayed = learned * sums.apply("exp")
+    new, known = system.solved(entering), system.solved(decayed)
+    scope.at("h")
+    part = rows // chunks * inner
+    state, result = tape.new(rows // chunks // DELTA_CHUNK * each * inner, FLOAT), tape.new(rows * inner, FLOAT)
+    query, ends = query * sums.apply("exp"), sums.slice(rows // DELTA_CHUNK)
+    key = key * (ends + sums).apply("exp")
+    last = ends.apply("exp")
+
+    def advanced(result: TapeTensor, state: TapeTensor) -> tuple[TapeTensor, ...]:
+        scope.at("e")
+        now = new.slice(part) + known.slice(known.elements // chunks).matmul(state, part)
+        scope.at("o")
+        across = _product(query.slice(query.elements // chunks), state, part, (laid, False))
+        return result.set_slice(across + inside.slice(inside.elements // chunks).matmul(now, part)), now
+
+    result, now = advanced(result, state)
+    for _ in tape.iterations(chunks - 1):  # the last chunk's state is dropped
+        scope.at("h")
+        kept = state * last.slice(last.elements // chunks)
+        state = kept + _product(key.slice(key.elements // chunks), now, state.elements, (laid, False))
+        result, now = advanced(result, state)
+    tape.hold(query, key, value, rate, decay, entering, learned, sums, pairs, system, inside, decayed, new, known)
+    tape.hold(state, ends, last, now)
+    return result.slice(places * inner).to(width)
+
+
 MIXERS: Mapping[str, Callable[[MixerScope], None]] = {
+    "gated_delta_net": gated_delta_net,
     "selective_state_space": selective_state_space,
     "state_space_duality": state_space_duality,
     "time_mixing": time_mixing,
@@ -295,7 +406,7 @@ MIXERS: Mapping[str, Callable[[MixerScope], None]] = {
 """The functions of layers."""
 
 RECURRENCES = (
-    "Recurrences run in transformers' PyTorch code, as where mamba_ssm, causal_conv1d and RWKV's CUDA kernel are not "
-    "installed"
+    "Recurrences run in transformers' PyTorch code, as where mamba_ssm, causal_conv1d, flash-linear-attention and "
+    "RWKV's CUDA kernel are not installed"
 )
 """The note on the code of recurrences."""

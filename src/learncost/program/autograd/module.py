@@ -368,7 +368,7 @@ def _normed_in_float(
     hidden = hidden * (variance + 1e-6).apply("rsqrt")
     if from_one:
         result = (hidden * (weights[0].in_float() + 1.0)).to(width)
-    elif cast == "after":
+    elif cast == "after" and weights:
         result = (weights[0] * hidden).to(width)
     else:
         result = weights[0] * hidden.to(width) if weights else hidden.to(width)

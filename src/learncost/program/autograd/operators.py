@@ -400,6 +400,24 @@ class TapeTensor:
         """Return a product with a sum; each factor is saved for the other's gradient."""
         return self.lowered().product(other.lowered(), elements)
 
+    def solved(self, other: TapeTensor) -> TapeTensor:
+        """Run `linalg.solve_triangular` of a triangular matrix, which saves it and the result; its gradient is a
+        negative product, cut to the triangle.
+        """
+        tape = self.tape
+
+        def backward(_: Gradients) -> Gradients:
+            entering = tape.new(other.elements, other.width)
+            product, negative = (tape.new(self.elements, self.width) for _ in range(2))
+            tape.hold(product)
+            result = tape.new(self.elements, self.width)
+            tape.hold(negative)
+            return [result, entering]
+
+        return tape.run(
+            "linalg_solve_triangular", (self, other), ((other.elements, other.width),), backward, (self, 0)
+        )[0]
+
     def product(self, other: TapeTensor, elements: int) -> TapeTensor:
         """Return the product inside of a kernel, where autocast casts nothing."""
         tape, factors = self.tape, (self, other)

@@ -799,8 +799,8 @@ def test_a_copy_of_a_model_is_known_by_its_name_and_named(tmp_path: Path) -> Non
     assert "a copy of gemma-7b by its name, whose weights are quantized" in [
         each.effect.split(":")[0] for each in found.assumed
     ]
-    path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "Qwen/Qwen3.5-9B"}))
-    with pytest.raises(lc.InputError, match="its family, qwen3_5, is not known here: add a preset of similar sizes"):
+    path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "LiquidAI/LFM2-8B-A1B"}))
+    with pytest.raises(lc.InputError, match="its family, lfm2_moe, is not known here: add a preset of similar sizes"):
         lc.request_of(str(path))
     path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "01-ai/Yi-200B"}))
     with pytest.raises(lc.InputError, match=r"its family, llama, is known: add the path of its config.json"):

@@ -10,6 +10,7 @@ from learncost.ir.loop import Loop
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.models.small import small
 from learncost.passes.lower import lower
 from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.step import step
@@ -198,3 +199,11 @@ def test_the_same_on_a_tensor_of_another_type():
         executed = execute(table, backend, single, sizes)
         assert {array.dtype for array in executed.values()} == {np.dtype("float32")}
     assert to_backend("torch", single["wte"]).dtype.is_floating_point
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_no_helper_has_the_name_of_a_function_that_another_one_calls(backend):
+    """Experts in groups had a helper `sum` with an axis, which `taken` called as Python's."""
+    text = lc.emit(small("deepseek_v3", n_routed_experts=8, n_group=4, topk_group=2, first_k_dense_replace=1), backend)
+    assert "def taken(" in text
+    assert not {*namespace(text)} & {"sum", "min", "max"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from learncost.verification.plain import gelu_tanh, normal, of, sigmoid, softmax, with_fields
+from learncost.verification.plain import gelu_tanh, normal, of, sigmoid, softmax
 
 Array = Any
 
@@ -40,18 +40,7 @@ def grouped_attention(XQ: Array, XK: Array, XV: Array, WQ: Array, WK: Array, WV:
     return result
 
 
-class LatentHeads(NamedTuple):
-    """The weights of keys, values and the output of latent attention."""
-
-    WDK: Array
-    gK: Array
-    WUK: Array
-    WUV: Array
-    WKR: Array
-    WO: Array
-
-
-def latent_heads(Q: Array, QR: Array, XK: Array, weights: LatentHeads) -> Array:
+def latent_heads(Q: Array, QR: Array, XK: Array, *weights: Array) -> Array:
     """Return decompressed keys and values; each key is concatenated with the part that all heads share."""
     WDK, gK, WUK, WUV, WKR, WO = weights
     result = np.zeros((*Q.shape[:2], WO.shape[-1]))
@@ -64,14 +53,14 @@ def latent_heads(Q: Array, QR: Array, XK: Array, weights: LatentHeads) -> Array:
     return result
 
 
-def latent_key_attention(XQ: Array, XK: Array, WQ: Array, WQR: Array, heads: LatentHeads) -> Array:
+def latent_key_attention(XQ: Array, XK: Array, WQ: Array, WQR: Array, *heads: Array) -> Array:
     """Return latent attention with uncompressed queries."""
-    return latent_heads(np.tensordot(XQ, WQ, 1), np.tensordot(XQ, WQR, 1), XK, heads)
+    return latent_heads(np.tensordot(XQ, WQ, 1), np.tensordot(XQ, WQR, 1), XK, *heads)
 
 
-def latent_attention(XQ: Array, XK: Array, WDQ: Array, gQ: Array, WQ: Array, WQR: Array, heads: LatentHeads) -> Array:
+def latent_attention(XQ: Array, XK: Array, WDQ: Array, gQ: Array, WQ: Array, WQR: Array, *heads: Array) -> Array:
     """Return latent attention with compressed queries."""
-    return latent_key_attention(rms_normal(XQ @ WDQ) * gQ, XK, WQ, WQR, heads)
+    return latent_key_attention(rms_normal(XQ @ WDQ) * gQ, XK, WQ, WQR, *heads)
 
 
 CHOSEN = 2
@@ -83,18 +72,7 @@ def best(scores: Array) -> Array:
     return np.argsort(-scores.real, axis=-1, kind="stable")[..., :CHOSEN]
 
 
-class ClampedExperts(NamedTuple):
-    """The weights and biases of the experts of gpt-oss."""
-
-    WG: Array
-    bG: Array
-    WU: Array
-    bU: Array
-    WD: Array
-    bD: Array
-
-
-def clamped_mixture(X: Array, WR: Array, bR: Array, experts: ClampedExperts) -> Array:
+def clamped_mixture(X: Array, WR: Array, bR: Array, *experts: Array) -> Array:
     """Return the mixture of gpt-oss, token by token and expert by expert."""
     WG, bG, WU, bU, WD, bD = experts
     result, chosen = np.zeros((*X.shape[:-1], WD.shape[-1])), best(X @ WR + bR)
@@ -264,14 +242,14 @@ def normed_mixture(X: Array, D: Array, s: Array, WR: Array, c: Array, *experts: 
 
 LAYERS: Mapping[str, Callable[..., Any]] = {
     "chosen_experts": of("33333", chosen_experts),
-    "clamped_mixture_of_experts": of("321323232", with_fields(ClampedExperts, clamped_mixture)),
+    "clamped_mixture_of_experts": of("321323232", clamped_mixture),
     "gated_feed_forward": of("3222", gated),
     "gated_shared_expert": of("332222", lambda X, E, WG, WU, WD, WS: E + sigmoid(X @ WS[:, :1]) * gated(X, WG, WU, WD)),
     "gemma_rms_norm": of("31", lambda X, g: rms_normal(X) * (1 + g)),
     "grouped_attention": of("3334334", grouped_attention),
-    "latent_attention": of("332133213323", with_fields(LatentHeads, latent_attention)),
-    "latent_key_attention": of("3333213323", with_fields(LatentHeads, latent_key_attention)),
-    "latent_heads": of("443213323", with_fields(LatentHeads, latent_heads)),
+    "latent_attention": of("332133213323", latent_attention),
+    "latent_key_attention": of("3333213323", latent_key_attention),
+    "latent_heads": of("443213323", latent_heads),
     "mixture_of_experts": of("32333", _experts(lambda logits, chosen: softmax(logits[chosen]))),
     "norm_without_shift": of("31", lambda X, g: normal(X) * g),
     "patch_embedding": of("64112", patch_embedding),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -99,16 +98,6 @@ class Ranked:
         if ranks != self.ranks:
             raise ValueError(f"the operands have {', '.join(ranks)} axes instead of {', '.join(self.ranks)}")
         return self.function(*operands, **shape)
-
-
-def with_fields(kind: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of a list of operands whose last ones are the fields of a named tuple."""
-    count = len(signature(kind).parameters)
-
-    def of_operands(*operands: Array) -> Any:
-        return function(*operands[:-count], kind(*operands[-count:]))
-
-    return of_operands
 
 
 def of(ranks: str, function: Callable[..., Array], sized: bool = False) -> Ranked:

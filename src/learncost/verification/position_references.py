@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from learncost.verification.plain import of, with_fields
+from learncost.verification.plain import of
 
 Array = Any
 
@@ -67,24 +67,15 @@ def yarn_rotations(iterations: Array, width: Array, base: Array, trained: Array)
     return width * np.log(trained / (iterations * 2 * math.pi)) / (2 * np.log(base))
 
 
-class Yarn(NamedTuple):
-    """The parameters of a YaRN scaling, in the order of the table."""
-
-    factor: Array
-    fast: Array
-    slow: Array
-    trained: Array
-    truncates: Array
-
-
-def yarn_frequencies(f: Array, pair: Array, width: Array, base: Array, scaling: Yarn) -> Array:
+def yarn_frequencies(f: Array, pair: Array, width: Array, base: Array, *scaling: Array) -> Array:
     """Return the frequencies of transformers' _compute_yarn_parameters, a mix of interpolated and original ones."""
-    low, high = (yarn_rotations(each, width, base, scaling.trained) for each in (scaling.fast, scaling.slow))
-    if scaling.truncates > 0:
+    factor, fast, slow, trained, truncates = scaling
+    low, high = (yarn_rotations(each, width, base, trained) for each in (fast, slow))
+    if truncates > 0:
         low, high = np.floor(low), np.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
     uninterpolated = 1 - np.clip((pair - low) / (high - low if high != low else 0.001), 0, 1)
-    return f / scaling.factor * (1 - uninterpolated) + f * uninterpolated
+    return f / factor * (1 - uninterpolated) + f * uninterpolated
 
 
 def yarn_scale(factor: Array, above: Array, below: Array) -> Array:
@@ -173,7 +164,7 @@ LAYERS: Mapping[str, Callable[..., Any]] = {
     "rotary_halves": of("0", rotary_halves, sized=True),
     "rotary_pairs": of("0", rotary_pairs, sized=True),
     "sinusoids": of("", sinusoids, sized=True),
-    "yarn_frequencies": of("110000000", with_fields(Yarn, yarn_frequencies)),
+    "yarn_frequencies": of("110000000", yarn_frequencies),
     "yarn_scale": of("000", yarn_scale),
     "yarn_turns": of("0000", yarn_rotations),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from learncost.verification.plain import (
     shifted,
     sigmoid,
     softmax,
-    with_fields,
 )
 
 Array = Any
@@ -60,17 +59,7 @@ def restricted_attention(X: Array, places: Array, keep: Array, WQ: Array, WK: Ar
     return result
 
 
-class DisentangledAttention(NamedTuple):
-    """The projections of contents (c) and relative positions (r)."""
-
-    WQc: Array
-    WKc: Array
-    WVc: Array
-    WQr: Array
-    WKr: Array
-
-
-def disentangled_attention(H: Array, P: Array, delta: Array, weights: DisentangledAttention) -> Array:
+def disentangled_attention(H: Array, P: Array, delta: Array, *weights: Array) -> Array:
     """Return the attention of He et al. 2021, algorithm 1, entry by entry."""
     WQc, WKc, WVc, WQr, WKr = weights
     batch, length, _ = H.shape
@@ -101,20 +90,7 @@ def jiang_packed_attention(X: Array, W: Array, WO: Array) -> Array:
     return jiang_attention(X, W[0], W[1], W[2], WO)
 
 
-class JiangBlock(NamedTuple):
-    """The weights of an encoder block."""
-
-    A: Array
-    B: Array
-    C: Array
-    WO: Array
-    g: Array
-    b: Array
-    W1: Array
-    W2: Array
-
-
-def jiang_block(X: Array, weights: JiangBlock) -> Array:
+def jiang_block(X: Array, *weights: Array) -> Array:
     """Return Y = U + W2 relu(W1 U), where U = X + LN(Z)."""
     A, B, C, WO, g, b, W1, W2 = weights
     u = X + normal(jiang_attention(X, A, B, C, WO), axis=0) * g[:, None] + b[:, None]
@@ -180,14 +156,14 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     "attention": of("3333333", attention),
     "convolution": of("331", convolution),
     "cross_attention": of("3333333", attention),
-    "disentangled_attention": of("32233333", with_fields(DisentangledAttention, disentangled_attention)),
+    "disentangled_attention": of("32233333", disentangled_attention),
     "embedding": of("22", lambda tokens, W: np.eye(len(W))[tokens] @ W),
     "error_projection": of("23", error_projection),
     "feed_forward": of("32121", lambda X, W1, b1, W2, b2: gelu_tanh(X @ W1 + b1) @ W2 + b2),
     "feed_forward_without_biases": of("322", lambda X, W1, W2: gelu_tanh(X @ W1) @ W2),
     "head": of("32", head),
     "jiang_attention": of("23333", jiang_attention),
-    "jiang_block": of("233331122", with_fields(JiangBlock, jiang_block)),
+    "jiang_block": of("233331122", jiang_block),
     "jiang_packed_attention": of("243", jiang_packed_attention),
     "loss": of("322", loss),
     "masked_lm_transform": of("32111", masked_lm_transform),
@@ -223,39 +199,16 @@ def momentum(W: Array, G: Array, V: Array, lr: Array, mu: Array) -> tuple[Array,
     return W - lr * velocity, velocity
 
 
-class AdamW(NamedTuple):
-    """The settings of a step of AdamW: c is 1 - b, k the bias correction, and decay the remaining share of a weight."""
-
-    lr: Array
-    b1: Array
-    c1: Array
-    b2: Array
-    c2: Array
-    k1: Array
-    k2: Array
-    eps: Array
-    decay: Array
-
-
-def adamw(W: Array, G: Array, M: Array, V: Array, numbers: AdamW) -> tuple[Array, Array, Array]:
-    """Return the step of Loshchilov & Hutter 2019, algorithm 2."""
+def adamw(W: Array, G: Array, M: Array, V: Array, *numbers: Array) -> tuple[Array, Array, Array]:
+    """Return the step of Loshchilov & Hutter 2019, algorithm 2: c is 1 - b, k the bias correction, decay what
+    remains of a weight.
+    """
     lr, b1, c1, b2, c2, k1, k2, eps, decay = numbers
     m, v = b1 * M + c1 * G, b2 * V + c2 * G**2
     return decay * W - lr * (k1 * m) / ((k2 * v) ** 0.5 + eps), m, v
 
 
-class Lion(NamedTuple):
-    """The settings of a step of Lion: c is 1 - b, and decay the remaining share of a weight."""
-
-    lr: Array
-    b1: Array
-    c1: Array
-    b2: Array
-    c2: Array
-    decay: Array
-
-
-def lion(W: Array, G: Array, M: Array, numbers: Lion) -> tuple[Array, Array]:
+def lion(W: Array, G: Array, M: Array, *numbers: Array) -> tuple[Array, Array]:
     """Return the step of Chen et al. 2023, Algorithm 2: the sign of an interpolated gradient, by parts."""
     lr, b1, c1, b2, c2, decay = numbers
     way = c1 * G + b1 * M
@@ -319,8 +272,8 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "silu": lambda X: X * sigmoid(X),
     "sgd": sgd,
     "momentum": momentum,
-    "adamw": with_fields(AdamW, adamw),
-    "lion": with_fields(Lion, lion),
+    "adamw": adamw,
+    "lion": lion,
     "rmsprop": rmsprop,
     **modern_references.WORDS,
     **encoder_references.WORDS,

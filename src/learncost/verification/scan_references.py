@@ -7,12 +7,12 @@ Dao & Gu 2024, equation (3); RWKV's is equation (16) of Peng et al. 2023 as it i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from learncost.verification.modern_references import best, gated, rms_normal, silu
-from learncost.verification.plain import of, sigmoid, with_fields
+from learncost.verification.plain import of, sigmoid
 
 Array = Any
 
@@ -26,23 +26,7 @@ def causal_convolution(X: Array, K: Array) -> Array:
     return result
 
 
-class SelectiveStateSpace(NamedTuple):
-    """The weights of a block of Mamba."""
-
-    WX: Array
-    WZ: Array
-    K: Array
-    WT: Array
-    WU: Array
-    bU: Array
-    WB: Array
-    WC: Array
-    A: Array
-    D: Array
-    WO: Array
-
-
-def selective_state_space(X: Array, weights: SelectiveStateSpace) -> Array:
+def selective_state_space(X: Array, *weights: Array) -> Array:
     """Return Mamba's block, channel by channel and state element by state element."""
     WX, WZ, K, WT, WU, bU, WB, WC, A, D, WO = weights
     U = silu(causal_convolution(X @ WX, K))
@@ -57,25 +41,7 @@ def selective_state_space(X: Array, weights: SelectiveStateSpace) -> Array:
     return (Q * silu(X @ WZ)) @ WO
 
 
-class StateSpaceDuality(NamedTuple):
-    """The weights of a block of Mamba-2."""
-
-    WZ: Array
-    WX: Array
-    WB: Array
-    WC: Array
-    WT: Array
-    KX: Array
-    KB: Array
-    KC: Array
-    bT: Array
-    A: Array
-    D: Array
-    g: Array
-    WO: Array
-
-
-def state_space_duality(X: Array, weights: StateSpaceDuality) -> Array:
+def state_space_duality(X: Array, *weights: Array) -> Array:
     """Return Mamba-2's block as masked attention, Dao & Gu 2024, equation (3): scores are C B times the decay."""
     WZ, WX, WB, WC, WT, KX, KB, KC, bT, A, D, g, WO = weights
     U = silu(causal_convolution(np.tensordot(X, WX, 1), KX))
@@ -93,25 +59,7 @@ def state_space_duality(X: Array, weights: StateSpaceDuality) -> Array:
     return np.tensordot(rms_normal(groups).reshape(Q.shape) * g, WO, 3)
 
 
-class GatedDeltaNet(NamedTuple):
-    """The weights of a gated delta net."""
-
-    WQ: Array
-    WK: Array
-    WV: Array
-    WZ: Array
-    WB: Array
-    WA: Array
-    KQ: Array
-    KK: Array
-    KV: Array
-    bA: Array
-    A: Array
-    g: Array
-    WO: Array
-
-
-def gated_delta_net(X: Array, weights: GatedDeltaNet) -> Array:
+def gated_delta_net(X: Array, *weights: Array) -> Array:
     """Return the gated delta net by the states of Yang et al. 2025, equation (10), S (I - b k k') a + b v k'."""
     WQ, WK, WV, WZ, WB, WA, KQ, KK, KV, bA, A, g, WO = weights
     Q, K, V = (silu(causal_convolution(np.tensordot(X, W, 1), C)) for W, C in ((WQ, KQ), (WK, KK), (WV, KV)))
@@ -133,21 +81,7 @@ def before(X: Array) -> Array:
     return np.concatenate((np.zeros_like(X[:, :1]), X[:, :-1]), axis=1)
 
 
-class TimeMixing(NamedTuple):
-    """The weights of RWKV's time mixing."""
-
-    mK: Array
-    mV: Array
-    mR: Array
-    WK: Array
-    WV: Array
-    WR: Array
-    w: Array
-    u: Array
-    WO: Array
-
-
-def time_mixing(X: Array, weights: TimeMixing) -> Array:
+def time_mixing(X: Array, *weights: Array) -> Array:
     """Return equations (11) to (17), with the sum of (16) over all tokens before."""
     mK, mV, mR, WK, WV, WR, w, u, WO = weights
     K, V, R = ((m * X + (1 - m) * before(X)) @ W for m, W in ((mK, WK), (mV, WV), (mR, WR)))
@@ -192,13 +126,13 @@ def growing_temperature(floor_scale: Array, scale: Array, shape: tuple[int, ...]
 
 LAYERS: Mapping[str, Callable[..., Any]] = {
     "channel_mixing": of("311222", channel_mixing),
-    "gated_delta_net": of("33344333342214", with_fields(GatedDeltaNet, gated_delta_net)),
+    "gated_delta_net": of("33344333342214", gated_delta_net),
     "growing_temperature": of("00", growing_temperature, sized=True),
     "same_chunk": of("0", same_chunk, sized=True),
     "scaled_mixture_of_experts": of("32333", scaled_mixture),
-    "selective_state_space": of("322222122212", with_fields(SelectiveStateSpace, selective_state_space)),
+    "selective_state_space": of("322222122212", selective_state_space),
     "short_convolution": of("322222", short_convolution),
-    "state_space_duality": of("34433343322234", with_fields(StateSpaceDuality, state_space_duality)),
-    "time_mixing": of("3111222112", with_fields(TimeMixing, time_mixing)),
+    "state_space_duality": of("34433343322234", state_space_duality),
+    "time_mixing": of("3111222112", time_mixing),
 }
 """A foreign implementation of every such layer."""

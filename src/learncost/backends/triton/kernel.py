@@ -125,7 +125,7 @@ def _printed(given: KernelLines) -> KernelFunction:
         if dtypes.get(array) not in TYPES:
             raise InputError(f"{array} is {dtypes.get(array)}, not one of {', '.join(TYPES)}, in line: {lines[0]}")
     computed = "fp64" if any(dtypes[array] == "fp64" for array in arrays) else "fp32"
-    names = Identifiers((*RESERVED, *FUNCTIONS))
+    names = Identifiers((*RESERVED, *FUNCTIONS, *FUNCTIONS.values()))
     parts: list[PrintedKernel] = []
     scratch: list[Scratch] = []
     known, types = dict(axes), dict(dtypes)

@@ -117,6 +117,25 @@ def power(x, z):
     negative = tl.where(tl.floor(z) == z, tl.where(odd, -size, size), float("nan"))
     return tl.where(x < 0.0, negative, size)
 ''',
+    "hashed|coin": '''\
+@triton.jit
+def mixed(x, z):
+    """A hash of two whole numbers, of 32 bits."""
+    hash = (tl.cast(x, tl.int64) * 0x9E3779B1 + tl.cast(z, tl.int64)) & 0xFFFFFFFF
+    for _ in tl.static_range(2):
+        hash = ((hash ^ (hash >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    return hash ^ (hash >> 16)
+
+
+@triton.jit
+def hashed(x, z):
+    return (mixed(x, z) >> 8).to(tl.float32)
+
+
+@triton.jit
+def coin(x, z):
+    return 1.0 - 2.0 * (mixed(x, z) >> 31).to(tl.float32)
+''',
     "dot_bf16": '''\
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
@@ -157,7 +176,7 @@ def group_rows(expert, experts, tile):
     return order, expert_of, begins[expert_of] + (tiles - (ends - several)[expert_of]) * tile, begins
 ''',
 }
-"""The functions of kernels by name."""
+"""The functions of kernels by their names."""
 
 MAIN = '''\
 def device():

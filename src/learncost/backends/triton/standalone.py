@@ -66,7 +66,7 @@ def in_triton(table: Table, sizes: Mapping[str, int], dtype: str, title: str) ->
     check_lengths(layout)
     placed = in_place_program(layout, ordered=True)
     kernels = "\n\n".join(function.text for function in placed.functions)
-    helpers = [text for name, text in HELPERS.items() if re.search(rf"\b{name}[([]", kernels)]
+    helpers = [text for name, text in HELPERS.items() if re.search(rf"\b({name})[([]", kernels)]
     _, _, step = placed.text.partition("import torch\n")
     names = "".join(f"    {function.name}={function.name},\n" for function in placed.functions)
     launches = [launch for function in placed.functions for launch in function.launches]

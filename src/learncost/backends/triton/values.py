@@ -26,9 +26,7 @@ FUNCTIONS = {
     **{f"{name}_": f"tl.{name}" for name in ("exp", "log", "sqrt", "erf")},
     **{name: f"tl.{name}" for name in ("sin", "cos", "floor")},
     "fabs": "tl.abs",
-    "tanh_": "tanh",
-    "log1p": "log1p",
-    "expm1": "expm1",
+    **{name: name.strip("_") for name in ("tanh_", "log1p", "expm1", "hashed_", "coin_")},
     "pow": "power",
 }
 """Triton's functions by their names in an operator's expression in C, without the type."""

@@ -173,7 +173,7 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
             continue  # as many as are said
         elif torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) or node.target in by_parts:
             parts = node.users if isinstance(node.meta["val"], tuple | list) else [node]
-            selects += [each for each in parts if not _is_float(each.meta["val"])]
+            selects += [each for each in parts if not has_fraction(each.meta["val"])]
     wanted = {*selects, *(mask for node in masked for mask in filter(_is_mask, node.args[1]))}
     if not wanted:
         return traced, 0
@@ -218,10 +218,6 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
 def _is_mask(index: Any) -> bool:
     """Return whether an index of a graph is a boolean tensor."""
     return index is not None and index.meta["val"].dtype == torch.bool
-
-
-def _is_float(value: Any) -> bool:
-    return bool(value.is_floating_point() or value.is_complex())
 
 
 def _looks(target: Any) -> bool:
@@ -283,7 +279,7 @@ def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> 
     with torch.random.fork_rng([]), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         torch.manual_seed(0)
         numbers = _numbers(module)
-        given = {name: _like(value) for name, value in values.items()}
+        given = {name: _like(value, 1.0) for name, value in values.items()}
         found = []
         try:
             for original in (module, written):
@@ -311,23 +307,13 @@ def _numbers(module: Any) -> dict[str, Any]:
     """Return random parameters, as uninitialized ones hold arbitrary memory; buffers keep their values if they have
     any.
     """
-
-    def buffer(value: Any) -> Any:
-        if value.device.type != "meta":
-            return value.detach().clone()
-        made = torch.zeros(value.shape, dtype=value.dtype)
-        return made.normal_(std=0.3) if value.is_floating_point() else made
-
-    def parameter(value: Any) -> Any:
-        made = (0.3 * drawn(value)).to(value.dtype) if has_fraction(value) else drawn(value)
-        return made.requires_grad_(value.requires_grad)
-
-    return {path: parameter(each) for path, each in module.named_parameters()} | {
-        path: buffer(each) for path, each in module.named_buffers()
+    return {path: _like(each, 0.3) for path, each in module.named_parameters()} | {
+        path: _like(each, 0.3) if each.device.type == "meta" else each.detach().clone()
+        for path, each in module.named_buffers()
     }
 
 
-def _like(value: Any) -> Any:
+def _like(value: Any, deviation: float) -> Any:
     """Return a random tensor of the same type and requires_grad; other values are returned unchanged."""
     made = drawn(value)
-    return made.to(value.dtype).requires_grad_(value.requires_grad) if has_fraction(value) else made
+    return (deviation * made).to(value.dtype).requires_grad_(value.requires_grad) if has_fraction(value) else made

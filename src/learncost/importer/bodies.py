@@ -195,7 +195,8 @@ class _Body:
     def _acts(self, rule: Line, equation: Equation, loops: Mapping[Loop, Loop]) -> bool:
         """Return whether a line reduces along the axes of the op, or along none, as the body does."""
         left = {*_of_slot(equation.left[0]).values()}
-        acts = {loops.get(loop) for loop in _all_loops(equation) if loop not in left}
+        reads = [each for each in (*equation.left, *equation.operands) if isinstance(each, NamedView)]
+        acts = {loops.get(loop) for read in reads for loop in _of_slot(read).values() if loop not in left}
         if len({*loops.values()}) < len(loops) or None in acts:
             return False
         if "n" in rule.left[0].declared or not any("n" in term.declared for term in rule.right):
@@ -280,8 +281,3 @@ def _of_slot(read: NamedView) -> dict[ViewAxis, Loop]:
     """Return the letter and axis of each slot of a read."""
     rows = zip(read.letters, read.view.fresh().dims, strict=True)
     return {slot: (letter, place) for letter, row in rows for place, slot in enumerate(row)}
-
-
-def _all_loops(equation: Equation) -> set[Loop]:
-    reads = (*equation.left, *equation.operands)
-    return {loop for read in reads if isinstance(read, NamedView) for loop in _of_slot(read).values()}

@@ -155,15 +155,16 @@ class TracedCalls(TorchFunctionMode):
 
     def _set_grad_enabled(self, enabled: bool) -> Any:
         """Turn gradients on or off; what checkpoints do for themselves is no part of the graph."""
-        *inner, frame = _until(
-            lambda each: each.f_code.co_filename not in (torch.autograd.grad_mode.__file__, __file__)
-        )
+        for frame in _frames():
+            if frame.f_code.co_filename not in (torch.autograd.grad_mode.__file__, __file__):
+                break
+            inner = frame
         if frame.f_code.co_filename != checkpoints.__file__:
             self.enabled = enabled
         elif frame.f_code is not _REENTRANT or (self.enabled and any(map(_learns, frame.f_locals["args"]))):
             with torch._C.DisableTorchFunction():
                 return torch._C._set_grad_enabled(enabled or frame.f_code is _REENTRANT)
-        elif inner[-1].f_code.co_name == "__exit__":  # the backward pass of others computes no gradient
+        elif inner.f_code.co_name == "__exit__":  # the backward pass of others computes no gradient
             enabled = self.enabled
         return torch._C._set_grad_enabled(enabled)
 
@@ -185,16 +186,6 @@ def _frames() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def _until(ends: Callable[[FrameType], bool]) -> list[FrameType]:
-    """Return the frames up to the first that a condition holds for."""
-    frames = list[FrameType]()
-    for frame in _frames():
-        frames.append(frame)
-        if ends(frame):
-            break
-    return frames
 
 
 def _learns(value: Any) -> bool:
@@ -241,7 +232,7 @@ def decided() -> dict[Any, Callable[..., Any]]:
 
     An export has no values and refuses them. Other tensors are left to it.
     """
-    of_tensor = torch.Tensor
+    of_tensor, detects = torch.Tensor, torch.nn.modules.transformer._detect_is_causal_mask
     kinds: dict[Any, Any] = {
         of_tensor.__bool__: bool,
         of_tensor.__int__: int,
@@ -253,8 +244,8 @@ def decided() -> dict[Any, Callable[..., Any]]:
         def number(tensor: Any) -> Any:
             if (known := _number(tensor)) is not None:
                 return kinds[function](known)
-            if function is of_tensor.__bool__ and _asks_for_a_mask():
-                return False
+            if function is of_tensor.__bool__ and calling(__file__).f_code is detects.__code__:
+                return False  # whether a mask is causal, for a faster kernel, where a caller did not declare it so
             if function is of_tensor.__bool__ and (known := _if_finite(node_of(tensor))) is not None:
                 return known
             return function(tensor)
@@ -268,14 +259,6 @@ def decided() -> dict[Any, Callable[..., Any]]:
         return torch.equal(one, other)
 
     return {**{each: answer(each) for each in kinds}, torch.equal: equal, of_tensor.equal: equal}
-
-
-def _asks_for_a_mask() -> bool:
-    """Return whether PyTorch inspects a mask for a faster kernel, where a caller did not declare it as causal."""
-    return calling(__file__).f_code is _DETECTS.__code__
-
-
-_DETECTS = torch.nn.modules.transformer._detect_is_causal_mask
 
 
 def _if_finite(node: Any) -> bool | None:

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.traceback import annotate
 
 from learncost.importer.functions import node_of
-from learncost.importer.nodes import OPERATOR, place_of
+from learncost.importer.nodes import OPERATOR, arguments_of, place_of
 from learncost.importer.rule import with_settings
 from learncost.importer.rules.products import AttentionSettings
 from learncost.importer.rules.views import NEAREST, is_uneven
@@ -250,8 +250,9 @@ def spread(name: str) -> Callable[..., Any]:
 
 def _has_more(node: Any) -> bool:
     """Return true; refuse a variance of as many numbers as are subtracted, which divides by zero."""
-    x, correction = node.args[0].meta["val"], _argument(node, "correction")
-    count = math.prod(x.shape[dim] for dim in _argument(node, "dim") or range(x.dim()))
+    x, along, correction, _ = arguments_of(node).values()
+    shape = x.meta["val"].shape
+    count = math.prod(shape[dim] for dim in along or range(len(shape)))
     less = 1 if correction is None else correction
     if isinstance(count, int) and count <= less:
         raise InputError(
@@ -365,22 +366,15 @@ ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _argument(node: Any, name: str) -> Any:
-    """Return an argument of a call, or its default."""
-    of_schema = node.target._schema.arguments
-    place = next(place for place, each in enumerate(of_schema) if each.name == name)
-    return node.args[place] if place < len(node.args) else node.kwargs.get(name, of_schema[place].default_value)
-
-
 def _drops(node: Any) -> bool:
     """Return whether a call of attention has dropout."""
-    return bool(_argument(node, "dropout_p"))
+    return bool(arguments_of(node)["dropout_p"])
 
 
 def _is_contiguous(node: Any) -> bool:
     """Return whether the strided tensor is contiguous and of a fixed size."""
-    numbers = (*_argument(node, "size"), *_argument(node, "stride"), _argument(node, "storage_offset") or 0)
-    return bool(node.args[0].meta["val"].is_contiguous()) and all(isinstance(each, int) for each in numbers)
+    x, size, stride, offset = arguments_of(node).values()
+    return bool(x.meta["val"].is_contiguous()) and all(isinstance(n, int) for n in (*size, *stride, offset or 0))
 
 
 def _with_what_it_divides_by(node: Any) -> bool:
@@ -406,21 +400,20 @@ def _is_scaled(node: Any) -> bool:
 
 def _is_off_the_diagonal(node: Any) -> bool:
     """Return whether a triangle ends beside the diagonal, or is of one row or column."""
-    return bool(_argument(node, "diagonal")) or 1 in node.meta["val"].shape[-2:]
+    return bool(arguments_of(node)["diagonal"]) or 1 in node.meta["val"].shape[-2:]
 
 
 def _is_listed(node: Any) -> bool:
     """Return whether an operator is along a dimension of fixed size."""
-    shape = node.args[0].meta["val"].shape
-    names = [each.name for each in node.target._schema.arguments]
-    sizes = [shape[_argument(node, "dim")]] if "dim" in names and shape else shape
+    shape, named = node.args[0].meta["val"].shape, arguments_of(node)
+    sizes = [shape[named["dim"]]] if "dim" in named and shape else shape
     return bool(shape) and all(isinstance(size, int) for size in sizes)
 
 
 def _leaves_windows(node: Any) -> bool:
     """Return whether windows of a mean reach out of the sides."""
-    names = [each.name for each in node.target._schema.arguments[2:]]
-    settings = AveragePoolSettings(*(_argument(node, name) for name in names))
+    named = arguments_of(node)
+    settings = AveragePoolSettings(**{name: named[name] for name in AveragePoolSettings._fields if name in named})
     return _reach_out(node.args[0].meta["val"].shape[-int(str(node.target)[13]) :], node.args[1], settings)
 
 

@@ -34,24 +34,20 @@ class NodeConstants:
 
     tensors: Mapping[Any, Any]
     masks: dict[Any, Mask | None] = field(default_factory=dict)
-    starts: dict[Any, int | None] = field(default_factory=dict)
 
     def at(self, node: Any, sizes: Mapping[Any, int]) -> Any:
         """Return the value of a node with these sizes for the graph's symbols. Raises `GivenError`."""
         known: dict[Any, Any] = {}
 
         def of(value: Any) -> Any:
-            if isinstance(value, list | tuple):
-                return type(value)(map(of, value))
-            if isinstance(value, slice):
-                return slice(of(value.start), of(value.stop), of(value.step))
-            if not isinstance(value, torch.fx.Node):
-                return value
-            if value not in known:
-                known[value] = self._value(value, sizes, of)
-            return known[value]
+            return torch.fx.node.map_arg(value, found)
 
-        return of(node)
+        def found(node: Any) -> Any:
+            if node not in known:
+                known[node] = self._value(node, sizes, of)
+            return known[node]
+
+        return found(node)
 
     def _value(self, node: Any, sizes: Mapping[Any, int], of: Callable[[Any], Any]) -> Any:
         value = node.meta.get("val")
@@ -60,7 +56,8 @@ class NodeConstants:
             missing = expression.free_symbols - sizes.keys()
             if missing:
                 raise GivenError
-            return type_of(value)(expression.xreplace(dict(sizes)))
+            kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+            return kinds[type(value)](expression.xreplace(dict(sizes)))
         if node in self.tensors:
             tensor = self.tensors[node]
             if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
@@ -140,11 +137,6 @@ class NodeConstants:
 
     def start(self, node: Any) -> int | None:
         """Return the first of consecutive positions; None if they are not consecutive, or depend on an input."""
-        if node not in self.starts:
-            self.starts[node] = self._start(node)
-        return self.starts[node]
-
-    def _start(self, node: Any) -> int | None:
         first: int | None = None
         try:
             for sizes in self.sizes(node):
@@ -166,8 +158,3 @@ class NodeConstants:
 
 def _shape(node: Any) -> Any:
     return getattr(node.meta.get("val"), "shape", ())
-
-
-def type_of(value: Any) -> type:
-    """Return the Python type of a symbolic number."""
-    return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]

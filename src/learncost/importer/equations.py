@@ -67,21 +67,6 @@ class StatisticsUpdate:
 
 
 @dataclass(eq=False)
-class Scan:
-    """A loop over the positions of an axis; its body is the lines between the two that have it.
-
-    carry   the loop-carried values: the initial value, the one that an iteration makes, the last one
-    each    the value of one position, with the stack of all
-    keep    a value that an iteration makes, with the stack of all
-    """
-
-    axis: AxisClass
-    carry: list[tuple[StoredValue, StoredValue, StoredValue]] = field(default_factory=list)
-    each: dict[StoredValue, StoredValue] = field(default_factory=dict)
-    keep: list[tuple[StoredValue, StoredValue]] = field(default_factory=list)
-
-
-@dataclass(eq=False)
 class Equation:
     """A line: a product, a signed sum, or an op that acts on letters.
 
@@ -107,7 +92,7 @@ class Equation:
     call: Any = None  # the operator that it calls
     running: StatisticsUpdate | None = None
     hides: tuple[int, Mask] | None = None
-    scan: Scan | None = None
+    scan: Fold | None = None
 
     @property
     def stored(self) -> StoredValue:
@@ -124,15 +109,46 @@ class Equation:
         kept = self.running.statistics if self.running else ()
         return [
             stored
-            for operand in (*self.left, *self.operands, *kept)
-            for stored in _stored_of(operand, operand in self.left)
+            for read in (*self.left, *self.operands, *kept)
+            if isinstance(read, NamedView)
+            for stored in (*(() if read in self.left else (read.view.stored,)), *indices_of(read.view))
         ]
 
 
-def _stored_of(operand: Operand, left: bool) -> list[StoredValue]:
-    if isinstance(operand, NumberOperand):
-        return []
-    return ([] if left else [operand.view.stored]) + indices_of(operand.view)
+@dataclass(eq=False)
+class Fold:
+    """Lines that run `count` times.
+
+    count   a number, or an axis whose positions it runs over
+    carry   the loop-carried values: the initial value, the first iteration's result, the last iteration's result
+    each    the per-iteration inputs: that of the first iteration, with those of all
+    stacks  the value of one position, with that of all
+    keep    a value that an iteration makes, with that of all
+    """
+
+    count: int | AxisClass
+    body: list[Item]
+    carry: list[tuple[StoredValue, StoredValue, StoredValue]]
+    each: dict[StoredValue, list[StoredValue]]
+    start: dict[StoredValue, StoredValue] = field(default_factory=dict)  # the initial values of the loop-carried names
+    stacks: dict[StoredValue, StoredValue] = field(default_factory=dict)
+    keep: list[tuple[StoredValue, StoredValue]] = field(default_factory=list)
+
+    @property
+    def made(self) -> list[StoredValue]:
+        """Return its results: the loop-carried values after the last iteration, and what it stacks."""
+        return [*(last for *_, last in self.carry), *(stack for _, stack in self.keep)]
+
+    @property
+    def reads(self) -> list[StoredValue]:
+        inside = {stored for item in self.body for stored in item.made} | self.stacks.keys()
+        first = {before for before, *_ in self.carry}
+        of_blocks = [stored for several in self.each.values() for stored in several]
+        others = [s for item in self.body for s in item.reads if s not in inside and s not in self.each]
+        return list(dict.fromkeys((*first, *of_blocks, *self.stacks.values(), *others)))
+
+
+Item: TypeAlias = Equation | Fold
 
 
 def indices_of(view: View) -> list[StoredValue]:
@@ -392,10 +408,6 @@ class EquationRecorder:
         """
         (slot,) = view.dims[dim]
         return view if any(index is slot for index in view.index) else self.regrouped_whole(view)
-
-    def same(self, one: Sequence[ViewAxis], other: Sequence[ViewAxis], *_: View) -> None:
-        """Unify the classes of two rows. Raises `ApartError`."""
-        make_same([slot.axis for slot in one], [slot.axis for slot in other])
 
     def merged(self, view: View, dim: int) -> View:
         """Return a copy of a view in which a dimension is one axis."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import wraps
 from itertools import takewhile
@@ -124,23 +124,23 @@ def distinct_examples(given: Mapping[str, Any], symbols: Mapping[str, str]) -> l
     values = {size_at(op, sizes) for op in every}
     if len(values) == len(every) and 1 not in values:
         return [given]
-    several = _all_different(sizes, every, lambda size: (size * times for times in (*range(1, 4), *APART)))
-    few = _all_different(sizes, every, lambda size: (size, *APART))
+    several = all_different(sizes, every, lambda letter: (sizes[letter] * times for times in (1, 2, 3, *APART)))
+    few = all_different(sizes, every, lambda letter: (sizes[letter], *APART))
     return [at_sizes(given, several, symbols), at_sizes(given, few, symbols), given]
 
 
-def _all_different(
-    sizes: Mapping[str, int], every: Iterable[str], choices: Callable[[int], Iterable[int]]
+def all_different(
+    letters: Iterable[str], every: Iterable[str], choices: Callable[[str], Iterable[int]], fixed: Set[int] = {1}
 ) -> dict[str, int]:
-    """Return for each letter the first candidate with which its sizes are not 1 and none that an earlier letter has."""
-    fresh, taken = dict[str, int](), {1}
-    for letter, size in sizes.items():
-        fresh[letter] = next(each for each in choices(size) if taken.isdisjoint(sizes_of(letter, each, every)))
-        taken |= sizes_of(letter, fresh[letter], every)
-    return fresh
+    """Return for each letter the first candidate with which its sizes are none of the fixed or of an earlier letter."""
+    sizes, taken = dict[str, int](), {*fixed}
+    for letter in letters:
+        sizes[letter] = next(each for each in choices(letter) if taken.isdisjoint(_sizes_of(letter, each, every)))
+        taken |= _sizes_of(letter, sizes[letter], every)
+    return sizes
 
 
-def sizes_of(letter: str, value: int, every: Iterable[str]) -> set[int]:
+def _sizes_of(letter: str, value: int, every: Iterable[str]) -> set[int]:
     """Return the sizes that follow from one letter at a value, the letter's among them."""
     return {value, *(size_at(op, {letter: value}) for op in every if parts_of(op)[1] == letter)}
 

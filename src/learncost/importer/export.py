@@ -5,10 +5,10 @@ decomposed: with the letters of open sizes, its parameters, inputs and outputs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -36,7 +36,7 @@ from learncost.importer.refusals import GradientTakenError, transform_of
 from learncost.importer.registered import Unused, unused
 from learncost.importer.rule import RULES
 from learncost.importer.sized import constants, exact, interval, open_sizes, plain_sizes
-from learncost.ir.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.ir.stated import LARGEST, Limit
 
@@ -113,14 +113,16 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     *others, last = distinct_examples(given, symbols)
     for examples in others:
         with suppress(Exception):  # any error that a user's module raises: it may require certain sizes
-            graph = traced(module, examples, shapes)
+            program, asked, left_out = traced(module, examples, shapes)
             break
     else:
         try:
-            graph = traced(module, last, shapes if symbols else None)
+            program, asked, left_out = traced(module, last, shapes if symbols else None)
         except Exception as error:
-            raise InputError(_message(error)) from error
-    program, signature, flat = graph.program, graph.program.graph_signature, flattened(given)
+            text = str(error).strip()
+            said = text.splitlines()[0] if text else type(error).__name__
+            raise InputError(f"PyTorch cannot export it: {said}") from error
+    signature, flat = program.graph_signature, flattened(given)
     inputs_by_place = {node: node for node in signature.user_inputs if isinstance(node, str)}
     inputs_by_place |= dict(zip(signature.user_inputs, flat, strict=False))
     outputs = [
@@ -135,7 +137,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
         if spec.kind.name in CHANGES
     ]
     wants = {
-        place: place in graph.asked or bool(getattr(flat.get(name), "requires_grad", False))
+        place: place in asked or bool(getattr(flat.get(name), "requires_grad", False))
         for place, name in inputs_by_place.items()
     }
     examples = {
@@ -146,9 +148,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     letters = _letters(program, inputs_by_place, symbols)
     weights = _weights(module, signature)
     selected = [name for name in selecting if name]
-    return Exported(
-        program, weights, inputs_by_place, outputs, selected, changed, letters, wants, graph.unused, examples
-    )
+    return Exported(program, weights, inputs_by_place, outputs, selected, changed, letters, wants, left_out, examples)
 
 
 CHANGES = ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION")
@@ -234,31 +234,16 @@ def _weights(module: Any, signature: Any) -> ModuleParameters:
     return weights
 
 
-def _message(error: Exception) -> str:
-    text = str(error).strip()
-    return f"PyTorch cannot export it: {text.splitlines()[0] if text else type(error).__name__}"
-
-
 # The graph
 
 
-@dataclass(frozen=True)
-class Traced:
-    """A functional graph.
-
-    asked   the placeholders of inputs for which the forward pass sets requires_grad
-    unused  dead products of the module, which the graph does not have
-    """
-
-    program: Any
-    asked: Set[str]
-    unused: Unused
+Traced: TypeAlias = tuple[Any, Set[str], Unused]
+"""A functional graph, the placeholders of inputs for which the forward pass sets requires_grad, and the dead products
+of the module, which the graph does not have."""
 
 
 def traced(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
-    """Return the graph of a module for inputs with the dynamic dimensions in `shapes`. Raises what the module
-    raises.
-    """
+    """Return the graph of a module for inputs with dynamic dimensions `shapes`. Raises what the module raises."""
     try:
         return _graph(module, given, shapes)
     except (GradientTakenError, ChangedError) as error:
@@ -267,11 +252,10 @@ def traced(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
         except GradientTakenError:
             raise error from None
         names = [name for name in given if name in inspect.signature(written.forward).parameters]
-        graph = _graph(
-            written, {name: given[name] for name in names}, shapes and {name: shapes[name] for name in names}
-        )
-        places = zip(names, graph.program.graph_signature.user_inputs, strict=True)
-        return replace(graph, asked={place for name, place in places if name in asked})
+        few = {name: given[name] for name in names}
+        program, _, left_out = _graph(written, few, shapes and {name: shapes[name] for name in names})
+        places = zip(names, program.graph_signature.user_inputs, strict=True)
+        return program, {place for name, place in places if name in asked}, left_out
 
 
 @plain_sizes()
@@ -294,7 +278,8 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
                 if by := (forward.taken[0] if forward.taken else transform_of(error)):
                     raise GradientTakenError(by) from None
                 raise
-        if forward.taken and any(map(torch._C._functorch.is_functorch_wrapped_tensor, _tensors(program))):
+        held = (each for each in program.constants.values() if isinstance(each, torch.Tensor))
+        if forward.taken and any(map(torch._C._functorch.is_functorch_wrapped_tensor, held)):
             raise GradientTakenError(forward.taken[0])  # what it computes below a derivative is not in the graph
         check_registered(program, module)
         asked = {name for place, name in enumerate(program.graph_signature.user_inputs) if place in forward.asked}
@@ -309,7 +294,7 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
     finally:
         hook.remove()
         torch.backends.opt_einsum.enabled = opt_einsum
-    return Traced(program, asked, left_out)
+    return program, asked, left_out
 
 
 @cache
@@ -341,11 +326,6 @@ def _decomposed(program: Any, parts: Mapping[Any, Any]) -> Any:
         joint_loss_index=None,
         decompose_custom_triton_ops=False,
     )
-
-
-def _tensors(program: Any) -> Iterator[Any]:
-    """Yield the tensors that an export keeps as constants."""
-    yield from (each for each in program.constants.values() if isinstance(each, torch.Tensor))
 
 
 def _of_known_types(module: Any, given: Any, results: Any) -> Any:
@@ -435,7 +415,7 @@ def _decompositions(program: Any) -> dict[Any, Any]:
             continue
         parts_of = table.get(node.target)
         counted = name.startswith(RECOMPUTES) and node.target._overloadpacket in flop_registry
-        if parts_of is not None and not counted and not _is_of_primitives(parts_of):
+        if parts_of is not None and not counted and not is_of_primitives(parts_of):
             parts[node.target] = parts_of
     return parts
 
@@ -444,7 +424,7 @@ RECOMPUTES = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention"
 """Prefixes of operators that compute products again backward, which their decompositions do not."""
 
 
-def _is_of_primitives(function: Any) -> bool:
+def is_of_primitives(function: Any) -> bool:
     """Return whether a decomposition is a reference in PyTorch's primitives, which are the same operators by other
     names, or has nan for a number.
     """

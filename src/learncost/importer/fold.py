@@ -6,10 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TypeAlias
 
-from learncost.importer.axes import AxisClass, equal
-from learncost.importer.equations import Equation
+from learncost.importer.axes import AxisClass, equal, leaves
+from learncost.importer.equations import Equation, Fold, Item
 from learncost.importer.text import TextWriter
 from learncost.importer.views import StoredValue
 from learncost.ir.dataclass import dataclass, field
@@ -28,6 +27,12 @@ class Looks:
 
     learns: Callable[[StoredValue], object]
     lines: Mapping[str, int]
+
+    @staticmethod
+    def at(items: Iterable[Item], learns: Callable[[StoredValue], object]) -> Looks:
+        """Return the facts about lines; those of loops count apart."""
+        plain = (item for item in items if isinstance(item, Equation))
+        return Looks(learns, Counter(number for item in plain for number in checkpoints_of(item)))
 
 
 @dataclass
@@ -134,116 +139,39 @@ LONGEST_PATTERN = 8
 """The longest pattern of alternating blocks, such as local and global attention, that is looked for."""
 
 
-@dataclass(eq=False)
-class Fold:
-    """Lines that run `count` times.
-
-    count   a number, or an axis whose positions it runs over
-    carry   the loop-carried values: the initial value, the first iteration's result, the last iteration's result
-    each    the per-iteration inputs: that of the first iteration, with those of all
-    stacks  the value of one position, with that of all
-    keep    a value that an iteration makes, with that of all
-    """
-
-    count: int | AxisClass
-    body: list[Item]
-    carry: list[tuple[StoredValue, StoredValue, StoredValue]]
-    each: dict[StoredValue, list[StoredValue]]
-    start: dict[StoredValue, StoredValue] = field(default_factory=dict)  # the initial values of the loop-carried names
-    stacks: dict[StoredValue, StoredValue] = field(default_factory=dict)
-    keep: list[tuple[StoredValue, StoredValue]] = field(default_factory=list)
-
-    @property
-    def made(self) -> list[StoredValue]:
-        """Return its results: the loop-carried values after the last iteration, and what it stacks."""
-        return [*(last for *_, last in self.carry), *(stack for _, stack in self.keep)]
-
-    @property
-    def reads(self) -> list[StoredValue]:
-        inside = {stored for item in self.body for stored in item.made} | self.stacks.keys()
-        first = {before for before, *_ in self.carry}
-        of_blocks = [stored for several in self.each.values() for stored in several]
-        others = [s for item in self.body for s in item.reads if s not in inside and s not in self.each]
-        return list(dict.fromkeys((*first, *of_blocks, *self.stacks.values(), *others)))
-
-
-Item: TypeAlias = Equation | Fold
-
-
-def lines_of(items: Iterable[Item]) -> Iterator[Equation]:
-    """Yield all lines, those of loops once."""
+def every_item(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield all lines and loops, the lines of a loop behind it."""
     for item in items:
+        yield item
         if isinstance(item, Fold):
-            yield from lines_of(item.body)
-        else:
-            yield item
+            yield from every_item(item.body)
 
 
 def with_scans(equations: Iterable[Equation]) -> list[Item]:
     """Return the lines with those between the ends of a scan as its loop."""
     around: list[list[Item]] = [[]]
     for equation in equations:
-        scan = equation.scan
-        if scan is None:
+        loop = equation.scan
+        if loop is None:
             around[-1].append(equation)
-        elif not scan.keep and not scan.carry:
+        elif not loop.made:
             around.append([])
         else:
-            body = around.pop()
-            around[-1].append(Fold(scan.axis, body, scan.carry, {}, stacks=scan.each, keep=scan.keep))
+            loop.body = around.pop()
+            around[-1].append(loop)
     return around[0]
 
 
 def folded(items: list[Item], outputs: Sequence[StoredValue], learns: Callable[[StoredValue], object]) -> list[Item]:
     """Return the lines with equal blocks of numbered containers rolled into loops."""
-    plain = [item for item in items if isinstance(item, Equation)]
-    every = containers_of(plain)
-    looks = Looks(learns, Counter(number for item in plain for number in checkpoints_of(item)))
+    every = containers_of([item for item in items if isinstance(item, Equation)])
+    looks = Looks.at(items, learns)
     for container in every:
-        items = _fold_runs(items, [container], outputs, looks, loop=False)
+        items = _Blocks([container], outputs, looks, loop=False).folded(items)
     for parent in dict.fromkeys(container.rpartition(".")[0] for container in every if container):
-        loop = [container for container in every if container and container.rpartition(".")[0] == parent]
-        items = _fold_runs(items, loop, outputs, looks, loop=True)
+        several = [container for container in every if container and container.rpartition(".")[0] == parent]
+        items = _Blocks(several, outputs, looks, loop=True).folded(items)
     return items
-
-
-def _fold_runs(
-    items: list[Item], containers: Sequence[str], outputs: Sequence[StoredValue], looks: Looks, *, loop: bool
-) -> list[Item]:
-    """Roll each run of equal blocks among consecutive lines of numbered modules; with `loop`, of one or several
-    containers, together with the code of the loop, such as `for layer, norm in zip(layers, norms): x = x +
-    layer(norm(x))`.
-    """
-    blocks: list[tuple[int | None, list[Item]]] = []
-    for item in items:
-        number = _number(item, containers)
-        if blocks and (number == blocks[-1][0] or (loop and number is None)) and not isinstance(item, Fold):
-            blocks[-1][1].append(item)
-        else:
-            blocks.append((number, [item]))
-    result: list[Item] = []
-    place = 0
-    while place < len(blocks):
-        stop = place + 1
-        while stop < len(blocks) and _follows(blocks[stop - 1][0], blocks[stop][0], loop):
-            stop += 1
-        lines = [item for _, inside in blocks[place:stop] for item in inside]
-        numbers = [number for number, _ in blocks[place:stop]]
-        if stop - place > 1 and len({*numbers}) == len(numbers):  # it returns to no block
-            others = [*result, *(item for _, inside in blocks[stop:] for item in inside)]
-            iterations = [
-                (number, [item for item in inside if isinstance(item, Equation)])
-                for number, inside in blocks[place:stop]
-                if number is not None
-            ]
-            lines = _fold_blocks(iterations, containers, others, outputs, looks, loop=loop)
-        result += lines
-        place = stop
-    return result
-
-
-def _follows(number: int | None, later: int | None, loop: bool) -> bool:
-    return number is not None and later is not None and (later > number or not loop)
 
 
 def _number(item: Item, containers: Sequence[str]) -> int | None:
@@ -252,139 +180,150 @@ def _number(item: Item, containers: Sequence[str]) -> int | None:
     return place and place[1]
 
 
-def _fold_blocks(
-    blocks: list[tuple[int, list[Equation]]],
-    containers: Sequence[str],
-    others: Sequence[Item],
-    outputs: Sequence[StoredValue],
-    looks: Looks,
-    *,
-    loop: bool = False,
-) -> list[Item]:
-    """Roll each run of equal blocks, given in the order of their numbers; with `loop`, together with the code of the
-    loop.
+@dataclass(frozen=True)
+class _Blocks:
+    """Equal blocks of one or several containers.
+
+    outputs  values that are read after all lines
+    loop     include the code of the loop, such as `for layer, norm in zip(layers, norms): x = x + layer(norm(x))`;
+             every loop-carried value must then be read after the loop, as a gradient of zeros would be added to
+             otherwise
     """
-    elsewhere = {stored for item in others for stored in item.reads} | set(outputs)
-    result: list[Item] = []
-    place = 0
-    while place < len(blocks):
-        for period in range(1, LONGEST_PATTERN + 1):
-            fold, length, rest = _fold_at(blocks, place, period, containers, elsewhere, looks, loop)
-            if fold is not None:
-                result += [fold, *rest]
-                place += length
+
+    containers: Sequence[str]
+    outputs: Sequence[StoredValue]
+    looks: Looks
+    loop: bool
+
+    def folded(self, items: list[Item]) -> list[Item]:
+        """Roll each run of equal blocks among consecutive lines of numbered modules."""
+        blocks: list[tuple[int | None, list[Item]]] = []
+        for item in items:
+            number = _number(item, self.containers)
+            if blocks and (number == blocks[-1][0] or (self.loop and number is None)) and not isinstance(item, Fold):
+                blocks[-1][1].append(item)
+            else:
+                blocks.append((number, [item]))
+        result: list[Item] = []
+        place = 0
+        while place < len(blocks):
+            stop = place + 1
+            while stop < len(blocks) and self._follows(blocks[stop - 1][0], blocks[stop][0]):
+                stop += 1
+            lines = [item for _, inside in blocks[place:stop] for item in inside]
+            numbers = [number for number, _ in blocks[place:stop]]
+            if stop - place > 1 and len({*numbers}) == len(numbers):  # it returns to no block
+                others = [*result, *(item for _, inside in blocks[stop:] for item in inside)]
+                iterations = [
+                    (number, [item for item in inside if isinstance(item, Equation)])
+                    for number, inside in blocks[place:stop]
+                    if number is not None
+                ]
+                lines = self._in_order(iterations, {stored for item in others for stored in item.reads})
+            result += lines
+            place = stop
+        return result
+
+    def _follows(self, number: int | None, later: int | None) -> bool:
+        return number is not None and later is not None and (later > number or not self.loop)
+
+    def _in_order(self, blocks: list[tuple[int, list[Equation]]], elsewhere: set[StoredValue]) -> list[Item]:
+        """Roll each run of equal blocks, given in the order of their numbers."""
+        result: list[Item] = []
+        place = 0
+        while place < len(blocks):
+            for period in range(1, LONGEST_PATTERN + 1):
+                fold, length, rest = self._from(blocks, place, period, {*elsewhere, *self.outputs})
+                if fold is not None:
+                    result += [fold, *rest]
+                    place += length
+                    break
+            else:
+                result += blocks[place][1]
+                place += 1
+        return result
+
+    def _from(
+        self, every: Sequence[tuple[int, list[Equation]]], start: int, period: int, read_elsewhere: set[StoredValue]
+    ) -> tuple[Fold | None, int, list[Equation]]:
+        """Return the loop that begins with block `start`, the number of blocks in it, and the lines after the last
+        block of a `loop`; none if fewer than two iterations are equal.
+        """
+        blocks, iterations = every[start:], list[ModuleBlock]()
+        rest: list[Equation] = []
+        for place in range(0, len(blocks) - period + 1, period):
+            group = blocks[place : place + period]
+            if [number for number, _ in group] != list(range(group[0][0], group[0][0] + period)):
                 break
-        else:
-            result += blocks[place][1]
-            place += 1
-    return result
-
-
-def _fold_at(
-    every: Sequence[tuple[int, list[Equation]]],
-    start: int,
-    period: int,
-    containers: Sequence[str],
-    read_elsewhere: set[StoredValue],
-    looks: Looks,
-    loop: bool,
-) -> tuple[Fold | None, int, list[Equation]]:
-    """Return the loop that begins with block `start`, the number of blocks in it, and the lines after the last block
-    of a `loop`; none if fewer than two iterations are equal.
-    """
-    blocks, iterations = every[start:], list[ModuleBlock]()
-    rest: list[Equation] = []
-    for place in range(0, len(blocks) - period + 1, period):
-        group = blocks[place : place + period]
-        if [number for number, _ in group] != list(range(group[0][0], group[0][0] + period)):
-            break
-        block = ModuleBlock([item for _, lines in group for item in lines], containers, group[0][0])
-        if not iterations:
+            block = ModuleBlock([item for _, lines in group for item in lines], self.containers, group[0][0])
+            if not iterations:
+                iterations.append(block)
+                continue
+            length = len(iterations[0].items)
+            if (block.steps[:length] if self.loop else block.steps) != iterations[0].steps:
+                break
+            if len(iterations) == 1:
+                iterations[0].look(self.looks)
+            block.look(self.looks)
+            if block.signature != iterations[0].signature:
+                if not self.loop or block.signature[:length] != iterations[0].signature:
+                    break
+                rest = block.items[length:]
+                block = ModuleBlock(block.items[:length], self.containers, block.first)
+                block.look(self.looks)
+                if block.signature != iterations[0].signature:  # a checkpoint of the block extends beyond it
+                    rest = []
+                    break
+                iterations.append(block)
+                break
             iterations.append(block)
-            continue
-        length = len(iterations[0].items)
-        if (block.steps[:length] if loop else block.steps) != iterations[0].steps:
-            break
-        if len(iterations) == 1:
-            iterations[0].look(looks)
-        block.look(looks)
-        if block.signature != iterations[0].signature:
-            if not loop or block.signature[:length] != iterations[0].signature:
-                break
-            block, rest = ModuleBlock(block.items[:length], containers, block.first), block.items[length:]
-            block.look(looks)
-            if block.signature != iterations[0].signature:  # a checkpoint of the block extends beyond it
-                rest = []
-                break
-            iterations.append(block)
-            break
-        iterations.append(block)
-    while len(iterations) > 1:
-        folded_places = range(start, start + len(iterations) * period)
-        outside = (lines for place, (_, lines) in enumerate(every) if place not in folded_places)
-        later = {stored for lines in (*outside, rest) for item in lines for stored in item.reads}
-        fold = _repeat(iterations, containers, read_elsewhere | later, loop=loop)
-        if fold is not None:
-            return fold, len(iterations) * period, rest
-        iterations.pop()
-        rest = []
-    return None, 0, []
+        while len(iterations) > 1:
+            folded_places = range(start, start + len(iterations) * period)
+            outside = (lines for place, (_, lines) in enumerate(every) if place not in folded_places)
+            later = {stored for lines in (*outside, rest) for item in lines for stored in item.reads}
+            if (fold := self._repeat(iterations, read_elsewhere | later)) is not None:
+                return fold, len(iterations) * period, rest
+            iterations.pop()
+            rest = []
+        return None, 0, []
 
-
-def _repeat(
-    iterations: Sequence[ModuleBlock],
-    containers: Sequence[str],
-    read_later: set[StoredValue],
-    *,
-    loop: bool,
-) -> Fold | None:
-    """Return equal blocks as a loop; None if an iteration reads a value that is neither loop-carried nor shared.
-
-    loop   include the code of the loop: every loop-carried value must then be read after the loop, as a gradient of
-           zeros would be added to otherwise
-    """
-    first, last = iterations[0], iterations[-1]
-    carry: list[tuple[StoredValue, StoredValue, StoredValue]] = []
-    each: dict[StoredValue, list[StoredValue]] = {}
-    for place, stored in enumerate(first.externals):
-        several = [iteration.externals[place] for iteration in iterations]
-        if all(other is stored for other in several):
-            if stored.kind == "running":
-                return None  # one statistic, which all iterations update
-            continue
-        made = first.made
-        if several[1] in made:
-            number = made.index(several[1])
-            if any(several[i] is not iterations[i - 1].made[number] for i in range(1, len(iterations))):
+    def _repeat(self, iterations: Sequence[ModuleBlock], read_later: set[StoredValue]) -> Fold | None:
+        """Return equal blocks as a loop; None if an iteration reads a value that is neither loop-carried nor shared."""
+        first, last = iterations[0], iterations[-1]
+        carry: list[tuple[StoredValue, StoredValue, StoredValue]] = []
+        each: dict[StoredValue, list[StoredValue]] = {}
+        for stored, *others in zip(*(iteration.externals for iteration in iterations), strict=True):
+            if {*others} == {stored}:
+                if stored.kind == "running":
+                    return None  # one statistic, which all iterations update
+            elif others[0] in first.made:
+                number = first.made.index(others[0])
+                if others != [iteration.made[number] for iteration in iterations[:-1]]:
+                    return None
+                if not has_same_sizes(stored, first.made[number]):
+                    return None
+                carry.append((stored, first.made[number], last.made[number]))
+            elif any(other.kind in ("value", "input", "chosen") for other in (stored, *others)) or len(
+                {stored, *others}
+            ) < len(iterations):
                 return None
-            if not has_same_sizes(stored, made[number]):
-                return None
-            carry.append((stored, made[number], last.made[number]))
-        elif all(other.kind not in ("value", "input", "chosen") for other in several) and len(set(several)) == len(
-            several
-        ):
-            each[stored] = several
-        else:
+            else:
+                each[stored] = [stored, *others]
+        if any(stored in read_later for several in each.values() for stored in several):
+            return None  # a line outside reads a single iteration's input
+        handed = {made for *_, made in carry}
+        if any(made in read_later and made not in handed for iteration in iterations for made in iteration.made):
             return None
-    if any(stored in read_later for several in each.values() for stored in several):
-        return None  # a line outside reads a single iteration's input
-    handed = {made for *_, made in carry}
-    if any(made in read_later and made not in handed for iteration in iterations for made in iteration.made):
-        return None
-    if not carry or len({made for _, made, _ in carry}) < len(carry):
-        return None
-    if loop and not handed <= read_later:
-        return None
-    join_blocks(iterations)
-    for before, updated, _ in carry:
-        leaves_before = [leaf for axis in before.axes for leaf in axis.leaves]
-        leaves_after = [leaf for axis in updated.axes for leaf in axis.leaves]
-        for leaf, leaf_after in zip(leaves_before, leaves_after, strict=True):
-            leaf.join(leaf_after)
-    numbers = [block for each in first.items if (block := _number(each, containers)) is not None]
-    for item in first.items:
-        item.module = starred(item.module, containers, numbers[0], max(numbers) > min(numbers))
-    return Fold(len(iterations), list(first.items), carry, each)
+        if not carry or len({made for _, made, _ in carry}) < len(carry) or (self.loop and not handed <= read_later):
+            return None
+        join_blocks(iterations)
+        for before, updated, _ in carry:
+            for leaf, leaf_after in zip(leaves(before.axes), leaves(updated.axes), strict=True):
+                leaf.join(leaf_after)
+        numbers = [block for item in first.items if (block := _number(item, self.containers)) is not None]
+        for item in first.items:
+            item.module = starred(item.module, self.containers, numbers[0], max(numbers) > min(numbers))
+        return Fold(len(iterations), list(first.items), carry, each)
 
 
 def join_blocks(iterations: Sequence[ModuleBlock]) -> None:
@@ -396,8 +335,7 @@ def join_blocks(iterations: Sequence[ModuleBlock]) -> None:
 
 def has_same_sizes(first: StoredValue, second: StoredValue) -> bool:
     """Return whether two values have axes of the same sizes in the same order."""
-    ours = [leaf for axis in first.axes for leaf in axis.leaves]
-    theirs = [leaf for axis in second.axes for leaf in axis.leaves]
+    ours, theirs = [*leaves(first.axes)], [*leaves(second.axes)]
     return len(ours) == len(theirs) and all(equal(a.size, b.size) for a, b in zip(ours, theirs, strict=True))
 
 

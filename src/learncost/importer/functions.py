@@ -483,7 +483,7 @@ class _Changes:
     def learned(self, node: Any) -> bool:
         """Return whether a node has a gradient."""
         return node in self.learns or (
-            isinstance(node, _node_type()) and node not in self.apart and memory_of(node) in self.written
+            isinstance(node, torch.fx.Node) and node not in self.apart and memory_of(node) in self.written
         )
 
     def _read(self, node: Any) -> None:
@@ -495,10 +495,6 @@ class _Changes:
                     "seen by autograd, which an export does not keep: write y = x + (changed - x).detach(), and "
                     "use y from then on"
                 )
-
-
-def _node_type() -> type:
-    return torch.fx.Node
 
 
 def changed_by(node: Any) -> Iterator[Any]:

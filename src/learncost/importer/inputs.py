@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from learncost.importer.examples import at_sizes, parts_of, size_at, sizes_of
+from learncost.importer.examples import all_different, at_sizes, parts_of, size_at
 from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError, close_to, nearest, shown
 
@@ -205,14 +205,11 @@ def attempts(inputs: Sequence[Input]) -> Iterator[dict[str, int]]:
     first = {each.sizes[0] for each in inputs if each.sizes}
     sides = {size for each in inputs if len(each.sizes) > 3 for size in each.sizes[2:]}
     for steps in list(zip(_LENGTHS, _IMAGES, strict=True))[: None if {*letters} - given.keys() - first else 1]:
-        sizes, taken = dict(given), set(fixed)
-        for letter in letters:
-            if letter not in sizes:
-                times = 1 if letter in first else steps[letter in sides]
-                tried = (prime * times for prime in _PRIMES)
-                sizes[letter] = next(size for size in tried if taken.isdisjoint(sizes_of(letter, size, every)))
-                taken |= sizes_of(letter, sizes[letter], every)
-        yield sizes
+
+        def choices(letter: str, steps: tuple[int, int] = steps) -> Iterable[int]:
+            return (prime * (1 if letter in first else steps[letter in sides]) for prime in _PRIMES)
+
+        yield given | all_different((each for each in letters if each not in given), every, choices, fixed)
 
 
 def _are_texts(values: Iterable[Any]) -> bool:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from learncost.importer.axes import AxisClass
-from learncost.importer.equations import Equation
+from learncost.importer.equations import Equation, Fold, Item, NamedView
 from learncost.importer.export import Exported
-from learncost.importer.fold import Fold, Item, carried_again
+from learncost.importer.fold import carried_again, every_item
 from learncost.importer.text import TextWriter, identifier, tail
-from learncost.importer.views import StoredValue
+from learncost.importer.views import StoredValue, View
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.polynomial import Polynomial
 from learncost.ir.stated import Limit, StateDictEntry
@@ -40,12 +40,13 @@ class LayerText:
 
     def prepare(self, labels: Sequence[str]) -> None:
         """Assign names to all values of the layer."""
-        self._stacked(self.items)
+        every = [*every_item(self.items)]
+        loops = [item for item in every if isinstance(item, Fold)]
+        self.stacks = {one: several for loop in loops for one, several in loop.each.items()}
         behind = {stored for several in self.stacks.values() for stored in several[1:]}
-        loops = [item for item in self._all(self.items) if isinstance(item, Fold)]
-        made = {stored for item in self._all(self.items) for stored in item.made}
+        made = {stored for item in every for stored in item.made}
         made |= {stored for loop in loops for stored in loop.stacks}
-        used = dict.fromkeys(s for item in self._all(self.items) for s in item.reads if s not in made)
+        used = dict.fromkeys(s for item in every for s in item.reads if s not in made)
         order = {name: place for place, name in enumerate(self.exported.inputs.values())}
         given = [stored for stored in used if stored not in behind]
         inputs = sorted((s for s in given if s not in self.weights), key=lambda s: order.get(s.target, len(order)))
@@ -69,18 +70,6 @@ class LayerText:
         paths = [(self._path(each) or each.name).split(".") for each in self.stacks[stored]]
         parts = [part if all(path[place] == part for path in paths) else "each" for place, part in enumerate(paths[0])]
         return ".".join(parts)
-
-    def _all(self, items: Sequence[Item]) -> Iterator[Item]:
-        for item in items:
-            yield item
-            if isinstance(item, Fold):
-                yield from self._all(item.body)
-
-    def _stacked(self, items: Sequence[Item]) -> None:
-        for item in items:
-            if isinstance(item, Fold):
-                self.stacks |= item.each
-                self._stacked(item.body)
 
     def _name(self, items: Sequence[Item], around: Sequence[Item]) -> None:
         names = self.writer.names
@@ -138,25 +127,19 @@ class LayerText:
             again = [made for before, made in carried_again(item)]
             for before, made, last in item.carry:
                 if made in again:
-                    names[last], kept = names[item.start[before]], names[made]
-                    yield f"{indent}  {self._moved(StoredValue('', made.axes), made, names[last], kept)}"
+                    renamed = StoredValue("", made.axes)
+                    names[last] = names[renamed] = names[item.start[before]]
+                    yield f"{indent}  {self._moved(renamed, made)}"
             for before, name in outside.items():
                 if name is not None:
                     names[before] = name
 
     counts: dict[Fold, str] = field(default_factory=dict)
 
-    def _moved(self, new: StoredValue, old: StoredValue, name: str = "", old_name: str = "") -> str:
+    def _moved(self, new: StoredValue, old: StoredValue) -> str:
         """Return the line that passes a value on under another name."""
-        axes: list[str] = []
-        used: dict[str, int] = {}
-        for axis in old.axes:
-            for leaf in axis.leaves:
-                letter = self.writer.letter(leaf)
-                axes.append(letter + "'" * used.get(letter, 0))
-                used[letter] = used.get(letter, 0) + 1
-        text = f"[{' '.join(axes)}]"
-        return f"{name or self.writer.names[new]}{text} = {old_name or self.writer.names[old]}{text}"
+        left, right = (NamedView(View.of(each), tuple(range(len(old.axes)))) for each in (new, old))
+        return self.writer.line(Equation("product", (left,), (right,))).rpartition(" @ ")[0]
 
     def _each(self, item: Fold) -> str:
         names = self.writer.names
@@ -188,7 +171,7 @@ class LayerText:
         """Return the text of the layer."""
         writer, exported = self.writer, self.exported
         writer.axes.taken |= writer.values.taken | set(exported.letters.symbols.values())
-        for item in self._all(self.items):
+        for item in every_item(self.items):
             if isinstance(item, Fold) and isinstance(item.count, AxisClass):
                 self.counts[item] = writer.letter(item.count)
             elif isinstance(item, Fold):

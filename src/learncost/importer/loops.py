@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
 
 from learncost.importer.axes import AxisClass, leaves
-from learncost.importer.equations import Equation, NamedView, Operand
-from learncost.importer.fold import Fold, Item, Looks, ModuleBlock, checkpoints_of, has_same_sizes, join_blocks
+from learncost.importer.equations import Equation, Fold, Item, NamedView, Operand
+from learncost.importer.fold import Looks, ModuleBlock, has_same_sizes, join_blocks
 from learncost.importer.text import needed, through
 from learncost.importer.views import At, AxisIndex, Index, StoredValue, View, ViewAxis
 from learncost.ir.dataclass import dataclass, replace
@@ -28,8 +27,7 @@ def rolled(items: list[Item], outputs: Sequence[StoredValue], learns: Callable[[
     is read behind the loop is a last value, or the stack of those of all steps. A first step whose initial value has no
     gradient stays apart: that gradient is not computed.
     """
-    plain = [item for item in items if isinstance(item, Equation)]
-    looks = Looks(learns, Counter(number for item in plain for number in checkpoints_of(item)))
+    looks = Looks.at(items, learns)
     while (answer := _with_a_scan(items, {*outputs}, looks)) is not None:
         items = needed(answer, outputs)
     return items
@@ -123,7 +121,7 @@ class UnrolledLoop:
             moving = list[MovingRead]()
             for place, each in enumerate(row[0].index):
                 starts: list[Any] = [getattr(view.index[place], "start", None) for view in row]
-                if _is_position(each) and len({*starts}) > 1:
+                if isinstance(each, AxisIndex) and not each.parts and len({*starts}) > 1:
                     step = starts[1] - starts[0]
                     if step not in (1, -1) or starts != [*range(starts[0], starts[0] + step * len(row), step)]:
                         return None
@@ -205,10 +203,6 @@ class UnrolledLoop:
         pair = (NamedView(whole, letters),), (NamedView(source, letters),)
         copies.append(Equation("product", *pair, module=self.blocks[0].items[0].module, operator="select"))
         return one, whole.stored
-
-
-def _is_position(index: Index) -> bool:
-    return isinstance(index, AxisIndex) and not index.parts
 
 
 def _mapped(item: Equation, change: Callable[[View], View]) -> Equation:

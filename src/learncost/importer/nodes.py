@@ -28,6 +28,13 @@ def shape_of(node: Any) -> tuple[Size, ...]:
     return tuple(map(size_of, node.meta["val"].shape))
 
 
+def arguments_of(node: Any) -> dict[str, Any]:
+    """Return the arguments of a node by name, in the order of its schema, with the defaults of others."""
+    schema = node.target._schema.arguments if hasattr(node.target, "_schema") else ()
+    given = {each.name: value for each, value in zip(schema, node.args, strict=False)} | dict(node.kwargs)
+    return {each.name: each.default_value for each in schema} | given
+
+
 def operator_name(target: Any) -> str:
     """Return the name of an operator: `aten.add.Tensor` as `add.Tensor`, `aten.linear.default` as `linear`,
     `my.op.default` as `my.op`.
@@ -89,12 +96,8 @@ OPERATOR = "operator"
 
 def is_leaf(node: Any) -> bool:
     """Return whether the forward pass sets requires_grad for the result of a node: the last of a decomposition."""
-    marked = [each for each in (node, *node.users) if _custom(each, LEAF) and each.meta.get("val") is not None]
+    marked = [each for each in (node, *node.users) if mark_of(each, LEAF) and each.meta.get("val") is not None]
     return marked == [node]
-
-
-def _custom(node: Any, key: str) -> str:
-    return str((node.meta.get("custom") or {}).get(key, ""))
 
 
 def mark(node: Any, key: str, value: str) -> None:
@@ -104,7 +107,7 @@ def mark(node: Any, key: str, value: str) -> None:
 
 def mark_of(node: Any, key: str = AGAIN) -> str:
     """Return the checkpoints around a node, or other metadata that decompositions keep."""
-    return _custom(node, key)
+    return str((node.meta.get("custom") or {}).get(key, ""))
 
 
 def place_of(node: Any) -> str:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from learncost.importer.axes import AxisClass, equal
 from learncost.importer.equations import Equation, NamedView
 from learncost.importer.nodes import is_empty, size_of
 from learncost.importer.registered import name_of, registered, run_bodies
 from learncost.importer.tried import has_fraction
-from learncost.importer.views import ChosenPlaces, Complex, GivenTensor, IntegerValue, StoredValue, View, ViewAxis
+from learncost.importer.views import ChosenPlaces, Complex, GivenTensor, IntegerValue, View, ViewAxis
 from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Op
 
@@ -160,10 +159,6 @@ def _result(reader: GraphReader, value: Any, place: int) -> Any:
         return value
     if not has_fraction(value) or is_empty(value):
         return reader.part(place)
-    sizes = [size_of(size) for size in value.shape]
-
-    def part() -> View:
-        stored = StoredValue(reader.recorder.name, tuple(AxisClass(size) for size in sizes if not equal(size, 1)))
-        return View.of(stored, [0 if equal(size, 1) else 1 for size in sizes])
-
-    return Complex(part(), part()) if value.dtype.is_complex else part()
+    sizes, name = [size_of(size) for size in value.shape], reader.recorder.name
+    part = View.new(name, sizes)
+    return Complex(part, View.new(name, sizes)) if value.dtype.is_complex else part

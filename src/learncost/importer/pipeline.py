@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
@@ -33,19 +33,18 @@ from learncost.ir.errors import InputError
 class ImportOptions:
     """The options of an import.
 
-    symbols    by path of an example value, its symbolic dimensions
-    as_run     trace one concrete run
-    unknown    the treatment of operators with unknown cost: refuse or zero
-    fold       merge equal blocks into a loop
-    companion  the text of another table, whose letters for sizes are not reused; the result is "" if its lines are
-               the same
+    symbols  by path of an example value, its symbolic dimensions
+    as_run   trace one concrete run
+    unknown  the treatment of operators with unknown cost: refuse or zero
+    fold     merge equal blocks into a loop
+    taken    letters that are not used for sizes
     """
 
     symbols: Mapping[str, str] = field(default_factory=dict)
     as_run: bool = False
     unknown: str = "refuse"
     fold: bool = True
-    companion: str = ""
+    taken: Set[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,6 @@ def table_of(
     name = type(module).__name__
 
     def read(values: Mapping[str, Any], letters: Mapping[str, str]) -> str:
-        text = read_with(values, letters, frozenset())
-        if not options.companion:
-            return text
-        known = letters_of(options.companion)
-        return "" if _lines(text) == _lines(options.companion) else read_with(values, letters, known)
-
-    def read_with(values: Mapping[str, Any], letters: Mapping[str, str], others: frozenset[str]) -> str:
         with exports(called):
             whole = straight(module, values) if options.as_run else module
             leaves = flattened(values).items()
@@ -102,9 +94,8 @@ def table_of(
 
             def table(exported: Exported, stated: Mapping[int, Size]) -> ImportedModule:
                 exported = replace(exported, unrolled=roll)
-                return read_exported(
-                    exported, whole, name=name, unknown=options.unknown, fold=options.fold, stated=stated, taken=others
-                )
+                how: dict[str, Any] = {"unknown": options.unknown, "fold": options.fold, "taken": options.taken}
+                return read_exported(exported, whole, name=name, stated=stated, **how)
 
             try:
                 first = table(exported, {})
@@ -136,11 +127,12 @@ def table_of(
     else:
         given = checked(given, module, called)
         described = [str(each) for each in given]
-        if options.as_run and (letter := _without_example(given)) is not None:
+        known = examples_of(given)
+        for letter in (letter for each in given for letter in each.letters if options.as_run and letter not in known):
             raise InputError(
                 f"a traced run has one size for {letter}: write a number, or {letter}=8, in the inputs of {called}"
             )
-        every = [examples_of(given)] if options.as_run else attempts(given)
+        every = [known] if options.as_run else attempts(given)
         tries = ((sizes, tensors(given, sizes), symbols_of(given)) for sizes in every)
     first: NotExportedError | None = None
     for sizes, values, symbols in tries:
@@ -185,11 +177,6 @@ def letters_of(text: str) -> frozenset[str]:
 
 
 _SYMBOL = re.compile(r"\bs\d+\b")
-
-
-def _without_example(inputs: Sequence[Input]) -> str | None:
-    """Return the first letter of inputs that has no example."""
-    return next((letter for each in inputs for letter in each.letters if letter not in examples_of(inputs)), None)
 
 
 def _with(values: Mapping[str, Any], letters: Mapping[str, str], letter: str, size: int) -> str:
@@ -341,7 +328,10 @@ def evaluation_of(
         return ""
     is_folded = any(line.strip().startswith("repeat ") for line in training.splitlines())
     with in_evaluation(module):
-        text, _ = table_of(module, given, called, replace(options, fold=is_folded, companion=training), observer)
+        for taken in (frozenset[str](), letters_of(training)):
+            text, _ = table_of(module, given, called, replace(options, fold=is_folded, taken=taken), observer)
+            if _lines(text) == _lines(training):
+                return ""
     return text
 
 

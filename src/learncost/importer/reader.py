@@ -79,7 +79,7 @@ class GraphReader:
     examples: NodeConstants = field(default_factory=lambda: NodeConstants({}))  # with whole numbers of example inputs
     values: dict[Any, Any] = field(default_factory=dict)
     limits: dict[Size, int] = field(default_factory=dict)  # the number of rows of each indexed table
-    given: dict[Any, StoredValue] = field(default_factory=dict)  # outside inputs by node and use
+    given: dict[Any, View] = field(default_factory=dict)  # outside inputs by node and use
     kept: dict[StoredValue, Sequence[int]] = field(default_factory=dict)  # the dimensions of a weight that are axes
     buffers: Mapping[str, str] = field(default_factory=dict)  # their paths, by placeholder
     counted: frozenset[str] = frozenset()  # those that a forward pass changes
@@ -95,13 +95,7 @@ class GraphReader:
         """Return an argument of a node in the form that rules take: views, outside values, numbers, and lists of
         them.
         """
-        if isinstance(value, torch.fx.Node):
-            return self.values[value]
-        if isinstance(value, list | tuple):
-            return [self.argument(each) for each in value]
-        if isinstance(value, slice):
-            return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
-        return value
+        return torch.fx.node.map_arg(value, self.values.__getitem__)
 
     def view(self, value: Any) -> View:
         """Return a tensor as a view; an outside tensor becomes an input of the table."""
@@ -119,17 +113,14 @@ class GraphReader:
             raise self.refusal("a complex number in place of a real one")
         raise self.refusal(f"{shown(value)}, which is not a tensor,")
 
-    def start(self, value: Any) -> int | None:
-        """Return the first of consecutive positions from outside."""
-        return self.constants.start(value.node) if isinstance(value, GivenTensor) else None
-
     def outside(self, value: GivenTensor, kind: str) -> View:
         """Return an outside tensor as an input: numbers, or an index."""
-        if value.source is not None and value.look is not None and _same_many(value, value.source, kind):
+        source, is_loss = value.source, kind.startswith("share")  # all targets of a loss, or a view of them
+        if source and value.look and (not is_loss or equal(product(value.shape), product(source.shape))):
             node, self.node = self.node, value.node
             view = None
             with suppress(ShapeError):  # lines may split axes that the input does not split
-                view = value.look(self.outside(value.source, kind))
+                view = value.look(self.outside(source, kind))
             self.node = node
             if isinstance(view, View):
                 return view.fresh()
@@ -139,11 +130,9 @@ class GraphReader:
         if kind == "constant" and (made := self.made(value)) is not None:
             return made
         if key not in self.given:
-            axes = [AxisClass(size) for size in value.shape if not equal(size, 1)]
             name = {"share": "share", "unlike": "is_no_padding"}.get(kind.partition(" ")[0], name_of(value.node))
-            self.given[key] = StoredValue(name, tuple(axes), kind, str(value.node.name))
-        stored = self.given[key]
-        return View.of(stored, [0 if equal(size, 1) else 1 for size in value.shape])
+            self.given[key] = View.new(name, value.shape, kind, str(value.node.name))
+        return self.given[key].fresh()
 
     def made(self, value: GivenTensor) -> View | None:
         """Record the lines of an outside tensor; None if it is an input instead. Lines are made for `unsettled` nodes,
@@ -177,12 +166,9 @@ class GraphReader:
 
     def filled(self, shape: Sequence[Size], number: float | None) -> View:
         """Record a tensor of zeros or ones as a line."""
-        stored = self.recorder.stored(
-            [AxisClass(size) for size in shape if not equal(size, 1)], "ones" if number else "zeros"
-        )
-        view = View.of(stored, [0 if equal(size, 1) else 1 for size in shape])
-        letters = tuple(range(len(shape)))
-        self.recorder.add(Equation("op", (NamedView(view, letters),), (), op="ones" if number else "zeros"))
+        op = "ones" if number else "zeros"
+        view = View.new(op, shape)
+        self.recorder.add(Equation("op", (NamedView(view, tuple(range(len(shape)))),), (), op=op))
         return view
 
     def index(self, value: Any, reads: AxisClass) -> View:
@@ -205,9 +191,7 @@ class GraphReader:
     def leaf(self, node: Any) -> View:
         """Record a value for which the forward pass sets requires_grad: zeros with a gradient are added to it."""
         view = self.view(self.values[node])
-        axes = [AxisClass(size) for size in view.shape if not equal(size, 1)]
-        zeros = StoredValue("leaf", tuple(axes), "leaf", str(node.name))
-        return self.add(view, View.of(zeros, [0 if equal(size, 1) else 1 for size in view.shape]))
+        return self.add(view, View.new("leaf", view.shape, "leaf", str(node.name)))
 
     def looked(self, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> GivenTensor:
         """Return an outside node: a view of another, if it only changes the shape."""
@@ -375,13 +359,6 @@ class GraphReader:
             name = operator_name(self.node.target)
             raise self.refusal(f"{name}, read as {value.shape} instead of {shape} (a bug of the importer),")
         return value
-
-
-def _same_many(value: GivenTensor, source: GivenTensor, kind: str) -> bool:
-    """Return whether a view of an input may be used in place of the input: for a loss's targets only if it has all
-    elements.
-    """
-    return not kind.startswith("share") or equal(product(value.shape), product(source.shape))
 
 
 def _is_wider(value: Any, views: Sequence[View]) -> bool:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from learncost.importer.nodes import is_empty, operator_name
 from learncost.importer.opaque import opaque
@@ -79,27 +80,24 @@ def _by_rule(reader: GraphReader, known: Rule, node: Any, arguments: list[Any], 
         return GivenTensor(node)  # of selected positions and outside values: it has no gradient
     if known in INDEX_RULES:
         arguments = [_placed(each) if isinstance(each, list) else each for each in arguments]
-    if any(map(_has_whole, arguments)):
-        return _of_whole(reader, known, node, arguments, named)
-    value = known(reader, *arguments, **named)
-    if isinstance(value, View) and isinstance(result, torch.Tensor):
-        value = reader.shaped(value, result, arguments)
-        # a real number among complex ones
-        return Complex(value, 0.0) if result.dtype.is_complex else _typed(value, node)
-    return value
+    if any(
+        isinstance(each, IntegerValue) for each in tree_leaves(arguments)
+    ):  # integers become an operand, an outside index, or are refused
+        with suppress(InputError):
+            return _applied(reader, known, node, _in_lines(arguments), named)
+        arguments = _placed(arguments)
+        if not any(map(is_inside, [*arguments, *named.values()])):
+            return GivenTensor(node)
+    return _applied(reader, known, node, arguments, named)
 
 
-def _of_whole(reader: GraphReader, known: Rule, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Apply a rule to integers: they become an operand, an outside index, or are refused."""
-    result = node.meta["val"]
-    with suppress(InputError):
-        value = known(reader, *[_in_lines(each) for each in arguments], **named)
-        return _typed(reader.shaped(value, result, arguments), node) if isinstance(value, View) else value
-    arguments = [_placed(each) for each in arguments]
-    if not any(map(is_inside, [*arguments, *named.values()])):
-        return GivenTensor(node)
-    value = known(reader, *arguments, **named)
-    return _typed(reader.shaped(value, result, arguments), node) if isinstance(value, View) else value
+def _applied(reader: GraphReader, known: Rule, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Return the result of a rule in the shape and type that the graph gives it."""
+    result, value = node.meta["val"], known(reader, *arguments, **named)
+    if not isinstance(value, View) or not isinstance(result, torch.Tensor):
+        return value
+    value = reader.shaped(value, result, arguments)
+    return Complex(value, 0.0) if result.dtype.is_complex else _typed(value, node)  # a real number among complex ones
 
 
 def _typed(value: Any, node: Any) -> Any:
@@ -118,20 +116,11 @@ def _typed(value: Any, node: Any) -> Any:
     return value
 
 
-def _has_whole(value: Any) -> bool:
-    """Return whether an argument is, or contains, integers."""
-    return any(map(_has_whole, value)) if isinstance(value, list) else isinstance(value, IntegerValue)
-
-
-def _in_lines(value: Any) -> Any:
+def _in_lines(values: Any) -> Any:
     """Return integers as values of the table."""
-    if isinstance(value, list):
-        return [_in_lines(each) for each in value]
-    return value.view.fresh() if isinstance(value, IntegerValue) else value
+    return tree_map_only(IntegerValue, lambda each: each.view.fresh(), values)
 
 
-def _placed(value: Any) -> Any:
+def _placed(values: Any) -> Any:
     """Return integers as outside values, which indices are."""
-    if isinstance(value, list):
-        return [_placed(each) for each in value]
-    return GivenTensor(value.node) if isinstance(value, IntegerValue) else value
+    return tree_map_only(IntegerValue, lambda each: GivenTensor(each.node), values)

@@ -156,25 +156,11 @@ def refusal(error: Exception, called: str) -> InputError:
     of_func = is_by_func(error)
     if of_func or isinstance(error, GradientTakenError):
         by = FUNC if of_func else str(error)
-        if by == NESTED:
-            return NotExportedError(
-                f"{called} works on nested tensors with operators that cannot be traced: write it with padded "
-                "sequences and a mask, or with concatenated tokens and their lengths as numbers"
-            )
-        if by == VMAP:
-            return NotExportedError(
-                f"{called} runs an operation under torch.vmap that PyTorch does not export: write the axis that vmap "
-                "maps over into the operation, as in torch.einsum"
-            )
-        return NotExportedError(
-            f"{called} computes a derivative with {by} in its forward pass, which PyTorch does not export: "
-            "write out the derivative; the gradients of a step are derived from the table"
-        )
+        does = f"computes a derivative with {by} in its forward pass, which PyTorch does not export: write out the "
+        does += "derivative; the gradients of a step are derived from the table"
+        return NotExportedError(f"{called} {_UNTRACED.get(by, does)}")
     if any(f"{os.sep}torch{os.sep}nested{os.sep}" in each.filename for each in frames) or _NESTED.search(str(error)):
-        return NotExportedError(
-            f"{place}: `{code}` works on nested tensors, which PyTorch does not export: write it with padded sequences "
-            "and a mask, or with concatenated tokens and their lengths as numbers"
-        )
+        return NotExportedError(f"{place}: `{code}` works on nested tensors, which PyTorch does not export: {_PADDED}")
     what = "exported" if any(f"{os.sep}torch{os.sep}" in frame.filename for frame in frames) else "read"
     said = one_line(error)
     if code and not str(error).strip():  # an assertion without a message
@@ -204,6 +190,12 @@ def _place_of(error: Exception) -> tuple[str, str]:
 
 
 FUNC, VMAP, NESTED = "torch.func", "torch.vmap", "nested tensors"
+_PADDED = "write it with padded sequences and a mask, or with concatenated tokens and their lengths as numbers"
+_UNTRACED = {
+    NESTED: f"works on nested tensors with operators that cannot be traced: {_PADDED}",
+    VMAP: "runs an operation under torch.vmap that PyTorch does not export: write the axis that vmap maps over into "
+    "the operation, as in torch.einsum",
+}
 
 
 def transform_of(error: BaseException) -> str:

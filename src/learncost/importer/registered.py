@@ -23,17 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from learncost.importer.constants import GivenError, NodeConstants
 from learncost.importer.functions import FUNCTIONS
-from learncost.importer.nodes import module_of, operator_name, size_of
-from learncost.ir.dataclass import dataclass, field
+from learncost.importer.nodes import arguments_of, module_of, operator_name, size_of
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.line import Opaque
-
-
-@dataclass
-class _Unknown:
-    """Operations that ran, have no formula and are not part of PyTorch."""
-
-    names: list[str] = field(default_factory=list)
 
 
 def registered(node: Any, values: NodeConstants, given: Collection[Any] = ()) -> tuple[Opaque, str]:
@@ -67,7 +60,7 @@ def registered(node: Any, values: NodeConstants, given: Collection[Any] = ()) ->
         source = f"the FLOP formula registered for {name}"
     elif isinstance(node.target, HigherOrderOperator) or node.target in FUNCTIONS:
         source = "the products of its functions, forward and backward"
-    if has_offsets(node):
+    if any(key.startswith(OFFSETS) and value is not None for key, value in arguments_of(node).items()):
         source += ", with every sequence as long as the longest: an upper bound"
     for count, text, of in zip((forward, backward), texts, ("", "the gradient of "), strict=True):
         if count is not None and text is None:
@@ -153,12 +146,12 @@ def _run(
     mode: Any, function: Any, arguments: Any, named: Mapping[str, Any], formulas: Mapping[Any, Any]
 ) -> tuple[Any, Any, str]:
     """Return the FLOPs of a function and of autograd's backward pass of it, on tensors without values."""
-    seen = _Unknown()
+    seen = list[str]()  # operations that ran, have no formula and are not part of PyTorch
 
     class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if function._overloadpacket not in flop_registry and function.namespace not in PYTORCH:
-                seen.names.append(name_of(function))
+                seen.append(name_of(function))
             return function(*args, **(kwargs or {}))
 
     leaves = [each for each in _leaves((arguments, named)) if isinstance(each, torch.Tensor) and each.requires_grad]
@@ -167,7 +160,7 @@ def _run(
         result = function(*arguments, **named)
         forward = counter.get_total_flops()
         learned = [each for each in _leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
-        seen.names.clear()
+        seen.clear()
         if not learned or not leaves:
             return forward, None if leaves else 0, ""
         try:
@@ -176,23 +169,20 @@ def _run(
         except Exception as error:  # a user's, or of an operator of PyTorch's that runs on tensors with values alone
             without = getattr(function, "namespace", "") in PYTORCH and function._overloadpacket not in formulas
             is_known = without and "derivative for" not in str(error)
-        if is_known and not seen.names:
+        if is_known and not seen:
             return forward, counter.get_total_flops() - forward, ""
-        return forward, None, next(iter(seen.names), "")
+        return forward, None, next(iter(seen), "")
 
 
 def _leaves(values: Any) -> list[Any]:
     return list(torch.utils._pytree.tree_leaves(values))
 
 
-def _symbols(size: Any) -> Any:
-    return size.node.expr.free_symbols if hasattr(size, "node") else ()
-
-
 def _open_sizes(node: Any) -> set[str]:
     """Return the symbols in the sizes of a node's arguments and results."""
     values = _leaves([each.meta.get("val") for each in (*node.all_input_nodes, node)])
-    return {str(symbol) for each in values for size in getattr(each, "shape", ()) for symbol in _symbols(size)}
+    sizes = [size for each in values for size in getattr(each, "shape", ()) if hasattr(size, "node")]
+    return {str(symbol) for size in sizes for symbol in size.node.expr.free_symbols}
 
 
 def _value_of(node: Any, given: bool) -> Any:
@@ -357,26 +347,19 @@ class FlopFormula:
         return self.flops(*arguments, **named, out_shape=made)
 
 
-def _transformed(shape: Sequence[Any], dims: Sequence[int], share: float) -> Any:
-    """Return the FLOPs of complex Fourier transforms over dimensions, times a factor."""
-    sizes = [shape[dim] for dim in dims]
-    if not all(isinstance(size, int) for size in sizes):
-        raise OpenError("the FLOPs of a Fourier transform need a fixed length: use a number")
-    points = prod(sizes)
-    others = prod(size for place, size in enumerate(shape) if place not in {dim % len(shape) for dim in dims})
-    return round(share * points * log2(points)) * others
+def _transformed(share: float, is_of_result: bool = False) -> Callable[..., Any]:
+    """Return a formula of Fourier transforms over dimensions of the operand, or of the result, times a factor."""
 
+    def flops(x: Sequence[Any], dims: Sequence[int], *_: Any, out_shape: Any = None, **__: Any) -> Any:
+        shape = out_shape if is_of_result else x
+        sizes = [shape[dim] for dim in dims]
+        if not all(isinstance(size, int) for size in sizes):
+            raise OpenError("the FLOPs of a Fourier transform need a fixed length: use a number")
+        points = prod(sizes)
+        others = prod(size for place, size in enumerate(shape) if place not in {dim % len(shape) for dim in dims})
+        return round(share * points * log2(points)) * others
 
-def _complex(x: Sequence[Any], dims: Sequence[int], *_: Any, **__: Any) -> Any:
-    return _transformed(x, dims, 5.0)
-
-
-def _from_real(x: Sequence[Any], dims: Sequence[int], *_: Any, **__: Any) -> Any:
-    return _transformed(x, dims, 2.5)
-
-
-def _to_real(x: Sequence[Any], dims: Sequence[int], *_: Any, out_shape: Any = None, **__: Any) -> Any:
-    return _transformed(out_shape, dims, 2.5)
+    return flops
 
 
 def _matrices(x: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -439,9 +422,9 @@ def _reflected(x: Sequence[Any], reflectors: Sequence[Any], *_: Any, **__: Any) 
 _ATEN = torch.ops.aten
 _FFT = "N log2 N for N points, as FFTW is measured (Frigo & Johnson 2005, The design and implementation of FFTW3)"
 FORMULAS = (
-    FlopFormula(_ATEN._fft_c2c, _complex, f"5 {_FFT}", 1),
-    FlopFormula(_ATEN._fft_r2c, _from_real, f"2.5 {_FFT}", 2),
-    FlopFormula(_ATEN._fft_c2r, _to_real, f"2.5 {_FFT}", 1),
+    FlopFormula(_ATEN._fft_c2c, _transformed(5.0), f"5 {_FFT}", 1),
+    FlopFormula(_ATEN._fft_r2c, _transformed(2.5), f"2.5 {_FFT}", 2),
+    FlopFormula(_ATEN._fft_c2r, _transformed(2.5, True), f"2.5 {_FFT}", 1),
     FlopFormula(_ATEN.linalg_cholesky_ex, _cubed(1), f"n^3/3, {_GOLUB}, chapter 4"),
     FlopFormula(_ATEN.linalg_inv_ex, _cubed(6), f"2 n^3, {_GOLUB}, chapter 3"),
     FlopFormula(_ATEN._linalg_det, _cubed(2), f"2 n^3/3 of its factors, {_GOLUB}, chapter 3"),
@@ -518,17 +501,12 @@ class Sequences:
         return f"sequences of {', '.join(every)} tokens"
 
 
-def has_offsets(node: Any) -> bool:
-    """Return whether a node of a graph is attention over packed sequences."""
-    return any(name.startswith(OFFSETS) and value is not None for name, value in _arguments(node).items())
-
-
 def sequences(node: Any, values: NodeConstants) -> Sequences | None:
     """Return the sequences of such a node; None where their lengths are not known.
 
     values   the tensors that the module holds and the whole numbers of the example inputs
     """
-    named = _arguments(node)
+    named = arguments_of(node)
     offsets = [value for name, value in named.items() if name.startswith(OFFSETS) and value is not None]
     used = [value for name, value in named.items() if name in ("seqused_k", "seqlen_k", "block_table")]
     if not offsets or any(each is not None for each in used) or not {"query", "key", "value"} <= named.keys():
@@ -554,17 +532,10 @@ def _mask(named: Mapping[str, Any]) -> tuple[int, int]:
 
 def flops(node: Any, over: Sequences) -> tuple[int, int]:
     """Return the FLOPs of the products, forward and backward, where a kernel computes the scores a second time."""
-    named = _arguments(node)
+    named = arguments_of(node)
     heads, points = named["query"].meta["val"].shape[-2:]
     values = named["value"].meta["val"].shape[-1]
     return 2 * heads * over.pairs * (points + values), 2 * heads * over.pairs * (3 * points + 2 * values)
-
-
-def _arguments(node: Any) -> dict[str, Any]:
-    """Return the arguments of a node by the names of its schema, with the defaults of those that it leaves out."""
-    schema = node.target._schema.arguments if hasattr(node.target, "_schema") else ()
-    named = {each.name: each.default_value for each in schema if each.has_default_value()}
-    return named | {each.name: value for each, value in zip(schema, node.args, strict=False)} | dict(node.kwargs)
 
 
 def _lengths(offsets: Any, tokens: Any, values: NodeConstants) -> list[int] | None:

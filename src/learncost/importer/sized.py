@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -236,25 +237,10 @@ def interval(guards: Iterable[Any], symbol: Any, example: int) -> Limit:
         def holds(size: int, equation: Any = equation) -> bool:
             return bool(equation.xreplace({symbol: sympy.Integer(size)}) == sympy.true)
 
-        within &= Limit(_last(holds, example, -1), _last(holds, example, 1))
+        least = 1 + bisect_left(range(1, example + 1), True, key=holds)
+        beyond = bisect_left(range(example, LARGEST), True, key=lambda size: not holds(size))
+        within &= Limit(least, example + beyond - 1 if example + beyond < LARGEST else LARGEST)
     return within
-
-
-def _last(holds: Callable[[int], bool], first: int, step: int) -> int:
-    """Return the last size, from a first one on, for which a monotone condition is true."""
-    there = reach = 1
-    while reach < LARGEST and first + step * reach > 0 and holds(first + step * reach):
-        there = reach = 2 * reach
-    if reach >= LARGEST:
-        return LARGEST
-    below = there // 2
-    while reach - below > 1:
-        middle = (below + reach) // 2
-        if first + step * middle > 0 and holds(first + step * middle):
-            below = middle
-        else:
-            reach = middle
-    return first + step * below
 
 
 def open_sizes(nodes: Iterable[Any]) -> set[Any]:

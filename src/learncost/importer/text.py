@@ -5,23 +5,28 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv
 
 from learncost.importer.axes import AxisClass, Size, equal, leaves
-from learncost.importer.equations import DimensionCondition, Equation, NamedView, NumberOperand, Operand, indices_of
+from learncost.importer.equations import (
+    DimensionCondition,
+    Equation,
+    Item,
+    NamedView,
+    NumberOperand,
+    Operand,
+    indices_of,
+)
 from learncost.importer.sized import without_rests
 from learncost.importer.views import At, AxisIndex, Index, StoredValue, View, ViewAxis
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.models.tables import LENGTHS
 
-if TYPE_CHECKING:
-    from learncost.importer.fold import Fold
-
-_Line = TypeVar("_Line", Equation, "Equation | Fold")
+_Line = TypeVar("_Line", Equation, Item)
 _POWER = re.compile(r"\b([^\W\d]\w*)\*\*(\d)\b")
 _EXPRESSION = re.compile(r"[\w+*/()-]+")
 _NAME = re.compile(r"\W+")
@@ -365,13 +370,9 @@ class _WrittenLine:
         return f" running {' '.join(map(self.term, kept.statistics))} momentum {momentum}"
 
     def condition(self, where: DimensionCondition) -> str:
-        lower, upper = self.side(where.lower), self.side(where.upper)
+        (lower,), (upper,) = self.rows(where.lower), self.rows(where.upper)
         window = f" < {lower} + {where.window}" if where.window else ""
         return f"{lower} {where.relation} {upper}{window}"
-
-    def side(self, letter: Hashable) -> str:
-        (name,) = self.rows(letter)
-        return name
 
     def operand(self, operand: Operand) -> str:
         return number(operand, self.writer) if isinstance(operand, NumberOperand) else self.term(operand)
@@ -410,7 +411,7 @@ class _WrittenLine:
         start = self.writer.refined(place.start) if _is_number(place.start) else place.start
         if place in self.starts:
             text += self.starts[place]
-        elif not _is_zero(start):
+        elif start != 0:
             text += _signed(self.writer, start, "")
         if not parts and _is_number(start):
             return f"{start}[]"
@@ -438,10 +439,6 @@ def _starts(writer: TextWriter, equation: Equation) -> dict[AxisIndex, str]:
         starts[place] = "".join(f" - {'' if count == 1 else f'{count} '}#{name}" for name, count in counts.items())
         before.append(axis)
     return starts if len(starts) > 1 else {}
-
-
-def _is_zero(size: Size) -> bool:
-    return bool(size == 0)
 
 
 def _signed(writer: TextWriter, size: Size, axis: str) -> str:

@@ -58,10 +58,7 @@ def as_given(stored: StoredValue, shape: Sequence[Any], kept: Sequence[int]) -> 
 
 def at_its_place(view: View, dim: int) -> View:
     """Return a view that reads an axis of size one at its only position."""
-    rows = list(view.dims)
-    (slot,) = rows[dim]
-    rows[dim] = ()
-    return view.at(slot, ()).with_dims(rows)
+    return view.read(dim, (), ())
 
 
 def along(recorder: EquationRecorder, view: View, dim: int, letter: str = "n") -> View:

@@ -75,6 +75,12 @@ class View:
         rows = tuple(tuple(next(rest) for _ in range(count)) for count in (dims or [1] * len(slots)))
         return View(stored, index, rows).fresh()
 
+    @staticmethod
+    def new(name: str, shape: Sequence[Size], kind: str = "value", target: str = "") -> View:
+        """Return a new value of a shape, whose dimensions of size one are no axes."""
+        axes = tuple(AxisClass(size) for size in shape if not equal(size, 1))
+        return View.of(StoredValue(name, axes, kind, target), [0 if equal(size, 1) else 1 for size in shape])
+
     @property
     def shape(self) -> tuple[Size, ...]:
         return tuple(product([slot.axis.root.size for slot in row]) for row in self.dims)
@@ -141,6 +147,12 @@ class View:
             else:
                 index.append(each)
         return replace(self, index=tuple(index))
+
+    def read(self, dim: int, row: Dimension, parts: tuple[tuple[Size, ViewAxis], ...], start: Size = 0) -> View:
+        """Return the view with a dimension, which is one axis, read at an index; its slots are then those of `row`."""
+        (slot,) = self.dims[dim]
+        dim %= len(self.dims)
+        return self.at(slot, parts, start).with_dims([*self.dims[:dim], row, *self.dims[dim + 1 :]])
 
     def permuted(self, order: Sequence[int]) -> View:
         """Return the view with its dimensions in another order."""

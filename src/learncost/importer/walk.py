@@ -8,7 +8,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy import functions
 
 from learncost.importer import rules  # they register themselves on import
 from learncost.importer.axes import AxisClass, Size
@@ -16,7 +15,7 @@ from learncost.importer.bodies import before_masks, with_ops
 from learncost.importer.constants import NodeConstants
 from learncost.importer.equations import Equation
 from learncost.importer.export import Exported, export
-from learncost.importer.fold import folded, lines_of, with_scans
+from learncost.importer.fold import every_item, folded, with_scans
 from learncost.importer.layer_text import LayerText
 from learncost.importer.loops import rolled
 from learncost.importer.nodes import SAME_SIZES, is_float, is_leaf, operator_name, size_of
@@ -44,7 +43,7 @@ class ImportedModule:
     changed   the buffer, parameter or input that an output is the new value of, if it is changed in place
     calls     the operators of lines without derivation, by the name of their first result
     left_out  the remark on integers and booleans that the module computes and returns, which are no outputs here
-    derived   expressions of the sizes that follow from open ones
+    derived   the sizes that follow from open ones
     met       sizes of axes without an open letter, in the order in which they got a letter
     """
 
@@ -55,22 +54,18 @@ class ImportedModule:
     weights: Mapping[str, tuple[str, ...]]
     outputs: Sequence[str]
     output_nodes: Sequence[str]
-    derived: Mapping[str, str]
+    derived: Mapping[str, Size]
     met: Sequence[Size] = ()
     changed: Mapping[str, str] = field(default_factory=dict)
     calls: Mapping[str, CalledOperator] = field(default_factory=dict)
     left_out: str = ""
 
-    def at(self, expression: str, sizes: Mapping[str, int]) -> int:
+    def at(self, size: Size, sizes: Mapping[str, int]) -> int:
         """Return a derived size for given sizes. Raises `InputError` if some of them are missing."""
-        names = re.findall(r"\w+(?=\()", expression)
-        called = {name: getattr(functions, name) for name in names if hasattr(functions, name)}
-        letters = {name: sympy.Symbol(name) for name in re.findall(r"\b[A-Za-z_]\w*\b(?!\()", expression)}
-        # A letter E is no number, an N no function.
-        size = sympy.sympify(expression, locals=called | letters).subs(sizes)
-        if unknown := sorted(map(str, size.free_symbols)):
-            raise InputError(f"the size {expression} needs {', '.join(unknown)}, which depend on values")
-        return int(size)
+        letters = {each: self.exported.letters.symbols.get(str(each), str(each)) for each in size.free_symbols}
+        if unknown := sorted({*letters.values()} - sizes.keys()):
+            raise InputError(f"the size {size} needs {', '.join(unknown)}, which depend on values")
+        return int(size.xreplace({each: sympy.Integer(sizes[letter]) for each, letter in letters.items()}))
 
 
 def read_module(
@@ -120,16 +115,16 @@ def read_exported(
     this export. The letters in `taken` are not used for sizes. Raises `InputError`.
     """
     SAME_SIZES.set(exported.letters.same_sizes)
-    constants = NodeConstants(_tensors(exported, module))
+    tensors, graph = _tensors(exported, module), exported.program.graph
     makes = not exported.weights.paths and not any(exported.wants_gradient.values())
-    reader = GraphReader(exported.program.graph, unknown == "zero", makes, unsettled(exported), constants=constants)
-    reader.examples = NodeConstants(_tensors(exported, module) | _whole_examples(exported))
+    reader = GraphReader(graph, unknown == "zero", makes, unsettled(exported), constants=NodeConstants(tensors))
+    whole = {node: exported.examples[node.name] for node in graph.nodes if node.name in exported.examples}
+    reader.examples = NodeConstants(tensors | whole)
     reader.buffers = dict(exported.program.graph_signature.inputs_to_buffers)
     reader.counted = frozenset(exported.program.graph_signature.buffers_to_mutate.values())
     reader.averages = frozenset(path for path, part in module.named_modules() if getattr(part, "momentum", 0.0) is None)
     reader.learned = _learned(exported)
     weights: dict[StoredValue, str] = {}
-    graph = exported.program.graph
     for node in graph.nodes:
         if node.op == "placeholder":
             reader.values[node] = _given(reader, exported, node, weights)
@@ -196,12 +191,6 @@ def _tensors(exported: Exported, module: Any) -> dict[Any, Any]:
     return tensors
 
 
-def _whole_examples(exported: Exported) -> dict[Any, Any]:
-    """Return the example inputs of whole numbers by the graph's nodes."""
-    nodes = [node for node in exported.program.graph.nodes if node.op == "placeholder"]
-    return {node: exported.examples[node.name] for node in nodes if node.name in exported.examples}
-
-
 def _given(reader: GraphReader, exported: Exported, node: Any, weights: dict[StoredValue, str]) -> Any:
     """Return the operand of a placeholder: a weight, a float input, or an outside value."""
     value = node.meta.get("val")
@@ -224,7 +213,7 @@ def _given(reader: GraphReader, exported: Exported, node: Any, weights: dict[Sto
         sizes = [size_of(size) for size in value.shape]
         view = _input(exported.inputs[node.name], sizes, kept_axes(sizes, [node]), "input")
         view.stored.target = node.name
-        reader.given[(node, "constant")] = view.stored
+        reader.given[node, "constant"] = view
         return view
     return GivenTensor(node)
 
@@ -292,9 +281,11 @@ def _written(
     recorder.module, recorder.operator, recorder.again = "", "output", ""
     results: list[StoredValue] = []
     returned = len(outputs)
-    outputs = [*outputs, *((f"{each.of}.after", each.value, each.node) for each in changed)]
-    for label, value, _ in outputs:
-        results.append(_as_output(reader, label, value, results))
+    outputs = [*outputs, *((f"{of}.after", value, node) for of, value, node in changed)]
+    made = {each for equation in recorder.equations for each in equation.made}
+    for label, value, _ in outputs:  # as the module returns it, with its axes in the order of its dimensions
+        copied = recorder.in_order(value, label, lambda stored: stored in made and stored not in results)
+        results.append(copied.stored)
     kept = [*results]
     equations = needed(recorder.equations, kept)
     while before := [each for each in _behind(reader, exported, equations) if each not in kept]:
@@ -314,7 +305,7 @@ def _written(
     layer_text.prepare([label for label, *_ in outputs])
     unused = ", ".join(exported.unused.places)
     remarks = [f"{name}, read from PyTorch.", *([f"Nothing reads a result of {unused}."] if unused else [])]
-    of_changed = dict(zip(map(writer.name, results[returned:]), (each.of for each in changed), strict=True))
+    of_changed = dict(zip(map(writer.name, results[returned:]), (of for of, *_ in changed), strict=True))
     left_out = _left_out(exported, [node for *_, node in outputs])
     remarks += [left_out] if left_out else []
     remarks += [f"{result} is {of} after the call, which changes it in place." for result, of in of_changed.items()]
@@ -330,10 +321,10 @@ def _written(
         {name: tuple(weights[s] for s in several) for name, several in given.items() if several[0] in weights},
         tuple(map(writer.name, results)),
         tuple(node for *_, node in outputs),
-        {letter: writer.size(size) for letter, size in writer.sizes.items() if not isinstance(size, int)},
+        {letter: size for letter, size in writer.sizes.items() if not isinstance(size, int)},
         writer.met,
         of_changed,
-        {writer.name(each.stored): each.call for each in lines_of(items) if each.call},
+        {writer.name(each.stored): each.call for each in every_item(items) if isinstance(each, Equation) and each.call},
         left_out,
     )
 
@@ -390,26 +381,11 @@ def _behind(reader: GraphReader, exported: Exported, equations: Sequence[Equatio
     return [stored for stored in values if stored.kind not in ("weight", "input") and stored not in made]
 
 
-def _as_output(reader: GraphReader, label: str, value: View, taken: Sequence[StoredValue]) -> StoredValue:
-    """Return an output as the module returns it: a copy with its axes in the order of its dimensions."""
-    made = {read.view.stored for equation in reader.recorder.equations for read in equation.left}
-    return reader.recorder.in_order(value, label, lambda stored: stored in made and stored not in taken).stored
-
-
 # Values that a module changes in place (buffers, parameters, inputs): their new values become outputs
 
 
-@dataclass(frozen=True)
-class Change:
-    """A value that is changed in place: its source, its new value, and the node of the graph that makes that."""
-
-    of: str
-    value: View
-    node: str
-
-
-def changes(reader: GraphReader, exported: Exported, weights: Mapping[StoredValue, str]) -> list[Change]:
-    """Return the changes of float values that have lines.
+def changes(reader: GraphReader, exported: Exported, weights: Mapping[StoredValue, str]) -> list[tuple[str, View, str]]:
+    """Return the changes of float values that have lines: the source, its new value, and the node that makes that.
 
     They have no gradient: an optimizer steps along the gradients of what the module returns. Values that follow from
     buffers alone get lines here. The state that an operator updates itself, such as the running statistics of
@@ -427,7 +403,7 @@ def changes(reader: GraphReader, exported: Exported, weights: Mapping[StoredValu
         for view, label in _parts(reader, reader.values.get(node), of):
             reader.set_position(node)
             kept = reader.op("stop_gradient", view) if view.stored in learned else view
-            found.append(Change(label, kept, name))
+            found.append((label, kept, name))
     reader.makes = makes
     return found
 

@@ -176,9 +176,7 @@ def _sizes(read: Layer, imported: ImportedModule, given: Mapping[str, Any]) -> d
     sizes = dict(read.sizes)
     for letter, (name, dim) in imported.exported.letters.where_open.items():
         sizes[letter] = int(given[name].shape[dim])
-    for letter, expression in imported.derived.items():
-        sizes[letter] = imported.at(expression, sizes)
-    return sizes
+    return sizes | {letter: imported.at(size, sizes) for letter, size in imported.derived.items()}
 
 
 def arrays_of(

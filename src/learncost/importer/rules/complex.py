@@ -101,13 +101,8 @@ def div(reader: GraphReader, x: Any, z: Any) -> Complex:
     return Complex(*(each if _is_zero(each) else real_div(reader, each, z.real) for each in (x.real, x.imaginary)))
 
 
-@complex_rule("neg")
-def neg(reader: GraphReader, x: Complex) -> Complex:
-    return Complex(*(_times(reader, each, -1.0) for each in (x.real, x.imaginary)))
-
-
-@complex_rule("mul")
-def mul(reader: GraphReader, x: Any, z: Any) -> Complex:
+@complex_rule("mul", "neg")
+def mul(reader: GraphReader, x: Any, z: Any = -1.0) -> Complex:
     """(a + ib)(c + id) = ac - bd + i(ad + bc); times a real number each part."""
     x, z = pair(reader, x), pair(reader, z)
     if _is_real(z):

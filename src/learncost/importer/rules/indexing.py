@@ -97,7 +97,8 @@ def embedding(
         names = [("i", place) for place in range(len(shape) - 1)]
         row = taken(reader, at_indices(reader, weight, {}, [*names, 1], shape))
         return reader.op("stop_gradient", row) if padding == 0 else row
-    if (start := reader.start(tokens)) is not None:  # consecutive positions: a part of the rows
+    start = reader.constants.start(tokens.node) if isinstance(tokens, GivenTensor) else None
+    if start is not None:  # consecutive positions: a part of the rows
         shape = shape_of(reader.node)
         rows = weight.dims[0][0].axis.size
         if isinstance(rows, int):

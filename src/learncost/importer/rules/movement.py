@@ -39,21 +39,13 @@ def joined(reader: GraphReader, views: Sequence[View], dim: int, shape: Sequence
     for view in views:
         size = view.shape[dim]
         view = recorder.bounded(with_side(reader, view, dim), dim)
-        (old,) = view.dims[dim]
-        rows = list(view.dims)
-        rows[dim] = (slot,)
-        moved = view.at(old, ((1, slot),), _negative(start)).with_dims(rows)
-        reads.append(NamedView(moved, tuple(range(len(rows)))))
+        reads.append(NamedView(view.read(dim, (slot,), ((1, slot),), -start), tuple(range(len(shape)))))
         start = start + size
     bound = recorder.bound(reads)
     letters = tuple(range(len(shape)))
     result = recorder.result(bound, letters)
     recorder.add(Equation("sum", (NamedView(result, letters),), tuple(bound), (1,) * len(bound)))
     return result
-
-
-def _negative(size: Size) -> Size:
-    return -size
 
 
 def with_side(reader: GraphReader, view: View, dim: int) -> View:
@@ -87,12 +79,9 @@ def padded(reader: GraphReader, x: View, pads: Sequence[int]) -> View:
             x = narrowed(reader, x, dim, -before, size)
             continue
         x = reader.recorder.bounded(with_side(reader, x, dim), dim)
-        (old,) = x.dims[dim]
-        new = ViewAxis(AxisClass(size, old.axis.root.letter))
-        rows = list(x.dims)
-        rows[dim] = (new,)
+        new = ViewAxis(AxisClass(size, x.dims[dim][0].axis.root.letter))
         # A copy: an index into the view would read beyond its ends.
-        x = reader.recorder.copied(x.at(old, ((1, new),), -before).with_dims(rows))
+        x = reader.recorder.copied(x.read(dim, (new,), ((1, new),), -before))
     return x
 
 
@@ -127,7 +116,7 @@ def copy(reader: GraphReader, base: Any, source: Any, *_: Any) -> View:
 def diagonal_of(reader: GraphReader, x: View, first: int, second: int, offset: int = 0, size: Any = None) -> View:
     """Return the view without two of its dimensions, read at (i, i + offset) along a new last one."""
     x = with_side(reader, with_side(reader, x, first), second)
-    if any(_at_places(x, slot) or slot in x.spread for dim in (first, second) for slot in x.dims[dim]):
+    if any(slot not in x.index or slot in x.spread for dim in (first, second) for slot in x.dims[dim]):
         x = reader.recorder.whole_spread(x, [first, second])
         x = reader.recorder.regrouped_whole(x)
         x = with_side(reader, with_side(reader, x, first), second)
@@ -138,10 +127,6 @@ def diagonal_of(reader: GraphReader, x: View, first: int, second: int, offset: i
     rows = [row for dim, row in enumerate(x.dims) if dim not in (first, second)]
     read = x.at(first_axis, parts, max(0, -offset)).at(second_axis, parts, max(0, offset))
     return read.with_dims([*rows, (new,) if parts else ()])
-
-
-def _at_places(x: View, slot: ViewAxis) -> bool:
-    return not any(each is slot for each in x.index)
 
 
 @rule("diagonal", "diagonal_copy")

@@ -36,7 +36,8 @@ def linear(reader: GraphReader, x: Any, weight: Any, bias: Any = None) -> View:
     return shifted(reader, result, bias)
 
 
-def multiplied(reader: GraphReader, x: Any, z: Any) -> View:
+@rule("mm", "bmm", "matmul", "mv", "dot", "vdot")
+def mm(reader: GraphReader, x: Any, z: Any) -> View:
     """Record torch.matmul: the last axis with the second to last, and all axes before them broadcast."""
     x, z = reader.view(x), reader.view(z)
     first = ["m", "n"] if len(x.dims) > 1 else ["n"]
@@ -49,11 +50,6 @@ def multiplied(reader: GraphReader, x: Any, z: Any) -> View:
     letters_z = [*front[batch - (len(z.dims) - len(second)) :], *second]
     out = [*front, *first[:-1], *second[1:]]
     return matrix_product(reader.recorder, x, z, letters_x, letters_z, out)
-
-
-@rule("mm", "bmm", "matmul", "mv", "dot", "vdot")
-def mm(reader: GraphReader, x: Any, z: Any) -> View:
-    return multiplied(reader, x, z)
 
 
 @rule("bilinear")

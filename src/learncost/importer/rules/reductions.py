@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.importer.axes import AxisClass, equal, product
+from learncost.importer.axes import AxisClass, equal, make_same, product
 from learncost.importer.equations import Equation, NamedView, NumberOperand
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
@@ -54,10 +54,6 @@ def share(view: View, dims: Sequence[int]) -> NumberOperand:
     return NumberOperand(1.0, tuple(slot.axis for dim in dims for slot in view.dims[dim]), -1.0)
 
 
-def mean_of(reader: GraphReader, x: View, dims: Sequence[int], keepdim: bool = False, hint: str = "") -> View:
-    return summed(reader, x, dims, share(x, dims), keepdim, hint)
-
-
 @rule("sum")
 def sum_(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
     return summed(reader, x, axes_along(x, dims), None, keepdim)
@@ -65,7 +61,8 @@ def sum_(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False, 
 
 @rule("mean")
 def mean(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
-    return mean_of(reader, x, axes_along(x, dims), keepdim)
+    along = axes_along(x, dims)
+    return summed(reader, x, along, share(x, along), keepdim)
 
 
 def extreme(reader: GraphReader, op: str, x: View, dims: Sequence[int], keepdim: bool) -> View:
@@ -113,8 +110,7 @@ def chosen(reader: GraphReader, op: str, x: View, dim: int, count: Any) -> View:
     result.stored.reads = x.dims[dim][0].axis
     recorder.add(Equation("op", (NamedView(result, tuple(out)),), (NamedView(x, tuple(letters)),), op=op, acts=(dim,)))
     if count is not None and op != "argsort" and equal(count, 1):  # for later readers, of size one
-        rows = [row if number != dim else () for number, row in enumerate(result.dims)]
-        return result.at(result.dims[dim][0], ()).with_dims(rows)
+        return result.read(dim, (), ())
     return result
 
 
@@ -172,17 +168,9 @@ def cumsum(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
     return reader.along("cumsum", x, [dim % len(x.dims)])
 
 
-@rule("softmax", "_softmax", "_safe_softmax")
+@rule("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax")
 def softmax(reader: GraphReader, x: View, dim: int, *_: Any, **__: Any) -> View:
-    return _normalized(reader, "softmax", x, dim)
-
-
-@rule("log_softmax", "_log_softmax")
-def log_softmax(reader: GraphReader, x: View, dim: int, *_: Any, **__: Any) -> View:
-    return _normalized(reader, "log_softmax", x, dim)
-
-
-def _normalized(reader: GraphReader, op: str, x: View, dim: int) -> View:
+    op = "log_softmax" if "log" in reader.recorder.operator else "softmax"
     dim %= max(1, len(x.dims))
     if not x.dims or not x.dims[dim]:  # along an axis of size one a share is 1, and its logarithm 0
         nothing = reader.multiply(0.0, x)
@@ -241,7 +229,7 @@ def nll(
     """
     if weight is not None:
         places, by_class = _targets(reader, targets, logs, classes), reader.view(weight)
-        reader.recorder.same(by_class.dims[0], logs.dims[classes])
+        make_same(*([slot.axis for slot in row] for row in (by_class.dims[0], logs.dims[classes])))
         names = [("i", place) for place in range(len(places.dims))]
         of_targets = at_indices(reader, by_class, {0: (places, names)}, names)
         counted = reader.multiply(of_targets, _shares(reader, targets, "none", ignore))

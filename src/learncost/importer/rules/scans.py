@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from learncost.importer.axes import ApartError, equal, make_same
-from learncost.importer.equations import Equation, NamedView, Scan
+from learncost.importer.equations import Equation, Fold, NamedView
 from learncost.importer.nodes import module_of, size_of
 from learncost.importer.opaque import opaque
 from learncost.importer.reader import GraphReader, UnreadError
@@ -57,7 +57,7 @@ def _loop(
         make_same([axis], [view.stored.axes[0]])
     axis.keep_whole()
     one = [_new(f"{view.stored.name}_now", view.dims[1:]) for view in whole]
-    _edge(reader, Scan(axis), one, whole)
+    _edge(reader, Fold(axis, [], [], {}), one, whole)
     begins = len(recorder.equations)
     nodes = [each for each in body.graph.nodes if each.op == "placeholder"]
     reader.values |= dict(zip(nodes, [*initial, *one, *others], strict=True))
@@ -87,7 +87,7 @@ def _loop(
     each_of = {a.stored: b.stored for a, b in zip(one, whole, strict=True)}
     carry = [(a.stored, b.stored, c.stored) for a, b, c in zip(initial, carried, lasts, strict=True)]
     keep = [(a.stored, b.stored) for a, b in zip(kept, every, strict=True)]
-    _edge(reader, Scan(axis, carry, each_of, keep), [*lasts, *every], [*carried, *kept, *one])
+    _edge(reader, Fold(axis, [], carry, {}, stacks=each_of, keep=keep), [*lasts, *every], [*carried, *kept, *one])
     return [*lasts, *every]
 
 
@@ -96,7 +96,7 @@ def _new(name: str, dims: Sequence[Sequence[Any]]) -> View:
     return View.of(StoredValue(name, tuple(slot.axis for row in dims for slot in row)), [len(row) for row in dims])
 
 
-def _edge(reader: GraphReader, loop: Scan, left: Sequence[View], right: Sequence[View]) -> None:
+def _edge(reader: GraphReader, loop: Fold, left: Sequence[View], right: Sequence[View]) -> None:
     """Record the beginning or the end of a loop."""
     named = [tuple(NamedView(view, tuple(range(len(view.dims)))) for view in views) for views in (left, right)]
     reader.recorder.add(Equation("op", named[0], named[1], op="scan", scan=loop))

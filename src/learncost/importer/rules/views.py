@@ -66,14 +66,7 @@ def _same(reader: GraphReader, x: View, *_: Any, **__: Any) -> Any:
     val = reader.node.meta["val"]
     if val.dtype.is_floating_point or val.dtype.is_complex or x.stored.kind in ("truth", "chosen"):
         return x
-    return _whole(reader, x)
-
-
-def _whole(reader: GraphReader, x: View) -> Any:
-    """Return a value truncated to an integer, or converted to a boolean."""
-    if reader.node.meta["val"].dtype == torch.bool:
-        return RULES["ne"](reader, x, 0.0)
-    return IntegerValue(trunc(reader, x), reader.node)
+    return RULES["ne"](reader, x, 0.0) if val.dtype == torch.bool else IntegerValue(trunc(reader, x), reader.node)
 
 
 @view_rule("permute", "permute_copy")
@@ -136,13 +129,9 @@ def narrowed(
         rows = [*view.dims]
         rows[dim] = () if equal(size, 1) else (only,)
         return replace(view, dims=tuple(rows), spread=view.spread | {only})
-    if len(row) != 1:
-        view = merged(reader, view, dim)
-        row = view.dims[dim]
-    new = ViewAxis(AxisClass(size, row[0].axis.root.letter))
-    rows = [*view.dims]
-    rows[dim] = () if equal(size, 1) else (new,)
-    return view.at(row[0], ((step, new),) if rows[dim] else (), start).with_dims(rows)
+    view = merged(reader, view, dim)
+    new = ViewAxis(AxisClass(size, view.dims[dim][0].axis.root.letter))
+    return view.read(dim, (), (), start) if equal(size, 1) else view.read(dim, (new,), ((step, new),), start)
 
 
 def _of_parts(view: View, dim: int, start: Size, size: Size) -> View | None:
@@ -247,11 +236,9 @@ def _flip(reader: GraphReader, x: View, dims: Sequence[int]) -> View:
         if not x.dims[dim]:
             continue
         x = merged(reader, x, dim).fresh()
-        (slot,) = x.dims[dim]
-        new = ViewAxis(AxisClass(slot.axis.root.size, slot.axis.root.letter))
-        rows = list(x.dims)
-        rows[dim] = (new,)
-        x = x.at(slot, ((-1, new),), slot.axis.root.size - 1).with_dims(rows)
+        axis = x.dims[dim][0].axis.root
+        new = ViewAxis(AxisClass(axis.size, axis.letter))
+        x = x.read(dim, (new,), ((-1, new),), axis.size - 1)
     return x
 
 
@@ -262,12 +249,10 @@ def _unfold(reader: GraphReader, x: View, dim: int, size: int, step: int) -> Vie
     if not x.dims[dim]:  # a window of one element over one element
         return x.with_dims([*x.dims, ()])
     x = merged(reader, x, dim)
-    slot = x.dims[dim][0]
-    window, at = ViewAxis(AxisClass(size, "u")), ViewAxis(AxisClass(shape[dim], slot.axis.root.letter))
-    parts = [(step, at)] if not equal(shape[dim], 1) else []
-    rows = [*x.dims, (window,) if size != 1 else ()]
-    rows[dim] = (at,) if parts else ()
-    return x.at(slot, (*parts, *([(1, window)] if size != 1 else [])), 0).with_dims(rows)
+    at = () if equal(shape[dim], 1) else (ViewAxis(AxisClass(shape[dim], x.dims[dim][0].axis.root.letter)),)
+    window = () if size == 1 else (ViewAxis(AxisClass(size, "u")),)
+    x = x.read(dim, at, (*((step, each) for each in at), *((1, each) for each in window)))
+    return x.with_dims([*x.dims, window])
 
 
 NEAREST = tuple(f"{name}{count}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for count in (1, 2, 3))

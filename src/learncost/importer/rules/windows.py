@@ -11,7 +11,7 @@ from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.normalization import channels, scaled
-from learncost.importer.rules.reductions import summed
+from learncost.importer.rules.reductions import extreme, summed
 from learncost.importer.rules.views import called, merged, reshaped
 from learncost.importer.unit_dims import along, at_its_place, matrix_product, written
 from learncost.importer.views import AxisIndex, Dimension, View, ViewAxis
@@ -61,18 +61,12 @@ def windowed(
             x = reader.recorder.bounded(x, dim)
     for place, out in enumerate(outs):
         dim = first + place
-        row = x.dims[dim]
         size, stride, padding, dilation = windows.along(place)
-        slot = row[0]
-        letter = slot.axis.root.letter
-        at = () if equal(out, 1) else (ViewAxis(AxisClass(out, letter)),)
+        at = () if equal(out, 1) else (ViewAxis(AxisClass(out, x.dims[dim][0].axis.root.letter)),)
         window = () if size == 1 else (ViewAxis(AxisClass(size, WINDOWS[len(outs)][place])),)
         if not (size == 1 and stride == 1 and padding == 0) or not at:
             parts = [(stride, each) for each in at] + [(dilation, each) for each in window]
-            x = x.at(slot, tuple(parts), -padding)
-            rows = list(x.dims)
-            rows[dim] = at
-            x = x.with_dims(rows)
+            x = x.read(dim, at, tuple(parts), -padding)
         rows_of_windows.append(window)
     return x, rows_of_windows
 
@@ -211,13 +205,7 @@ def max_pool(
     called(x, "c", *SIDES[count])
     view, rows = windowed(reader, x, first, shape[-count:], windows)
     view = view.with_dims([*view.dims, *rows])
-    acts = [dim for dim in range(first + count, len(view.dims)) if view.dims[dim]]
-    result = (
-        reader.along("max", view, range(first + count, len(view.dims)), keep=False)
-        if acts
-        else view.with_dims(view.dims[: first + count])
-    )
-    return [result, None]
+    return [extreme(reader, "max", view, range(first + count, len(view.dims)), False), None]
 
 
 class AveragePoolSettings(NamedTuple):

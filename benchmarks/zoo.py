@@ -3,6 +3,7 @@
     pip install 'learncost[test,zoo]'
     python benchmarks/zoo.py docs/zoo.md          # the table; without a file it is printed
     python benchmarks/zoo.py --only resnet,llama  # some of them
+    python benchmarks/zoo.py --operators          # rules and operators without one, counted
 
 Every module is built small and without trained weights, exported, read, and held to itself in float64 under autograd.
 Its products are counted beside PyTorch's FlopCounterMode. A module that cannot be read stays in the table, with what
@@ -502,13 +503,40 @@ def row(name: str, make: Callable[[], tuple[Any, Any]]) -> str:
     return f"| {name} | {' | '.join(map(str, told))} |"
 
 
+def operators() -> str:
+    """How the importer reads PyTorch's core operators: their number by what reads them, and those that nothing does."""
+    import torch
+
+    from learncost.importer.export import RULES, WRITTEN_OUT, is_of_primitives
+    from learncost.importer.nodes import operator_name
+    from learncost.importer.reading import COMPLEX_RULES, rule_of
+
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)]
+    every = [getattr(each, name) for each in packets if hasattr(each, "overloads") for name in each.overloads()]
+    ways: dict[str, list[str]] = {way: [] for way in ("a rule", "lines here", "PyTorch's decomposition", "nothing")}
+    for core in (each for each in every if torch.Tag.core in each.tags):
+        name, parts = operator_name(core), torch._decomp.decomposition_table.get(core)
+        known = [rule_of(name, RULES), rule_of(name, WRITTEN_OUT), parts and not is_of_primitives(parts)]
+        ways[next((way for way, reads in zip(ways, known, strict=False) if reads), "nothing")].append(name)
+    said = ", ".join(f"{len(names)} by {way}" for way, names in ways.items())
+    rules = f"{len(RULES)} names with {len({*RULES.values()})} rules, {len(COMPLEX_RULES)} names of complex numbers"
+    return (
+        f"{sum(map(len, ways.values()))} core operators: {said}\n{rules}, {len(WRITTEN_OUT)} written out\n"
+        f"By nothing, as backward passes, tensors without a gradient or opaque: {', '.join(ways['nothing'])}"
+    )
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", type=Path)
     parser.add_argument("--only", default="", help="parts of names, with commas between them")
+    parser.add_argument("--operators", action="store_true", help="how many operators the importer has rules for")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
+    if arguments.operators:
+        print(operators())
+        return
     known = {}
     if arguments.file and arguments.file.exists():
         lines = [line for line in arguments.file.read_text().splitlines() if line.startswith("| ")]

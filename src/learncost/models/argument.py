@@ -257,7 +257,8 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
     everything = (*preset_names(), *GENERIC)
     if looks_like_path(model):
         last = model.replace("\\", "/").rstrip("/").rpartition("/")[2]
-        hub = "; nothing is fetched: save the Hub model's config.json and give its path" if _is_hub_name(model) else ""
+        on_hub = model.count("/") == 1 and not model.startswith(".") and not model.endswith((".json", ".toml", "/"))
+        hub = "; nothing is fetched: save the Hub model's config.json and give its path" if on_hub else ""
         values = read_path(model, hint=nearest(last, everything) + hub)
         if (known := preset_of(values)) and known.table:
             return Argument(model, f"preset {known.name}", {}, layer=_read_once(known.table))
@@ -282,12 +283,6 @@ def _no_module(model: str) -> str:
         f"{shown(model)} is not run here: `learncost import {printable(model)} -o {name}.table` writes it as a table, "
         "which is a model everywhere; in Python lc.from_module reads a module"
     )
-
-
-def _is_hub_name(model: str) -> bool:
-    """Return whether a text looks like a name on the Hugging Face Hub: an organization and a name without a file
-    suffix."""
-    return model.count("/") == 1 and not model.startswith(".") and not model.endswith((".json", ".toml", "/"))
 
 
 def layer_or_model(name: str | Layer) -> Layer | str:

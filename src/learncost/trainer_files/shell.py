@@ -204,7 +204,8 @@ def _statements(text: str) -> Iterator[tuple[int, list[str]]]:
         if kind == "word":
             start = start if words else line
             glued = bool(words) and array
-            plain = _unquoted(word)
+            # without its quotes and continuations of lines
+            plain = re.sub(r"\\\r?\n|[\"']|\\(?=.)", lambda found: " " if "\n" in found[0] else "", word)
             words = [*words[:-1], f"{words[-1]} {plain}"] if glued else [*words, plain]
         elif kind == "open" and words and words[-1].endswith("="):
             array = True
@@ -216,11 +217,6 @@ def _statements(text: str) -> Iterator[tuple[int, list[str]]]:
         line += word.count("\n")
     if words:
         yield start, words
-
-
-def _unquoted(word: str) -> str:
-    """Return a word without its quotes and continuations of lines."""
-    return re.sub(r"\\\r?\n|[\"']|\\(?=.)", lambda found: " " if "\n" in found[0] else "", word)
 
 
 def _expanded(text: str, script: ShellScript) -> str:

@@ -306,11 +306,6 @@ class ScopeNames:
     around: Values
 
     @property
-    def is_outermost(self) -> bool:
-        """Return whether the scope is that of the model, and not of an iteration of a loop."""
-        return self.axes is self.state.table.axes
-
-    @property
     def tape(self) -> Tape:
         return self.state.tape
 

@@ -71,7 +71,8 @@ def _run(names: ScopeNames, calls: Sequence[OperatorCall | Loop], values: Values
         if isinstance(call, Loop):
             _repeat(names, call, values)
         else:
-            if names.is_outermost and isinstance(call, Linear | LinearLoss | Loss):
+            in_loop = names.axes is not names.state.table.axes
+            if not in_loop and isinstance(call, Linear | LinearLoss | Loss):
                 names.tape.offloads &= any(isinstance(later, Loop) for later in calls[at:])  # not of the head
             if isinstance(call, Linear | LinearLoss | Loss) and not names.around:
                 names.state.release(names.state.embedded)  # the model has returned, and its head begins

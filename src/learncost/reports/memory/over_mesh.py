@@ -83,19 +83,15 @@ class MeshMemory:
         """Return the static memory of the device that has the most."""
         return max(self.statics(sizes), key=lambda static: int(static.total))
 
-    def fullest(self, sizes: Mapping[str, int]) -> StageMemory:
-        """Return the memory of the device with the highest peak."""
-        stage = max(self.stages(sizes), key=lambda stage: stage.peak)
-        return StageMemory(self.account, self.way(sizes), _whole(sizes), stage)
-
     def peak(self, sizes: Mapping[str, int]) -> int:
         """Return the peak bytes of the fullest device."""
         return max(stage.peak for stage in self.stages(sizes))
 
     def takes(self, sizes: Mapping[str, int]) -> MemoryUse:
         """Return the memory of the fullest device, line by line."""
-        found = self.fullest(sizes)
-        given = found.stage.peak, found.moment, found.split, found.live_at_peak
+        stage = max(self.stages(sizes), key=lambda stage: stage.peak)
+        found = StageMemory(self.account, self.way(sizes), _whole(sizes), stage)
+        given = stage.peak, found.moment, found.split, found.live_at_peak
         return MemoryUse(*given, lambda: (found.curve, found.stays()))
 
     def said(self, sizes: Mapping[str, int]) -> str:

@@ -157,7 +157,5 @@ def spread(request: Request, cluster: Cluster) -> Spread:
 
 def described(step: StepUsage) -> str:
     """Return the text of a configuration: mesh, schedule and microbatches."""
-    way = step.way
-    schedule = "" if way.stages == 1 else f", {way.schedule}" + (f" of {way.chunks} chunks" if way.chunks > 1 else "")
-    several = "microbatch" if way.microbatches == 1 else "microbatches"
-    return f"{way}{schedule}, {way.microbatches:,} {several} of {way.microbatch:,}"
+    order = step.way.order if step.way.stages > 1 else step.way.order.partition(", ")[2]
+    return f"{step.way}, {order} of {step.way.microbatch:,}"

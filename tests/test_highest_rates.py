@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
-from learncost.devices.device import devices
+from learncost.devices.device import devices, inherited
 from learncost.devices.sustained import sustained
 
 FOLDER = Path(lc.__file__).parent / "devices"
@@ -82,7 +82,7 @@ def test_a_lowest_time_does_every_product_at_the_best_rate_at_most():
 
 def test_what_is_measured_names_its_source():
     rows = tomllib.loads((FOLDER / "sustained.toml").read_text(encoding="utf-8"))
-    for name, row in rows.items():
+    for name, row in inherited(rows).items():
         family = [device for device in devices().values() if name in (device.name, device.family)]
         assert family
         assert row["source"]

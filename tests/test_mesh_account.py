@@ -8,11 +8,20 @@ from dataclasses import dataclass
 import pytest
 
 import learncost as lc
+from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.passes import updated_in_place
+from learncost.autoshard.placed_step import StepConfig
+from learncost.autoshard.step import DeviceTimes, ParallelConfig, sizes_of, stage_seconds, stages_of
 from learncost.cli.command import main
+from learncost.devices.collective import MeshGroup, Transfer
+from learncost.devices.sustained import sustained
 from learncost.ir.precision import PRECISIONS
 from learncost.liveness import live
+from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
 from learncost.program.calls import IN_KERNELS
+from learncost.sharding.clauses import clauses
+from learncost.sharding.mesh import mesh
 
 SEED = int(os.environ.get("LEARNCOST_TEST_SEED") or random.randrange(2**32))
 print(f"LEARNCOST_TEST_SEED={SEED}")
@@ -293,3 +302,21 @@ def test_the_longest_sequence_under_tensor_parallelism_fits_and_one_unit_more_do
     longest = found.fits["seq_len"]
     peaks = [lc.memory("llama-3.2-1b", seq_len=length, **asked).peak for length in (longest, longest + 2)]
     assert peaks[0] <= 6e9 < peaks[1]
+
+
+def test_the_weights_of_a_block_are_gathered_in_one_call():
+    """As FSDP gathers the flat parameter of a block: four blocks, and the embedding and the last norm outside."""
+    model = build(configure("gpt2", MODELS["gpt2"]), "bf16")
+    lengths = run_sizes(model, 8, 32, None)
+    fully = clauses("B over dp, * over dp of weights gradients states")
+    account = MeshAccount(model, lengths, mesh("dp=8"), StepConfig(fully, PRECISIONS["bf16-masters"], ""))
+    way = ParallelConfig({"dp": 8})
+    sizes = account.sizes.filled(sizes_of(account, way, lengths))
+
+    def moved(sending, _):
+        return Transfer(sending.op, MeshGroup(8, 8), 1.0, 1.0, "", "", latency=1.0, moving=0.0)
+
+    times = DeviceTimes({}, moved, 0.0, sustained(lc.device("H100-SXM"), "bf16"))
+    (stage,) = stages_of(account, way, lengths)
+    exposed = {name: each[2] for name, each in stage_seconds(account, stage, sizes, way, times).items()}
+    assert (exposed["F"], exposed["B"], exposed["W"]) == (4 + 2, 4, 4)

@@ -19,7 +19,17 @@ from published_trainings.case import (
     settings_of,
     told,
 )
-from published_trainings.frameworks import FRAMEWORKS, OTHER_PRODUCTS, SEQUENCE, TENSOR, ZERO_1, ZERO_2, ZERO_3, cut
+from published_trainings.frameworks import (
+    FRAMEWORKS,
+    OTHER_PRODUCTS,
+    SEQUENCE,
+    TENSOR,
+    ZERO_1,
+    ZERO_2,
+    ZERO_3,
+    bridge_of,
+    cut,
+)
 
 SIZES = {"n_embd": ("hidden",), "n_head": ("heads",), "n_layer": ("layers", "blocks"), "vocab_size": ("vocab",)}
 """What rows call the sizes of a GPT."""
@@ -54,7 +64,9 @@ def any_source(row: Mapping[str, Any]) -> Case:
     flash = config.get("flash") or "flash" in str(config.get("attn", ""))
     old = machine is not None and machine.device.name.startswith(GENERATION_BEFORE)
     compiled = "-compile" if config.get("compile") else "-eager"
-    usual = f"fsdp{compiled}" if fully else "megatron-2022" if old and not flash else "bridge"
+    usual = (
+        f"fsdp{compiled}" if fully else "megatron-2022" if old and not flash else bridge_of(str(config.get("model")))
+    )
     if (framework := str(config.get("framework") or usual)) not in FRAMEWORKS:
         raise InputError(f"its framework is {framework}, and {', '.join(FRAMEWORKS)} are known")
     name, overrides = _model_of(config)
@@ -95,7 +107,7 @@ def _with(plan: str, ops: Sequence[str]) -> str:
     return ",".join((*parts, f"recompute={'+'.join(names)}"))
 
 
-WITH_THE_SEQUENCE = ("bridge", "nanotron")
+WITH_THE_SEQUENCE = ("bridge", "bridge-all-to-all", "nanotron")
 """Frameworks whose tensor parallelism has the sequence, where a row says nothing of it."""
 
 AXES = ("dp", "tp", "pp", "cp", "ep", "vp", "zero", "fsdp", "interleave", "gpus", "mp_mode")

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from learncost.devices.attention import ATTENTION_RATES, rates_of
 from learncost.ir.precision import PRECISIONS, Precision
+from learncost.timing.rates import AttentionRates
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,8 @@ class Framework:
 
     sorted_rows  how often rows are copied around each of their ways to experts and back
     once_a_node  whether a row of several experts goes to each node once
-    attention  what its kernels of attention attain of the peak, by the family of the device, where that is published
+    attention  its kernels of attention by the family of the device, where they are not the usual ones, and of_that,
+               what it attains of their rate
     """
 
     plan: str
@@ -23,7 +26,8 @@ class Framework:
     overlap: bool
     workspace: bool
     why: str
-    attention: Mapping[str, float] = field(default_factory=dict)
+    attention: Mapping[str, AttentionRates] = field(default_factory=dict)
+    of_that: float = 1.0
     sorted_rows: int = 0
     once_a_node: bool = False
 
@@ -35,14 +39,27 @@ class Framework:
 
 _MIXED = PRECISIONS["bf16-masters"]
 
-FLASH_2 = {"H100": 0.35, "A100": 0.615}
-"""PyTorch's own kernels are FlashAttention-2's, which attain 35 % on H100 (Shah et al. 2024, FlashAttention-3,
-abstract), and 50 to 73 % on A100 (Dao 2023, FlashAttention-2, section 4); of those of cuDNN, which TransformerEngine
-takes, devices/sustained.toml has what was measured."""
+ON_H100 = rates_of(
+    989,
+    {
+        64: (282, 306, 318, 321, 322, 324),
+        128: (309, 350, 362, 368, 370, 370),
+        256: (275, 313, 321, 323, 324, 326),
+    },
+    {
+        64: (198, 238, 264, 279, 280, 282),
+        128: (216, 273, 300, 320, 322, 322),
+        256: (193, 244, 266, 281, 282, 284),
+    },
+)
+"""FlashAttention-2 on H100: forward figure 5 of Shah et al. 2024, FlashAttention-3; backward 0.70, 0.78, 0.83 of it and
+then 0.87, as their figure 6 begins for heads of 64, and as the 335 TFLOP/s of both passes end (Dao 2023, figure 7)."""
 
-FLASH_1 = {"H100": 0.325 * 0.35 / 0.615, "A100": 0.325}
-"""FlashAttention's own attained 25 to 40 % on A100 (Dao 2023, abstract); on H100 as much less as its successor's
-do, which are of Ampere's instructions, too."""
+FLASH = {"H100": ON_H100, "A100": ATTENTION_RATES["FlashAttention-2"]}
+"""PyTorch's own kernels are FlashAttention-2's; those of cuDNN, which TransformerEngine takes, are the usual ones."""
+
+FLASH_1 = 0.325 / 0.615
+"""FlashAttention's own attained 25 to 40 % on A100 (Dao 2023, abstract), where its successor's attain 50 to 73 %."""
 
 ALL_TO_ALL, DEEP_EP = 2, 1
 """Megatron-Core's tokens are sorted by expert before they are sent, and those that came by expert again
@@ -76,23 +93,23 @@ FRAMEWORKS = {
     "fsdp-eager": Framework(
         "flash,zigzag", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
         "FSDP2: weights, gradients and states in fp32, cut; weights gathered in bf16 beside what is computed",
-        FLASH_2,
+        FLASH,
     ),
     "composer": Framework(
         "flash,zigzag", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
         "llm-foundry: FSDP of PyTorch with the kernels of FlashAttention in Triton (attn_impl: triton)",
-        FLASH_1,
+        FLASH, FLASH_1,
     ),
     "fsdp-compile": Framework(
         "flash,fused,zigzag", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
         "FSDP2 under torch.compile, whose kernels join pointwise lines",
-        FLASH_2,
+        FLASH,
     ),
     "nanotron": Framework(
         "flash,zigzag,keep=all_gather", replace(_MIXED, gradients="fp32"), True, False,
         "FlashAttention-2, PyTorch's operators, gradients summed in fp32, tensor parallelism with the sequence, whose "
         "products keep what was gathered (nanotron/parallel/tensor_parallel/functional.py, column_linear), ZeRO-1",
-        FLASH_2,
+        FLASH,
     ),
     "automodel": Framework(
         "flash,fused,recompute=silu,zigzag,keep=dispatch",
@@ -101,6 +118,15 @@ FRAMEWORKS = {
         sorted_rows=DEEP_EP, once_a_node=True,
     ),
 }  # fmt: skip
+
+FRAMEWORKS["bridge-all-to-all"] = replace(FRAMEWORKS["bridge"], sorted_rows=ALL_TO_ALL, once_a_node=False)
+
+
+def bridge_of(model: str) -> str:
+    """Return the framework of Megatron Bridge by the model: its recipes of gpt-oss send rows by plain all-to-alls
+    (src/megatron/bridge/recipes/gpt_oss/h100/gpt_oss.py, moe_token_dispatcher_type; commit 067f987d)."""
+    return "bridge-all-to-all" if "gpt-oss" in model.lower() else "bridge"
+
 
 OTHER_PRODUCTS = "norm+silu+attn.K.unturned+A+mlp.V"
 """What torchtitan's selective recomputation by operators makes again: every other product, and what is pointwise."""

@@ -9,7 +9,7 @@ from learncost.autoshard.step import ParallelConfig
 from learncost.ir.errors import InputError
 from published_trainings.any_source import any_source
 from published_trainings.case import Case, key_of, mesh_of, told
-from published_trainings.frameworks import FRAMEWORKS, OTHER_PRODUCTS, SEQUENCE, TENSOR, ZERO_1, ZERO_3, cut
+from published_trainings.frameworks import FRAMEWORKS, OTHER_PRODUCTS, SEQUENCE, TENSOR, ZERO_1, ZERO_3, bridge_of, cut
 
 
 def korthikanti(row: Mapping[str, Any]) -> Case:
@@ -91,6 +91,7 @@ def bridge(row: Mapping[str, Any]) -> Case:
     names |= {"Qwen3_30B_a3B": "qwen3-30b-a3b", "LLAMA3_8B": "llama-3-8b", "LLAMA3_70B": "llama-3-70b"}
     names |= {"LLAMA3.1_405B": "llama-3.1-405b"}
     systems = {"DGX-GB300": "GB300 NVL72", "DGX-GB200": "GB200 NVL72", "DGX-B200": "DGX B200", "DGX-H100": "DGX H100"}
+    framework = bridge_of(config["model"])
     parallel = config["tp"] * config["pp"] * config["cp"] * config["ep"]
     if config["gpus"] % parallel:
         raise InputError("experts lie over other axes than the mesh has")
@@ -101,10 +102,10 @@ def bridge(row: Mapping[str, Any]) -> Case:
     microbatches = max(1, config["gbs"] // config["mbs"] // (axes.get("dp", 1) * axes.get("ep", 1)))
     schedule = "interleaved" if chunks > 1 and config["pp"] > 1 else "1f1b"
     way = ParallelConfig(axes, config["mbs"], microbatches, schedule,
-              chunks if config["pp"] > 1 else 1, **FRAMEWORKS["bridge"].of_a_way)  # fmt: skip
-    plan = FRAMEWORKS["bridge"].plan
-    key = key_of(names[config["model"]], {}, False, way, text, plan, "bridge", config["seq"])
-    return Case(key, way, config["seq"], "bridge", systems[config["system"]])
+              chunks if config["pp"] > 1 else 1, **FRAMEWORKS[framework].of_a_way)  # fmt: skip
+    plan = FRAMEWORKS[framework].plan
+    key = key_of(names[config["model"]], {}, False, way, text, plan, framework, config["seq"])
+    return Case(key, way, config["seq"], framework, systems[config["system"]])
 
 
 def bigscience(row: Mapping[str, Any]) -> Case:

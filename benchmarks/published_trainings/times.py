@@ -10,7 +10,7 @@ from learncost.autoshard.step import StepUsage, step_of
 from learncost.cost_models import Price, price
 from learncost.cost_models.books import book
 from learncost.devices.cluster import Cluster, cluster
-from learncost.devices.sustained import sustained
+from learncost.devices.sustained import attention_grid, sustained
 from learncost.ir.errors import InputError
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
@@ -27,9 +27,10 @@ def step_takes(case: Case) -> StepUsage:
         usual = max(machine.device.bandwidth_gbs)
         curve = replace(rates.bandwidth, values=tuple(v * case.bandwidth_gbs / usual for v in rates.bandwidth.values))
         rates = replace(rates, bandwidth=curve)
-    if share := FRAMEWORKS[case.framework].attention.get(machine.device.family):
+    if kernel := FRAMEWORKS[case.framework].attention.get(machine.device.family):
         peak = machine.device.peak_tflops[_type(case)] * 1e12
-        rates = replace(rates, inner=replace(rates.inner, rates=tuple(share * peak for _ in rates.inner.rates)))
+        share = FRAMEWORKS[case.framework].of_that * kernel.share(128, 4096)
+        rates = replace(rates, inner=attention_grid(share, kernel, peak, rates.products["NN"]))
     if case.watts:  # a device with less power has its clock lowered in products: in proportion, it is assumed
         rates = slower(rates, case.watts / float(machine.device.tdp_w or case.watts))
     return step_of(case.account(), case.way, case.sizes(), machine, rates, case.seq)

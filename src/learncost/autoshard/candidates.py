@@ -236,7 +236,8 @@ class StageGroup:
 class LinkSeconds:
     """The time of a collective over the links of several configurations."""
 
-    seconds: Any
+    latency: Any
+    moving: Any
     payload: Any
 
 
@@ -257,7 +258,7 @@ class ConfigLinks:
             self.known[key] = latency, per_byte
         latency, per_byte = self.known[key]
         payload = sending.payload.at(sizes)
-        return LinkSeconds(latency + per_byte * payload, payload)
+        return LinkSeconds(latency, per_byte * payload, payload)
 
 
 class StructureCost:

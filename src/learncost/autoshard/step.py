@@ -476,16 +476,21 @@ def stage_seconds(
         spent[where.letter].compute += seconds_of
         spent[where.letter].rounds += seconds_of if where.rounds else 0.0
     spent["O"].compute = account.weights.optimizer_seconds(way_sizes, part, rates)
-    inner = account.sizes.of_stage(way_sizes, part)
+    inner, flat = account.sizes.of_stage(way_sizes, part), set[tuple[object, ...]]()
     for sending in account.sendings:
         if not account.step.within((sending.segment,), part):
             continue
         name = PASSES.get(sending.phase, "F")
         calls = calls_of(account, part, sending, inner)
         takes = times.moved(sending, inner if name == "O" else way_sizes)
-        spent[name].send(sending, calls * takes.seconds, way)
+        # The weights of a block, and its gradients, are one flat array, as in FSDP, or in few buckets, as in DDP.
+        array = sending.role, sending.op, sending.mesh_axis, sending.segment, name
+        begins = 0.0 if array in flat else takes.latency
+        flat |= {array} if sending.role in OVERLAPPED_ROLES else set()
+        spent[name].send(sending, calls * (begins + takes.moving), way)
         if way.sorted_rows and sending.copies and takes.group.devices > 1:  # every copy of a row is read and written
-            spent[name].compute += calls * way.sorted_rows * 2 * takes.payload / rates.bandwidth(float("inf"))
+            copied = calls * way.sorted_rows * 2 * takes.payload
+            spent[name].compute += copied / (rates.permuted * rates.bandwidth(float("inf")))
     return exposed(spent, way.overlap)
 
 

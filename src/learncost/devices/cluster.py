@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from learncost.devices.device import LARGEST, Device, above_0, device
+from learncost.devices.device import LARGEST, Device, above_0, device, inherited
 from learncost.ir.dataclass import HIDDEN, Key, Serializable, dataclass, field, fields
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, nearest, shown
@@ -140,14 +140,14 @@ class Cluster(Displayed, Serializable):
 def links() -> Mapping[str, Link]:
     """Return the published links by name."""
     rows = tomllib.loads(FILE.read_text(encoding="utf-8"))["link"]
-    return {row["name"]: _link(row, "clusters.toml") for row in rows}
+    return {name: _link(row, FILE.name) for name, row in inherited({row["name"]: row for row in rows}).items()}
 
 
 @cache
 def clusters() -> Mapping[str, Cluster]:
     """Return the published clusters by name, in the order of the file."""
     rows = tomllib.loads(FILE.read_text(encoding="utf-8"))["cluster"]
-    return {row["name"]: _cluster(row, "clusters.toml") for row in rows}
+    return {row["name"]: _cluster(row, FILE.name) for row in rows}
 
 
 def cluster(name: object) -> Cluster:

@@ -28,8 +28,10 @@ KINDS = {
 }
 """The kind of communication with the same traffic, for each other op of sharded tables; `shard` is a free slice."""
 
-CALL = 5e-6
-"""The assumed seconds to start a collective: the launch time of any kernel (devices/rates.py)."""
+CALL, COMPILED = 23.6e-6, 5e-6
+"""The seconds to start a collective: of NCCL (MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json, the mean
+fixed_latency_us of all_reduce, all_gather and reduce_scatter, measured), and in a program compiled for a TPU, as of any
+kernel (devices/rates.py)."""
 
 USUAL = "ring"
 
@@ -159,7 +161,8 @@ def transfer(op: str, payload: float, group: MeshGroup, cluster: Cluster, name: 
     by_switch = kind == "all_reduce" and group.nodes == 1 and reduces is not None and group.devices >= reduces.devices
     chosen = algorithm(name or ("switch" if by_switch else USUAL))
     sent = float(chosen.sent(op, group.devices)) * payload
-    latency = CALL + chosen.steps(op, group.devices) * link.latency_us * 1e-6
+    called = COMPILED if link.topology == "torus" else CALL
+    latency = called + chosen.steps(op, group.devices) * link.latency_us * 1e-6
     moving = sent / speed
     if by_switch and not name and reduces is not None:  # the measured busbw is defined by the bytes of a ring
         moving = float(algorithm("ring").sent(op, group.devices)) * payload / (reduces.share * link.bandwidth)

@@ -386,3 +386,13 @@ def above_0(key: str, value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not SMALLEST <= value <= LARGEST:
         raise InputError(f"{where}: {key} must be a number from 10^-12 to 10^9, not {shown(value)}")
     return float(value)
+
+
+def inherited(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the rows of a file by name, each with what it has not from the row before that its `like` names."""
+    result: dict[str, dict[str, Any]] = {}
+    for name, row in rows.items():
+        usual = result.get(row.get("like", ""), {})
+        tables = {key: {**usual.get(key, {}), **each} for key, each in row.items() if isinstance(each, Mapping)}
+        result[name] = {key: each for key, each in {**usual, **row, **tables}.items() if key != "like"}
+    return result

@@ -2,63 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
-from typing import Any
-
+from learncost.devices.attention import ATTENTION_RATES, constants
 from learncost.devices.device import Device
 from learncost.devices.rates import best_product
-from learncost.devices.sustained import of_experts
+from learncost.devices.sustained import relative
 from learncost.ir.errors import InputError
 from learncost.timing.clocks import ISSUE, OTHERS
 from learncost.timing.kernels import ATTENTION, CONVOLVED, FUSED, PRODUCT, TILED
-from learncost.timing.rates import GPU, AttentionRates, HostCPU
-
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-CAUSAL = (0.655, 0.716, 0.776, 0.83, 0.857, 0.876)
-"""The rate of causal attention over that of all scores, at `LENGTHS` (figure 5 of FlashAttention-3, head size 256)."""
-
-
-def _rates(forward: Mapping[int, tuple[float, ...]], backward: Mapping[int, tuple[float, ...]]) -> AttentionRates:
-    """Return rates of attention from TFLOP/s."""
-    tera = [{size: tuple(1e12 * rate for rate in row) for size, row in rows.items()} for rows in (forward, backward)]
-    return AttentionRates(LENGTHS, tera[0], tera[1], CAUSAL)
-
-
-KERNELS: Mapping[str, AttentionRates] = {
-    "cuDNN": _rates(
-        {
-            64: (335, 373, 395, 408, 412, 413),
-            128: (497, 574, 617, 609, 600, 595),
-            256: (470, 546, 580, 581, 580, 581),
-        },
-        {
-            64: (266, 348, 395, 417, 432, 433),
-            128: (305, 408, 465, 499, 518, 516),
-            256: (260, 350, 395, 424, 440, 440),
-        },
-    ),
-    "FlashAttention-2": _rates(
-        {
-            64: (145, 170, 181, 186, 190, 192),
-            128: (155, 188, 203, 213, 222, 227),
-            256: (155, 188, 203, 213, 222, 227),
-        },
-        {
-            64: (118, 142, 154, 160, 164, 165),
-            128: (112, 145, 165, 180, 191, 196),
-            256: (112, 145, 165, 180, 191, 196),
-        },
-    ),
-}
-"""Attained TFLOP/s of attention in bf16 without a mask, by head size, at `LENGTHS`.
-
-cuDNN: figures 5 and 6 of Shah et al. 2024, FlashAttention-3 (arXiv 2407.08608), on an H100 SXM5. FlashAttention-2: at
-16,384 the highest of Dao 2023 (arXiv 2307.08691, section 4.1: up to 73 % of the 312 TFLOP/s of an A100 forward and 63 %
-backward), at shorter lengths and with heads of 64 less by assumption, as in that paper's figures 4 to 6.
-"""
+from learncost.timing.rates import GPU, HostCPU
 
 CACHED = 0.6
 """The share of the L2 that keeps what one kernel wrote until the next reads it: the L2 of A100 and H100 has two
@@ -103,22 +54,17 @@ ASSUMED = {PRODUCT: 0.12, ATTENTION: 0.2, CONVOLVED: 0.35, TILED: 0.6, FUSED: 0.
 """The relative uncertainty of the time of kernels by kind, and of the CPU: assumed."""
 
 
-@cache
-def _constants() -> Mapping[str, Mapping[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))
-
-
 def kernels_of(name: str) -> tuple[tuple[int, int], int]:
     """Return the compute capability and the multiprocessors of a GPU, by default those of an H100 SXM."""
-    row = _constants().get(name) or _constants()["NVIDIA H100 SXM"]
+    row = constants().get(name) or constants()["NVIDIA H100 SXM"]
     return (row["capability"][0], row["capability"][1]), int(row["multiprocessors"])
 
 
 def gpu(device: Device) -> GPU:
     """Return the constants of a published GPU. Raises `InputError` if its multiprocessors are not known."""
-    row = _constants().get(device.name)
+    row = constants().get(device.name)
     if row is None:
-        known = ", ".join(_constants())
+        known = ", ".join(constants())
         raise InputError(f"the kernels of a step are timed on {known}, not on {device.name}")
     products = {dtype: best_product(device, dtype) for dtype in device.peak_tflops if dtype not in ("fp32", "int8")}
     products["fp32"] = row["fp32"] * 1e12 if "fp32" in row else FP32 * device.peak_tflops["fp32"] * 1e12
@@ -127,13 +73,13 @@ def gpu(device: Device) -> GPU:
     return GPU(
         name=device.name,
         products=products,
-        experts=of_experts(device),
+        experts=relative("experts", device),
         bandwidth=row["copy"] * max(device.bandwidth_gbs) * 1e9,
         cache=CACHED * row["cache_mb"] * 1e6,
         cache_bandwidth=row["cache_gbs"] * 1e9,
         multiprocessors=row["multiprocessors"],
         scalar=row["multiprocessors"] * row["clock_mhz"] * 1e6 * LANES / INSTRUCTIONS,
-        attention=KERNELS[row["attention"]],
+        attention=ATTENTION_RATES[row["attention"]],
         attention_fp32=tf32 / FP32_PARTS * MMA[capability[0]] * KERNEL,
         capability=capability,
         host=HOST,

@@ -242,6 +242,7 @@ def published(device: Device, dtype: str | None = None, engine: str = "operators
         launch=LAUNCH,
         launch_backward=LAUNCH,
         optimizer=LAUNCH,
+        grouped=True,
         operators=engine == "operators",
         low=INTERVAL[0],
         high=INTERVAL[1],

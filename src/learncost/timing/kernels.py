@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import ceil, inf, log2, prod, sqrt
+from math import ceil, inf, prod, sqrt
 
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
@@ -165,14 +165,6 @@ def product_rate(gpu: GPU, dtype: str) -> float:
         has = ", ".join(gpu.products)
         raise InputError(f"{gpu.name} has no rate of products in {name} (known: {has}), so its time is not known")
     return gpu.products[name]
-
-
-def interpolated(gpu: GPU, row: Sequence[float], length: float) -> float:
-    """Return a rate of attention at a length of the sequence, linear in its logarithm."""
-    lengths = gpu.attention.lengths
-    place = min(max(log2(length / lengths[0]) if length else 0.0, 0.0), len(lengths) - 1.0)
-    low = min(int(place), len(lengths) - 2)
-    return row[low] + (row[low + 1] - row[low]) * (place - low)
 
 
 class KernelModel:
@@ -334,10 +326,10 @@ class KernelModel:
             padded = 1.0
         else:
             rows = self.gpu.attention.backward if backward else self.gpu.attention.forward
-            head = next((each for each in rows if size <= each), max(rows))
-            rate, padded = interpolated(self.gpu, rows[head], reach), max(head / size, 1.0)
+            head = self.gpu.attention.head(size)
+            rate, padded = self.gpu.attention.at(rows[head], reach), max(head / size, 1.0)
         if causal:
-            rate *= interpolated(self.gpu, self.gpu.attention.causal, reach)
+            rate *= self.gpu.attention.at(self.gpu.attention.causal, reach)
         least = self.moved(op.inputs, op.outputs)
         found = [Kernel(ATTENTION, max(least, RAMP + flops * padded / rate), flops)]
         if backward and query.dtype != "float32":

@@ -155,6 +155,8 @@ def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seco
 def _product(product: MatmulShape, work: Work, rates: Rates) -> Any:
     shape = product.m, product.n, product.k
     kernel = _is_kernel(work)
+    if product.routed and rates.grouped:
+        return 2 * product.experts * rates.products[product.orientation].seconds(*product.half_of_expert)
     if not kernel and not hasattr(product.batch, "shape") and product.batch == 1:
         return rates.products[product.orientation].seconds(*shape)
     fused_update = smaller(rates.threads, work.together if kernel else product.batch)

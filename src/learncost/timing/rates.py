@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import product
-from math import exp, log, prod
+from math import exp, log, log2, prod
 from typing import Any
 
 from learncost.ir.dataclass import dataclass, field
@@ -124,6 +124,8 @@ class Rates(Displayed):
     optimizer  seconds to launch the update of one weight
     step       the overhead of a step in seconds
     chosen     the rate of products with a gathered factor relative to that of others
+    grouped    whether the rows of each expert are a product, not those of all experts
+    permuted   the share of the bandwidth that copies of rows in another order attain
     threads    the number of tiles of a kernel that run in parallel
     operators  whether lines run as PyTorch's operators (see `work`)
     queues     whether launches are asynchronous, as on a GPU, so that kernels overlap with later launches; the rates
@@ -145,6 +147,8 @@ class Rates(Displayed):
     fresh: float = 0.0
     step: float = 0.0
     chosen: float = 1.0
+    grouped: bool = False
+    permuted: float = 1.0
     threads: int = 1
     operators: bool = True
     queues: bool = False
@@ -187,12 +191,33 @@ class HostCPU:
 @dataclass(frozen=True)
 class AttentionRates:
     """The FLOP/s of attention kernels by head size, at `lengths` of the sequence, and the share of this that a causal
-    one attains, which computes half of the scores."""
+    one attains, which computes half of the scores.
+
+    peak  FLOP/s of products of the GPU on which they were measured
+    """
 
     lengths: tuple[int, ...]
     forward: Mapping[int, tuple[float, ...]]
     backward: Mapping[int, tuple[float, ...]]
     causal: tuple[float, ...]
+    peak: float
+
+    def at(self, row: Sequence[float], length: float) -> float:
+        """Return a value of a row at a length of the sequence, linear in its logarithm."""
+        place = min(max(log2(length / self.lengths[0]) if length else 0.0, 0.0), len(self.lengths) - 1.0)
+        low = min(int(place), len(self.lengths) - 2)
+        return row[low] + (row[low + 1] - row[low]) * (place - low)
+
+    def head(self, size: int) -> int:
+        """Return the head size whose kernel runs heads of a size, which it pads."""
+        return next((each for each in self.forward if size <= each), max(self.forward))
+
+    def share(self, size: int, length: float) -> float:
+        """Return the share of the peak that causal attention attains in a step, whose backward pass has 5 of 7 products
+        (Dao 2023, FlashAttention-2, section 4.1)."""
+        head = self.head(size)
+        takes = 2 / self.at(self.forward[head], length) + 5 / self.at(self.backward[head], length)
+        return 7 / takes * self.at(self.causal, length) * min(1.0, size / head) / self.peak
 
 
 @dataclass(frozen=True)

@@ -38,17 +38,29 @@ class Priced(Protocol):
 
 @dataclass(frozen=True)
 class MatmulShape:
-    """A batch of products of matrices m x k and k x n; a T in `orientation` marks a transposed factor."""
+    """A batch of products of matrices m x k and k x n; a T in `orientation` marks a transposed factor.
+
+    routed   the length, m, n or k, that is divided among the experts
+    experts  the number of experts
+    """
 
     batch: Any
     m: Any
     n: Any
     k: Any
     orientation: str = "NN"
+    routed: str = ""
+    experts: Any = 1
 
     @property
     def flops(self) -> Any:
         return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def half_of_expert(self) -> tuple[Any, Any, Any]:
+        """Return m, n and k of half of an expert's rows, of which each has an equal share."""
+        m, n, k = (getattr(self, name) / (2 * self.experts if name == self.routed else 1) for name in "mnk")
+        return m, n, k
 
     @property
     def transposed(self) -> tuple[bool, bool]:
@@ -100,15 +112,11 @@ Touched = tuple[tuple[str, ...], int, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class LineAxes:
-    """A line before sizes are inserted: its number among the priced lines, and its matrix product or evaluations.
-
-    chosen  whether it is a product with a gathered factor
-    """
+    """A line before sizes are inserted: its number among the priced lines, and its matrix product or evaluations."""
 
     place: int
     product: ProductAxes | None
     points: tuple[tuple[str, Extent], ...]
-    chosen: bool = False
 
     def operations(self, sizes: Mapping[str, Any]) -> float:
         """Return the number of operations at given sizes; their total if sizes are arrays."""
@@ -178,7 +186,7 @@ class WorkAxes:
             result_bytes={name: _points_of(axes, sizes) * self.width for name, (axes, _) in self.made.items()},
             share=share,
             together=together,
-            chosen=main.chosen,
+            chosen=bool(main.product and main.product.routed),
         )
 
 
@@ -219,10 +227,7 @@ def works_axes(
             packed = {**packed, **{name: 8 * updated[name] for name in arrays if name in updated}}
         kernel = lines[0].meta.kernel
         yield WorkAxes(
-            lines=tuple(
-                LineAxes(place, *_operations(line, group, op_names, operators), _of_choices(line))
-                for place, line in group
-            ),
+            lines=tuple(LineAxes(place, *_operations(line, group, op_names, operators)) for place, line in group),
             repeat=rows[group[0][0]].repeat,
             phase=lines[0].meta.phase,
             bits={name: packed.get(name, 8 * width) for name in arrays},
@@ -232,12 +237,6 @@ def works_axes(
             kernel=tuple(kernel.axes) if kernel else None,
             blocks=_blocks(group, kernel) if kernel and kernel.blocks else None,
         )
-
-
-def _of_choices(line: Line) -> bool:
-    """Return whether a product reads or writes at an index array, as for experts' weights."""
-    terms = (term for term in (*line.left, *line.right) if isinstance(term, Term)) if isinstance(line, Product) else ()
-    return any(isinstance(axis.at, Term) for term in terms for axis in term.indexed_axes)
 
 
 _Numbered = tuple[int, Line]
@@ -357,11 +356,13 @@ class ProductAxes:
     columns: tuple[str, ...]
     summed: tuple[str, ...]
     orientation: str = "NN"
+    routed: str = ""
+    experts: tuple[str, ...] = ()
 
     def at(self, sizes: Mapping[str, Any]) -> MatmulShape:
         """Return the product at given sizes."""
         b, m, n, k = (_points_of(axes, sizes) for axes in (self.batch, self.rows, self.columns, self.summed))
-        return MatmulShape(b, m, n, k, self.orientation)
+        return MatmulShape(b, m, n, k, self.orientation, self.routed, _points_of(self.experts, sizes))
 
 
 def product_axes(line: Line) -> ProductAxes:
@@ -389,7 +390,11 @@ def product_axes(line: Line) -> ProductAxes:
     if transposed == (True, True):  # the transpose of this product has plain factors
         rows, columns, orientation = columns, rows, "NN"
     batch, m, n, k = (tuple(sorted(axes)) for axes in (product_sides.batch, rows, columns, summed))
-    return ProductAxes(batch, m, n, k, orientation)
+    several = (axis for term in (line.left[0], first, second) for axis in term.indexed_axes)
+    experts = {axis.axis: axis.at.loops for axis in several if isinstance(axis.at, Term)}
+    chosen = {name for names in experts.values() for name in names}
+    routed = next((name for name, axes in zip("mnk", (m, n, k), strict=True) if chosen.intersection(axes)), "")
+    return ProductAxes(batch, m, n, k, orientation, routed, tuple(experts) if routed else ())
 
 
 def _points_of(axes: Iterable[str], sizes: Mapping[str, Any]) -> Any:

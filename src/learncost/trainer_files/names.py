@@ -37,7 +37,7 @@ def family_of(name: str) -> tuple[str, bool]:
     own = name.rpartition("/")[2].lower()
     found = [(beginning, family) for beginning, family in _names()["families"].items() if own.startswith(beginning)]
     family = max(found, key=lambda each: len(each[0]), default=("", ""))[1]
-    return family, family in family_names()
+    return family, not {family, f"{family}_text"}.isdisjoint(family_names())
 
 
 def named(name: str) -> Preset | None:

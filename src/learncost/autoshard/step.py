@@ -274,12 +274,12 @@ def stages_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int
     """Return the stages of a configuration by number. Raises `InputError` for impossible splits of blocks."""
     number = way.stages * way.chunks
     total = iterations_of(account.step.model.table, sizes)
-    layers = way.layers or tuple(total // number + (place < total % number) for place in range(number))
-    if len(layers) != number:
-        raise InputError(f"give one number of blocks for each of the {number} stages, not {len(layers)}")
+    if way.layers and len(way.layers) != number:
+        raise InputError(f"give one number of blocks for each of the {number} stages, not {len(way.layers)}")
     if total < number and number > 1:
         chunks = f" x {way.chunks} --chunks" if way.chunks > 1 else ""
         raise InputError(f"{total} blocks are too few for --mesh pp={way.stages}{chunks}: at most {total} stages")
+    layers = way.layers or tuple(total // number + (place < total % number) for place in range(number))
     return parts_of(account.step.model.table, sizes, layers)
 
 

@@ -52,8 +52,8 @@ def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
         entries.append(entry | {"flops_of_bp": flops / usual[0], "bytes_of_bp": peak / usual[1]})
     notes = [f"{entry['name']}: {entry['refused']}" for entry in entries if entry["refused"]]
     notes.append(
-        "One step with adamw under the price book run, of one sequence by default, as in learncost cost; memory: the "
-        "peak, as in learncost memory --engine graph."
+        "One step with adamw under the price book run, of one sequence by default, as in learncost cost; peak "
+        "memory as in learncost memory --engine graph."
     )
 
     def ratio(key: str) -> Cell:
@@ -63,7 +63,7 @@ def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
         "procedure": "{name}",
         "FLOPs": lambda entry: "-" if entry["flops"] is None else f"{entry['flops']:,}",
         "of bp": ratio("flops_of_bp"),
-        "memory": lambda entry: "-" if entry["bytes"] is None else size_of(entry["bytes"]),
+        "peak memory": lambda entry: "-" if entry["bytes"] is None else size_of(entry["bytes"]),
         "of bp ": ratio("bytes_of_bp"),
     }
     return Listed(entries, columns, _notes=tuple(notes))

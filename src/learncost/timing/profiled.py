@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from math import inf
@@ -89,9 +90,9 @@ def read_profile(path: Path, known: Container[str] = ()) -> MeasuredStep:
         raise
     except FileNotFoundError:
         raise InputError(f"no such file: {path}; {JSON_OF_TRACE} writes one") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    except ValueError:  # of JSON and of UTF-8
+    except (ValueError, RecursionError):  # of JSON and of UTF-8
         raise InputError(f"{path} is not JSON: {JSON_OF_TRACE} writes a trace") from None
     try:
         if isinstance(found, dict) and "traceEvents" in found:
@@ -263,6 +264,8 @@ def _snapshot(found: Mapping[str, Any]) -> MeasuredStep:
 
 def _memory_timeline(times: Sequence[float], levels: Sequence[Sequence[int]]) -> MeasuredStep:
     """Return the step of `export_memory_timeline`, which has the bytes in use by category at some moments."""
+    if not times:
+        raise InputError("the memory timeline has no moments: profile a step with profile_memory=True")
     ops = tuple(ProgramOp(ALLOCATOR, "", (), (), {}, FORWARD, 0, "") for _ in times)
     sums = (sum(each) for each in levels)
     buffers = tuple(Buffer(size, "cpu", "", "", place, place) for place, size in enumerate(sums))

@@ -169,10 +169,12 @@ def recorded_time(request: Request, model: Model, optimizer: str, cluster: Clust
     of any model by cuda or compiled. Raises `InputError` for what these engines cannot do.
     """
     layer, named = model.configuration.layer, request.timed_by in OF_KERNELS
-    asked_for = layer is None and request.module == Itself.name
+    recorded = layer is not None and layer.steps is not None
+    asked_for = request.module == Itself.name and not recorded
+    elsewhere = "it is recorded for published GPUs, such as H100-SXM" if asked_for else ""
     if request.on is None or (request.is_sharded and cluster is None) or not request.is_training:
         return ""
-    if not (named or asked_for) and (layer is None or layer.steps is None or request.timed_by != "eager"):
+    if not (named or asked_for) and (not recorded or request.timed_by != "eager"):
         return ""
     from learncost.devices.device import device as find_device  # imported where they are needed: start-up counts
     from learncost.devices.rates import calibrated
@@ -183,12 +185,12 @@ def recorded_time(request: Request, model: Model, optimizer: str, cluster: Clust
             raise InputError(
                 f"--engine {request.engine} is timed on published GPUs, such as --on H100-SXM: give --engine {other}"
             )
-        return ""
+        return elsewhere
     device = cluster.device if cluster else find_device(request.on)
     if named:
         return _recorded(replace(request, budget=None, optimizer=optimizer), device.name)
     if not device.torch:
-        return ""
+        return elsewhere
     if request.procedure != "bp" or request.plan is not None:
         return "a recorded step is one of bp without a plan, as the module runs it"
     if why := runs_otherwise(model):

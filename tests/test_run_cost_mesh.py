@@ -119,7 +119,7 @@ def test_a_device_is_no_cluster():
         ("--mesh dp=2 --devices 4 --batch-size 4", "the mesh dp=2 has 2 devices, not 4"),
         ("--mesh dp=x", "write dp=2,tp=4"),
         ("--mesh xp=2 --batch-size 2", "mesh axis xp needs sharding rules"),
-        ("--mesh pp=5 --batch-size 5", "4 blocks are too few for --mesh pp=5: at most 4 stages"),
+        ("--mesh pp=2 --schedule interleaved --chunks 1e9", "4 blocks are too few for --mesh pp=2 x 1000000000"),
         ("--mesh dp=2 --mfu 0.4 --batch-size 2", "mfu and the mesh both set the speed"),
         ("--mesh pp=2 --procedure pepita --batch-size 2", "pipeline stages require --procedure bp or recompute, not"),
         ("--devices 8 --optimizer sgd", "--optimizer sgd requires --mesh"),

@@ -170,7 +170,7 @@ def recorded_time(request: Request, model: Model, optimizer: str, cluster: Clust
     """
     layer, named = model.configuration.layer, request.timed_by in OF_KERNELS
     recorded = layer is not None and layer.steps is not None
-    asked_for = request.module == Itself.name and not recorded
+    asked_for = request.module == Itself.name and request.engine in ("", "eager") and not recorded
     elsewhere = "it is recorded for published GPUs, such as H100-SXM" if asked_for else ""
     if request.on is None or (request.is_sharded and cluster is None) or not request.is_training:
         return ""

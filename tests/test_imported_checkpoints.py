@@ -81,6 +81,10 @@ def whole(module, x):
         return each(use_reentrant=False)(module, x)
 
 
+def first_two(module, x):
+    return module.blocks[3](module.blocks[2](checkpoint(nn.Sequential(*module.blocks[:2]), x, use_reentrant=False)))
+
+
 def once(function, reentrant=False):
     """One checkpoint around a function of the module and its input."""
     return lambda module, x: checkpoint(lambda y: function(module, y), x, use_reentrant=reentrant)
@@ -102,13 +106,12 @@ FORMS = {
     "in reentrant segments": lambda m, x: checkpoint_sequential(m.blocks, 3, x, use_reentrant=True),
     "selective, every second": each(use_reentrant=False, context_fn=every_second),
     "to the end": whole,
-    "two blocks of four": lambda m, x: m.blocks[3](m.blocks[2](checkpoint(m.blocks[:2], x, use_reentrant=False))),
+    "two blocks of four": first_two,
     "two side by side": once(lambda m, y: linear(m, 0, y) * linear(m, 1, y)),
     "what nothing is kept of": once(lambda m, y: linear(m, 0, y) + linear(m, 1, y)),
     "a last product whose result is kept": once(lambda m, y: m.blocks[0](y).relu()),
     "a last product that is normalized": once(lambda m, y: functional.layer_norm(m.blocks[0](y), (16,))),
     "a last product that is hidden": once(lambda m, y: functional.dropout(m.blocks[0](y), 0.5)),
-    "a part beside what is read": once(lambda m, y: (m.blocks[0](y), m.blocks[1](y))[0]),
 }
 
 
@@ -116,6 +119,13 @@ def counted(module, *inputs):
     """The FLOPs of a forward and a backward pass."""
     with FlopCounterMode(display=False) as counter:
         module(*inputs).sum().backward()
+    return counter.get_total_flops()
+
+
+def forward_of(module, *inputs):
+    """The FLOPs of a forward pass."""
+    with FlopCounterMode(display=False) as counter:
+        module(*inputs)
     return counter.get_total_flops()
 
 
@@ -130,10 +140,18 @@ def test_what_a_checkpoint_computes_again_is_counted(form, frozen):
     for book in ("matmul", "torch-flop-counter"):
         cost = lc.cost(model, price_book=book, B=5)
         assert cost.total.flops == counted(module, x)
+    assert cost.macro_operations["forward"][1].flops == forward_of(module, x)
+
+
+def test_a_part_beside_what_is_read_is_said_and_not_counted():
+    module = Blocks(once(lambda m, y: (m.blocks[0](y), m.blocks[1](y))[0]))
+    model = lc.from_module(module, {"x": "float B 16 gradient"})
+    cost = lc.cost(model, price_book="matmul", B=5)
     forward = cost.macro_operations["forward"][1].flops
-    with FlopCounterMode(display=False) as counter:
-        module(x)
-    assert forward == counter.get_total_flops()
+    assert forward + model.unused.at({"B": 5}) == forward_of(module, torch.randn(5, 16))
+    assert "4096 B FLOPs of the forward pass are excluded" in " ".join(str(cost).split())
+    alone = Blocks(once(lambda m, y: m.blocks[0](y)))
+    assert cost.total.flops == counted(alone, torch.randn(5, 16, requires_grad=True))
 
 
 def test_three_blocks_as_they_are_reported():

@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 import transformers
+from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.engines.hugging_face import config as hugging_face
@@ -152,3 +153,33 @@ def test_a_typed_family_is_its_import(family):
     more = {"forward": beside, "backward": 2 * beside}
     for phase, amounts in typed.macro_operations.items():
         assert read.macro_operations[phase][1].flops == amounts[1].flops + more.get(phase, 0), phase
+
+
+@pytest.mark.slow
+def test_gemma_3_with_images_is_read():
+    """The tower, the projector that pools its patches, and text whose images see themselves whole."""
+    text = {"hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 40, "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"]}  # fmt: skip
+    image = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "image_size": 8, "patch_size": 2}  # fmt: skip
+    places = {"mm_tokens_per_image": 4, "image_token_index": 39, "attn_implementation": "eager"}
+    module = transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(text_config=text, vision_config=image, **places)
+    ).train()
+    tokens = torch.randint(1, 30, (BATCH, 9))
+    tokens[:, 1:5] = 39
+    inputs = {
+        "input_ids": tokens,
+        "pixel_values": torch.randn(BATCH, 3, 8, 8),
+        "token_type_ids": (tokens == 39).long(),
+        "labels": tokens,
+    }
+    imported = read_module(module, inputs)
+    found = parity(module, inputs, imported)
+    assert max(found.value, found.gradient) < 1e-10
+    with FlopCounterMode(display=False) as counter:
+        module(**inputs).loss.backward()
+    layer = lc.layer(imported.text)
+    total = lc.cost(layer, price_book="matmul").total.flops + layer.unused.at({})  # nothing reads the tower's own head
+    assert total == counter.get_total_flops()

@@ -187,14 +187,14 @@ class KernelValues:
             if not isinstance(read, Read):
                 continue
             place = at[read.axis]
-            axis, part = next(((axis, part) for axis, (of, part) in found.items() if of is read), ("", None))
+            axis, part = next(((axis, part) for axis, (of, part) in found.items() if of == read), ("", None))
             if part is None:
                 index = self._index(read, at)
                 tests.append(f"({place.atom} == {index.atom})")
                 blocks |= place.blocks | index.blocks
                 continue
             assert isinstance(read.at, Affine)
-            others = tuple(other for other in read.at.parts if other is not part)
+            others = tuple(other for other in read.at.parts if other != part)
             rest = self._index(Read(read.axis, replace(read.at, parts=others)), at)
             text = place.atom if not others else f"({place.atom} - {rest.atom})"
             factor = part.factor * prod(map(self.number, part.sizes))

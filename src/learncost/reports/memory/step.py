@@ -468,7 +468,7 @@ def by_lines(step: MemoryStep, sizes: Mapping[str, int], planner: Planner = chos
     table = step.unplanned
     part = _accumulated(table).gather if step.accumulate > 1 else table
     capacity = None if step.budget is None else step.budget - step.uncounted
-    return planner(part, sizes, NAMES[step.kind.value], capacity, step.widths)
+    return planner(part, sizes, step.kind.name, capacity, step.widths)
 
 
 # Of one structure many steps are asked for, at other lengths, in other types, for other optimizers: what does not

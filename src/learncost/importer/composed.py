@@ -100,12 +100,11 @@ def distances(x: Any, z: Any, order: float = 2.0, mode: int | None = None) -> An
     return torch.where(there, torch.where(there, squares, 1.0).sqrt(), 0.0)
 
 
-def by_strides(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """Return `as_strided` of a contiguous tensor as an indexed read."""
+def _places(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
     places = torch.full((), storage_offset or 0, device=x.device)
     for count, step in zip(size, stride, strict=True):
         places = places.unsqueeze(-1) + step * torch.arange(count, device=x.device)
-    return x.reshape(-1)[places]
+    return places
 
 
 def around(x: Any, pads: Any) -> Any:
@@ -373,7 +372,7 @@ def _drops(node: Any) -> bool:
 
 def _is_contiguous(node: Any) -> bool:
     """Return whether the strided tensor is contiguous and of a fixed size."""
-    x, size, stride, offset = arguments_of(node).values()
+    x, *_, size, stride, offset = arguments_of(node).values()
     return bool(x.meta["val"].is_contiguous()) and all(isinstance(n, int) for n in (*size, *stride, offset or 0))
 
 
@@ -433,7 +432,11 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     **{f"avg_pool{count}d": (mean_of_windows(count), _leaves_windows) for count in (1, 2, 3)},
     "affine_grid_generator": (affine_grid, _always),
     "select_scatter": (lambda base, part, dim, at: with_part(base, part.unsqueeze(dim), dim, at), _always),
-    "as_strided": (by_strides, _is_contiguous),
+    "as_strided": (lambda x, *strided: x.reshape(-1)[_places(x, *strided)], _is_contiguous),
+    "as_strided_scatter": (  # PyTorch's gradient of the base is that of the part
+        lambda x, part, *strided: x.flatten().scatter(0, _places(x, *strided).flatten(), part.flatten()).view(x.shape),
+        _is_contiguous,
+    ),
     **{name: (_of_pytorch(name), is_uneven) for name in NEAREST},
     **{f"{name}.vec": (_of_pytorch(name, "vec"), is_uneven) for name in NEAREST},
     **{name: (_of_pytorch(name), _is_off_the_diagonal) for name in ("tril", "triu")},

@@ -78,17 +78,15 @@ def scores(table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
     """Return the values with an axis of queries and an axis of keys, each with its tiled axes and its axis of
     queries."""
     score_axes: dict[str, tuple[tuple[str, ...], str]] = {}
-    for line in repeats(table.lines):
-        softmax = next((inner for inner in line.lines if is_softmax(inner)), None)
-        if softmax is None or len(softmax.axes) != 1:
-            continue
-        (keys,) = softmax.axes
-        queries = _queries(softmax, keys, table)
+    of_loops = [(loop, line) for loop in repeats(table.lines) for line in loop.lines if is_softmax(line)]
+    for loop, softmax in of_loops:
+        keys, *others = softmax.axes
+        queries = None if others else _queries(softmax, keys, table)
         if queries is None:
             continue
         iterations = tuple(axis for axis in softmax.left[0].declared if axis not in (queries, keys))
         bases = sorted((base(queries), base(keys)))
-        for name, axes in line.axes.items():
+        for name, axes in loop.axes.items():
             own_bases = sorted(base(axis) for axis in axes if base(axis) in bases)
             if set(iterations) <= set(axes) and own_bases == bases and len(set(axes)) == len(axes):
                 score_axes[name] = (iterations, queries)

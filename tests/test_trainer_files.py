@@ -822,7 +822,13 @@ BAD = [
     ("a.yaml", EXPANDING, "more than 10,000 values"),
     ("a.yaml", "base_model: gpt2\nsequence_len: long\n", "line 2: sequence_len is 'long', not a whole number"),
     ("a.yaml", "base_model: gpt2\nsequence_len: 8\nrl: ebft\n", "rl is another step than fine-tuning"),
+    ("a.yaml", "a: !!bool x\n", "holds a value that YAML cannot read"),
+    ("a.yaml", "!!set {a}\n", "is no mapping of keys to values"),
+    ("a.yaml", f"base_model: gpt2\nsequence_len: 0x{'F' * 5000}\n", "sequence_len is 'a number of more than"),
+    ("a.yaml", "base_model: gpt2\nsequence_len: 2024-01-01\n", "sequence_len is '2024-01-01', not a whole number"),
     ("a.json", '{"zero_optimization": 1', "is not JSON"),
+    ("a.sh", f"A=$(({'9' * 5000} * 2))\n", "has the keys of no known trainer"),
+    ("a.sh", "<<A\n" * 20_000, "has the keys of no known trainer"),
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -85,7 +85,7 @@ def read_profile(path: Path, known: Container[str] = ()) -> MeasuredStep:
         content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
         if content[:1] == b"\x80":
             raise InputError(f"{path} is a pickle, which is not read, as that runs its code: write {JSON_OF_SNAPSHOT}")
-        found = json.loads(content)
+        found = json.loads(content, parse_float=_finite, parse_constant=_finite)
     except InputError:
         raise
     except FileNotFoundError:
@@ -103,9 +103,14 @@ def read_profile(path: Path, known: Container[str] = ()) -> MeasuredStep:
             return _memory_timeline(*found)
     except InputError:
         raise
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} is no trace of PyTorch's profiler: {type(error).__name__} at {error}") from None
     raise InputError(f"{path} is neither a trace ({JSON_OF_TRACE}) nor a memory snapshot ({JSON_OF_SNAPSHOT})")
+
+
+def _finite(text: str) -> float | None:
+    """Return a number of JSON; None for infinity and NaN."""
+    return number if isfinite(number := float(text)) else None
 
 
 class _MeasuredBuffers:
@@ -267,6 +272,6 @@ def _memory_timeline(times: Sequence[float], levels: Sequence[Sequence[int]]) ->
     if not times:
         raise InputError("the memory timeline has no moments: profile a step with profile_memory=True")
     ops = tuple(ProgramOp(ALLOCATOR, "", (), (), {}, FORWARD, 0, "") for _ in times)
-    sums = (sum(each) for each in levels)
-    buffers = tuple(Buffer(size, "cpu", "", "", place, place) for place, size in enumerate(sums))
+    sums = enumerate(sum(each) for _, each in zip(times, levels, strict=True))
+    buffers = tuple(Buffer(size, "cpu", "", "", place, place) for place, size in sums)
     return MeasuredStep(Program(ops, buffers), (), "the memory timeline", True)

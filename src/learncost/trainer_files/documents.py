@@ -10,14 +10,16 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from sys import float_info
 from typing import Any
+from warnings import catch_warnings
 
 from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError, imported, printable, shown
 from learncost.models.files import PYTHON, SHELL, YAML, parse_json, parse_toml
 from learncost.trainer_files.shell import arguments_of
 
-LARGEST = 2**20  # bytes; the largest of 774 public files has 60 kB
+LARGEST = 2**17  # bytes; the largest of 774 public files has 60 kB
 NODES = 10_000  # values and keys, with those of aliases counted wherever they are used
 DEEPEST = 40  # nested mappings and lists
 
@@ -64,7 +66,7 @@ def read_document(path: str) -> Document:
     except OSError as error:
         raise InputError(f"cannot read {shown(path)}: {error.strerror or error}") from None
     if len(content) > LARGEST:
-        raise InputError(f"{shown(path)} is larger than {LARGEST // 2**20} MiB, so it is not a trainer's file")
+        raise InputError(f"{shown(path)} is larger than {LARGEST // 2**10} KiB, so it is not a trainer's file")
     return document_of(path, text)
 
 
@@ -73,21 +75,38 @@ def document_of(path: str, text: str) -> Document:
     suffix = Path(path).suffix.lower()
     if suffix in YAML:
         return _yaml(path, text)
-    if suffix in SHELL:
-        return Document(path, *arguments_of(text))
-    if suffix == PYTHON:
-        return Document(path, *_assigned(path, text))
-    values = (parse_toml if suffix == ".toml" else parse_json)(text, printable(path))
-    return Document(path, dict(flattened(values)))
+    try:
+        values, *more = (
+            arguments_of(text)
+            if suffix in SHELL
+            else _assigned(path, text)
+            if suffix == PYTHON
+            else ((parse_toml if suffix == ".toml" else parse_json)(text, printable(path)),)
+        )
+        return Document(path, dict(flattened(values)), *more)
+    except RecursionError:
+        raise InputError(f"{printable(path)} is nested too deep to be a trainer's file") from None
 
 
-def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested mappings by dotted keys, without empty ones; lists are values."""
+def flattened(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings by dotted keys, without empty ones; lists are values, as JSON has them."""
     for key, value in values.items():
+        name = prefix + (key if isinstance(key, str) else shown(key))
         if isinstance(value, Mapping):
-            yield from flattened(value, f"{prefix}{key}.")
+            yield from flattened(value, f"{name}.")
         elif value is not None:
-            yield f"{prefix}{key}", value
+            yield name, _of_json(value)
+
+
+def _of_json(value: Any) -> Any:
+    """Return a value that JSON can say: dates, sets, bytes, and numbers that are none of a float are texts."""
+    if isinstance(value, list):
+        return [_of_json(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else shown(key): _of_json(each) for key, each in value.items()}
+    if value is None or isinstance(value, str) or (isinstance(value, int | float) and abs(value) <= float_info.max):
+        return value
+    return shown(value) if isinstance(value, int) else str(value)
 
 
 def _assigned(path: str, text: str) -> tuple[dict[str, Any], dict[str, int]]:
@@ -97,7 +116,8 @@ def _assigned(path: str, text: str) -> tuple[dict[str, Any], dict[str, int]]:
     """
     no_settings = InputError(f"{printable(path)} is no file of settings: it has more than names and plain values")
     try:
-        tree = ast.parse(text)
+        with catch_warnings(action="ignore"):
+            tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise no_settings from None
     values, lines = dict[str, Any](), dict[str, int]()
@@ -138,24 +158,22 @@ def _plain(node: ast.expr) -> Any:
 def _yaml(path: str, text: str) -> Document:
     yaml = imported("yaml", f"YAML files such as {shown(path)} need PyYAML", "configs")
     where = printable(path)
-    loader = yaml.SafeLoader(text)
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is not None:
             _check_size(node, where, yaml.CollectionNode)
-        if not isinstance(node, yaml.MappingNode):
+        values = loader.construct_document(node) if isinstance(node, yaml.MappingNode) else None
+        if not isinstance(values, dict):
             raise InputError(f"{where} is no mapping of keys to values")
-        values = loader.construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise InputError(f"{where} is not YAML{line}: {getattr(error, 'problem', None) or error}") from None
-    except (RecursionError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except (RecursionError, ValueError, LookupError, AttributeError):  # the last two of wrong texts behind !!bool
         raise InputError(f"{where} holds a value that YAML cannot read") from None
-    finally:
-        loader.dispose()
     return Document(path, _resolved(dict(flattened(values))), dict(_lines(node, yaml.MappingNode)))
 
 

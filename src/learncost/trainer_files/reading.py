@@ -11,7 +11,7 @@ from typing import Any
 
 from learncost.ir.dataclass import OPTIONAL, dataclass, field, fields, replace
 from learncost.ir.errors import InputError, nearest, printable, shown
-from learncost.models.files import DATA_FILES, YAML
+from learncost.models.files import DATA_FILES, SHELL, YAML
 from learncost.trainer_files.documents import Document, read_document
 from learncost.trainer_files.framework import ADAPTER, ENGINE, LAUNCH, STEP, Framework, KeyRule, Step, framework_of
 
@@ -94,7 +94,7 @@ def is_trainer_file(path: object) -> bool:
     """Return whether a MODEL argument is a file of a trainer by its suffix and, for JSON, by its keys."""
     if not isinstance(path, str) or not path.lower().endswith(DATA_FILES) or not isfile(path):
         return False
-    if path.lower().endswith(YAML):
+    if path.lower().endswith((*YAML, *SHELL)):
         return True
     try:
         return not describes_model(read_document(path))
@@ -149,7 +149,7 @@ def joined(known: Sequence[tuple[Framework, Document]], alone: bool = False) -> 
 def _followed(framework: Framework, document: Document) -> Iterator[Document]:
     """Yield the documents that a file names by a path in its folder, or in the folder of the command."""
     for rule in framework.rules:
-        if rule.follows and rule.holds(document.values, {}):
+        if rule.follows and rule.holds(document.values, {}) and str(document.values[rule.follows]).isprintable():
             for folder in (Path(document.name).parent.resolve(), Path.cwd()):
                 path = (folder / str(document.values[rule.follows])).resolve()
                 if path.is_relative_to(folder) and path.is_file() and path.suffix.lower() in DATA_FILES:

@@ -24,17 +24,17 @@ TOKEN = re.compile(
     r"""(?P<space>[ \t]+|\\\r?\n)|(?P<comment>\#[^\n]*)|(?P<end>\r?\n|;;|;|&&|\|\||\||&)|(?P<open>\()|(?P<close>\))
     |(?P<word>(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\("""
     + NESTED
-    + r"""\)|\$\{[^}]*\}|`[^`]*`
+    + r"""\)|\$\{[^}]{0,1000}\}|`[^`]*`
     |[^\s;&|()"'\\])+)""",
     re.VERBOSE | re.DOTALL,
 )
 
-HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n.*?^\s*\1\s*$", re.DOTALL | re.MULTILINE)
+HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*\n(?:.*\n){0,1000}?[ \t]*\1[ \t\r]*$", re.MULTILINE)
 
 ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)(\+?=)(.*)", re.DOTALL)
 
 VARIABLE = re.compile(
-    r"\$\(\((?P<sum>(?:[^()]|\([^()]*\))*)\)\)|\$\{(?P<name>\w+)(?:\[[@*]\])?(?::?[-=](?P<usual>[^}]*))?\}|\$(?P<plain>\w+|\#)"
+    r"\$\(\((?P<sum>(?:[^()]|\([^()]*\))*)\)\)|\$\{(?P<name>\w+)(?:\[[@*]\])?(?::?[-=](?P<usual>[^}]{0,1000}))?\}|\$(?P<plain>\w+|\#)"
 )
 
 ARGUMENT = re.compile(r"--(?P<flag>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?|\+*(?P<key>[a-z][\w.]*)=(?P<text>.*)", re.DOTALL)
@@ -163,7 +163,7 @@ def _decided(words: Sequence[str], script: ShellScript) -> str:
     if compared is None or any(mark in first + second for mark in (*"$`*?[", CHANGED)):
         return UNKNOWN
     if words[2].startswith("-"):
-        if not (re.fullmatch(r"-?\d+", first) and re.fullmatch(r"-?\d+", second)):
+        if not (re.fullmatch(r"-?\d{1,99}", first) and re.fullmatch(r"-?\d{1,99}", second)):
             return UNKNOWN
         return RUNS if compared(int(first), int(second)) else SKIPPED
     return RUNS if compared(first, second) else SKIPPED
@@ -241,7 +241,7 @@ def _sum(text: str, otherwise: str) -> str:
     while inner := re.search(r"\(([^()]*)\)", text):
         text = text[: inner.start()] + _sum(inner[1], "?") + text[inner.end() :]
     parts = re.findall(r"\d+|[-+*/%]", text)
-    if "".join(parts) != "".join(text.split()) or not parts or len(parts) % 2 == 0:
+    if "".join(parts) != "".join(text.split()) or not parts or len(parts) % 2 == 0 or len(text) > 1_000:
         return otherwise
     left = int(parts[0])
     for operator, number in zip(parts[1::2], parts[2::2], strict=True):

@@ -98,8 +98,8 @@ def test_a_model_family(copy, tmp_path):
 
 def test_a_column_of_cost(copy):
     def added(text: str) -> str:
-        text = text.replace('extra = {"bytes"', 'extra = {"lines": str(len(rows_again)), "bytes"')
-        return text.replace('for columns in ((*moved, "share")', 'for columns in (("lines", *moved), (*moved, "share")')
+        text = text.replace('cells = {"bytes"', 'cells = {"lines": str(len(rows)), "bytes"')
+        return text.replace('((*moved, "share")', '(("lines", *moved), (*moved, "share")')
 
     copy.write("add a column of `cost`", added)
     screen = copy.python("-m", "learncost", "cost", "gpt2", "--seq-len", "8", "--by", "macro-operation")

@@ -209,7 +209,8 @@ class _TraceReader:
             event = self.events[number]
             ran.append(self._ran(number, kernels[number], zero))
             if (args := event["args"]) and event["name"] == ALLOCATOR:
-                before = args.get("Total Allocated", 0) - args["Bytes"] if before is None else before
+                if before is None:  # on the CPU the profiler's total knows nothing from before it
+                    before = args.get("Total Allocated", 0) - args["Bytes"] if self.on_gpu else 0
                 memory.change(len(ran) - 1, args["Addr"], args["Bytes"], ran[-1].issued.op)
         memory.there(before or 0)
         return MeasuredStep(memory.program(each.issued.op for each in ran), tuple(ran), self.what, bool(before))

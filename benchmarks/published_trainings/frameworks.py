@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from learncost.devices.attention import ATTENTION_RATES, rates_of
+from learncost.devices.attention import ATTENTION_RATES, attention_rates
 from learncost.ir.precision import PRECISIONS, Precision
 from learncost.timing.rates import AttentionRates
 
@@ -39,7 +39,7 @@ class Framework:
 
 _MIXED = PRECISIONS["bf16-masters"]
 
-ON_H100 = rates_of(
+ON_H100 = attention_rates(
     989,
     {
         64: (282, 306, 318, 321, 322, 324),

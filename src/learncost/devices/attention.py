@@ -16,7 +16,7 @@ CAUSAL = (0.655, 0.716, 0.776, 0.83, 0.857, 0.876)
 """The rate of causal attention over that of all scores, at `LENGTHS` (figure 5 of FlashAttention-3, head size 256)."""
 
 
-def rates_of(
+def attention_rates(
     peak: float, forward: Mapping[int, tuple[float, ...]], backward: Mapping[int, tuple[float, ...]]
 ) -> AttentionRates:
     """Return rates of attention from TFLOP/s, and those of products on the same GPU."""
@@ -25,7 +25,7 @@ def rates_of(
 
 
 ATTENTION_RATES: Mapping[str, AttentionRates] = {
-    "cuDNN": rates_of(
+    "cuDNN": attention_rates(
         989,
         {
             64: (335, 373, 395, 408, 412, 413),
@@ -38,7 +38,7 @@ ATTENTION_RATES: Mapping[str, AttentionRates] = {
             256: (260, 350, 395, 424, 440, 440),
         },
     ),
-    "FlashAttention-2": rates_of(
+    "FlashAttention-2": attention_rates(
         312,
         {
             64: (145, 170, 181, 186, 190, 192),

@@ -310,7 +310,7 @@ class Lifetimes:
                         array.part = (wholes[outer], iteration.number)
                         self._touch(array)
                     # a loop-carried value can be in another stack of the same loop
-                    elif not (array.given or array.part or (array.stack and array.stack[0] in {*stacks} - {outer})):
+                    elif not (array.given or array.part or (array.stack and outer != array.stack[0] in stacks)):
                         array.stack = (outer, axes.get(outer) or (repeat.count, *array.axes))
             carried = {carry.start: scope[carry.end] for carry in repeat.carry}
         names |= stacks

@@ -178,7 +178,7 @@ def batch_text(
     return (letters or f"{several} of {seq_len:,}{sides} {tokens}") + length_note
 
 
-def in_microbatches(number: int) -> str:
+def microbatches_text(number: int) -> str:
     """Return the remark that a batch is cut into several microbatches."""
     return f" in {number:,} microbatches" if number > 1 else ""
 

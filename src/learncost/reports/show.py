@@ -16,8 +16,8 @@ from learncost.reports.sheet import (
     SheetRow,
     batch_text,
     fitting,
-    in_microbatches,
     joules_of,
+    microbatches_text,
     number,
     plan_text,
     rounded,
@@ -186,7 +186,7 @@ def step_title(cost: Cost, procedure: str = "") -> str:
     plan = plan_text(cost.plan, cost.timing.plan if cost.timing else "")
     over = f", on {cost.over.devices:,} devices together; counts of one device" if cost.over else ""
     if cost.over and cost.over.way:
-        over = in_microbatches(cost.over.way.microbatches) + over
+        over = microbatches_text(cost.over.way.microbatches) + over
     return f"{name}, {procedure or f'{step}{procedure_of(cost)}'} in {cost.dtype}{plan}: {batch_of(cost)}{over}"
 
 

@@ -18,7 +18,7 @@ from learncost.reports.sheet import (
     SheetRow,
     TableColumn,
     batch_text,
-    in_microbatches,
+    microbatches_text,
     number,
     plan_text,
     seconds_of,
@@ -98,7 +98,7 @@ def title(step: PlacedStep) -> str:
     note = step.memory.note if step.memory else ""
     plan = plan_text(step.plan, step.memory.plan if step.memory else "", "memory")
     batch = batch_text(step.batch_size, step.seq_len, step.target_len, length_note=step._length_note)
-    batch += in_microbatches(step.over.way.microbatches) if step.over.way else ""
+    batch += microbatches_text(step.over.way.microbatches) if step.over.way else ""
     over = f"over {step.over.mesh} ({number(step.over.devices)} devices{on})"
     what = f"{step.model}, one step of {step.procedure} with {step.optimizer} in {step.precision}{plan}"
     return f"{what}: {batch}, {over}{note}"

@@ -89,7 +89,7 @@ class TrainingStep:
 
 
 class TrainingReporter:
-    """An observer of a training's progress, which does nothing with what it is told."""
+    """The callbacks of a training's progress, which do nothing by default."""
 
     def say(self, text: str) -> None:
         """Report a started or finished task."""

@@ -29,7 +29,7 @@ from learncost.reports.sheet import (
     Sheet,
     TableColumn,
     batch_text,
-    in_microbatches,
+    microbatches_text,
     number,
     plan_text,
     size_of,
@@ -147,7 +147,7 @@ class Fit(AtLength, Drawn):
         optimizer = "" if self._alone else f"{self.optimizer}, "
         title = f"{where} of {self._kind}{flash}{each_of(self.over)}: {self.dtype}, {optimizer}"
         title += batch_text(None, self.seq_len, context=self.context, sample=self._noun, length_note=self._length_note)
-        title += in_microbatches(self.accumulate)
+        title += microbatches_text(self.accumulate)
         return (table(title, columns, self.rows, (*self.advice, self._rule), self.answer),)
 
     @property

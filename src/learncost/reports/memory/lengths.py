@@ -16,7 +16,7 @@ from learncost.reports.memory.fit_question import FitQuestion, refusal
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.runs import largest, longest
 from learncost.reports.memory.types import said_bytes
-from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, in_microbatches, table, words_of
+from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, microbatches_text, table, words_of
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -93,7 +93,7 @@ class Lengths(Shown):
         )
         title = (
             f"{self.model} in {said_bytes(self.budget)}{each_of(self.over)}: {self.dtype}, {self.optimizer}; the "
-            f"largest batch of sequences{in_microbatches(self.accumulate)}"
+            f"largest batch of sequences{microbatches_text(self.accumulate)}"
         )
         title += " by their tokens, and the longest single sequence"
         learns = () if self.trained == "all" else (f"Trainable: {self.trained}.",)

@@ -151,14 +151,15 @@ def _seconds(layout: InPlaceLayout, on: str) -> float:
     from learncost.devices.gpus import gpu
     from learncost.timing.kernels import KernelModel
 
-    try:
-        program = launched(layout)
-        model = KernelModel(gpu(device(on)), program)
+    def on_gpu(name: str) -> float:
+        model = KernelModel(gpu(device(name)), program)
         return sum(kernel.seconds for op in program.ops for kernel in model.kernels(op))
+
+    program = launched(layout)
+    try:
+        return on_gpu(on)
     except InputError:
-        if on == TIMED_ON:
-            raise
-        return _seconds(layout, TIMED_ON)
+        return on_gpu(TIMED_ON)
 
 
 def frugal(

@@ -16,7 +16,7 @@ from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.types import RESERVED, misfit, said_bytes
 from learncost.reports.run import left_out_text
-from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, in_microbatches, number, size_of, sizes_of
+from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, microbatches_text, number, size_of, sizes_of
 from learncost.reports.show import batch_of
 
 SHOWN = 8
@@ -140,7 +140,7 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     plan = f" under {memory.plan}" if memory.plan and named else ""
     plan += f" by {run_by(memory)}" if _executed(memory) and with_engine and with_procedure else ""
     each = f" of {memory.batch_size // memory.accumulate:,}" if memory.batch_size else ""
-    parts = f"{in_microbatches(memory.accumulate)}{each}" if memory.accumulate > 1 else ""
+    parts = f"{microbatches_text(memory.accumulate)}{each}" if memory.accumulate > 1 else ""
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
     if with_procedure and memory.procedure in INFERENCE and memory.context is None:
         step = memory.procedure
@@ -237,7 +237,7 @@ def _fits(memory: Memory) -> str:
     begin = text
     text += f"{most} {_samples(memory, batch or 1)} "
     text += f"after {memory.context:,} tokens" if decodes else f"of {memory.seq_len:,} tokens"
-    text += in_microbatches(memory.accumulate) if batch else ""
+    text += microbatches_text(memory.accumulate) if batch else ""
     if memory.letters:  # a table of a user's: its batch is B, where that is open at all
         text = f"In {said_bytes(memory.budget)} the step {'fits' if batch else 'does not fit'}"
         if "B = " in memory.letters:

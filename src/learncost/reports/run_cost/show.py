@@ -16,8 +16,8 @@ from learncost.reports.sheet import (
     SheetRow,
     TableColumn,
     batch_text,
-    in_microbatches,
     joules_of,
+    microbatches_text,
     number,
     plan_text,
     scaled,
@@ -156,7 +156,7 @@ def _title(run: RunCost) -> str:
     used = f"{number:,} x {run.device.name}"
     if run.spread is not None and number == 1 < (present := run.spread.step.cluster.devices):
         used = f"1 of the {present} x {run.device.name} of {run.spread.step.cluster.name} (--devices)"
-    several = in_microbatches(run.spread.step.way.microbatches) if run.spread else ""
+    several = microbatches_text(run.spread.step.way.microbatches) if run.spread else ""
     return f"{what}: {a_step} a step{several}, on {used}{note}"
 
 

@@ -30,7 +30,7 @@ from learncost.training.contest.workers import Workers, in_iteration
 
 
 class ContestReporter:
-    """An observer of a contest's progress, which does nothing with what it is told."""
+    """The callbacks of a contest's progress, which do nothing by default."""
 
     def begin(self, steps: int) -> None:
         """Report the largest number of steps of all trainings."""

@@ -40,7 +40,7 @@ class StoppedError(Exception):
 
 
 class TrialReporter:
-    """An observer of an entrant's trainings, which does nothing with what it is told."""
+    """The callbacks of an entrant's trainings, which do nothing by default."""
 
     def say(self, text: str) -> None:
         """Report the start of a trial."""

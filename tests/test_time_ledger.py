@@ -281,10 +281,13 @@ def test_gradients_at_places_of_two_axes_have_a_time():
 
 @pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("model", ["mamba-130m", "rwkv-4-169m", "gpt2"])
-def test_recurrences_are_timed_as_pytorch_code_and_this_is_said(model):
+def test_recurrences_are_timed_operator_by_operator_and_this_is_said(model):
     """mamba_ssm is an optional package of transformers; without it the scan runs operator by operator."""
     asked = {"on": "H100-SXM", "num_hidden_layers": 1, "seq_len": 16}
-    note = "Recurrences run in transformers' PyTorch code, as where mamba_ssm"
-    for answer in (lc.cost(model, **asked), lc.run_cost(model, "1e9", **asked)):
+    note = "Recurrences run operator by operator, without the kernels of mamba_ssm"
+    over_mesh = {**asked, "on": "DGX-H100", "mesh": "dp=8", "batch_size": 8}
+    runs = [lc.run_cost(model, "1e9", **asked), lc.run_cost(model, "1e9", **over_mesh)]
+    assert [note in run.answer() for run in runs] == [model != "gpt2"] * 2
+    for answer in (lc.cost(model, **asked), *runs):
         assert (note in " ".join(str(answer).split())) == (model != "gpt2")
     assert note not in " ".join(str(lc.cost(model, engine="graph", **asked)).split())

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.line import Line, Op
+from learncost.ir.loop import walk
+from learncost.ir.table import Table
 from learncost.program.autograd.calls import Linear, Mixer, Projection
 from learncost.program.autograd.operators import BOOLEAN, FLOAT, TapeTensor, cat, convolution
 from learncost.program.autograd.state import ScopeNames, Values
@@ -406,7 +408,12 @@ MIXERS: Mapping[str, Callable[[MixerScope], None]] = {
 """The functions of layers."""
 
 RECURRENCES = (
-    "Recurrences run in transformers' PyTorch code, as where mamba_ssm, causal_conv1d, flash-linear-attention and "
-    "RWKV's CUDA kernel are not installed"
+    "Recurrences run operator by operator, without the kernels of mamba_ssm, causal_conv1d, flash-linear-attention and "
+    "RWKV"
 )
 """The note on the code of recurrences."""
+
+
+def has_recurrences(table: Table) -> bool:
+    """Return whether a table has a layer of a recurrent model."""
+    return any(line.meta.layer in MIXERS for line, _ in walk(table.lines))

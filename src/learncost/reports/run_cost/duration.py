@@ -38,7 +38,7 @@ def step_on(request: Request, measured: bool) -> tuple[Figure | str, str, Figure
         timing.seconds,
         "s",
         "modelled",
-        f"as in `learncost cost --on`. {timing.said}",
+        f"as in `learncost cost --on`. Rates: {timing.rates.source}",
         timing.time.low,
         timing.time.high,
     )

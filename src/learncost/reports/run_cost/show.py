@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from learncost.devices.figure import Figure
 from learncost.ir.dataclass import replace
+from learncost.program.autograd.mixers import RECURRENCES, has_recurrences
 from learncost.reports.run_cost.published import PublishedRun
 from learncost.reports.run_cost.record import TOTALS, RunCost
 from learncost.reports.sheet import (
@@ -84,16 +85,20 @@ def sheets(run: RunCost, width: int = WIDTH) -> tuple[Sheet, ...]:
 
 
 def answer(run: RunCost, total: bool = True) -> str:
-    """Return the rate and the utilization in one sentence, with `total` also the time, the energy and the price."""
+    """Return the rate and the utilization in one sentence, with `total` also the time, the energy and the price;
+    another one says which code of recurrences is timed.
+    """
     figures = run.figures
     rate, each = (plain(round(figures[f"tokens_per_second{of}"].value)) for of in ("", "_per_device"))
     share = next((f", MFU {_share(figures[name].value)}" for name in ("mfu", "step_mfu") if name in figures), "")
     rate_text = f"{rate} tokens per second, {each} per device{share}"
+    timed = run.step._built if {"step", "modelled_step"} & {*figures} else None
+    code = f" {RECURRENCES}; these kernels are faster." if timed and has_recurrences(timed.table) else ""
     if not total:
-        return f"{rate_text}."
+        return f"{rate_text}.{code}"
     used = [_written(figures[name].unit)(figures[name].value) for name in ("energy", "price") if name in figures]
     totals = [time(figures["time"].value), *used, *(_REQUIRED[name] for name in run.unknown if name in _REQUIRED)]
-    return f"{rate_text}: {', '.join(totals)}."
+    return f"{rate_text}: {', '.join(totals)}.{code}"
 
 
 def _utilizations(run: RunCost) -> Sheet:

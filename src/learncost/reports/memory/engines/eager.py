@@ -22,7 +22,7 @@ from learncost.passes.quantized import bytes_of_array
 from learncost.procedures.optimizer import PAGED
 from learncost.procedures.procedure import procedure
 from learncost.program.autograd.calls import reads_experts
-from learncost.program.autograd.mixers import MIXERS, RECURRENCES
+from learncost.program.autograd.mixers import RECURRENCES, has_recurrences
 from learncost.program.autograd.module import Itself, Module, module_named
 from learncost.program.autograd.state import OtherModel, StepOptions
 from learncost.program.autograd.step import Chunk, StepPass, run_step
@@ -492,7 +492,7 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
         return said + (f" Not run on {PLACES[GPU]}: {step.instead}." if step.instead else "")
     module = _module(step)
     said = _convention(module.said, step, step.eager.device)
-    if module.mixes and any(line.meta.layer in MIXERS for line, _ in walk(_plain(step).table.lines)):
+    if module.mixes and has_recurrences(step.forward):
         said += f" {RECURRENCES}; fewer tensors are saved with these kernels."
     if wrapping := _wrapping(step):
         said += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
@@ -524,7 +524,7 @@ def _unwrapped(step: MemoryStep) -> str:
         return f"has no wrapper that shards {' '.join(unknown)} alone: use --placement {', '.join(WRAPPED.values())}"
     if (step.is_parallel or step.stages) and step.module == Itself.name:
         return "runs an imported module as it is, over dp alone: use --engine graph"
-    if step.is_parallel and any(line.meta.layer in (*MIXERS, *RECURRENCES) for line, _ in walk(step.declared.lines)):
+    if step.is_parallel and has_recurrences(step.declared):
         return "does not support recurrences with parallel tensors: use --engine graph"
     classes = [axis for line, _ in walk(step.forward.lines) if is_log_softmax(line) for axis in line.axes]
     if step.is_parallel and (_loss(step) or step.eager.task) and any("/" in axis for axis in classes):

@@ -9,36 +9,30 @@ from learncost.ir.errors import InputError
 from learncost.models.sizes import check_size
 from learncost.reports.request import Request
 from learncost.reports.run import lengths_of
-from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import mesh
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import BLOCKS
 
 
-def _placed(request: Request) -> tuple[dict[str, int], tuple[Clause, ...]]:
-    """Return the devices along each axis of the mesh, and the clauses of the placement; none without a mesh."""
+def _shards_and_stages(request: Request) -> tuple[dict[str, int], int]:
+    """Return the axes of the mesh over which the batch is sharded, with their devices, and the pipeline's stages."""
     if not request.is_sharded:
-        return {}, ()
+        return {}, 1
     grid = mesh(str(request.mesh))
-    return grid.sizes, chosen(request.place, request.placement, grid.names)
-
-
-def shares_of(request: Request) -> dict[str, int]:
-    """Return the axes of the mesh over which the batch is sharded, with their devices."""
-    sizes, several = _placed(request)
-    return {clause.mesh: sizes.get(clause.mesh, 1) for clause in several if "B" in clause.axes}
+    sizes, several = grid.sizes, chosen(request.place, request.placement, grid.names)
+    counts = {clause.mesh for clause in several if clause.axes[0] == BLOCKS or clause.axes[0].startswith("n_")}
+    shards = {clause.mesh: sizes.get(clause.mesh, 1) for clause in several if "B" in clause.axes}
+    return shards, prod(sizes.get(axis, 1) for axis in {*counts, "pp"})
 
 
 def whole_batch(request: Request) -> int:
     """Return a sequence for each device on the axes of the mesh over which the batch is sharded."""
-    return prod(shares_of(request).values())
+    return prod(_shards_and_stages(request)[0].values())
 
 
 def stages_of(request: Request) -> int:
     """Return the pipeline stages into which the mesh of a request splits the blocks; 1 without a pipeline."""
-    sizes, several = _placed(request)
-    counts = {clause.mesh for clause in several if clause.axes[0] == BLOCKS or clause.axes[0].startswith("n_")}
-    return prod(sizes.get(axis, 1) for axis in {*counts, "pp"})
+    return _shards_and_stages(request)[1]
 
 
 def in_microbatches(request: Request, usual: int | None = None) -> Request:
@@ -50,7 +44,7 @@ def in_microbatches(request: Request, usual: int | None = None) -> Request:
     usual  sequences where none are given; by default one for each shard of the batch, and for each stage
     Raises `InputError` for an indivisible batch: an axis of size 1 is not sharded.
     """
-    axes, stages = shares_of(request), stages_of(request)
+    axes, stages = _shards_and_stages(request)
     shares, number = prod(axes.values()), check_size("accumulate", request.accumulate)
     microbatch = None if request.microbatch is None else check_size("microbatch", request.microbatch)
     given = lengths_of(request)[0].get("batch_size")

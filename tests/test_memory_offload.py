@@ -105,7 +105,7 @@ def test_fully_sharded_weights_are_on_the_host_but_for_those_that_are_gathered()
     [
         ({"offload": "nvme"}, "not NVMe: give offload='optimizer' or weights"),
         ({"offload": "paged-states,optimizer"}, "give one of them"),
-        ({"offload": "weights"}, "fully sharded weights alone: give mesh and placement='fsdp'"),
+        ({"offload": "weights"}, "only for fully sharded weights: give mesh and placement='fsdp'"),
         ({"offload": "optimizer", "plan": "fused-update"}, "whose update is on the GPU"),
         ({"offload": "states", "on": None}, "requires a GPU"),
     ],

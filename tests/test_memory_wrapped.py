@@ -363,10 +363,13 @@ def test_a_reference_model_is_sharded_as_the_model_that_learns(dtype, checkpoint
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"mesh": "dp=2", "place": "B over dp, * over dp of gradients"}, "no wrapper that shards gradients alone"),
-        ({"mesh": "tp=2", "loss": "liger", "vocab_size": 50000}, "a head of parts of the vocabulary with the module's"),
+        ({"mesh": "dp=2", "place": "B over dp, * over dp of gradients"}, "no wrapper that shards only gradients"),
+        (
+            {"mesh": "tp=2", "loss": "liger", "vocab_size": 50000},
+            "a head sharded over the vocabulary only with the module's",
+        ),
         ({"mesh": "pp=2", "schedule": "zb-h1", "accumulate": 2, "batch_size": 2}, "does not support weight updates"),
-        ({"mesh": "dp=2", "placement": "ddp", "no_sync": True}, "supports no_sync for fully sharded weights alone"),
+        ({"mesh": "dp=2", "placement": "ddp", "no_sync": True}, "supports no_sync only for fully sharded weights"),
     ],
 )
 def test_what_no_wrapper_of_pytorch_does_is_refused(flags, message):

@@ -276,7 +276,7 @@ def test_fit_finds_the_batch_of_several_microbatches(mesh, unit):
     assert peaks[1] <= 8e6 < peaks[2]
     with pytest.raises(lc.InputError, match="accumulate must be a whole number from 1"):
         lc.fit("llama-3-8b", "8MB", accumulate="x", **asked)
-    with pytest.raises(lc.InputError, match="accumulate is of training: remove inference from procedures"):
+    with pytest.raises(lc.InputError, match="accumulate applies to training: remove inference from procedures"):
         lc.fit("llama-3-8b", "8MB", procedures="inference,bp", accumulate=4, **asked)
 
 

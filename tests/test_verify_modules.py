@@ -142,7 +142,7 @@ def test_one_run_is_held_to_the_module_at_its_size():
 
     checks = compared(lc.from_module(Branch(), {"x": "float 4 6"}, as_run=True))
     assert not [check for check in checks.values() if check.passed is False]
-    assert any("one run: it is run at these sizes alone" in check.found for check in checks.values())
+    assert any("one run: it is run only at these sizes" in check.found for check in checks.values())
 
 
 class Stores(nn.Module):

@@ -265,7 +265,7 @@ class StepUsage(Displayed):
         return {
             "computing": self.computing,
             "waiting for collectives": self.waiting,
-            "pipeline's bubble": (self.computing + self.waiting) * self.bubble,
+            "pipeline bubble": (self.computing + self.waiting) * self.bubble,
             "optimizer and gradients": self.once,
         }
 

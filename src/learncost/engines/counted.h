@@ -1,4 +1,4 @@
-/* A number that counts what is done with it, as the price book run has it: an operation is a FLOP, a product that is
+/* A number that counts what is done with it, as in the price book run: an operation is a FLOP, a product that is
    added at once to what is there is a MACC, which is two FLOPs. */
 
 #ifndef COUNTED_H

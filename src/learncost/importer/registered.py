@@ -49,9 +49,9 @@ def registered(node: Any, values: NodeConstants, given: Collection[Any] = ()) ->
     except RuntimeError:  # PyTorch's formulas that do not accept symbolic sizes
         if not open_before:
             raise
-        return Opaque(), f"PyTorch counts the FLOPs of {name} at fixed sizes alone: give them numbers"
+        return Opaque(), f"PyTorch counts the FLOPs of {name} only at fixed sizes: give them numbers"
     if _open_sizes(node) != open_before:  # PyTorch converted a symbolic size to a number
-        return Opaque(), f"PyTorch counts the FLOPs of {name} at fixed sizes alone: give them numbers"
+        return Opaque(), f"PyTorch counts the FLOPs of {name} only at fixed sizes: give them numbers"
     texts = [None if count is None else polynomial(count) for count in (forward, backward)]
     packet = getattr(node.target, "_overloadpacket", None)
     textbook = next((row.source for row in FORMULAS if row.packet is packet), "")

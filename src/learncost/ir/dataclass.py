@@ -235,7 +235,7 @@ def dictionary_of(record: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: dataclasses and mappings as dictionaries, sequences as lists."""
+    """Return a value as JSON data: dataclasses and mappings as dictionaries, sequences as lists."""
     if isinstance(value, Serializable):
         return value.to_dict()
     if is_dataclass(value):

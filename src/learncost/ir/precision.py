@@ -281,7 +281,7 @@ PRECISIONS: dict[str, Precision] = {
             "fp16", "fp16", "fp16", "fp32", "fp32", "fp32", _MIXED,
         ),
         Precision(
-            "fp8", "products in fp8; their FLOPs alone are known", "", "", "fp8", "", "", "",
+            "fp8", "products in fp8; only their FLOPs are known", "", "", "fp8", "", "", "",
             "Micikevicius et al. 2022, FP8 formats for deep learning: operands of products in 8 bits; what is stored "
             "in which type is up to a recipe",
         ),
@@ -339,7 +339,7 @@ PRECISIONS: dict[str, Precision] = {
             learned="int8-learned",
         ),
         Precision(
-            "integer-only", "whole numbers alone: products of int8, sums of int32, powers of two as scales",
+            "integer-only", "integers only: products of int8, sums of int32, powers of two as scales",
             "int32", "int32", "int32", "int32", "", "int32",
             "Wang et al. 2020, NITI: arrays of 8 bits with a power of two, scaled by shifts of bits; updates as Lin et "
             "al. 2022, On-device training under 256KB memory, section 2.1, rounded as Gupta et al. 2015, section 3",

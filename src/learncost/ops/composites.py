@@ -383,7 +383,7 @@ define(
             "torch": "functional.rms_norm({X}, {shape}, eps={e})",
         },
         symmetric=True,
-        source="x / RMS(x), Zhang & Sennrich 2019, equation (4), with epsilon inside the root as Llama has it",
+        source="x / RMS(x), Zhang & Sennrich 2019, equation (4), with epsilon inside the root as in Llama",
     ),
     OpDef(
         "vector_norm",
@@ -409,7 +409,7 @@ define(
         },
         outside=0.0,
         spelled={"torch": "torch.linalg.vector_norm({X}, dim={axis}, keepdim=True)"},
-        source="the root of the sum of squares; where all are 0 its derivative is taken as 0, as PyTorch has it",
+        source="the root of the sum of squares; where all are 0 its derivative is taken as 0, as in PyTorch",
     ),
     OpDef(
         "proportion",

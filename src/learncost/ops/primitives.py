@@ -102,7 +102,7 @@ _elementwise(
     work=10,
     complex=False,
     aliases=("arctan2",),
-    source="the angle of the point with x across and z along the axis, from -pi to pi, as C has it; its derivatives "
+    source="the angle of the point with x across and z along the axis, from -pi to pi, as in C; its derivatives "
     "are z and -x over the square of the distance from the origin",
 )
 _elementwise(

@@ -40,7 +40,7 @@ MOVES: Mapping[str, str] = {
     "times NUMBER": "",
     "update": "weight_update",
     "update of PART": "weight_update",
-    "update of blocks by turns": "weight_update",
+    "update of alternating blocks": "weight_update",
     "NAME follows weights": "",
     "projected to NUMBER": "",
     "projected to NUMBER singular vectors": "",
@@ -63,7 +63,7 @@ TOGETHER: tuple[frozenset[str], ...] = tuple(
         frozenset,
         (
             *({*moves, last} for moves in (_CUT, _LOCAL) for last in (_FOLLOWED, *_PROJECTED)),
-            {"forward", "forward again", "backward", "update of PART", "update of blocks by turns"},
+            {"forward", "forward again", "backward", "update of PART", "update of alternating blocks"},
             *({*_STREAMS, last} for last in _PROJECTED),
             {"forward", "tangents along PLACE", "update by tangents"},
             {"forward", "tangents along PLACE", "backward", "given SIGNAL at PLACE", "update"},
@@ -211,7 +211,7 @@ class Procedure:
     @property
     def by_iterations(self) -> bool:
         """Return whether blocks are trained one after the other."""
-        return "update of blocks by turns" in self.moves
+        return "update of alternating blocks" in self.moves
 
     @property
     def projected_to(self) -> int:

@@ -348,7 +348,7 @@ KINDS: Mapping[str, ScheduleKind] = {
         ),
         ScheduleKind(
             "zb-h1",
-            "the weight updates apart from the backward passes, put where a device would wait",
+            "the weight updates separate from the backward passes, where a device would wait",
             "Qi et al. 2023, Zero bubble pipeline parallelism (arXiv 2401.10241), section 2.2",
             _zero_bubble,
             parted=True,

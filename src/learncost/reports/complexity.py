@@ -60,7 +60,7 @@ class LayerKind(Serializable):
     maccs, parameters   of one sequence, in the letters
     order               what the MACCs grow like
     sequential          how many steps must follow each other: the iterations of the table's loops
-    path                the longest way between two positions, as the source has it; none where positions never meet
+    path                the longest way between two positions, as in the source; none where positions never meet
     """
 
     name: str

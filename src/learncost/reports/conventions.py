@@ -49,10 +49,10 @@ _TORCH = (
     "two FLOPs a MAC of mm, addmm, bmm, baddbmm and convolutions, backward as autograd runs it; the fused kernel is 0 "
     "on the CPU without dropout, bmm on meta, and on CUDA 2 products forward and 5 backward, masks ignored"
 )
-_FVCORE = "MACs of products, and 5 an element of layer norms; forward alone"
-_PTFLOPS = "MACs of mm, addmm and bmm, and 1 an element that a bias is added to; forward alone"
-_CALFLOPS = "MACs of linear layers and torch.matmul; `@`, einsum, bmm and the fused kernel are 0; forward alone"
-_THOP = "MACs of nn.Linear, and 4 an element of layer norms; attention's products are 0 however written; forward alone"
+_FVCORE = "MACs of products, and 5 an element of layer norms; forward only"
+_PTFLOPS = "MACs of mm, addmm and bmm, and 1 an element that a bias is added to; forward only"
+_CALFLOPS = "MACs of linear layers and torch.matmul; `@`, einsum, bmm and the fused kernel are 0; forward only"
+_THOP = "MACs of nn.Linear, and 4 an element of layer norms; attention's products are 0 however written; forward only"
 
 
 def counters(run: PreparedRun, plain: tuple[PricedLine, ...]) -> tuple[FlopsCounter, ...]:

@@ -107,7 +107,7 @@ def lettered(count: Polynomial) -> Polynomial:
     return result
 
 
-_ORDER = "krndh"  # k n d^2, as the source has it
+_ORDER = "krndh"  # k n d^2, as in the source
 
 
 def text(count: Polynomial, number: Callable[[int], str] = "{:,}".format) -> str:

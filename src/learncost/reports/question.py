@@ -101,9 +101,9 @@ def switches() -> Mapping[str, tuple[str, str]]:
 class Flag:
     """A parameter of a question, with its spelling, meaning and type.
 
-    kind     boolean, integer, number or string, as a JSON schema has it
+    kind     boolean, integer, number or string, as in a JSON schema
     how      argument, arguments (all that there are), flag, or flags (all others: sizes of a model)
-    meaning  as the docstring has it: other parameters are between backticks
+    meaning  as in the docstring: other parameters are between backticks
     about    what it has in common with those of other questions, and its group
     """
 

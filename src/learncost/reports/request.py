@@ -413,7 +413,7 @@ def check_has(of_step: Mapping[str, Any], names: Collection[str], is_placed: boo
     """
     if of_step.get("task") and "task" not in names:
         task = of_step["task"]
-        raise InputError(f"the step is of task {task}, which learncost memory, cost and run-cost predict alone")
+        raise InputError(f"the step is of task {task}, which only learncost memory, cost and run-cost support")
     for name, what in {"lora": "has adapters", "mesh": "is over several devices"}.items():
         if name in of_step and "on" in names and name not in names and not (name == "mesh" and is_placed):
             said = of_step[name] or "dp=N"

@@ -366,7 +366,7 @@ def teacher_of(request: Request) -> Model | None:
 
     if (request.task in TASKS and TASKS[request.task].teacher) != (request.teacher is not None):
         wanted = "give --teacher MODEL" if request.teacher is None else "remove --teacher"
-        raise InputError(f"a distillation (--task distillation) alone has a teacher: {wanted}")
+        raise InputError(f"only a distillation (--task distillation) has a teacher: {wanted}")
     if (teacher := request.teacher) is None:
         return None
     return build(teacher if isinstance(teacher, Configuration) else configure(teacher))
@@ -378,7 +378,7 @@ def unlike(student: Model, teacher: Model) -> str:
     if own and own == other and student.two_sided == teacher.two_sided:
         return ""
     if own and own == other:
-        return "compares an encoder-decoder with another one alone: give a --teacher of the same kind"
+        return "compares an encoder-decoder only with another one: give a --teacher of the same kind"
     return f"compares scores of one vocabulary, not of {own:,} and {other:,} tokens: give another --teacher"
 
 
@@ -390,7 +390,7 @@ def _again(request: Request, batch: int) -> tuple[int, int]:
 
     task = named_one("task", request.task, TASKS)
     if request.is_sharded:
-        raise InputError("--task over a mesh is counted by learncost memory --engine eager alone")
+        raise InputError("--task over a mesh is supported only by learncost memory --engine eager")
     if task.pairs and batch % 2:
         raise InputError(f"--task {request.task} requires pairs: give an even --batch-size")
     return task.again, task.reference

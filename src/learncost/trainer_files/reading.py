@@ -232,7 +232,7 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
                 fields = {name.partition(".")[0] for name in framework.gives(key)}
                 if not fields <= {*BATCHES, "devices", "seq_len", "sizes", "model"}:
                     raise InputError(
-                        f"{document.at(key)} is {shown(value)}: references are read to what the file sets alone"
+                        f"{document.at(key)} is {shown(value)}: only references to what the file sets are resolved"
                     )
                 is_sized &= "sizes" not in fields
                 del given[key]

@@ -235,7 +235,7 @@ def _moved(name: str, table: Table, values: Values, sizes: Mapping[str, int]) ->
         if elements != row.elements.at(sizes):
             text = f"{elements} elements, {row.elements.at(sizes)} priced, in line: {row.text}"
             return Check(name, compared, text, False)
-    return Check(name, compared, f"{moved} elements outside repeats", True)
+    return Check(name, compared, f"{moved} elements outside loops", True)
 
 
 def _touched(term: Term, values: Values, sizes: Mapping[str, int]) -> int:

@@ -160,7 +160,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Expected:
-    """One statement as the program has it; without a call, what makes room for the next one.
+    """One statement as in the program; without a call, what makes room for the next one.
 
     numbers   of the lines of its scope, by what they make
     """

@@ -391,8 +391,8 @@ def _as_plain(read: Layer, chosen: Callable[[str], bool]) -> Layer:
 _PUT_RIGHT = "PyTorch's formulas of grouped convolutions backward, of mv, dot and addmm_, of complex numbers, put right"
 _LACKING = "formulas of Fourier transforms and factorizations, which PyTorch lacks"
 _OF_EXPORT = (
-    "the exported graph, without what the module computes and nothing reads, computes again backward, or computes of "
-    "positions and settings alone"
+    "the exported graph, without what the module computes and nothing reads, recomputes backward, or computes from "
+    "positions and settings only"
 )
 
 

@@ -287,7 +287,7 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], _Holds], ...] = (
     ("projected to NUMBER", _BACKWARD, _projected),
     ("projected to NUMBER singular vectors", _BACKWARD, _found),
     ("forward again from outputs", (*_BACKWARD, "forward in two streams"), _inverts),
-    ("update of blocks by turns", _BACKWARD, _iterations),
+    ("update of alternating blocks", _BACKWARD, _iterations),
     ("update by tangents", ("forward", "tangents along PLACE"), _slope),
     ("update by both sides", _TWO, _quarter),
 )

@@ -47,7 +47,7 @@ def verify_live(table: Layer, live: LiveModule) -> Iterator[Check]:
         why = "one run" if live.options.as_run else "its sizes are fixed"
         if imported.exported.letters.fixed:
             why = "its code makes numbers of its sizes"
-        yield Check(name, "a second size", f"{why}: it is run at these sizes alone", None)
+        yield Check(name, "a second size", f"{why}: it is run only at these sizes", None)
     if imported.exported.letters.fixed:  # the graph has one size, and so has what is compared with it
         table = layer(imported.text)
     with restored(live.module):
@@ -384,7 +384,7 @@ def _values(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> I
         yield Check(name, compared, f"the largest difference is {ran.value:.1e} of the largest number", False)
         return
     if own.random:
-        found = f"it draws random numbers: compared with its exported graph at the same draws alone, {ran.value:.1e}"
+        found = f"it draws random numbers: compared only with its exported graph at the same draws, {ran.value:.1e}"
         yield Check(name, compared, found, None)
         return
     worst = ran.value
@@ -407,7 +407,7 @@ def _gradients(name: str, module: Any, ran: ModuleRun, own: _Own) -> Check:
         worst = max(worst, apart or 0.0)
     found = f"the largest difference is {worst:.1e} of the largest gradient"
     if worst <= WITHIN and reason:
-        return Check(name, compared, f"{reason}: compared with its exported graph's alone, {worst:.1e}", None)
+        return Check(name, compared, f"{reason}: compared only with its exported graph's, {worst:.1e}", None)
     return Check(name, compared, found, worst <= WITHIN)
 
 

@@ -171,13 +171,13 @@ def along(table: Table, name: str, smallest: int = 2) -> Iterator[Check]:
     least = SMALLEST * sum(float(np.sum(np.abs(direction))) for direction in directions.values())
     whole = max(sum(float(np.sum(np.abs(part))) for part in parts), least, 1e-300)
     difference = abs(slope - sum(float(np.sum(part)) for part in parts)) / whole
-    yield Check(name, what, f"apart by {difference:.1e} of all parts", difference <= ENOUGH)
+    yield Check(name, what, f"relative difference {difference:.1e}", difference <= ENOUGH)
     if takes_complex(table):
         stepped = {n: arrays[n] + STEP * 1j * directions[n] if n in directions else arrays[n] for n in arrays}
         execute(lower(table), stepped, sizes)
         imaginary = sum(float(np.sum(seeds[f"d{o}"] * np.imag(stepped[o]))) for o in table.outputs) / STEP
         difference = abs(slope - imaginary) / whole
-        yield Check(name, "the tangent with a complex step", f"apart by {difference:.1e}", difference <= ENOUGH)
+        yield Check(name, "the tangent with a complex step", f"difference {difference:.1e}", difference <= ENOUGH)
     yield tally(f"{name} and its tangent", moved, given, sizes)
 
 

@@ -267,7 +267,7 @@ def _of_record(timeline: Timeline, recorded: RecordedTime | str) -> Timeline:
         else f"seconds, modelled; {made}",
         "seconds": f"{recorded.seconds!r}, {recorded.low:.4g} to {recorded.high:.4g}",
         "source": recorded.source,
-        "memory": f"predicted as `learncost memory --engine {recorded.engine}` has it",
+        "memory": f"predicted as in `learncost memory --engine {recorded.engine}`",
     }
     took = recorded.took
     ran = tuple(played(took.issued, took.gpu.host))
@@ -275,7 +275,7 @@ def _of_record(timeline: Timeline, recorded: RecordedTime | str) -> Timeline:
 
 
 def _compared(path: str, request: Request, recorded: RecordedTime | str) -> ProfileComparison:
-    """Return the step beside that of a file: recorded for a GPU, otherwise as `memory --engine eager` has it."""
+    """Return the step beside that of a file: recorded for a GPU, otherwise as in `memory --engine eager`."""
     if not request.is_training:
         raise InputError("--compare applies to a training step")
     if isinstance(recorded, RecordedTime) and recorded.took:
@@ -307,7 +307,7 @@ def _facts(step: PricedStep, precision: str, plan: str, rates: Rates | None) -> 
         facts["kernels"] = "a kernel's lines share its time by their FLOPs"
     if step.memory is not None:
         command = f"learncost memory --engine graph --plan {plan or NONE}"
-        facts["memory"] = f"predicted as the table says, line by line, as `{command}` has it"
+        facts["memory"] = f"predicted as the table says, line by line, as in `{command}`"
     return facts
 
 

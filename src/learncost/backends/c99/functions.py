@@ -1,7 +1,7 @@
 """The mathematical functions of the vocabulary's ops in plain C99, to be printed into a file.
 
 The same operations in the same order on every processor, so that the same text gives the same numbers everywhere. Bits
-of a number are read through a union, as C99 6.5.2.3 has it.
+of a number are read through a union, as in C99 6.5.2.3.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Wrapping:
             states = " and ZeroRedundancyOptimizer, whose states are divided evenly" if self.divides else ""
             return f"DistributedDataParallel, whose buckets are {buckets}{states}"
         kept = "" if self.reshards else ", with reshard_after_forward=False"
-        kept += "" if self.syncs else ", which reduces gradients behind the last microbatch alone"
+        kept += "" if self.syncs else ", which reduces gradients only after the last microbatch"
         return f"fully_shard of every block and of the whole module{kept}, with shards exact to the element"
 
     def part(self, elements: int) -> int:

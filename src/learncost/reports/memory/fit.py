@@ -331,7 +331,7 @@ def fit(
     if alone and len(names) > 1:
         raise InputError(f"{alone} has other lengths than procedures that learn: give --procedures {alone} alone")
     if microbatches > 1 and INFERENCE.keys() & {*names}:
-        raise InputError(f"--accumulate is of training: remove {alone or NAME} from --procedures")
+        raise InputError(f"--accumulate applies to training: remove {alone or NAME} from --procedures")
     if request.context is not None and alone != "decode":
         raise InputError(f"--context requires --procedures decode, not {names[0]}")
     if not INFERENCE.keys() & {*names}:

@@ -128,7 +128,7 @@ class FitQuestion:
         return prepare(replace(asked, dropout=0.0), ()) if procedure == NAME else prepare(asked, (procedure,))
 
     def one_pass(self, procedure: str, plan: str | None) -> tuple[Served, Serving]:
-        """Return a prompt or a step of decode alone, as `memory` has it. Raises `InputError`."""
+        """Return a prompt or a step of decode alone, as in `memory`. Raises `InputError`."""
         asked = replace(self.request, procedure=procedure, batch_size=self.least, plan=plan, optimizer=None)
         served, serving = serving_of(asked.in_precision(self.dtype))
         return served, replace(serving, in_flash=self.flash_size is not None)
@@ -138,7 +138,7 @@ class FitQuestion:
         different: list[FitPlan] = []
         refused: dict[str, None] = {}
         if procedure == NAME and precision_of(self.dtype).autocast:
-            return [], [f"{self.dtype} is the precision of training steps alone: give fp32, bf16 or fp16"]
+            return [], [f"{self.dtype} is a precision of training steps only: give fp32, bf16 or fp16"]
         try:
             unplanned = self.run(procedure)
         except InputError as error:

@@ -139,7 +139,7 @@ class PublishedMemory(AtLength):
             f"As published: {convention.source}. Their claim: {convention.claim}.",
             f"What it miscounts: {'; '.join(convention.miscounts)}. "
             "Mended: with the right number of probabilities of both.",
-            "Exactly: the most that grows with the batch at any line of the step, as learncost memory has it.",
+            "Exactly: the most that grows with the batch at any line of the step, as in learncost memory.",
         )
 
 

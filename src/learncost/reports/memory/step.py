@@ -131,7 +131,7 @@ def offload_named(text: str) -> tuple[str, ...]:
     """Return the names of what is offloaded. Raises `InputError` for unknown ones and those that exclude each other."""
     names = tuple(dict.fromkeys(each.strip() for each in text.split(","))) if text else ()
     if "nvme" in names:
-        raise InputError("--offload knows the memory of the host alone, not NVMe: give --offload optimizer or weights")
+        raise InputError("--offload supports the host's memory only, not NVMe: give --offload optimizer or weights")
     for name in names:
         named_one("offload", name, OFFLOADED)
     if len(placing := [name for name in names if name == PAGED or STATES in OFFLOADED[name].roles]) > 1:

@@ -34,15 +34,8 @@ def step_on(request: Request, measured: bool) -> tuple[Figure | str, str, Figure
     if recorded is not None:
         source = f"as in `learncost cost --on`. {' '.join(recorded.notes()[:3])}"
         return Figure(recorded.seconds, "s", "modelled", source, recorded.low, recorded.high), "", recorded.watts
-    seconds = Figure(
-        timing.seconds,
-        "s",
-        "modelled",
-        f"as in `learncost cost --on`. Rates: {timing.rates.source}",
-        timing.time.low,
-        timing.time.high,
-    )
-    return seconds, timing.plan, None
+    source = f"as in `learncost cost --on`. Rates: {timing.rates.source}"
+    return Figure(timing.seconds, "s", "modelled", source, timing.time.low, timing.time.high), timing.plan, None
 
 
 def with_copies(seconds: Figure | str, memory: DeviceMemory | None) -> Figure | str:
@@ -59,7 +52,7 @@ def show_step(figures: dict[str, Figure], seconds: Figure | str, tokens: int, to
 
     together  the number of devices that run one step together, over a mesh
     """
-    steps = -(-int(figures["tokens"].value) // tokens)  # as `cost --tokens` has it: the last one may be partly filled
+    steps = -(-int(figures["tokens"].value) // tokens)  # as in `cost --tokens`: the last one may be partly filled
     figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
     if isinstance(seconds, str):
         return

@@ -262,7 +262,7 @@ class Search(AtLength):
         why = [f"{place + 1} is {each.worse}." for place, each in enumerate(self.found) if each.worse]
         return (
             f"Time of 1: {_why(self.found[0].step)}.",
-            f"1 alone: {self.found[0].command}",
+            f"1 in detail: {self.found[0].command}",
             *why,
             *dict.fromkeys(f"{padded}." for each in self.found for padded in each.step.padded),
             *self.refused,
@@ -435,7 +435,7 @@ def search(
     if {"ep", "tp"} <= {*space.axes}:
         refused += ("Meshes with both ep and tp are not modelled.",)
     shown_ways = sorted(steps, key=lambda found: found[-1].seconds)[:few]
-    per_day = None if total is None else -(-total // (batch * length)) / DAY  # whole steps, as `run_cost` has it
+    per_day = None if total is None else -(-total // (batch * length)) / DAY  # whole steps, as in `run_cost`
     best = shown_ways[0][-1] if shown_ways else None
     seq_len = request.seq_len if run.model.configuration.layer else length  # the sizes of a table are given by letter
     asked = replace(request, batch_size=batch, seq_len=seq_len, tokens=total or batch * length, budget=None)

@@ -69,7 +69,7 @@ class SearchSpace:
         return self.placed[structure]
 
     def account(self, candidate: Candidate) -> MeshAccount:
-        """Return the account of a configuration as run-cost has it.
+        """Return the account of a configuration as in run-cost.
 
         It is that of the structure, unless `*` shards other axes over a mesh of this size, as those that it divides.
         """

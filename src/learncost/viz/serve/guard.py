@@ -84,13 +84,13 @@ class Guard:
         if (
             (hosts := _values(scope, b"host")) and not (len(hosts) == 1 and hosts[0].lower() in self.hosts)
         ) or not hosts:
-            return 403, "this server answers its own address alone: the Host header names another"
+            return 403, "this server answers only at its own address: the Host header names another"
         if any(origin.lower() not in self.origins for origin in _values(scope, b"origin")):
-            return 403, "this server answers its own pages alone: the Origin header names another"
+            return 403, "this server answers only its own pages: the Origin header names another"
         if any(site in ("cross-site", "same-site") for site in _values(scope, b"sec-fetch-site")) and (
             scope["path"].startswith("/api") or scope["method"] not in ("GET", "HEAD")
         ):
-            return 403, "this server answers its own pages alone: another site asks"
+            return 403, "this server answers only its own pages: another site asks"
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > ADDRESS:
             return 414, f"an address of more than {ADDRESS:,} bytes is not read"
         for length in _values(scope, b"content-length"):

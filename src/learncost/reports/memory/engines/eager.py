@@ -519,16 +519,16 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
 def _unwrapped(step: MemoryStep) -> str:
     """Return why PyTorch has no wrapper for this placement, as a verb phrase; "" if it has one."""
     if len(several := {roles for roles in step.batch_axes.values() if roles}) > 1:
-        return f"shards the same of every weight alone, not {' and '.join(map(' '.join, sorted(several)))}"
+        return f"shards every weight over the same axes, not over {' and '.join(map(' '.join, sorted(several)))}"
     if (unknown := next(iter(several), ())) not in WRAPPED:
-        return f"has no wrapper that shards {' '.join(unknown)} alone: use --placement {', '.join(WRAPPED.values())}"
+        return f"has no wrapper that shards only {' '.join(unknown)}: use --placement {', '.join(WRAPPED.values())}"
     if (step.is_parallel or step.stages) and step.module == Itself.name:
-        return "runs an imported module as it is, over dp alone: use --engine graph"
+        return "runs an imported module only over dp: use --engine graph"
     if step.is_parallel and has_recurrences(step.declared):
         return "does not support recurrences with parallel tensors: use --engine graph"
     classes = [axis for line, _ in walk(step.forward.lines) if is_log_softmax(line) for axis in line.axes]
     if step.is_parallel and (_loss(step) or step.eager.task) and any("/" in axis for axis in classes):
-        return "supports a head of parts of the vocabulary with the module's own loss alone, without --loss and --task"
+        return "supports a head sharded over the vocabulary only with the module's own loss, without --loss and --task"
     wrapping = _wrapping(step) or Wrapping(1, 0, 0)
     if step.stages and (why := _unstaged(step)):
         return f"does not support {why} in stages of a pipeline: use --engine graph"
@@ -551,7 +551,7 @@ def _unstaged(step: MemoryStep) -> str:
         "quantized weights": bool(step.model.quantized),
         f"--task {step.eager.task}": bool(step.eager.task),
         f"--offload {','.join(step.eager.offload)}": bool(step.eager.hosted),
-        "weight updates apart from the backward pass": step.on_mesh is not None and step.on_mesh.is_parted,
+        "weight updates separate from the backward pass": step.on_mesh is not None and step.on_mesh.is_parted,
     }
     return next((what for what, is_asked in asked.items() if is_asked), "")
 
@@ -596,7 +596,7 @@ def _refuses(step: MemoryStep) -> str:
     if step.over and (why := _unwrapped(step)):
         return why
     if step.eager.no_sync and not ((wrapping := _wrapping(step)) and wrapping.parts > 1):
-        return "supports --no-sync for fully sharded weights alone: give --mesh and --placement fsdp"
+        return "supports --no-sync only for fully sharded weights: give --mesh and --placement fsdp"
     if step.run.plan_asked and by_eager(step.unplanned, step.plan) is None:
         return f"does not support --plan {step.run.plan}"
     if step.eager.loss and CHUNKED in _plans(step):
@@ -636,7 +636,7 @@ def _untasked(step: MemoryStep) -> str:
     """Return why a training on something else than the next token does not run as it is asked."""
     flag, task = f"--task {step.eager.task}", _task(step)
     if step.eager.loss or CHUNKED in _plans(step):
-        return f"supports {flag} with its own loss alone, without --loss and --plan {CHUNKED}"
+        return f"supports {flag} only with its own loss, without --loss and --plan {CHUNKED}"
     configuration = step.model.configuration
     if task and task.loss and configuration.layer is None and not configuration.sizes.get("vocab_size"):
         return f"scores tokens with {flag}, and {configuration.name} has no vocabulary"
@@ -646,7 +646,7 @@ def _untasked(step: MemoryStep) -> str:
         return f"with {flag} {why}"
     own = task and (task.teacher or (task.reference and not step.eager.adapts))
     if own and (wrapping := _wrapping(step)) and wrapping.parts > 1 and not wrapping.reshards:
-        return f"shards the other model of {flag} with --placement fsdp alone: give that, --placement ddp or --lora"
+        return f"shards the other model of {flag} only with --placement fsdp: give that, --placement ddp or --lora"
     return ""
 
 
@@ -663,7 +663,7 @@ def _unhosted(step: MemoryStep) -> str:
         return f"does not support {flag} with --precision {step.kind.name}, which sums gradients on the GPU"
     sharded = (wrapping := _wrapping(step)) is not None and wrapping.parts > 1
     if not sharded and (WEIGHTS in hosted or (GRADIENTS in hosted and step.over)):
-        return f"supports {flag} for fully sharded weights alone: give --mesh and --placement fsdp"
+        return f"supports {flag} only for fully sharded weights: give --mesh and --placement fsdp"
     return ""
 
 

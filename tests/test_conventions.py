@@ -141,7 +141,7 @@ def test_why_the_books_differ_about_gpt2():
     assert reasons(conventions, "causal-half") == {"causal attention in half": (-scores, -3 * scores)}
     assert reasons(conventions, "flash") == {
         "causal attention in half": (-scores, -3 * scores),
-        "attention's scores computed again in backward": (0, scores // 2),
+        "attention scores recomputed in the backward pass": (0, scores // 2),
     }
     pairs = 12 * 12 * (1024 * 1023 // 2) * 2 * 64
     assert reasons(conventions, "causal-exact") == {"pairs that causal attention hides": (-2 * pairs, -6 * pairs)}

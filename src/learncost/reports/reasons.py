@@ -51,7 +51,7 @@ def _attention(
     """Return the terms of causal attention, then of its recomputed scores."""
     between = rows_of(model, "bp", replace(book, name=f"{book.name}, once", again=False)) if book.again else rows
     yield "causal attention in half" if book.causal == "half" else "pairs that causal attention hides", between, plain
-    yield "attention's scores computed again in backward", rows, between
+    yield "attention scores recomputed in the backward pass", rows, between
 
 
 def _grouped(

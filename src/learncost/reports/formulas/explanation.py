@@ -289,7 +289,7 @@ class Explanation(InLetters):
             sequence = "Counts are per sequence; multiply by B for a batch of B sequences."
             notes.append("Counts are for B = 1." if self.letters else sequence)
         if any(step.depth for part in self.parts for step in part.steps):
-            notes.append("Lines of a repeat are listed once, with the counts of all iterations.")
+            notes.append("Lines of a loop are listed once, with the counts of all iterations.")
         if any(step.outside_paper for part in self.parts for step in part.steps):
             notes.append("* not in the publication, priced by run.")
         notes += [f"{array.name} is line {array.line} of the body of {array.op}." for array in self.kept if array.line]

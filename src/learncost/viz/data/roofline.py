@@ -91,11 +91,9 @@ class Roofline(Serializable):
     @property
     def finding(self) -> str:
         """The finding of the picture in one sentence."""
-        doing = {"compute": "computes", "memory": "waits for memory", "launch": "waits for calls"}
         order = sorted(self.limits, key=lambda name: -self.limits[name])
-        parts = [(share(self.limits[name], self.seconds), doing[name]) for name in order if self.limits[name]]
-        (first, what), *others = parts
-        return f"{first} of the time it {what}" + "".join(f", {part} it {what}" for part, what in others)
+        bounds = [f"{share(self.limits[name], self.seconds)} {name}-bound" for name in order if self.limits[name]]
+        return ", ".join(bounds)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each point."""

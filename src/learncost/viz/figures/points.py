@@ -130,9 +130,9 @@ def _limits(panel: Panel, data: Roofline) -> None:
     interval = f"{seconds_of(data.low).partition(' ')[0]}–{seconds_of(data.high)}"
     for name, fill in LIMITS.items():
         seconds = data.limits.get(name, 0.0)
-        text = f"{name} {share(seconds, total)}"
-        longest = f"limited by {text} of {seconds_of(data.seconds)} ({interval})"
-        texts = (f"limited by {text}", text, share(seconds, total))
+        part = share(seconds, total)
+        longest = f"{name}-bound {part} of {seconds_of(data.seconds)} ({interval})"
+        texts = (f"{name}-bound {part}", f"{name} {part}", part)
         parts.append(BarPart(seconds / total, Look(fill), (longest, *texts) if name == "compute" else texts))
     stacked(axes, parts, 0, 1, panel.width * POINTS)
     axes.set(xlim=(0, 1), ylim=(-0.5, 0.5))

@@ -167,7 +167,7 @@ def _memory_notes(data: MemoryCurve) -> Iterator[str]:
     yield f"{data.model}, {data.procedure}: {sizes_of(data)}, {data.dtype}"
     yield f"Optimizer {data.optimizer}; engine {data.engine}"
     yield data.convention
-    yield "A line of a repeat is drawn once, with the bytes of its largest iteration"
+    yield "A line of a loop is drawn once, with the bytes of its largest iteration"
 
 
 def _roofline(models: Sequence[str], arguments: Arguments) -> list[Roofline]:

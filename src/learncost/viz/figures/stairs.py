@@ -13,11 +13,11 @@ from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, step_of
 from learncost.viz.figures.style import FAINT, GRID, INK, KINDS, MUTED, SMALL, tick, width_of
 
 SAID = {
-    "forward": "made forward",
-    "recomputation": "made by recomputing",
-    "backward": "made backward",
-    "error projection": "made by projecting the error",
-    "weight update": "made by the update",
+    "forward": "activations",
+    "recomputation": "recomputed activations",
+    "backward": "activation gradients",
+    "error projection": "projected error",
+    "weight update": "update workspace",
     "optimizer step": "new weights",
 }
 """The labels of arrays that passes compute; other kinds have their names as labels."""

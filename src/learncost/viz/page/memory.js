@@ -26,7 +26,7 @@ section(
     place.replaceChildren(
       ...heading(
         findingOf(curve),
-        "Every array lives from the line that makes it to the last line that reads it. Point at a moment to see what is alive.",
+        "Every array is live from the line that writes it to the last line that reads it. Point at a line to see its live arrays.",
       ),
       ...fixedLine(now ? "" : fixedSizes()),
       element("div", { class: "with-panel" }, element("div", {}, chartPlace), list),
@@ -144,7 +144,7 @@ function stairs(x, y, below, above) {
   return `M${up.join(" L")} L${down.join(" L")} Z`;
 }
 
-const AREAS = { forward: "made forward", "weight update": "weight gradients", gradients: "gradients of weights" };
+const AREAS = { forward: "activations", "weight update": "weight gradients", gradients: "gradients of weights" };
 
 /** The name of an area, in the widest run of lines in which it is high enough. */
 function labelArea(svg, layout, kind, below, above) {
@@ -291,7 +291,7 @@ function drawAlive(list, curve, at) {
       ),
     );
   list.replaceChildren(
-    element("p", { class: "path" }, at === curve.peak_at ? "Alive at the peak" : "Alive here"),
+    element("p", { class: "path" }, at === curve.peak_at ? "Live at the peak" : "Live here"),
     element(
       "p",
       { class: "exact" },

@@ -1,27 +1,18 @@
 // Time: what limits the step on the device, and every kernel under its roof.
 "use strict";
 
-const LIMITS = {
-  compute: ["limited by arithmetic", "arithmetic", "computes"],
-  memory: ["limited by memory", "memory", "waits for memory"],
-  launch: ["limited by calls", "calls", "waits for calls"],
-};
+const LIMITS = ["compute", "memory", "launch"];
 
 section("time", "time", (place) => {
   const { step, view } = page,
     { timed } = view;
   if (!timed) return false;
-  const order = Object.keys(LIMITS)
-    .filter((name) => timed.limits[name] > 0)
-    .sort((left, right) => timed.limits[right] - timed.limits[left]);
+  const order = LIMITS.filter((name) => timed.limits[name] > 0).sort(
+    (left, right) => timed.limits[right] - timed.limits[left],
+  );
   const all = order.reduce((sum, name) => sum + timed.limits[name], 0);
-  const finding = order
-    .map(
-      (name, at) =>
-        `${share(timed.limits[name], all)} of the time`.replace(" of the time", at ? "" : " of the time") +
-        ` ${at ? "it" : `the ${step.said.device}`} ${LIMITS[name][2]}`,
-    )
-    .join(", ");
+  const bounds = order.map((name) => `${share(timed.limits[name], all)} ${name}-bound`).join(", ");
+  const finding = `On the ${step.said.device} the step is ${bounds}`;
   const recordedNote = (recorded) =>
     recorded
       ? `These are the kernels of the table. ${recorded.program === "recorded" ? "The module’s own step, recorded operator by operator," : `The step ${recorded.program}`} takes ` +
@@ -34,7 +25,7 @@ section("time", "time", (place) => {
   place.replaceChildren(
     ...heading(
       finding,
-      "Every kernel of the step, its area the time that it takes. On the slope memory is the limit, under the flat roof arithmetic. Kernels in the same place are one circle.",
+      "Every kernel of the step, its area the time that it takes. Under the slope memory bandwidth is the limit, under the flat roof compute. Kernels in the same place are one circle.",
     ),
     ...places,
     element(
@@ -51,7 +42,7 @@ section("time", "time", (place) => {
         digits(point.x),
         si(point.y),
         seconds(point.seconds),
-        LIMITS[point.limit][1],
+        point.limit,
       ]),
     ),
   );
@@ -91,15 +82,15 @@ function drawLimits(place, timed, order, all) {
     svg = chart(
       width,
       26,
-      `What limits the time: ${order.map((name) => `${LIMITS[name][0]} ${share(timed.limits[name], all)}`).join(", ")}`,
+      `What limits the time: ${order.map((name) => `${name}-bound ${share(timed.limits[name], all)}`).join(", ")}`,
     );
   let x = 0;
   order.forEach((name, at) => {
     const span = (timed.limits[name] / all) * width,
       text = [
-        `${LIMITS[name][0]} ${share(timed.limits[name], all)}`,
-        `${LIMITS[name][1]} ${share(timed.limits[name], all)}`,
-        LIMITS[name][1],
+        `${name}-bound ${share(timed.limits[name], all)}`,
+        `${name} ${share(timed.limits[name], all)}`,
+        name,
       ].find((label) => textWidth(label, 13) < span - 14);
     svg.append(
       svgElement("rect", { x, y: 0, width: Math.max(1, span - 1), height: 26, fill: `var(--neutral-${3 - at})` }),
@@ -184,7 +175,7 @@ function drawRoof(place, points, roof) {
     svgText(x(roof.ridge) + 5, height - bottom - 6, `ridge ${digits(roof.ridge)}`, { class: "faint small" }),
   );
   svg.append(
-    svgText(width - right, y(roof.peak) - 28, `arithmetic ${si(roof.peak, "FLOP/s")}, ${page.step.said.dtype}`, {
+    svgText(width - right, y(roof.peak) - 28, `compute ${si(roof.peak, "FLOP/s")}, ${page.step.said.dtype}`, {
       class: "faint small",
       "text-anchor": "end",
     }),

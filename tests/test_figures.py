@@ -160,6 +160,7 @@ def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(columns: int, tmp_pat
         ("memory gpt2 -o a.pdf --columns 3", "columns must be 1 or 2"),
         ("conventions gpt2 -o a.pdf --on A100-SXM-40GB", "a figure of conventions has no --on"),
         ("conventions gpt2 -o a.pdf --procedure bp", "a figure of conventions has no --procedure"),
+        ("memory gpt2 -o a.pdf --price-book run", "a figure of memory has no --price-book"),
         ("roofline gpt2 -o a.pdf", "requires a device: --on NAME"),
         ("scaling gpt2 -o a.pdf --along height", "no size to grow along is called 'height'"),
         ("memory gpt2 -o a.pdf --engine torch", "no memory by line"),

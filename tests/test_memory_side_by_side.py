@@ -46,9 +46,9 @@ def test_the_screen_and_the_json(capsys):
 @pytest.mark.parametrize(
     ("engine", "procedures", "said"),
     [
-        ("table,table", "bp", "engines must be a comma-separated list of different names"),
+        ("graph,graph", "bp", "engines must be a comma-separated list of different names"),
         ("graph,fast", "bp", "no engine is called 'fast'"),
-        ("table,numpy", "bp,recompute", "several procedures and several engines cannot be compared"),
+        ("graph,numpy", "bp,recompute", "several procedures and several engines cannot be compared"),
     ],
 )
 def test_refusals(engine, procedures, said):

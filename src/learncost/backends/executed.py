@@ -36,7 +36,7 @@ def run_of(library: str, builder: ProgramBuilder) -> Any:
 class AllocatedArray:
     """An allocation at the peak: its bytes, the program's line that made it, and that line's function.
 
-    Both are empty for what the program was given.
+    Both are empty for what the program was given; Python's objects of all arrays are one.
     """
 
     bytes: int
@@ -82,6 +82,8 @@ def executed(
     arrays = [(each.bytes // each.count, each.label, each.count) for each in most.live if each.role != OBJECTS]
     arrays += [(most.op.scratch, most.op.label, 1)] if most.op.scratch else []
     allocations = [array(size, label) for size, label, count in arrays for _ in range(count)]
+    if objects := sum(each.bytes for each in most.live if each.role == OBJECTS):
+        allocations.append(AllocatedArray(objects, "Python's objects of the arrays"))
     line = array(0, most.op.label).line
     return Executed(most.bytes, line, tuple(sorted(allocations, key=lambda allocation: -allocation.bytes)))
 

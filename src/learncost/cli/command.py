@@ -317,8 +317,6 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     writing = {flag.name: flags_given.pop(flag.name, flag.default) for flag in command.writing}
     plots = writing.pop("plot", False) and sys.stdout.isatty()
     chosen_format, path = _format(command.formats, **writing), writing.get("output")
-    if {**flags_given, **writing}.get("output") == "":
-        raise InputError("--output requires a file name")
     if flags_given.get("export") is not None and not path:
         raise InputError("--export requires the file to write: -o FILE")
     if path and not Path(path).absolute().parent.is_dir():

@@ -62,7 +62,7 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
                 raise InputError(f"{word} is not a flag: {flag.names[0]} takes no value")
             typed_values[key] = spelling in flag.names
             continue
-        if not joined and (not left or _is_flag(left[0])):
+        if not text if joined else not left or not left[0] or _is_flag(left[0]):
             brief = flag.about.brief.rstrip(".") if flag else ""
             raise InputError(f"{name} needs a value{brief and ': '}{brief[:1].lower()}{brief[1:]}")
         value = text if joined else left.pop(0)
@@ -181,8 +181,6 @@ def _unexpected(command: str, flags: Sequence[Flag], arguments: Sequence[str]) -
 @question()
 def reading_files(*, format_of: str | None = None, strict: bool = False) -> dict[str, Any]:
     """Return the settings for reading trainers' files."""
-    if format_of == "":
-        raise InputError("--format-of needs a value")
     return {"format_of": format_of or "", "strict": strict}
 
 

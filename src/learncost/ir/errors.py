@@ -63,7 +63,8 @@ class NotationError(InputError):
     """
 
     def __init__(self, message: str, line: str = "") -> None:
-        super().__init__(f"{message}, in line: {line.strip()}" if line else message)
+        quoted = line.strip() if len(line) < QUOTED_CHARACTERS else f"{line.strip()[:QUOTED_CHARACTERS]}..."
+        super().__init__(f"{message}, in line: {quoted}" if line else message)
 
 
 def to_install(extra: str) -> str:
@@ -196,6 +197,7 @@ def counted(value: object, units: Mapping[str, int] = COUNTS) -> int | None:
 
 
 SHOWN_CHARACTERS = 60  # enough to recognise a value; a message stays one line
+QUOTED_CHARACTERS = 400  # enough for a line of the notation
 
 
 def shown(value: object) -> str:

@@ -205,7 +205,6 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
 
         return compare_models(request, request.model, procedures)
     names = _names(procedures)
-    request.check_memory_settings()
     kind = request.kind(counts_alone=request.on is None)
     rates = request.rates(kind)
     run = prepare(request if rates is None else request.in_precision(kind.name), names or ("bp",))

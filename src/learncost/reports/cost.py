@@ -85,7 +85,6 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     if depth is not None and by != "module":
         raise InputError(f"--depth requires --by module, not {by}")
     check_choice("by", by, BY)
-    request.check_memory_settings()
     counts_alone, trains = request.on is None and not request.mesh, bool(request.mesh) and request.is_training
     kind = request.kind(counts_alone, trains) if request.is_typed else request.kind()
     cluster, rates = None, None if request.mesh else request.rates(kind)

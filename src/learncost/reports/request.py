@@ -262,13 +262,6 @@ class Request:
         """Return the tokens in a page of the KV cache, by default 1. Raises `InputError`."""
         return 1 if self.page_size is None else check_size("page_size", self.page_size)
 
-    def check_memory_settings(self) -> None:
-        """Raise `InputError` for settings on which memory alone depends, and which no step has together."""
-        if self.offload or any(name in self.given for name in ("checkpoint_every", *ON_DEVICE.split())):
-            from learncost.reports.memory.step import device_asked, offload_named  # imported where it is needed
-
-            offload_named(self.offload) if self.on is None else device_asked(self)
-
     def check_without_cache(self, of: str) -> None:
         """Raise `InputError` for settings of a KV cache, which a training step or a model does not have."""
         for name, several in (("context", "decode"), ("page_size", "prefill or decode")):

@@ -25,7 +25,7 @@ from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import adaptation, step, trained_by
 from learncost.reports.record import Cost
-from learncost.reports.request import OPERATORS, Request
+from learncost.reports.request import GPU, ON_DEVICE, OPERATORS, Request
 from learncost.reports.rows import ledger
 
 if TYPE_CHECKING:
@@ -300,6 +300,10 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
     procedures  how the model learns, if not by that of the request; none: it does not
     """
     lengths, sizes = lengths_of(request)
+    if any(name in request.given for name in ("engine", "offload", "checkpoint_every", *ON_DEVICE.split())):
+        from learncost.reports.memory.step import device_asked  # it is built on this module
+
+        device_asked(request if request.on is not None else replace(request, on=GPU))  # no count depends on these
     tokens = None if request.tokens is None else check_tokens("tokens", request.tokens)
     probability = check_probability("dropout", request.dropout)
     book = find_book(request.price_book)

@@ -7,14 +7,14 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, dataclass, field, replace
-from learncost.ir.errors import InputError, named_one
+from learncost.ir.errors import InputError
 from learncost.models.sizes import CANONICAL, check_size, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.arena import Region
 from learncost.program.autograd.module import Itself
-from learncost.reports.memory.engines import GRAPH, memory_engines
+from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.fit_question import ONE_PASS, FitQuestion, Fitting, advice_for, refusal
 from learncost.reports.memory.inference import NAME, has_sequences
 from learncost.reports.memory.memory import engine_over
@@ -347,8 +347,6 @@ def fit(
         regions,
         microbatches,
     )
-    if engine:
-        named_one("engine", engine, memory_engines())
     for name in names:
         find_procedure(name, INFERENCE)
     from learncost.reports.memory.lengths import at_lengths, lengths_of  # is built on this module

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf
 from typing import TYPE_CHECKING
 
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, attributes, dataclass, field, replace
-from learncost.ir.errors import InputError, named_one, shown
+from learncost.ir.errors import InputError, named_one
 from learncost.ir.loop import walk
 from learncost.liveness import LiveArray, LiveInterval, Moment
 from learncost.models.tables import letters_of
@@ -246,7 +245,6 @@ class MemoryQuestion:
 def memory_question(request: Request) -> MemoryQuestion:
     """Return the request as a question about memory. Raises `InputError` for what its engine or device cannot do."""
     device, engine, eager = device_asked(request)
-    eager = replace(eager, clip=_clips(request.clip))
     named_one("mode", request.mode, MODES)
     procedures = _names("procedures", request.procedure)
     if request.mode != PAPER and not any(find_procedure(name, INFERENCE).modes for name in procedures):
@@ -387,19 +385,6 @@ def memory(request: Request) -> Memory | MemoryComparison:
         find_procedure(name, INFERENCE)
     answers, refused = possible(lambda name: of_one(name, engines[0]), names)
     return MemoryComparison(tuple(answers.values()), left_out=refused)
-
-
-def _clips(clip: float | str | None) -> bool:
-    """Return whether gradients are clipped. Raises `InputError` for an invalid norm."""
-    if clip is None:
-        return False
-    try:
-        norm = float(clip)
-    except ValueError:
-        norm = 0.0
-    if not 0 < norm < inf:
-        raise InputError(f"clip must be a norm above 0, not {shown(clip)}")
-    return True
 
 
 OF_ENGINES = "accumulate", "clip", "communication_buffers"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from learncost.ir.dataclass import dataclass, replace
@@ -149,10 +149,23 @@ def _known(kind: str, name: str) -> str:
     return name
 
 
+def _clips(clip: float | str | None) -> bool:
+    """Return whether gradients are clipped. Raises `InputError` for an invalid norm."""
+    if clip is None:
+        return False
+    try:
+        norm = float(clip)
+    except ValueError:
+        norm = 0.0
+    if not 0 < norm < inf:
+        raise InputError(f"clip must be a norm above 0, not {shown(clip)}")
+    return True
+
+
 def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
     """Return the device of a request, the engine (c99 for a microcontroller), and the options of engine eager.
 
-    The device is None where none is given, and for any GPU. Raises `InputError` for an unknown one.
+    The device is None where none is given, and for any GPU. Raises `InputError` for unknown names.
     """
     options = EagerOptions(
         request.module and module_named(request.module).name,
@@ -167,8 +180,14 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         selects=request.checkpoint_every == OPERATORS,
         offload=offload_named(request.offload),
         no_sync=request.no_sync,
+        clip=_clips(request.clip),
         communication_buffers=communication_buffers_of(request),
     )
+    if request.engine:
+        from learncost.reports.memory.engines import memory_engines  # which are built on this module
+
+        for name in request.engine.split(","):
+            named_one("engine", name.strip(), memory_engines())
     if options.drops_paths and request.lora is None and request.lora_rank is None:
         raise InputError("--lora-dropout requires --lora, for example --lora all-linear")
     if request.on is None or request.on == GPU:

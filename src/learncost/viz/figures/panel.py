@@ -142,7 +142,8 @@ def keywords_of(kind: str, question: Callable[..., Any], arguments: Mapping[str,
     names = {flag.name for flag in flags_of(question)} | {*more}
     for name in arguments:
         if name not in names and (name in FLAGS or name in DRAWN):
-            raise InputError(f"a figure of {kind} has no --{FLAGS[name].typed or name if name in FLAGS else name}")
+            typed = FLAGS[name].typed if name in FLAGS else ""
+            raise InputError(f"a figure of {kind} has no --{typed or name.replace('_', '-')}")
     return {name: value for name, value in arguments.items() if name not in more}
 
 

@@ -158,7 +158,7 @@ def _crossover_notes(data: Growth) -> Iterator[str]:
 
 def _memory(models: Sequence[str], arguments: Arguments) -> list[MemoryCurve]:
     """Return a panel for each model and procedure, of the engine that `learncost memory` has."""
-    keywords = keywords_of("memory", memory, arguments, "procedures", "price_book")
+    keywords = keywords_of("memory", memory, arguments, "procedures")
     answers = (memory(model, name, **keywords) for model in models for name in procedures_of(arguments))
     return [curve(panel) for answer in answers for panel in answer._panels if isinstance(panel, Memory)]
 

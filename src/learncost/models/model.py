@@ -173,7 +173,7 @@ class Structure:
 @lru_cache(maxsize=128)
 def _build(plan_: CompositionPlan, dropout: bool, padding: bool) -> tuple[Table, tuple[str, ...]]:
     """Return the table of a composition and its axes; compositions that differ only in counts share one table."""
-    layers = {planned.name: _rewritten(planned, dropout, padding) for planned in plan_.layers}
+    layers = {planned.name: _rewritten(replace(planned, name=""), dropout, padding) for planned in plan_.layers}
     table = _with_blocks(defined(plan_.header, plan_.lines, layers).table, plan_.blocks, plan_.sided)
     return table, axes_of(table)
 
@@ -243,15 +243,14 @@ def axes_of(table: Table) -> tuple[str, ...]:
     return tuple(sorted({base(axis) for axis in axes}))
 
 
+@lru_cache(maxsize=256)  # for one layer under several names, and in several models
 def _rewritten(planned: PlannedLayer, dropout: bool, padding: bool) -> Layer:
     layer = shipped_layer(planned.base)
     for name, argument in planned.rewritings:
         layer = REWRITINGS[name](layer, json.loads(argument))
     if padding and planned.padded:
         layer = with_padding(layer)
-    if dropout and planned.dropped:
-        layer = with_masks(layer, planned.dropped)
-    return layer
+    return with_masks(layer, planned.dropped) if dropout and planned.dropped else layer
 
 
 def masks_of(table: Table) -> tuple[str, ...]:

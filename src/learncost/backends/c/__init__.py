@@ -56,6 +56,9 @@ class KernelLines:
     sizes: Mapping[str, int]
     name: str
 
+    def __hash__(self) -> int:
+        return hash((*self.lines, *self.sizes.items(), self.outputs, self.name))
+
 
 @dataclass(frozen=True)
 class KernelFunction:

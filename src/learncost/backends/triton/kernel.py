@@ -8,6 +8,7 @@ After the kernels of a call stands the function that launches them. Nothing is a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import count
 from math import prod
 from textwrap import fill
@@ -110,6 +111,7 @@ def writer(known: Mapping[str, AttentionLines]) -> KernelWriter:
     return kernel
 
 
+@lru_cache(maxsize=1024)  # plans of one step share most of their kernels
 def _printed(given: KernelLines) -> KernelFunction:
     """Return the kernels of lines in Triton.
 

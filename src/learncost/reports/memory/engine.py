@@ -92,6 +92,7 @@ class Engine:
     plan        the default plan of a table, if it is not none; `planner` chooses it if this is auto
     plans       the plans that are tried by default
     largest     the largest batch within a budget, if there is a closed form
+    is_of_every_plan  whether `largest` is that of all plans among which `planner` chooses
     lengths     whether it is fast enough for many lengths
     module      whether it simulates a named module
     passes      the peak memory of an inference pass, for a table, sizes and a type
@@ -112,6 +113,7 @@ class Engine:
     planner: Callable[[MemoryStep, Mapping[str, int]], str] = by_lines
     plans: tuple[str | None, ...] | None = None
     largest: Callable[[MemoryStep, int], int] | None = None
+    is_of_every_plan: Callable[[MemoryStep], bool] = lambda step: False
     lengths: bool = False
     module: bool = False
     passes: Callable[[Table, Mapping[str, int], str], int] | None = None

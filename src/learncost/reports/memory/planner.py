@@ -112,27 +112,33 @@ def fastest(
     budget  bytes that a GPU has for the step, weights and states included. Where nothing meets it, what takes least.
     on      the name of the GPU; where its kernels cannot be timed, it is `TIMED_ON`
     """
-    executed = sum(prod(size_of(loop.count, sizes) for loop in nest.loops) for _, nest in walk(table.lines))
-    if executed <= TIMED:
-        try:
-            return _timed(table, sizes, dtype, budget, on)
-        except InputError:
-            pass
-    return chosen(table, sizes, dtype, budget)
+    try:
+        return _timed(table, sizes, dtype, budget, on)
+    except InputError:
+        return chosen(table, sizes, dtype, budget)
+
+
+def candidates(table: Table, sizes: Mapping[str, int], dtype: str) -> list[list[str]]:
+    """Return the plans of `fastest`, from nothing recomputed to several blocks, each for the whole head and in parts.
+
+    Raises `InputError` for a step of more lines than `TIMED`.
+    """
+    if sum(prod(size_of(loop.count, sizes) for loop in nest.loops) for _, nest in walk(table.lines)) > TIMED:
+        raise InputError("the step has too many lines to be timed")
+    kernels = [name for name in chosen(table, sizes, dtype).split(",") if name in ("flash", "fused", "fused-update")]
+    heads = ("", "chunked-loss") if _has_long_sequences(table, sizes) else ("",)
+    return [[",".join(filter(None, (*kernels, head, more))) for head in heads] for more in _ladder(table, sizes)]
 
 
 def _timed(table: Table, sizes: Mapping[str, int], dtype: str, budget: int | None, on: str) -> str:
     """Return the plan of `fastest` by bytes and time. Raises `InputError` where no plan has both."""
     from learncost.backends import triton  # imported when used, for a fast start
 
-    kernels = [name for name in chosen(table, sizes, dtype).split(",") if name in ("flash", "fused", "fused-update")]
-    heads = ("", "chunked-loss") if _has_long_sequences(table, sizes) else ("",)
     needs: dict[str, int] = {}
     seconds: dict[str, float] = {}
-    for more in _ladder(table, sizes):
+    for plans in candidates(table, sizes, dtype):
         fitting: dict[str, float] = {}
-        for head in heads:
-            plan = ",".join(filter(None, (*kernels, head, more)))
+        for plan in plans:
             layout = triton.laid_out(planned(table, plan), sizes, dtype)
             needs[plan] = triton.needed(layout)
             if (budget is None or needs[plan] <= budget) and triton.longest(layout)[1] <= triton.LONGEST:

@@ -99,7 +99,7 @@ def largest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int:
 
     A planner that chooses for every batch is asked again for a batch of one more than what fits under its last plan.
     """
-    if step.run.plan != CHOSEN:
+    if step.run.plan != CHOSEN or chosen_engine.is_of_every_plan(step):
         return _largest(step, chosen_engine, budget)
     unit = _unit(step)
     planned = step.at(unit)

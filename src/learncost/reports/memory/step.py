@@ -374,10 +374,11 @@ class MemoryStep:
         self.state, self.master = static.states, static.masters
         self.quantized = sum(bytes_of_array(array, self.sizes()) for array in self.packed)
 
-    def executed_table(self, statistics: bool = False) -> Table:
+    def executed_table(self, statistics: bool = False, plan: str | None = None) -> Table:
         """Return the step with its optimizer under the plan, as an engine executes it: with new and old weights.
 
         statistics   with the lines that update running statistics
+        plan         another plan than that of the step
         """
         if self.over:
             from learncost.sharding.collective import bucketed  # imported when used, for a fast start
@@ -388,7 +389,7 @@ class MemoryStep:
             from learncost.procedures.statistics import with_statistics
 
             table = with_statistics(table, self.model.table)
-        return planned(without_gradients(table), self.plan)
+        return planned(without_gradients(table), self.plan if plan is None else plan)
 
     @property
     def packed(self) -> tuple[QuantizedArray, ...]:

@@ -7,7 +7,7 @@ in place on a CPU runs in PyTorch's operators, without values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from learncost.ir.dataclass import replace
@@ -29,7 +29,7 @@ from learncost.reports.memory.engine import (
     refusal,
 )
 from learncost.reports.memory.largest import largest_batch
-from learncost.reports.memory.planner import fastest, smallest
+from learncost.reports.memory.planner import candidates, fastest, smallest
 from learncost.reports.memory.step import MemoryStep, by_lines
 from learncost.reports.request import GPU
 
@@ -144,7 +144,9 @@ def _on_gpu(step: MemoryStep, sizes: Mapping[str, int], layout: InPlaceLayout) -
     return _parts(step, layout, sizes) | copies | {"workspaces": WORKSPACES + layout.allocates}
 
 
-def laid_out_on_gpu(step: MemoryStep, sizes: Mapping[str, int], check: bool = True) -> InPlaceLayout:
+def laid_out_on_gpu(
+    step: MemoryStep, sizes: Mapping[str, int], check: bool = True, plan: str | None = None
+) -> InPlaceLayout:
     """Return the layout of a step in Triton. Raises `InputError` for a step that has none, with an engine that has.
 
     check  whether the length of arrays is checked, which is not where the largest batch is searched
@@ -152,7 +154,7 @@ def laid_out_on_gpu(step: MemoryStep, sizes: Mapping[str, int], check: bool = Tr
     from learncost.backends import triton
 
     try:
-        layout = triton.laid_out(step.executed_table(), sizes, step.kind.name)
+        layout = triton.laid_out(step.executed_table(plan=plan), sizes, step.kind.name)
         if check:
             triton.check_lengths(layout)
         return layout
@@ -167,18 +169,32 @@ def _peak_on_gpu(step: MemoryStep, sizes: Mapping[str, int]) -> int:
 
 
 def _largest_on_gpu(step: MemoryStep, budget: int) -> int:
-    """Return the largest batch that fits and whose arrays kernels can index."""
+    """Return the largest batch that fits and whose arrays kernels can index, under the plan or one of the planner's."""
     from learncost.backends.triton import LONGEST, longest, needed
 
-    elements = {0: 0}
+    largest = 0
+    for plan in (step.run.plan == CHOSEN and _choices(step)) or (step.plan,):
 
-    def peak(batch: int) -> int:
-        layout = laid_out_on_gpu(step, step.sizes(batch), check=False)
-        elements[batch] = longest(layout)[1]
-        return needed(layout)
+        @cache
+        def taken(batch: int, plan: str = plan) -> tuple[int, int]:
+            layout = laid_out_on_gpu(step, step.sizes(batch), False, plan)
+            return needed(layout), longest(layout)[1]
 
-    batch = largest_batch(peak, budget)
-    return batch if elements[batch] <= LONGEST else batch * LONGEST // elements[batch]
+        if largest and (taken(largest + 1)[0] > budget or taken(largest + 1)[1] > LONGEST):
+            continue
+        if batch := largest_batch(lambda batch: taken(batch)[0], budget):
+            elements = taken(batch)[1]
+            largest = max(largest, batch if elements <= LONGEST else batch * LONGEST // elements)
+    return largest
+
+
+def _choices(step: MemoryStep) -> list[str]:
+    """Return the plans among which the planner chooses, the leanest first; none where it does not time them."""
+    try:
+        found = candidates(step.executed_table(plan=""), {**step.sizes(), "B": 2}, step.kind.name)
+    except InputError:
+        return []
+    return [plan for plans in found for plan in plans][::-1]
 
 
 SAID = (
@@ -220,6 +236,7 @@ ENGINES = (
         plan=lambda table: CHOSEN,
         planner=lambda step, sizes: fastest(step.executed_table(), sizes, step.kind.name, step.budget, step.eager.gpu),
         largest=_largest_on_gpu,
+        is_of_every_plan=lambda step: bool(_choices(step)),
         plans=(CHOSEN,),
         alone="its program is for one GPU, without communication",
     ),

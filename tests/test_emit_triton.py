@@ -341,7 +341,7 @@ def test_every_family_is_that_of_the_interpreter(family: str, tmp_path: Path) ->
 
 
 def test_a_kernel_compiles_without_a_gpu_and_the_step_needs_one(tmp_path: Path) -> None:
-    """Registers and spills of one kernel for two targets; one line and exit code 2 without CUDA."""
+    """Registers and spills of one kernel for two targets; one line and exit code 2 for what a GPU lacks."""
     table, sizes, _ = _step(*CASES["mlp"])
     (tmp_path / "step.py").write_text(in_triton(table, sizes, "fp32", "mlp").text, encoding="utf-8")
     run = """
@@ -352,16 +352,24 @@ kept = dict([*file["WARPS"].items()][1:2])
 file["WARPS"].clear()
 file["WARPS"].update(kept)
 file["main"](["--compile"])
-file["torch"].cuda.is_available = lambda: False
-file["main"]([])
+cuda = file["torch"].cuda
+cuda.get_device_name, cuda.mem_get_info = lambda: "Tesla T4", lambda: (1000, 1000)
+for capability, there in ((7, 5), True), ((9, 0), True), ((9, 0), False):
+    cuda.get_device_capability, cuda.is_available = lambda: capability, lambda: there
+    try:
+        file["main"]([])
+    except SystemExit as stopped:
+        assert stopped.code == 2
 """
     found = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, check=False)
     for line, target in zip(found.stdout.splitlines(), ("sm_80", "sm_90"), strict=True):
         assert re.fullmatch(rf"{target} \w+_kernel: \d+ registers, 0 bytes spilled, 4 warps", line)
-    assert found.stderr.splitlines() == [
-        "PyTorch finds no CUDA device; with TRITON_INTERPRET=1 the kernels run slowly on the CPU"
-    ]
-    assert found.returncode == 2
+    old, small, none = found.stderr.splitlines()
+    assert old == "Tesla T4 has a lower compute capability than 8.0, that of an A100"
+    assert re.fullmatch(
+        r"the step takes [\d,]+ bytes, and 1,000 are free: emit it for a smaller batch, or recompute", small
+    )
+    assert none == "PyTorch finds no CUDA device; with TRITON_INTERPRET=1 the kernels run slowly on the CPU"
 
 
 @pytest.mark.slow
@@ -570,6 +578,11 @@ def test_what_a_gpu_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         raised.append(error)
         with pytest.raises(lc.InputError, match=said):
             step._run()
+    build: dict[str, Any] = {"__name__": "triton.runtime.build", "check_call": subprocess.check_call}
+    exec("def captured(*_): check_call(['false'])", build)  # as where no C compiler works
+    step._captured = build["captured"]
+    with pytest.raises(lc.InputError, match=r"in Triton: Command .* non-zero exit status 1\.: give --device cpu"):
+        step._run()
     monkeypatch.setattr(in_triton, "find_spec", lambda name: None)
     with pytest.raises(lc.InputError, match="--device cuda needs Triton: pip install triton"):
         in_triton.check_gpu("cuda")

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from threading import Lock
 from time import perf_counter
+from traceback import walk_tb
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -68,6 +69,23 @@ def free_bytes(device: str) -> int | None:
     return None if is_interpreted() else torch.cuda.mem_get_info(device)[0]
 
 
+@contextmanager
+def compiling(instead: str) -> Iterator[None]:
+    """Raise `InputError` for whatever Triton raises, also where it finds no C compiler, with what to do instead."""
+    from triton import TritonError
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        modules = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
+        if "triton" not in modules and not isinstance(error, TritonError):
+            raise
+        reason = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no reason")
+        raise InputError(f"a kernel does not compile in Triton: {reason}: {instead}") from None
+
+
 class StepInTriton(InPlace):
     """A step in place with kernels in Triton. The first step compiles them; from then on it is one CUDA graph."""
 
@@ -108,19 +126,14 @@ class StepInTriton(InPlace):
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def _run(self) -> None:
-        from triton.errors import TritonError
-
         try:
-            with _deterministic(self.deterministic), on_device(self.device):
+            with _deterministic(self.deterministic), on_device(self.device), compiling("give --device cpu"):
                 if self._replay is not None:
                     self._replay()
                 elif self.device == "cpu":
                     self._step(self._memory, self._first)
                 else:
                     self._replay = self._captured(self._memory, self._first)
-        except TritonError as error:
-            reason = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no reason")
-            raise InputError(f"a kernel does not compile in Triton: {reason}: give --device cpu") from None
         except torch.OutOfMemoryError:
             raise InputError(f"{self.device} has no memory left for workspaces: give a smaller --batch-size") from None
         except RuntimeError as error:
@@ -186,8 +199,10 @@ class ProgramInTriton:
         self.given = {name: getattr(torch, TYPES[kind]) for name, (_, kind) in self.program.given.items()}
 
     @classmethod
-    def of(cls, table: Table, sizes: Mapping[str, int], dtype: str) -> ProgramInTriton | None:
-        """Return the program; None for a table that has no step in place."""
+    def of(cls, table: Table, sizes: Mapping[str, int], dtype: str, device: torch.device) -> ProgramInTriton | None:
+        """Return the program; None for a table that has no step in place, and for a GPU below `LEAST`."""
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < LEAST:
+            return None
         try:
             return cls(table, sizes, dtype)
         except InputError:
@@ -208,7 +223,8 @@ class ProgramInTriton:
             m, views = arena.records[self]
             for view in views:
                 view.put(given)
-            self.names["step"](m, self.names["KERNELS"])
+            with compiling("move the module to a CPU"):
+                self.names["step"](m, self.names["KERNELS"])
             for view in views:
                 view.drop()
             results = self.program.results

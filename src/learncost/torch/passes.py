@@ -82,7 +82,7 @@ REGISTERED: dict[str, Any] = {}
 def opaque(table: Table, sizes: Mapping[str, int], precision: str, otherwise: Pass) -> Pass:
     """Return a table as a function of tensors and sizes by name, which is one operator for torch.compile.
 
-    otherwise  what runs where a step in place has no place for a line
+    otherwise  what runs where a step in place has no place for a line, and on a GPU that is too old
     """
     table = planned(table, "fused")
     given, outputs = (*table.inputs, *table.weights), table.outputs
@@ -94,7 +94,8 @@ def opaque(table: Table, sizes: Mapping[str, int], precision: str, otherwise: Pa
     def run(tensors: list[torch.Tensor], numbers: list[int]) -> list[torch.Tensor]:
         key = tuple(numbers)
         if key not in programs:
-            programs[key] = ProgramInTriton.of(table, dict(zip(lengths, numbers, strict=True)), precision)
+            known = dict(zip(lengths, numbers, strict=True))
+            programs[key] = ProgramInTriton.of(table, known, precision, tensors[0].device)
         values, program = dict(zip(given, tensors, strict=True)), programs[key]
         if program is not None:
             made = program(values)

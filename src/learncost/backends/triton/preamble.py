@@ -185,6 +185,8 @@ def device():
         return "cpu"
     if not torch.cuda.is_available():
         refuse("PyTorch finds no CUDA device; with TRITON_INTERPRET=1 the kernels run slowly on the CPU")
+    if torch.cuda.get_device_capability() < (8, 0):
+        refuse(f"{torch.cuda.get_device_name()} has a lower compute capability than 8.0, that of an A100")
     return "cuda"
 
 
@@ -243,6 +245,10 @@ def main(arguments):
     elif arguments:
         refuse(f"{arguments[0]} is no option: --deterministic, --compile [sm_80] [sm_90], or none")
     where = device()
+    sizes = [BYTES, *(math.prod(shape) * kind.itemsize for shape, kind in GIVEN.values())]
+    sizes += [2 * math.prod(GIVEN[weight][0]) for weight in COPIES.values()]
+    if where == "cuda" and sum(sizes) > (free := torch.cuda.mem_get_info()[0]):
+        refuse(f"the step takes {sum(sizes):,} bytes, and {free:,} are free: emit it for a smaller batch, or recompute")
     given = {}
     for name, (shape, kind) in GIVEN.items():
         given[name] = torch.full(shape, 0.01 if kind.is_floating_point else 0, dtype=kind, device=where)
@@ -263,5 +269,8 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except (triton.TritonError, RuntimeError, subprocess.CalledProcessError) as error:
+        refuse(f"the kernels do not run here: {str(error).strip().splitlines()[-1]}")
 '''

@@ -598,7 +598,12 @@ def test_a_loop_over_an_open_length_is_a_scan_with_the_gradients_of_its_module(b
 
 @pytest.mark.parametrize(
     ("family", "weight", "made"),
-    [("rwkv", "attn.w", "attn.e"), ("rwkv", "mlp.mK", "mlp.nK"), ("mamba", "mixer.A", "mixer.b")],
+    [
+        ("rwkv", "attn.w", "attn.e"),
+        ("rwkv", "mlp.mK", "mlp.nK"),
+        ("mamba", "mixer.A", "mixer.b"),
+        ("qwen3_next", "delta.A", "delta.a"),  # whose layer has the name of the differences
+    ],
 )
 def test_a_weight_is_learned_forward_through_values_that_weights_alone_make(family, weight, made):
     """Both passes make the same of weights, so that a difference of it would be 0: the chain to the weight is bp's."""

@@ -29,7 +29,10 @@ def begun(model: Model, plain: Mapping[str, Any], seed: int, dtype: Any) -> Arra
     """
     start_weights: Arrays = {}
     drawn = initial_weights(model.table, model.sizes, seed, dtype)
-    drawn |= {name: np.zeros_like(drawn[name]) for name in _second_halves(model.table)}
+    for line, _, outer in _lines(model.table):  # the second matrices of low-rank paths, B of A B, sum over the rank
+        if line.meta.layer == "lora" and isinstance(line, Product) and RANK in line.sides.summed:
+            name = outer.get(line.right[-1].name, line.right[-1].name)
+            drawn[name] = np.zeros_like(drawn[name])
     stored, stretches = {weight.codes.name: weight for weight in model.quantized}, _stretches(model)
     for name in model.table.weights:
         quantized = stored.get(name)
@@ -45,12 +48,6 @@ def begun(model: Model, plain: Mapping[str, Any], seed: int, dtype: Any) -> Arra
             raise InputError(f"the weight {weight} has shape {array.shape}, but must have {expected}")
         start_weights |= quantize(quantized, array, model.sizes) if quantized else {weight: array}
     return start_weights
-
-
-def _second_halves(table: Table) -> set[str]:
-    """Return the second matrices of low-rank paths, B of A B, which sum over the rank."""
-    ups = ((line, outer) for line, _, outer in _lines(table) if line.meta.layer == "lora" and isinstance(line, Product))
-    return {outer.get(line.right[-1].name, line.right[-1].name) for line, outer in ups if RANK in line.sides.summed}
 
 
 def _stretches(model: Model) -> dict[str, tuple[str, slice]]:

@@ -59,11 +59,6 @@ def on_device(device: str | torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if str(device) == "cpu" else torch.cuda.device(device)
 
 
-def card(device: str) -> str:
-    """Return the name of a GPU; empty in Triton's interpreter."""
-    return "" if is_interpreted() else str(torch.cuda.get_device_name(device))
-
-
 def free_bytes(device: str) -> int | None:
     """Return the bytes that are free on a GPU; None in Triton's interpreter."""
     return None if is_interpreted() else torch.cuda.mem_get_info(device)[0]
@@ -76,13 +71,11 @@ def compiling(instead: str) -> Iterator[None]:
 
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
         modules = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
-        if "triton" not in modules and not isinstance(error, TritonError):
+        if isinstance(error, torch.OutOfMemoryError) or not ("triton" in modules or isinstance(error, TritonError)):
             raise
-        reason = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no reason")
+        reason = (str(error).strip() or "no reason").splitlines()[-1]
         raise InputError(f"a kernel does not compile in Triton: {reason}: {instead}") from None
 
 

@@ -206,7 +206,8 @@ class Batch:
         """Return data as one array; rows of unequal length are padded on the right."""
         array = data[datum.name]
         axis = datum.axes[-1] if datum.axes else ""
-        if _unequal(array):
+        rows = isinstance(array, (list, tuple)) and all(isinstance(row, (Sequence, np.ndarray)) for row in array)
+        if rows and len({len(row) for row in array}) > 1:
             if datum not in self._positions(axis):
                 raise InputError(f"{datum.name} must be an array [{' '.join(datum.axes)}], not rows of unequal length")
             if not datum.answers:
@@ -355,11 +356,6 @@ def next_tokens(tokens: Any, keep: Any = None) -> Any:
     if keep is not None:
         targets[:, :-1][~keep[:, 1:]] = -1
     return targets
-
-
-def _unequal(array: Any) -> bool:
-    rows = isinstance(array, (list, tuple)) and all(isinstance(row, (Sequence, np.ndarray)) for row in array)
-    return rows and len({len(row) for row in array}) > 1
 
 
 def _keep(rows: Sequence[Any]) -> Any:

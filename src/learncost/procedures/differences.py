@@ -82,7 +82,9 @@ class DifferenceUpdates:
 
     def difference(self, line: Line, mirror: Mapping[str, str]) -> list[Line]:
         left = Term(line.left[0].name, line.left[0].declared)  # the full axis, even if the line writes a part of it
-        undivided, delta = Term(f"difference.{left.name}", left.axes), Term(f"delta.{left.name}", left.axes)
+        name = f"delta.{left.name}"
+        name = f"delta.{name}" if name in self.model.table.known else name  # which a layer called delta has
+        undivided, delta = Term(f"difference.{left.name}", left.axes), Term(name, left.axes)
         meta = Meta(
             line.meta.layer, line.meta.block, "weight_update", local=f"{line.meta.local} - {line.meta.local}_mod"
         )

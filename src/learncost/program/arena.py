@@ -51,7 +51,9 @@ def packed(pieces: Sequence[Piece], effort: int = 0) -> list[int]:
 
 def _searched(block: _PackedBlock, least: int, effort: int) -> list[int]:
     """Return the best offsets of many orders, each a change of the previous one that is not worse."""
-    random, until, heaviest = Random(0), block.efforts + effort, _heaviest(block.pieces)
+    random, until, moments = Random(0), block.efforts + effort, _moments(block.pieces)
+    at, there = [moment for moment, _ in moments], [size for _, size in moments]
+    heaviest = [max(there[bisect_left(at, each.first) : bisect_right(at, each.last)]) for each in block.pieces]
     best: list[int] = []
     while block.efforts < until:
         order = _begun(block.pieces, heaviest, random)
@@ -156,13 +158,6 @@ def _moments(pieces: Iterable[Piece]) -> list[tuple[int, int]]:
         changes[piece.last + 1] -= piece.bytes
     moments = sorted(changes)
     return list(zip(moments, accumulate(changes[moment] for moment in moments), strict=True))
-
-
-def _heaviest(pieces: Sequence[Piece]) -> list[int]:
-    """Return, for each piece, the largest sum of live bytes within its interval."""
-    moments = _moments(pieces)
-    at, there = [moment for moment, _ in moments], [size for _, size in moments]
-    return [max(there[bisect_left(at, piece.first) : bisect_right(at, piece.last)]) for piece in pieces]
 
 
 ALIGNED = 64

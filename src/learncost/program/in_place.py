@@ -103,7 +103,8 @@ class InPlaceRules:
         readers: Counter[str] = Counter(name for line in lines for name in line.reads)
         readers.update(handed)
         place = {name: at for at, line in enumerate(lines) for name in line.makes}
-        makers = {line.name: line for line in lines if isinstance(line, Line) and self._can_add(line)}
+        products = [line for line in lines if isinstance(line, Product) and not line.meta.kernel]
+        makers = {line.name: line for line in products if scatter(line) or self.product(line)}
         dtypes = self.dtypes
         sums: dict[str, tuple[Line, str]] = {}
         for line in lines:
@@ -117,11 +118,6 @@ class InPlaceRules:
                 if same and readers[summand] == 1 and place.get(other, -1) < place[summand]:
                     sums[summand] = (line, other)
         return sums
-
-    def _can_add(self, line: Line) -> bool:
-        if line.meta.kernel or not isinstance(line, Product):
-            return False
-        return scatter(line) is not None or self.product(line) is not None
 
     def _added(self, producer: Line, line: Line, added: str, values: Values) -> Call:
         product, rows = self.product(producer), scatter(producer)

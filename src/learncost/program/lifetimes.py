@@ -213,7 +213,8 @@ class Lifetimes:
         others = [name for line in self.table.lines for name in line.reads if name not in makes]
         names: Names = {}
         for name in dict.fromkeys((*handed_in, *others)):
-            names[name] = array = self._new(name, axes[name] if name in axes else _met(self.table, name), 0)
+            met = next((line.axes[name] for line in self.table.repeats if name in line.axes), ())  # in a part alone
+            names[name] = array = self._new(name, axes.get(name, met), 0)
             array.given = name if name in handed_in else ""
         fixed = {name for name in self.table.outputs if self.table.known[name].role == "new"}
         self._walk(self.items, names, axes, (), {name: ITSELF for name in self.table.outputs if name not in fixed})
@@ -399,8 +400,3 @@ def _arrays(array: ScheduledArray | Stack) -> Iterator[ScheduledArray]:
         yield array
     else:
         yield from array.arrays()
-
-
-def _met(table: Table, name: str) -> tuple[str, ...]:
-    """Return the axes of a name that only a part of a table reads."""
-    return next(line.axes[name] for line in table.repeats if name in line.axes)

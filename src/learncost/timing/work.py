@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from math import prod
 from typing import Any, Protocol
 
@@ -417,11 +417,8 @@ def _blocks(group: list[_Numbered], kernel: FusedKernel) -> TiledBlocks:
 def queried(product: ProductAxes, blocks: TiledBlocks) -> str:
     """Return which length of a product has the queries of its tiles: m, k or n, and "" where they are a batch axis."""
     of = {"m": product.rows, "k": product.summed, "n": product.columns}
-    return next((length for length, names in of.items() if any(map(partial(_is_queries, blocks), names))), "")
-
-
-def _is_queries(blocks: TiledBlocks, name: str) -> bool:
-    return base(name) == base(blocks.axis) and not comes_round(name)
+    queries = {name for names in of.values() for name in names if base(name) == base(blocks.axis)}
+    return next((length for length, names in of.items() if any(not comes_round(n) for n in queries & {*names})), "")
 
 
 def _in_blocks(axes: ProductAxes, blocks: TiledBlocks, sizes: Mapping[str, Any]) -> MatmulShape:

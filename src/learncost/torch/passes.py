@@ -94,8 +94,8 @@ def opaque(table: Table, sizes: Mapping[str, int], precision: str, otherwise: Pa
     def run(tensors: list[torch.Tensor], numbers: list[int]) -> list[torch.Tensor]:
         key = tuple(numbers)
         if key not in programs:
-            known = dict(zip(lengths, numbers, strict=True))
-            programs[key] = ProgramInTriton.of(table, known, precision, tensors[0].device)
+            device = tensors[0].device
+            programs[key] = ProgramInTriton.of(table, dict(zip(lengths, numbers, strict=True)), precision, device)
         values, program = dict(zip(given, tensors, strict=True)), programs[key]
         if program is not None:
             made = program(values)

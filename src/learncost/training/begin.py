@@ -183,7 +183,8 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
         layer = layer_of(called)
     if layer is not None:
         return _of_module(called, layer, options, name)
-    has_words = "vocab_size" in FAMILIES[_model_type(model)].sizes
+    family = str(find(model).values.get("model_type"))  # `configure` reports one that is none
+    has_words = "vocab_size" in FAMILIES[family if family in FAMILIES else "decoder"].sizes
 
     def configured(size: int, **more: int) -> Configuration:
         words = {"vocab_size": size} if has_words else {}
@@ -221,9 +222,3 @@ def _of_module(called: str, layer: Layer, options: Options, name: str) -> tuple[
                 "with as many"
             )
     return configuration, tokenizer
-
-
-def _model_type(model: Any) -> str:
-    """Return the family of a model; a decoder's if `configure` is to report the error."""
-    family = str(find(model).values.get("model_type"))
-    return family if family in FAMILIES else "decoder"

@@ -101,7 +101,10 @@ class NumPyEngine:
     @property
     def says(self) -> str:
         """The description of how the steps were executed."""
-        return f"engine {self.name}{_bf16_kept() if self._training.low else ''}{self._states}"
+        kept = ", weights in bf16 of 2 bytes by ml_dtypes, values of the step rounded in fp32"
+        if two_bytes() is None:
+            kept = f", bf16 rounded in fp32, which takes 4 bytes a number (2 with ml_dtypes: {to_install('bf16')})"
+        return f"engine {self.name}{kept if self._training.low else ''}{self._states}"
 
     @property
     def _states(self) -> str:
@@ -150,13 +153,6 @@ class NumPyEngine:
             halves = accumulated(training.table())
             runs = [(halves.gather, parts), (halves.update, 1)]
         return sum(times * int(price(table, sizes, book("matmul")).flops) for table, times in runs)
-
-
-def _bf16_kept() -> str:
-    """Return how NumPy stores bf16 weights."""
-    if two_bytes() is None:
-        return f", bf16 rounded in fp32, which takes 4 bytes a number (2 with ml_dtypes: {to_install('bf16')})"
-    return ", weights in bf16 of 2 bytes by ml_dtypes, values of the step rounded in fp32"
 
 
 def _torch(configuration: Configuration, options: Options) -> NumPyEngine:

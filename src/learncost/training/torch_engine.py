@@ -328,7 +328,7 @@ class _TorchStep(TensorStep):
         import torch
 
         from learncost.backends import triton
-        from learncost.engines.in_triton import card, free_bytes
+        from learncost.engines.in_triton import free_bytes, is_interpreted
 
         gpu, pool, table, sizes = self.gpu, self.pool, self.table, self.sizes
         try:
@@ -343,7 +343,8 @@ class _TorchStep(TensorStep):
         budget = None if free is None else free + held + sum(each.nbytes for each in others)
 
         def planner() -> str:
-            return fastest(table, sizes, precision, budget, card(gpu))
+            on = "" if is_interpreted() else torch.cuda.get_device_name(gpu)
+            return fastest(table, sizes, precision, budget, on)
 
         def laid_out(plan: str) -> InPlaceLayout:
             return triton.laid_out(planned(table, plan), sizes, precision)

@@ -163,7 +163,8 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
     lengths = {axis: power(values.number(axis)) for axis in rest}
     within = [{*line.loops, *line.left[0].declared} for line in values.lines]
     row = max((prod(lengths[axis] for axis in axes if axis in lengths) for axes in within), default=1)
-    swept = _swept(rest, lengths, totals) if row > LARGEST else ""
+    swept = max(rest, key=lambda axis: lengths[axis]) if row > LARGEST else ""
+    swept = "" if any(swept in line.left[0].declared for line in totals) else swept  # a sum over rows has it
     width = SWEPT // (row // lengths[swept]) if swept else 0
     swept = swept if width >= NARROWEST else ""
     if row > SPILLED and not swept:
@@ -218,12 +219,6 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
 
 
 BARRIER = "tl.debug_barrier()  # all is read before it is overwritten"
-
-
-def _swept(rest: Sequence[str], lengths: Mapping[str, int], totals: Sequence[Line]) -> str:
-    """Return the longest axis of a row if programs can take it in parts; "" where a sum over rows has it."""
-    longest = max(rest, key=lambda axis: lengths[axis])
-    return "" if any(longest in line.left[0].declared for line in totals) else longest
 
 
 @dataclass

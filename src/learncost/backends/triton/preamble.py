@@ -245,10 +245,10 @@ def main(arguments):
     elif arguments:
         refuse(f"{arguments[0]} is no option: --deterministic, --compile [sm_80] [sm_90], or none")
     where = device()
-    sizes = [BYTES, *(math.prod(shape) * kind.itemsize for shape, kind in GIVEN.values())]
-    sizes += [2 * math.prod(GIVEN[weight][0]) for weight in COPIES.values()]
-    if where == "cuda" and sum(sizes) > (free := torch.cuda.mem_get_info()[0]):
-        refuse(f"the step takes {sum(sizes):,} bytes, and {free:,} are free: emit it for a smaller batch, or recompute")
+    size = BYTES + sum(math.prod(shape) * kind.itemsize for shape, kind in GIVEN.values())
+    size += sum(2 * math.prod(GIVEN[weight][0]) for weight in COPIES.values())
+    if where == "cuda" and size > (free := torch.cuda.mem_get_info()[0]):
+        refuse(f"the step takes {size:,} bytes, and {free:,} are free: emit it for a smaller batch, or recompute")
     given = {}
     for name, (shape, kind) in GIVEN.items():
         given[name] = torch.full(shape, 0.01 if kind.is_floating_point else 0, dtype=kind, device=where)

@@ -20,7 +20,6 @@ from learncost.ops import is_log_softmax
 from learncost.passes.stages import Stage
 from learncost.passes.stages import cut as cut_in_stages
 from learncost.procedures.procedure import PAPER
-from learncost.program.pipeline import KINDS
 from learncost.reports.memory.engine import Engine, MemoryUse
 from learncost.reports.memory.engines import GRAPH, USUAL
 from learncost.reports.memory.step import MemoryStep
@@ -66,11 +65,6 @@ class MeshMemory:
             way = replace(way, microbatches=min(way.microbatches, way.stages - device + 1))
         order = order_in_flight(way).orders[device]
         return [(each.kind, each.chunk, each.microbatch) for each in order]
-
-    @property
-    def is_parted(self) -> bool:
-        """Return whether the schedule has weight updates apart from the backward passes."""
-        return KINDS[self.cut.way.schedule].parted
 
     def statics(self, sizes: Mapping[str, int]) -> tuple[Static, ...]:
         """Return the static memory of every device of the pipeline."""

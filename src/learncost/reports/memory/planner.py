@@ -66,7 +66,10 @@ def chosen(
         plan.append("chunked-loss")
     cheap = nearly_free(table)
     if budget is None:
-        is_worth = _is_cheap(table, plan, cheap, sizes) and _share(table, plan, cheap, sizes, dtype, widths) < 1 - SAME
+        tables = (planned(table, ",".join(names)) for names in (plan, (*plan, *cheap)))
+        before, after = (price(each, sizes, _RUN).flops for each in tables)
+        is_cheap = bool(after <= (1 + CHEAP) * before)
+        is_worth = is_cheap and _share(table, plan, cheap, sizes, dtype, widths) < 1 - SAME
         return ",".join((*plan, *cheap) if is_worth else plan)
     needs: dict[str, int] = {}
     # no gradient of a product stored, for no FLOP more
@@ -112,8 +115,23 @@ def fastest(
     budget  bytes that a GPU has for the step, weights and states included. Where nothing meets it, what takes least.
     on      the name of the GPU; where its kernels cannot be timed, it is `TIMED_ON`
     """
+    from learncost.backends import triton  # imported when used, for a fast start
+
+    needs: dict[str, int] = {}
+    seconds: dict[str, float] = {}
     try:
-        return _timed(table, sizes, dtype, budget, on)
+        for plans in candidates(table, sizes, dtype):
+            fitting: dict[str, float] = {}
+            for plan in plans:
+                layout = triton.laid_out(planned(table, plan), sizes, dtype)
+                needs[plan] = triton.needed(layout)
+                if (budget is None or needs[plan] <= budget) and triton.longest(layout)[1] <= triton.LONGEST:
+                    fitting[plan] = _seconds(layout, on)
+            if seconds and fitting and min(fitting.values()) > (1 + CHEAP) * min(seconds.values()):
+                break  # what follows recomputes more
+            seconds |= fitting
+        near = [plan for plan in seconds if seconds[plan] <= (1 + CHEAP) * min(seconds.values())]
+        return min(near or needs, key=lambda plan: needs[plan])
     except InputError:
         return chosen(table, sizes, dtype, budget)
 
@@ -128,26 +146,6 @@ def candidates(table: Table, sizes: Mapping[str, int], dtype: str) -> list[list[
     kernels = [name for name in chosen(table, sizes, dtype).split(",") if name in ("flash", "fused", "fused-update")]
     heads = ("", "chunked-loss") if _has_long_sequences(table, sizes) else ("",)
     return [[",".join(filter(None, (*kernels, head, more))) for head in heads] for more in _ladder(table, sizes)]
-
-
-def _timed(table: Table, sizes: Mapping[str, int], dtype: str, budget: int | None, on: str) -> str:
-    """Return the plan of `fastest` by bytes and time. Raises `InputError` where no plan has both."""
-    from learncost.backends import triton  # imported when used, for a fast start
-
-    needs: dict[str, int] = {}
-    seconds: dict[str, float] = {}
-    for plans in candidates(table, sizes, dtype):
-        fitting: dict[str, float] = {}
-        for plan in plans:
-            layout = triton.laid_out(planned(table, plan), sizes, dtype)
-            needs[plan] = triton.needed(layout)
-            if (budget is None or needs[plan] <= budget) and triton.longest(layout)[1] <= triton.LONGEST:
-                fitting[plan] = _seconds(layout, on)
-        if seconds and fitting and min(fitting.values()) > (1 + CHEAP) * min(seconds.values()):
-            break  # what follows recomputes more
-        seconds |= fitting
-    near = [plan for plan in seconds if seconds[plan] <= (1 + CHEAP) * min(seconds.values())]
-    return min(near or needs, key=lambda plan: needs[plan])
 
 
 def _seconds(layout: InPlaceLayout, on: str) -> float:
@@ -210,15 +208,11 @@ def _has_long_sequences(table: Table, sizes: Mapping[str, int]) -> bool:
 
 def _ladder(table: Table, sizes: Mapping[str, int]) -> list[str]:
     """Return what a step may compute again, from nothing to several blocks."""
-    cheap, networks = nearly_free(table), "".join(f"+{layer}" for layer in _networks(table))
+    cheap, lines = nearly_free(table), _of_blocks(table)
+    without_attention = layers_that(lines, activates) - frozenset().union(*attentions(lines))
+    networks = "".join(f"+{layer}" for layer in sorted(without_attention))
     more = [choice + networks for choice in cheap if networks]
     return ["", *cheap, *more, "recompute=all", *segments(table, sizes)]
-
-
-def _networks(table: Table) -> tuple[str, ...]:
-    """Return the feed-forward layers of the blocks: those with activations and without attention."""
-    lines = _of_blocks(table)
-    return tuple(sorted(layers_that(lines, activates) - frozenset().union(*attentions(lines))))
 
 
 def _of_blocks(table: Table) -> list[Line]:
@@ -242,12 +236,6 @@ def _share(
     """Return the ratio of a step's peaks with and without further plans."""
     before, after = (planned(table, ",".join(names)) for names in (plan, (*plan, *more)))
     return float(memory(after, sizes, dtype, widths).peak / memory(before, sizes, dtype, widths).peak)
-
-
-def _is_cheap(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping[str, int]) -> bool:
-    """Return whether further plans add at most a hundredth to the FLOPs of a step."""
-    before, after = (planned(table, ",".join(names)) for names in (plan, (*plan, *more)))
-    return bool(price(after, sizes, _RUN).flops <= (1 + CHEAP) * price(before, sizes, _RUN).flops)
 
 
 def memory(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", widths: Widths | None = None) -> Live:

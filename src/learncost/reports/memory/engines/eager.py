@@ -29,6 +29,7 @@ from learncost.program.autograd.step import Chunk, StepPass, run_step
 from learncost.program.autograd.tape import Tape
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
 from learncost.program.optimizer_step import CLASSES, Stepping, default_implementation
+from learncost.program.pipeline import KINDS
 from learncost.program.program import (
     ACTIVATIONS,
     GRADIENTS,
@@ -551,7 +552,8 @@ def _unstaged(step: MemoryStep) -> str:
         "quantized weights": bool(step.model.quantized),
         f"--task {step.eager.task}": bool(step.eager.task),
         f"--offload {','.join(step.eager.offload)}": bool(step.eager.hosted),
-        "weight updates separate from the backward pass": step.on_mesh is not None and step.on_mesh.is_parted,
+        "weight updates separate from the backward pass": step.on_mesh is not None
+        and KINDS[step.on_mesh.cut.way.schedule].parted,
     }
     return next((what for what, is_asked in asked.items() if is_asked), "")
 

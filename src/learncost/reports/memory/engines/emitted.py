@@ -133,10 +133,6 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     return of_parts(parts, f"{SAID} {MESSAGES}" if step.over else "")
 
 
-def _no_gpu(step: MemoryStep) -> str:
-    return "requires a GPU in --on, such as --on H100-SXM" if step.regions and step.eager.device != GPU else ""
-
-
 def _on_gpu(step: MemoryStep, sizes: Mapping[str, int], layout: InPlaceLayout) -> dict[str, int]:
     from learncost.backends.triton import WORKSPACES
 
@@ -232,7 +228,11 @@ ENGINES = (
         lambda step, sizes: of_parts(_on_gpu(step, sizes, laid_out_on_gpu(step, sizes))),
         IN_PLACE,
         SAID_ON_GPU,
-        lambda step: _no_gpu(step) or refusal(step, (*TYPES, "bf16-masters")),
+        lambda step: (
+            "requires a GPU in --on, such as --on H100-SXM"
+            if step.regions and step.eager.device != GPU
+            else refusal(step, (*TYPES, "bf16-masters"))
+        ),
         plan=lambda table: CHOSEN,
         planner=lambda step, sizes: fastest(step.executed_table(), sizes, step.kind.name, step.budget, step.eager.gpu),
         largest=_largest_on_gpu,

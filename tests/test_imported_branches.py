@@ -9,7 +9,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import learncost as lc
 from learncost.importer.calls import TracedCalls, switched
 from learncost.importer.replaced import WRITTEN_OUT
+from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
+from learncost.verification.imported import parity, products
 
 
 class Branch(nn.Module):
@@ -51,6 +53,39 @@ def test_a_branch_on_values_that_follow_from_sizes_is_taken_as_in_a_run(name, in
     assert bool(condition(torch.ones(3, 4))) == taken
     text = lc.from_module(Branch(condition), {"x": inputs}).text
     assert ("2[]" in text) == taken
+
+
+SEEN = torch.tensor([True, False, True, True])
+CHOSEN = {
+    "a mask of numbers": (lambda x, w: (x @ w)[:, SEEN], "", 0),
+    "its places": (lambda x, w: (x @ w)[:, SEEN.nonzero().squeeze(1)], "", 0),
+    "repeats of numbers": (lambda x, w: (x @ w).repeat_interleave(SEEN + 1, 1), "", 0),
+    "a part of rows": (lambda x, w: (x @ w).scatter(1, SEEN[None, :1].long(), 0.5), "", 1),
+    "a branch of longer ones": (lambda x, w: torch.cond(x.shape[0] > 2, lambda x: x @ w, torch.sin, (x,)), "M>=3", 0),
+    "a branch of shorter ones": (lambda x, w: torch.cond(x.shape[0] > 9, torch.sin, lambda x: x @ w, (x,)), "M<=9", 0),
+}
+
+
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_values_of_the_code_or_sizes_choose_is_read_as_in_a_run(name):
+    function, limits, underived = CHOSEN[name]
+
+    class Chosen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x):
+            return function(x, self.weight)
+
+    module, given = Chosen(), (torch.randn(5, 4),)
+    opened = read_module(module, given, {"x": "M 4"} if limits else {})
+    assert not limits or f"limits: {limits}" in opened.text
+    apart = parity(module, given, opened)
+    assert max(apart.value, apart.gradient) < 1e-12
+    assert len(opened.calls) == underived
+    assert products(module, given, opened).equal
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,8 @@ def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> 
                 weights = {
                     path: number.clone().requires_grad_(number.requires_grad) for path, number in numbers.items()
                 }
-                row, by_name = as_called(twin, {name: value for name, value in given.items() if _is_taken(twin, name)})
+                taken = inspect.signature(twin.forward).parameters  # a rewritten module takes only tensors
+                row, by_name = as_called(twin, {name: given[name] for name in given if name in taken})
                 with answered(twin, changes=True):
                     results = ends(torch.func.functional_call(twin, weights, row, by_name))
                 learning = [weight for weight in weights.values() if weight.requires_grad]
@@ -296,11 +297,6 @@ def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> 
             return False
     theirs, ours = found
     return identical(theirs, ours, TOLERANCE)
-
-
-def _is_taken(module: Any, name: str) -> bool:
-    """Return whether a module has an input of this name; a rewritten module takes only tensors."""
-    return name in inspect.signature(module.forward).parameters
 
 
 def _numbers(module: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from learncost.importer.constants import GivenError, NodeConstants
+from learncost.importer.constants import NodeConstants
 from learncost.importer.functions import (
     REQUIRES_GRAD,
     answers_of_gradients,
@@ -228,7 +228,7 @@ class _CheckpointCall:
 
 
 def decided() -> dict[Any, Callable[..., Any]]:
-    """Return the answers to Python's questions for the number of a traced tensor, where every size gives the same one.
+    """Return the answers to Python's questions for the numbers of a traced tensor, where every size gives the same.
 
     An export has no values and refuses them. Other tensors are left to it.
     """
@@ -258,7 +258,15 @@ def decided() -> dict[Any, Callable[..., Any]]:
             return bool(identical is not False and known)
         return torch.equal(one, other)
 
-    return {**{each: answer(each) for each in kinds}, torch.equal: equal, of_tensor.equal: equal}
+    def repeated(x: Any, repeats: Any, *more: Any, **named: Any) -> Any:
+        if isinstance(repeats, torch.Tensor) and (known := _number(repeats.sum())) is not None:
+            named["output_size"] = int(known)
+        return torch.repeat_interleave(x, repeats, *more, **named)
+
+    selecting: dict[Any, Any] = {of_tensor.__getitem__: _read_at, torch.nonzero: _nonzero, of_tensor.nonzero: _nonzero}
+    counts = dict.fromkeys((torch.repeat_interleave, of_tensor.repeat_interleave), repeated)
+    known = {each: answer(each) for each in kinds}
+    return {**known, torch.equal: equal, of_tensor.equal: equal, **selecting, **counts}
 
 
 def _if_finite(node: Any) -> bool | None:
@@ -282,18 +290,41 @@ def _if_finite(node: Any) -> bool | None:
 
 def _number(tensor: Any) -> Any:
     """Return the number of a traced tensor; None if it depends on inputs or on sizes."""
+    known = _values(tensor) if tensor.numel() == 1 else None
+    return None if known is None else known.item()
+
+
+def _values(tensor: Any) -> Any:
+    """Return the values of a traced tensor; None if they depend on inputs or on sizes."""
     mode: Any = get_proxy_mode()
-    node = node_of(tensor)
-    if node is None or tensor.numel() != 1:
-        return None
+    if (node := node_of(tensor)) is None:
+        is_known = type(tensor) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        return tensor if is_known and tensor.device.type != "meta" else None
     held = ((each, getattr(mode.tracer.root, each.target, None)) for each in node.graph.nodes if each.op == "get_attr")
     constants = _ConstantsInOrder({each: value for each, value in held if hasattr(value, "dtype")})
     with _disable_current_modes():
-        try:
-            found = [constants.at(node, sizes).item() for sizes in constants.sizes(node)]
-        except (GivenError, RuntimeError, TypeError, IndexError, AttributeError):
-            return None
-    return found[0] if all(each == found[0] for each in found) else None
+        found = constants.values(node)
+        return found[0] if found and all(torch.equal(each, found[0]) for each in found) else None
+
+
+def _places(x: Any) -> Any:
+    """Return the indices of what is not zero in a traced tensor, one tensor for each dimension; None as `_values`."""
+    if not isinstance(x, torch.Tensor) or (known := _values(x)) is None:
+        return None
+    with _disable_current_modes():
+        rows = [each.tolist() for each in known.nonzero(as_tuple=True)]
+    return tuple(torch.tensor(row, dtype=torch.long, device=x.device) for row in rows)
+
+
+def _read_at(x: Any, index: Any) -> Any:
+    several = index if isinstance(index, tuple) else (index,)
+    masks = {id(each): _places(each) for each in several if getattr(each, "dtype", None) is torch.bool}
+    return x[tuple(place for each in several for place in masks.get(id(each)) or (each,))] if masks else x[index]
+
+
+def _nonzero(x: Any, *, as_tuple: bool = False) -> Any:
+    places = _places(x)
+    return x.nonzero(as_tuple=as_tuple) if places is None else places if as_tuple else torch.stack(places, -1)
 
 
 class _ConstantsInOrder(NodeConstants):

@@ -331,12 +331,6 @@ def _binary(x: Any, z: Any, weight: Any = None, reduction: int = 1) -> Any:
     return reduced(each if weight is None else each * weight, reduction)
 
 
-def _divergence(x: Any, z: Any, reduction: int = 1, *, log_target: bool = False) -> Any:
-    """Return `kl_div`. Where a weight is 0 nothing is added: the logarithm of 1 is taken there."""
-    shares, logarithms = (z.exp(), z) if log_target else (z, (z + (z == 0)).log())
-    return reduced(shares * (logarithms - x), reduction)
-
-
 ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "tan": lambda x: x.sin() / x.cos(),
     "sinh": lambda x: (x.exp() - (-x).exp()) * 0.5,
@@ -361,7 +355,6 @@ ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "fake_quantize_per_tensor_affine": _fake_quantized,
     "fake_quantize_per_channel_affine": _fake_quantized_by_channel,
     "binary_cross_entropy": _binary,
-    "kl_div": _divergence,
 }
 
 

@@ -9,9 +9,9 @@ import importlib
 import inspect
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
+from unittest.mock import patch
 
 from learncost.importer.inputs import Input, parse_inputs
 from learncost.importer.refusals import one_line
@@ -33,23 +33,8 @@ def module_of(values: Mapping[str, Any]) -> Any:
 
     Raises `InputError` for a type or a class that the installed packages do not have.
     """
-    with _alone():
+    with patch.dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1"):  # no downloads
         return _of_diffusers(values) if "_class_name" in values else _of_transformers(values)
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Forbid downloads inside."""
-    before = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
-    os.environ.update(dict.fromkeys(before, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
 
 
 def check_installed(values: Mapping[str, Any]) -> None:

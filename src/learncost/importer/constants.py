@@ -100,6 +100,13 @@ class NodeConstants:
             for base in (5, long)
         ]
 
+    def values(self, node: Any) -> list[Any] | None:
+        """Return the values of a node at its `sizes`; None if they depend on an input."""
+        try:
+            return [self.at(node, sizes) for sizes in self.sizes(node)]
+        except (GivenError, RuntimeError, TypeError, IndexError, AttributeError):
+            return None
+
     def mask(self, node: Any, hides: bool = False) -> Mask | None:
         """Return the causal mask, along its last two dimensions, that a boolean or additive mask is; None if it is not
         causal.
@@ -109,50 +116,36 @@ class NodeConstants:
         return self.masks[node, hides]
 
     def _mask(self, node: Any, hides: bool) -> Mask | None:
-        shape = node.meta["val"].shape
-        if len(shape) < 2:
-            return None
+        several = self.values(node) if len(node.meta["val"].shape) > 1 else None
         window = 0
-        try:
-            for sizes in self.sizes(node):
-                value = self.at(node, sizes)
-                if value.dtype != torch.bool:
-                    if not value.is_floating_point() or not bool(((value == 0) | (value < -1e4)).all()):
-                        return None
-                    value = value == 0
-                value = ~value if hides else value
-                flat = value.reshape(-1, *value.shape[-2:])
-                rows, columns = flat.shape[-2:]
-                if rows != columns or rows < 2 or not bool((flat == flat[:1]).all()):
+        for value in several or ():
+            if value.dtype != torch.bool:
+                if not value.is_floating_point() or not bool(((value == 0) | (value < -1e4)).all()):
                     return None
-                kept = int(flat[0, -1].sum())
-                low = torch.ones(rows, rows, dtype=torch.bool).tril()
-                seen = low if kept == rows else low & ~torch.ones(rows, rows, dtype=torch.bool).tril(-kept)
-                if not bool((flat[0] == seen).all()):
-                    return None
-                window = kept if kept < rows else 0
-        except (GivenError, RuntimeError, TypeError, IndexError):
-            return None
-        return Mask(window)
+                value = value == 0
+            value = ~value if hides else value
+            flat = value.reshape(-1, *value.shape[-2:])
+            rows, columns = flat.shape[-2:]
+            if rows != columns or rows < 2 or not bool((flat == flat[:1]).all()):
+                return None
+            kept = int(flat[0, -1].sum())
+            low = torch.ones(rows, rows, dtype=torch.bool).tril()
+            seen = low if kept == rows else low & ~torch.ones(rows, rows, dtype=torch.bool).tril(-kept)
+            if not bool((flat[0] == seen).all()):
+                return None
+            window = kept if kept < rows else 0
+        return Mask(window) if several else None
 
     def start(self, node: Any) -> int | None:
         """Return the first of consecutive positions; None if they are not consecutive, or depend on an input."""
         first: int | None = None
-        try:
-            for sizes in self.sizes(node):
-                value = self.at(node, sizes)
-                if (
-                    value.is_floating_point()
-                    or value.dtype == torch.bool
-                    or value.numel() != max(value.shape, default=0)
-                ):
-                    return None
-                flat = value.reshape(-1)
-                first = int(flat[0]) if first is None else first
-                if not bool((flat == torch.arange(first, first + len(flat))).all()):
-                    return None
-        except (GivenError, RuntimeError, TypeError, IndexError):
-            return None
+        for value in self.values(node) or ():
+            if value.is_floating_point() or value.dtype == torch.bool or value.numel() != max(value.shape, default=0):
+                return None
+            flat = value.reshape(-1)
+            first = int(flat[0]) if first is None else first
+            if not bool((flat == torch.arange(first, first + len(flat))).all()):
+                return None
         return first
 
 

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 import sympy
 import torch
-from torch._export.utils import _is_preservable_cia_op
+from torch._export.utils import _is_preservable_cia_op, node_inline_
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils.flop_counter import flop_registry
 
 from learncost.importer.as_run import SELECTING, written_through
@@ -253,7 +254,12 @@ def traced(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
             raise error from None
         names = [name for name in given if name in inspect.signature(written.forward).parameters]
         few = {name: given[name] for name in names}
-        program, _, left_out = _graph(written, few, shapes and {name: shapes[name] for name in names})
+        sizes = {node.target: node.meta["val"].shape for node in written.graph.nodes if node.op == "placeholder"}
+        opens: dict[str, Any] = {  # without those that the trace fixed
+            name: {dim: each for dim, each in (shapes[name] or {}).items() if not is_concrete_int(sizes[name][dim])}
+            for name in (names if shapes else ())
+        }
+        program, _, left_out = _graph(written, few, opens and {name: opens[name] or None for name in names})
         places = zip(names, program.graph_signature.user_inputs, strict=True)
         return program, {place for name, place in places if name in asked}, left_out
 
@@ -285,6 +291,7 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
         asked = {name for place, name in enumerate(program.graph_signature.user_inputs) if place in forward.asked}
         check_changes(program, _with_gradient(program, module, given) | asked)
         _stop_gradients(program)
+        _take_branches(program)
         left_out = unused(program)
         program = _decomposed(program, {**_of_changes(), **_decompositions(program)})
         for _ in range(MOST_ROUNDS):
@@ -376,6 +383,25 @@ def _stop_gradients(program: Any) -> None:
             inside.recompile()
 
 
+def _take_branches(program: Any) -> None:
+    """Replace each `cond` on sizes by the branch of these sizes, which limits them as Python's `if` does."""
+    graph = program.graph
+    for node in [each for each in graph.nodes if each.target is torch.ops.higher_order.cond]:
+        holds, first, second, operands = node.args
+        known = holds.meta["val"] if isinstance(holds, torch.fx.Node) else holds
+        if not isinstance(known, torch.Tensor):
+            with graph.inserting_before(node):
+                called = graph.call_module((first if known else second).target, operands)
+            node.replace_all_uses_with(called)
+            for each in (node, *{first, second}):
+                graph.erase_node(each)
+            with program.graph_module._set_replace_hook(program.graph_signature.get_replace_hook()):
+                node_inline_(called)
+            if isinstance(known, torch.SymBool):
+                ranges = known.node.shape_env.var_to_range
+                program.range_constraints.update({size: ranges[size] for size in program.range_constraints})
+
+
 @cache
 def _of_changes() -> Mapping[Any, Any]:
     """Return the decompositions of what changes in place become, in the round in which they become that."""
@@ -429,4 +455,6 @@ def is_of_primitives(function: Any) -> bool:
     names, or has nan for a number.
     """
     code = inspect.unwrap(function).__code__
-    return not {"prims", "copy_to", "signbit", "nan"}.isdisjoint((*code.co_names, *code.co_consts))
+    return not {"prims", "copy_to", "signbit", "nan", "_cumsumprod_common"}.isdisjoint(
+        (*code.co_names, *code.co_consts)
+    )

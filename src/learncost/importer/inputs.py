@@ -99,7 +99,7 @@ def parse_input(text: str) -> Input:
     if kind.lower() not in KINDS:
         hint = nearest(kind, KINDS) or f"; there are {', '.join(KINDS)}"
         raise InputError(f"{label} has the unknown type {shown(kind)}{hint}")
-    if gradient and not _is_float(KINDS[kind.lower()]):
+    if gradient and not re.match("b?float|complex", KINDS[kind.lower()]):
         raise InputError(f"{label}: only floating-point tensors have a gradient, not {kind}")
     names, examples = list[str](), dict[str, int]()
     for size in sizes:
@@ -144,10 +144,6 @@ def _is_value(text: str) -> bool:
         return text in _WORDS or not isinstance(json.loads(text), str)
     except (ValueError, RecursionError):
         return False
-
-
-def _is_float(kind: str) -> bool:
-    return "float" in kind or "complex" in kind
 
 
 def parse_inputs(texts: Iterable[str] | Mapping[str, Any]) -> tuple[Input, ...]:

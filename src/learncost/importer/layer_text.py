@@ -68,8 +68,7 @@ class LayerText:
     def _stack_name(self, stored: StoredValue) -> str:
         """Return the path of a stack of weights, with `each` in place of the number that differs."""
         paths = [(self._path(each) or each.name).split(".") for each in self.stacks[stored]]
-        parts = [part if all(path[place] == part for path in paths) else "each" for place, part in enumerate(paths[0])]
-        return ".".join(parts)
+        return ".".join(parts[0] if len({*parts}) == 1 else "each" for parts in zip(*paths, strict=False))
 
     def _name(self, items: Sequence[Item], around: Sequence[Item]) -> None:
         names = self.writer.names

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from learncost.importer.constants import GivenError, NodeConstants
+from learncost.importer.constants import NodeConstants
 from learncost.importer.functions import FUNCTIONS
 from learncost.importer.nodes import arguments_of, module_of, operator_name, size_of
 from learncost.ir.dataclass import dataclass
@@ -540,10 +540,9 @@ def flops(node: Any, over: Sequences) -> tuple[int, int]:
 
 def _lengths(offsets: Any, tokens: Any, values: NodeConstants) -> list[int] | None:
     """Return the lengths between offsets that go from 0 to the number of tokens; None if they are unknown."""
-    try:
-        places = [int(each) for each in values.at(offsets, {}).tolist()]
-    except (GivenError, RuntimeError, TypeError, IndexError):
+    if (known := values.values(offsets)) is None or len(known) > 1:  # which differ by open sizes
         return None
+    places = [int(each) for each in known[0].tolist()]
     lengths = [after - before for before, after in pairwise(places)]
     if not lengths or min(lengths) < 0 or places[0] != 0 or not isinstance(tokens, int) or places[-1] != tokens:
         return None

@@ -6,9 +6,10 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop
@@ -107,16 +108,7 @@ def selected(input: Any, mask: Any, **_: Any) -> Any:
     return x[chosen]
 
 
-class Solved(NamedTuple):
-    """The result of `linalg.lstsq`; for a system of full rank, its other fields are empty or known."""
-
-    solution: Any
-    residuals: Any = None
-    rank: Any = None
-    singular_values: Any = None
-
-
-def least_squares(A: Any, B: Any, rcond: Any = None, *, driver: str | None = None) -> Solved:
+def least_squares(A: Any, B: Any, rcond: Any = None, *, driver: str | None = None) -> Any:
     """Return `linalg.lstsq` of full rank, by a QR factorization. Raises `InputError` for fewer equations than
     unknowns.
     """
@@ -126,7 +118,8 @@ def least_squares(A: Any, B: Any, rcond: Any = None, *, driver: str | None = Non
     orthogonal, triangle = torch.linalg.qr(A)
     right = orthogonal.mT @ (B.unsqueeze(-1) if vectors else B)
     solution = torch.linalg.solve_triangular(triangle, right, upper=True)
-    return Solved(solution.squeeze(-1) if vectors else solution)
+    of_full_rank: Any = torch.return_types.linalg_lstsq  # type: ignore[attr-defined]
+    return of_full_rank((solution.squeeze(-1) if vectors else solution, None, None, None))
 
 
 def largest_of_windows(
@@ -212,6 +205,14 @@ def attention_of_lengths(query: Any, key: Any, value: Any, *more: Any, **named: 
     return made(torch.cat(parts, 1), query.offsets(), 2, **bounds)
 
 
+def linear_of_sizes(x: Any, weight: Any, bias: Any = None) -> Any:
+    """Return `linear`, below a derivative by `torch.func` with the bias apart: PyTorch's converts sizes to numbers."""
+    run = torch.nn.functional.linear
+    if bias is None or torch._C._functorch.maybe_current_level() is None:
+        return run(x, weight, bias)
+    return run(x, weight) + bias
+
+
 def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
     """Return `math.sqrt`, also of a symbolic size, which Python's version converts to a number."""
     return value**0.5 if isinstance(value, torch.SymInt | torch.SymFloat) else of_numbers(value)
@@ -220,17 +221,10 @@ def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
 @contextmanager
 def attributes_replaced(attributes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
     """Replace attributes of modules and classes inside; those that a class inherits are inherited again afterwards."""
-    before = {(of, name): vars(of)[name] for of, name in attributes if name in vars(of)}
-    try:
+    with ExitStack() as replaced:
         for (of, name), value in attributes.items():
-            setattr(of, name, value)
+            replaced.enter_context(patch.object(of, name, value))
         yield
-    finally:
-        for of, name in attributes:
-            if (of, name) in before:
-                setattr(of, name, before[of, name])
-            elif name in vars(of):
-                delattr(of, name)
 
 
 @contextmanager
@@ -284,6 +278,7 @@ WRITTEN_OUT: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), selected),
     torch.linalg.lstsq: least_squares,
     torch.nn.functional.scaled_dot_product_attention: attention_of_lengths,
+    torch.nn.functional.linear: linear_of_sizes,
     torch.linspace: spaced,
     torch.avg_pool1d: mean_of_windows(torch.avg_pool1d, 1),
     torch.nn.functional.avg_pool2d: mean_of_windows(torch.nn.functional.avg_pool2d, 2),

@@ -77,26 +77,8 @@ def read_module(
     fold: bool = True,
     unknown: str = "refuse",
 ) -> ImportedModule:
-    """Import a PyTorch module as a layer.
-
-    Parameters
-    ----------
-    module
-        A torch.nn.Module.
-    inputs
-        Example tensors: a tuple for the arguments of forward in their order, or a mapping by their names.
-    symbols
-        The names of the inputs' dimensions, such as `{"idx": "B M"}`: a letter is a symbolic size, a number a fixed
-        one.
-    fold
-        Whether equal blocks become a loop.
-    unknown
-        The treatment of operators with unknown cost: refuse (an error), or zero (a line without cost).
-
-    Raises
-    ------
-    InputError
-        For constructs that PyTorch cannot export or no rule reads, with the user's line.
+    """Return the layer of a PyTorch module at example tensors; see `from_module`. A fixed size has a number among the
+    `symbols`, as in `{"idx": "B 16"}`. Raises `InputError`.
     """
     return read_exported(export(module, inputs, symbols or {}), module, name=name, fold=fold, unknown=unknown)
 

@@ -239,9 +239,12 @@ def scatter(
     If several values replace the same element, PyTorch leaves the result undefined; here they are added.
     """
     name = reader.recorder.operator
-    if reduce not in ("", "sum", "add", "mean"):
+    shape, index = (shape_of(node) for node in (reader.node, reader.node.args[2]))
+    dim %= max(1, len(shape))
+    sides = enumerate(zip(shape, index, strict=False))
+    writes_a_part = any(not equal(*pair) for other, pair in sides if other != dim)
+    if reduce not in ("", "sum", "add", "mean") or writes_a_part:
         return opaque(reader, reader.node, [base, places, source])  # type: ignore[no-any-return]
-    dim %= max(1, len(reader.node.meta["val"].shape))
     number, source = source, _fitting(reader, source, places)
     if name == "scatter_add" or (reduce in ("sum", "add") and include_self):
         return written(reader, base, dim, places, source)

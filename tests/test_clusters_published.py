@@ -85,6 +85,10 @@ def test_a_row_of_any_source():
     assert answer({**row, "config": {**row["config"], "colour": 1}}).why.startswith(
         "a configuration has no 'colour', and"
     )
+    remarked = {"pos": "learned (with its parameters)", "bias": "see params", "note": "Alpaca"}
+    assert answer({**row, "config": {**row["config"], **remarked}}) == answer(row)
+    assert answer({**row, "config": {**row["config"], "pos": "rope"}}).why.startswith("its positions are 'rope'")
+    assert "of its device" in answer({**row, "config": {**row["config"], "device": "RTX 3090", "img": 224}}).why
     assert answer({**row, "config": {**row["config"], "method": "LoRA"}}).why.startswith("its method has lora")
     assert answer({**row, "config": {**row["config"], "recompute": "often"}}).why.startswith("recomputation is full")
     several = {**row["config"], "interleave": 1, "stages": [14, 13, 13, 12, 12, 11, 11, 10]}

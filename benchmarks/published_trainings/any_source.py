@@ -58,8 +58,8 @@ def any_source(row: Mapping[str, Any]) -> Case:
     `model` names a preset, or the sizes are a GPT's; tp, pp, cp and ep are 1 where nothing is said; dp, or gpus.
     """
     config = settings_of(row)
-    _refuse_unknown(row["config"], config)
     machine = cluster_of_row(config)
+    _refuse_unknown(row["config"], config)
     fully = bool(config.get("fsdp")) or config.get("zero") == 3 or "fsdp" in str(config.get("mode", "")).lower()
     flash = config.get("flash") or "flash" in str(config.get("attn", ""))
     old = machine is not None and machine.device.name.startswith(GENERATION_BEFORE)
@@ -120,9 +120,9 @@ SAYS = (
     *("parallel", *AXES, "etp", "n_gpus", "devices", "sequence_parallel", "schedule", "stages"),
     *("micro_batch", "mbs", "local_batch", "global_batch", "gbs", "grad_accum", "tokens_per_step"),
     *("framework", "compile", "mode", "flash", "attn", "recompute", "activation_checkpointing"),
-    *("method", "cpu_offload", "precision", "dtype"),
+    *("method", "cpu_offload", "precision", "dtype", "pos", "bias", "note"),
 )
-"""What a row may say in its configuration."""
+"""What a row may say in its configuration; note is prose, and biases are a thousandth of what is counted."""
 
 OTHERWISE = ("lora", "offload", "8-bit", "adafactor", "unpacked")
 """Words of methods that hold or compute something else than a step of AdamW on all weights."""
@@ -141,6 +141,8 @@ def _refuse_unknown(written: Mapping[str, Any], config: Mapping[str, Any]) -> No
     for axis, size in (config.get("parallel") or {}).items():
         if axis not in AXES and size not in (None, 1, False):
             raise InputError(f"it is cut over {axis}, of which nothing is known here")
+    if not (positions := str(config.get("pos", "learned"))).startswith("learned"):
+        raise InputError(f"its positions are {shown(positions)}, and those of a GPT told by its sizes are learned")
     tensor, experts = int(config.get("tp") or 1), int(config.get("ep") or 1)
     if experts > 1 and int(config.get("etp") or tensor) != tensor:
         raise InputError(

@@ -32,18 +32,20 @@ def main() -> None:
     arguments = parser.parse_args()
     content = json.loads(Path(arguments.rows).read_text(encoding="utf-8"))
     rows = [row for row in content["rows"] if arguments.only in row["id"]]
-    several = list(map(answer, rows))
     if arguments.format == "json":
-        print(json.dumps([each.__dict__ for each in several], indent=1))
+        print(json.dumps([answer(row).__dict__ for row in rows], indent=1))
         return
-    for each in several:
+    several = []
+    for row in rows:
+        several.append(each := answer(row))
         if each.kind:
             print(
                 f"{each.name:<62} {each.kind:<8} {each.published:>10,.2f} {each.predicted:>10,.2f} {each.unit:<8} "
-                f"{100 * each.off:+6.1f} %"
+                f"{100 * each.off:+6.1f} %",
+                flush=True,
             )
         else:
-            print(f"{each.name:<62} not answered: {each.why}")
+            print(f"{each.name:<62} not answered: {each.why}", flush=True)
     print()
     print(summary(several))
     print(f"not answered: {sum(not each.kind for each in several)} of {len(several)}")

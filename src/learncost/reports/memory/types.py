@@ -11,7 +11,7 @@ INDEX = 4
 
 RESERVED = {"graph": (1.16, 2.2), "eager": (1.12, 1.55)}
 """The range of bytes with allocators, NCCL and contexts, over those that an engine predicts for a device of several: 46
-and 45 of 51 published rows lie in it.
+and 46 of 51 published rows lie in it.
 
 BigScience's tr11-176B (9e64edec) and torchtitan (b5bcd76c) on A100s and H100s; benchmarks/clusters.py prints each.
 """

@@ -621,7 +621,7 @@ def _refuses(step: MemoryStep) -> str:
         sharded = (wrapping := _wrapping(step)) is not None and wrapping.parts > 1
         if sharded or step.module == Itself.name or _hooked(step):
             where = f"with {f'--plan {HOOKED}' if _hooked(step) else '--module itself'}"
-            return f"does not support {flag} {'with fully sharded weights' if sharded else where}"
+            return f"does not support {flag} {'where --placement shards what learns' if sharded else where}"
         if _stepping(step).how != "fused":
             return f"requires a fused optimizer with {flag}, and {step.optimizer.name} is not"
     if _hooked(step) and _stepping(step).how != "fused":

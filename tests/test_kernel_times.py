@@ -263,6 +263,38 @@ def test_the_time_of_a_recorded_step_is_that_of_an_h100(row):
     assert found["low"] < measured["ms"] < found["high"]
 
 
+LOWERED = {
+    0: ("qwen3-0.6b", {"batch_size": 4, "seq_len": 2048, "precision": "bf16-true"}),
+    1: ("qwen3-0.6b", {"batch_size": 4, "seq_len": 1024, "precision": "amp"}),
+    3: ("llama-3.2-1b", {"batch_size": 2, "seq_len": 4096, "precision": "bf16-true", "procedure": "recompute"}),
+    7: ("pythia-410m", {"batch_size": 8, "seq_len": 1024, "precision": "amp"}),
+}
+
+
+@pytest.mark.parametrize("row", LOWERED)
+def test_the_time_of_a_lowered_step_is_that_of_an_h100(row):
+    """Without a recording; the steps of rows 0 and 1 wait for the CPU, whose constants are assumed."""
+    model, asked = LOWERED[row]
+    found = lc.cost(model, on="H100-SXM", engine="eager", module="transformers-uncached", **asked).recorded
+    assert found.program == "lowered as transformers-uncached"
+    assert found.seconds == pytest.approx(h100_steps.MEASURED[row]["ms"] / 1e3, rel=0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt2", "smollm2-135m", "opt-125m"])
+def test_a_lowered_step_has_the_kernels_of_the_recorded_one(model):
+    asked = {"on": "H100-SXM", "engine": "eager", "batch_size": 2, "seq_len": 512, "n_layer": 4}
+    try:
+        recorded = lc.cost(model, module="itself", **asked).recorded
+    except InputError as error:
+        pytest.skip(str(error))
+    lowered = lc.cost(model, module="transformers-uncached", **asked).recorded
+    assert lowered.took.flops == recorded.took.flops
+    assert lowered.busy == pytest.approx(recorded.busy, rel=0.02)
+    assert lowered.seconds == pytest.approx(recorded.seconds, rel=0.04)
+    assert lowered.kernels == pytest.approx(recorded.kernels, rel=0.08)
+
+
 @pytest.mark.parametrize("case", [case.name for case in steps_ahead.CASES])
 def test_every_step_is_predicted_for_both_cards_before_it_is_measured(case):
     """The slower card takes longer, and the groups of the profile have all kernels."""

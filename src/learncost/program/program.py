@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from learncost.ir.dataclass import dataclass, field, replace
@@ -421,10 +422,11 @@ class ProgramBuilder:
         outputs: Sequence[Operand] = (),
         scratch: int = 0,
         label: str = "",
+        arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Record an op, whose results were added before."""
         place = self.phase, self.microbatch, label or self.where()
-        self.ops.append(ProgramOp(name, "", tuple(inputs), tuple(outputs), {}, *place, "", "", scratch))
+        self.ops.append(ProgramOp(name, "", tuple(inputs), tuple(outputs), arguments, *place, "", "", scratch))
         self.hold(*[operand.buffer for operand in (*inputs, *outputs)])
 
     @property

@@ -119,7 +119,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     else:
         run = prepare(request)
         answer = run.cost(procedure, run.book, by, rates)
-        kernels = request.timed_by in OF_KERNELS or request.module
+        kernels = request.timed_by in OF_KERNELS or request.module or request.engine
         if rates is not None and answer._built and (answer._built.configuration.layer or kernels):
             from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
 

@@ -268,7 +268,8 @@ class CallScope:
         if not self._weight_of(line):
             return None
         value = _other(line, self._weight_of(line))
-        heads = (line.meta.layer, line.meta.module.rpartition(".")[0]) in self.heads
+        attended = {name for attention in self.attentions.values() for each in attention.lines for name in each.makes}
+        heads = (line.meta.layer, line.meta.module.rpartition(".")[0]) in self.heads and value not in attended
         projections: list[Projection] = []
         lines_of: dict[str, tuple[Line, ...]] = {}
         local_names: set[str] = set()

@@ -82,6 +82,7 @@ class Module:
     packed       weights that are one matrix
     attention    sdpa, eager, or disentangled: DeBERTa's
     cache        whether keys and values go through a cache
+    conv1d       whether products with a bias are `Conv1D`, whose weights are not transposed
     upcast       whether the loss is computed in float
     written      the module's name of an activation, by its op
     rotary       "whole", or "part": the rest of a head is concatenated to the rotated part
@@ -109,6 +110,7 @@ class Module:
     packed: Sequence[Sequence[str]] = ()
     attention: str = "sdpa"
     cache: bool = False
+    conv1d: bool = False
     upcast: bool = False
     written: Mapping[str, str] = field(default_factory=dict)
     rotary: str = "whole"
@@ -160,7 +162,7 @@ class Module:
         elements between A and B.
         """
         x = x.to(min(x.width, weight.width or x.width))
-        result = linear(x, weight, sum(sizes), bias)
+        result = linear(x, weight, sum(sizes), bias, name="addmm" if bias and self.conv1d else "linear")
         if path and weight.coded:
             result = result.copied()  # peft clones it
         if path:
@@ -388,7 +390,9 @@ def _sdpa(q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, 
     dropped = scores.dropped and not q.tape.cuda  # CUDA kernels apply dropout, too
     grouped = scores.groups > 1 and q.tape.cuda and q.width >= FLOAT  # only bf16 and fp16 kernels support groups
     if scores.identical and not dropped and not grouped and not (bias and bias.learns):
-        return flash_attention(q, k, v, scores.results, scores.rows, bias)
+        keys, causal = scores.elements // scores.rows, scores.causal and not bias
+        with q.tape.given(keys=keys, groups=scores.groups, is_causal=causal):
+            return flash_attention(q, k, v, scores.results, scores.rows, bias)
     return _math(q, k, v, scores, bias)
 
 
@@ -411,14 +415,14 @@ def _math(
     scaled = query * 0.5
     if not broadcast:
         key, value = key.repeated(scores.groups), value.repeated(scores.groups)
-    shares = scaled.contiguous().product((key * 0.5).repeated(spread).contiguous(), scores.elements)
+    shares = scaled.contiguous().product((key * 0.5).repeated(spread).contiguous(), scores.elements, scores.rows)
     if bias:
         shares = shares.add_(bias)
     shares = shares.apply("safe_softmax")
     if scores.dropped:
         shares = shares.dropout()
     converted = shares.to(width)
-    result = shares.product(value.repeated(spread).contiguous(), scores.results).to(width)
+    result = shares.product(value.repeated(spread).contiguous(), scores.results, scores.rows).to(width)
     q.tape.hold(query, key, value, scaled, shares, converted)
     return result
 
@@ -428,7 +432,7 @@ def _eager(
 ) -> TapeTensor:
     """Run `eager_attention_forward`: scores, softmax in float, product with the values."""
     k, v = k.repeated(scores.groups), v.repeated(scores.groups)
-    weights = q.contiguous().matmul(k.contiguous(), scores.elements)
+    weights = q.contiguous().matmul(k.contiguous(), scores.elements, scores.rows)
     if scores.scaled:
         weights = weights * 0.5
     if scores.capped:
@@ -446,7 +450,7 @@ def _eager(
     if scores.dropped:
         weights = weights.dropout()
     scores.held.extend((k, v))
-    return weights.matmul(v.contiguous(), scores.results)
+    return weights.matmul(v.contiguous(), scores.results, scores.rows)
 
 
 def _disentangled(
@@ -460,7 +464,7 @@ def _disentangled(
         k = k * 0.5
     else:
         q = q * 0.5
-    weights = q.contiguous().matmul(k.contiguous(), scores.elements)
+    weights = q.contiguous().matmul(k.contiguous(), scores.elements, scores.rows)
     related: TapeTensor | None = None
     for bias in scores.added:
         related = related.add_(bias) if related else bias + 0.0
@@ -470,7 +474,7 @@ def _disentangled(
     weights = weights.apply("softmax")
     if scores.dropped:
         weights = weights.dropout()
-    result = weights.matmul(v.contiguous(), scores.results)
+    result = weights.matmul(v.contiguous(), scores.results, scores.rows)
     q.tape.hold(q, k, related)
     return result
 

@@ -396,9 +396,9 @@ class TapeTensor:
 
         return tape.run("div_", (self,), (sizes,), backward, views=self.storage)[0]
 
-    def matmul(self, other: TapeTensor, elements: int) -> TapeTensor:
+    def matmul(self, other: TapeTensor, elements: int, rows: int = 0) -> TapeTensor:
         """Return a product with a sum; each factor is saved for the other's gradient."""
-        return self.lowered().product(other.lowered(), elements)
+        return self.lowered().product(other.lowered(), elements, rows)
 
     def solved(self, other: TapeTensor) -> TapeTensor:
         """Run `linalg.solve_triangular` of a triangular matrix, which saves it and the result; its gradient is a
@@ -418,15 +418,17 @@ class TapeTensor:
             "linalg_solve_triangular", (self, other), ((other.elements, other.width),), backward, (self, 0)
         )[0]
 
-    def product(self, other: TapeTensor, elements: int) -> TapeTensor:
-        """Return the product inside of a kernel, where autocast casts nothing."""
+    def product(self, other: TapeTensor, elements: int, rows: int = 0) -> TapeTensor:
+        """Return the product inside of a kernel, where autocast casts nothing; it has `rows` in all matrices."""
         tape, factors = self.tape, (self, other)
         keeps = [factor for factor, each in zip(factors[::-1], factors, strict=True) if each.learns]
 
         def backward(_: Gradients) -> Gradients:
             return [tape.new(each.elements, each.width) if each.learns else None for each in factors]
 
-        return tape.run("bmm", factors, ((elements, max(self.width, other.width)),), backward, keeps)[0]
+        sizes = ((elements, max(self.width, other.width)),)
+        with tape.given(rows=rows):
+            return tape.run("bmm", factors, sizes, backward, keeps)[0]
 
 
 def _given(gradients: Gradients) -> TapeTensor:
@@ -548,7 +550,12 @@ def linear(
 
 
 def flash_attention(
-    q: TapeTensor, k: TapeTensor, v: TapeTensor, elements: int, rows: int, mask: TapeTensor | None = None
+    q: TapeTensor,
+    k: TapeTensor,
+    v: TapeTensor,
+    elements: int,
+    rows: int,
+    mask: TapeTensor | None = None,
 ) -> TapeTensor:
     """Run fused `scaled_dot_product_attention`, which saves all operands, the result, and one float per row.
 
@@ -600,13 +607,13 @@ def cross_entropy(scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:
     """Run `functional.cross_entropy`: log-softmax saves its result, and so does the loss."""
     scores = scores.in_float() if scores.tape.autocast else scores
     logs = scores.apply("log_softmax")
-    keeps = (logs, targets) if targets else (logs,)
+    given = (logs, targets) if targets else (logs,)
     loss, _ = logs.tape.run(
         "nll_loss",
-        (logs,),
+        given,
         ((1, logs.width), (1, logs.width)),
-        lambda _: [logs.tape.new(logs.elements, logs.width)],
-        (*keeps, 1),
+        lambda _: [logs.tape.new(logs.elements, logs.width), *[None] * (len(given) - 1)],
+        (*given, 1),
     )
     scores.tape.hold(scores)
     return loss

@@ -12,9 +12,10 @@ A tensor is in memory until the last operator that reads or writes it, or `hold`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from math import prod
+from typing import Any
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.program.autograd.operators import Gradients, Storage, TapeTensor
@@ -115,6 +116,7 @@ class Tape:
         self.builder = ProgramBuilder("cuda" if cuda else "cpu", lambda: self.label)
         self.is_sharded = False  # whether gradients wait for their reduction
         self._name, self._read = "", list[Operand]()
+        self._arguments: Mapping[str, Any] = {}  # of the operator that runs now
         self._weights: list[TapeNode] = []
         self._repeated: dict[TapeNode, list[TapeNode]] = {}  # those of omitted iterations, by the weight before them
         self._nodes: list[TapeNode | Callable[[], None]] = []
@@ -144,12 +146,27 @@ class Tape:
         """Set what the next kernels read."""
         self._read = [self._operand(value) for value in values if value]
 
+    @contextmanager
+    def given(self, **arguments: Any) -> Iterator[None]:
+        """Give arguments to the operators inside."""
+        self._arguments = arguments
+        try:
+            yield
+        finally:
+            self._arguments = {}
+
     def hold(self, *values: TapeTensor | None) -> None:
         """Hold tensors until here, as a variable of a module's code does that nothing reads any more."""
         self.builder.hold(*(value.storage.buffer for value in values if value))
 
     def _operand(self, value: TapeTensor) -> Operand:
-        return Operand(value.storage.buffer, (value.elements,), TYPES.get(value.width, ""), (), 0)
+        size = value.elements
+        step = 1 + (value.view and self.builder.buffers[value.storage.buffer].bytes > size * value.width)
+        shape: tuple[int, ...] = (size,)
+        strides: tuple[int, ...] = (step,)
+        if value.turned and size % 2 == 0:  # another order of two axes
+            shape, strides = (2, size // 2), (step, 2 * step)
+        return Operand(value.storage.buffer, shape, TYPES.get(value.width, ""), strides, 0)
 
     def lowered(self, value: TapeTensor) -> TapeTensor:
         """Cast an operand of a product to the type of autocast, which keeps the copies of weights (`cached_cast`)."""
@@ -243,7 +260,8 @@ class Tape:
         else:
             made_values = [self._value(size, width, turned) for size, width in results]
         if not (selected and self._source):
-            self.builder.run(f"aten::{name}", [*map(self._operand, operands)], [*map(self._operand, made_values)])
+            read, written = [*map(self._operand, operands)], [*map(self._operand, made_values)]
+            self.builder.run(f"aten::{name}", read, written, arguments=self._arguments)
         if selected and self._frame:
             self._frame.results.append(made_values)
         self.hold(*kept)

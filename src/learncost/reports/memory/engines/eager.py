@@ -28,6 +28,7 @@ from learncost.program.autograd.state import OtherModel, StepOptions
 from learncost.program.autograd.step import Chunk, StepPass, run_step
 from learncost.program.autograd.tape import Tape
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
+from learncost.program.lowered import lowered
 from learncost.program.optimizer_step import CLASSES, Stepping, default_implementation
 from learncost.program.pipeline import KINDS
 from learncost.program.program import (
@@ -226,6 +227,33 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int], shown: bool = False, d
     tape = Tape(width, step.eager.device == GPU, hooked, summed, autocast)
     run_step(tape, chunks, settings, passes)
     return tape.builder.program()
+
+
+def not_lowered(step: MemoryStep) -> str:
+    """Return why the kernels of a step are not known from its tape, as a clause; "" if they are."""
+    lines = [line for line, _ in walk(step.forward.lines)]
+    convolved = any(op.name == "aten::convolution" for op in program_of(step).ops)
+    reasons = {
+        "the kernels of recurrences are those of their code": any(line.meta.layer in MIXERS for line in lines),
+        "products of experts have the sizes of their routing": any(map(reads_experts, lines)),
+        "convolutions have kernels by layout": convolved,
+        "disentangled attention has operators that allocate nothing": _module(step).attention == "disentangled",
+        "clipping, quantized weights and what is offloaded have kernels that are not modelled": bool(
+            step.eager.clip or step.model.quantized or step.eager.hosted
+        ),
+        "of more than two microbatches two are laid out": step.accumulate > 2,
+        f"{step.optimizer.name} is not one kernel": _stepping(step).how != "fused",
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
+
+
+def lowered_on(step: MemoryStep) -> Program:
+    """Return the step with the operators that PyTorch issues."""
+    program, kind = program_of(step), step.kind
+    weights = bytes_of(step.forward, step.model.learning, step.sizes(), lambda _: kind.weight)
+    moved = 2 * sum(step.states_and_masters.values()) + (2 if kind.master else 3) * weights
+    learned = sum(each.count for each in program.buffers if each.role == GRADIENTS)
+    return lowered(program, moved, learned, weights // kind.weight)
 
 
 def _coded(step: MemoryStep) -> dict[str, tuple[int, int]]:

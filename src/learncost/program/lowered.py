@@ -1,0 +1,200 @@
+"""The step of a tape as the operators that PyTorch issues: with the shapes that decide their kernels, and with views.
+
+A tape has the kernels of a module's step, on tensors that have a number of elements alone. The sides of a product
+follow from the elements of its factors and its result, and from its rows where it has a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import isqrt, prod
+
+from learncost.ir.dataclass import replace
+from learncost.program.program import BACKWARD, MOVED, WEIGHTS, Operand, Program, ProgramOp
+
+VIEWS: Mapping[str, tuple[int, int]] = {
+    "linear": (3, 7), "addmm": (2, 5), "attention": (2, 10), "transpose": (1, 0), "native_layer_norm": (0, 2),
+    "mean": (0, 1), "embedding": (0, 1), "sum": (0, 2), "rsqrt": (1, 1), "tanh": (1, 1), "sigmoid": (1, 1),
+    "exp": (1, 1), "_softmax": (1, 1), "_log_softmax": (2, 2),
+}  # fmt: skip
+"""The views that PyTorch 2.13 issues with an operator, in the forward and in the backward pass. `functional.linear`
+flattens its operand and its result and transposes its weight; heads are views that are transposed; a result that is
+saved is detached, and so is a gradient where it is accumulated (`accumulate_grad.h`)."""
+
+OF_BIAS = 2
+"""The views of the gradient of a bias, which is a sum that is reshaped and accumulated."""
+
+PRODUCTS = ("linear", "addmm", "bmm")
+
+BACKWARD_OF: Mapping[str, str] = {
+    "_softmax": "_softmax_backward_data", "_log_softmax": "_log_softmax_backward_data", "nll_loss": "nll_loss_backward",
+    "embedding": "embedding_dense_backward", "split": "cat", "unbind": "cat", "slice": "slice_backward",
+    "select": "select_backward", "native_dropout": "native_dropout_backward", "transpose": "clone", "view": "clone",
+    "native_layer_norm": "native_layer_norm_backward", "_fused_rms_norm": "_fused_rms_norm_backward",
+}  # fmt: skip
+"""The backward operators by the names of the forward ones, for those that are not elementwise."""
+
+TOGETHER = ("native_layer_norm", "_fused_rms_norm", "_log_softmax", "_softmax", "nll_loss", "split", "unbind")
+"""The operators whose backward pass is one operator that reads all gradients and saved tensors."""
+
+ADDED = ("add", "add_", "_to_copy", "sum")
+"""Operators of the backward pass that are no node's: sums of gradients, and their casts."""
+
+ACTIVATIONS = ("gelu", "silu", "relu", "tanh", "sigmoid")
+"""The operators that are called as modules."""
+
+
+def all_iterations(program: Program) -> Iterator[ProgramOp]:
+    """Yield the ops of a program in order, with those of the iterations that one iteration stands for."""
+    place = 0
+    for first, last, omitted in sorted(program.repeats):
+        yield from program.ops[place:first]
+        for _ in range(omitted):
+            yield from program.ops[first : last + 1]
+        place = first
+    yield from program.ops[place:]
+
+
+def lowered(program: Program, moved: int, weights: int, elements: int) -> Program:
+    """Return the program of a tape with the operators that PyTorch issues.
+
+    moved     bytes that the optimizer reads and writes
+    weights   the number of tensors that it steps, and their elements
+    """
+    held = {place for place, each in enumerate(program.buffers) if each.role == WEIGHTS}
+    ops = [*all_iterations(program)]
+    named = {op.label for op in ops if _name(op) in ACTIVATIONS or any(each.buffer in held for each in op.inputs)}
+    lowering, place = _OfTape(named), 0
+    while place < len(ops) - 1:
+        op, end = ops[place], place + 1
+        while op.phase == BACKWARD and ops[end][:4] == op[:3] + ops[end][3:4] and ops[end].label == op.label:
+            end += 1  # the gradients of another operand
+        reader = ops[end].inputs
+        if _name(op) == "_log_softmax" and _name(ops[end]) == "nll_loss":  # which has a target for each row
+            lowering.rows = _elements(reader[1]) if len(reader) > 1 else 1
+        lowering.run(op, [each for one in ops[place:end] for each in one.outputs])
+        place = end
+    stepped = ops[-1]._replace(arguments={MOVED: moved, "tensors": weights, "elements": elements})
+    return replace(program, ops=(*lowering.ops, stepped), repeats=())
+
+
+class _OfTape:
+    """The operators so far, with what decides the kernels of later ones.
+
+    rows    of the scores of the loss
+    named   the labels of lines that are called as modules
+    """
+
+    def __init__(self, named: Collection[str]) -> None:
+        self.ops: list[ProgramOp] = []
+        self.rows = 1
+        self._named, self._label, self._path, self._block, self._seen = named, "", "", 0, set[str]()
+        self._products = 0  # of the line
+        self._batches: dict[tuple[int, ...], int] = {}
+        self._attentions: dict[int, ProgramOp] = {}
+
+    def run(self, op: ProgramOp, outputs: Sequence[Operand]) -> None:
+        """Add what PyTorch issues for an operator of the tape; in the backward pass `outputs` are all gradients."""
+        name, backward = _name(op), op.phase == BACKWARD
+        for _ in range(VIEWS.get(name, (0, 0))[backward] if op.inputs else 0):
+            self._add(op, "view", op.inputs[:1], op.inputs[:1])
+        if name in PRODUCTS:
+            (self._gradients_of_product if backward else self._product)(op, outputs)
+        elif name == "attention":
+            (self._gradients_of_attention if backward else self._attention)(op, outputs)
+        elif name == "_log_softmax":
+            given = [_shaped(each, self.rows, max(_elements(each) // self.rows, 1)) for each in op.inputs]
+            self._add(op, BACKWARD_OF[name] if backward else name, given, outputs)
+        elif not backward:
+            self._add(op, "nll_loss_forward" if name == "nll_loss" else name, op.inputs, outputs)
+        elif name in TOGETHER:
+            self._add(op, BACKWARD_OF[name], op.inputs, outputs)
+        else:  # every gradient is that of the result, with one of the saved tensors
+            for at, result in enumerate(outputs):
+                inputs = op.inputs if name in ADDED else (*op.inputs[:1], *op.inputs[1 + at : 2 + at])
+                self._add(op, BACKWARD_OF.get(name, name), inputs, [result])
+
+    def _add(self, op: ProgramOp, name: str, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        path = "" if op.phase == BACKWARD else self._module(op.label, name in ("mm", "addmm"))
+        self.ops.append(op._replace(name=f"aten::{name}", inputs=tuple(inputs), outputs=tuple(outputs), path=path))
+
+    def _module(self, label: str, is_linear: bool) -> str:
+        """Return the module that runs a line: one for each product, and another block where a line comes again."""
+        if label in self._named and label != self._label:
+            if label in self._seen:
+                self._block += 1
+                self._seen.clear()
+            self._seen.add(label)
+            self._path = f"blocks.{self._block}.{label.partition('+')[0].removesuffix('.unturned')}"
+            self._products = 0
+        self._products += is_linear
+        if is_linear and self._products > 1 and label in self._named:
+            self._path += "+"
+        self._label = label
+        return self._path
+
+    def _product(self, op: ProgramOp, outputs: Sequence[Operand]) -> None:
+        first, second, *bias = op.inputs
+        sizes = [_elements(each) for each in (first, second, *outputs)]
+        rows = op.arguments.get("rows", 0)
+        batch = max(sizes[1] * rows * rows // (sizes[0] * sizes[2]), 1) if rows else 1
+        self._batches[_key(first, second, *outputs)] = batch
+        self._add(op, "addmm" if bias else "bmm" if rows else "mm",
+                  (*bias, *_matrices(first, second, outputs[0], batch)), outputs)  # fmt: skip
+
+    def _gradients_of_product(self, op: ProgramOp, outputs: Sequence[Operand]) -> None:
+        """Add a product of the gradient with the factor that gives a result its sides, and a sum for a bias."""
+        gradient, *kept = op.inputs
+        for result in outputs:
+            factor = next((each for each in kept if _key(gradient, each, result) in self._batches), None)
+            if factor:
+                batch = self._batches[_key(gradient, factor, result)]
+                self._add(op, "bmm" if batch > 1 else "mm", _matrices(gradient, factor, result, batch), [result])
+                continue
+            self._add(op, "sum", [gradient], [result])
+            for _ in range(OF_BIAS):
+                self._add(op, "view", [result], [result])
+
+    def _attention(self, op: ProgramOp, outputs: Sequence[Operand]) -> None:
+        q, k, v, *mask = op.inputs
+        rows, keys = _elements(outputs[1]), op.arguments["keys"]
+        width = _elements(q) // rows
+        several = max(_elements(k) // (keys * width), 1)
+        heads = several * op.arguments["groups"]
+        q, k = _shaped(q, 1, heads, rows // heads, width), _shaped(k, 1, several, keys, width)
+        v = _shaped(v, 1, several, keys, _elements(v) // several // keys)
+        self._add(op, "_scaled_dot_product_cudnn_attention", [q, k, v, *mask], outputs)
+        self._attentions[outputs[1].buffer] = self.ops[-1]
+
+    def _gradients_of_attention(self, op: ProgramOp, outputs: Sequence[Operand]) -> None:
+        forward = next(self._attentions[each.buffer] for each in op.inputs if each.buffer in self._attentions)
+        given = op.inputs[0], *forward.inputs[:3], *op.inputs[4:]
+        op = op._replace(arguments=forward.arguments)
+        self._add(op, "_scaled_dot_product_cudnn_attention_backward", given, outputs)
+
+
+def _name(op: ProgramOp) -> str:
+    name = op.name.rpartition("::")[2]
+    return "attention" if name.endswith("attention") else name
+
+
+def _elements(operand: Operand) -> int:
+    return prod(operand.shape)
+
+
+def _key(*operands: Operand) -> tuple[int, ...]:
+    """Return what a product and its gradients have in common: the elements of the three matrices."""
+    return tuple(sorted(map(_elements, operands)))
+
+
+def _shaped(operand: Operand, *shape: int) -> Operand:
+    """Return an operand of a shape, dense."""
+    return operand._replace(shape=shape, strides=tuple(prod(shape[at + 1 :]) for at in range(len(shape))))
+
+
+def _matrices(first: Operand, second: Operand, result: Operand, batch: int) -> list[Operand]:
+    """Return two factors as matrices m x k and k x n, whose sides follow from their elements and the result's."""
+    left, right, made = (_elements(each) // batch for each in (first, second, result))
+    k = max(isqrt(left * right // max(made, 1)), 1)
+    of = (batch,) if batch > 1 else ()
+    return [_shaped(first, *of, max(left // k, 1), k), _shaped(second, *of, k, max(right // k, 1))]

@@ -28,9 +28,7 @@ from learncost.program.autograd.state import OtherModel, StepOptions
 from learncost.program.autograd.step import Chunk, StepPass, run_step
 from learncost.program.autograd.tape import Tape
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
-from learncost.program.lowered import lowered
 from learncost.program.optimizer_step import CLASSES, Stepping, default_implementation
-from learncost.program.pipeline import KINDS
 from learncost.program.program import (
     ACTIVATIONS,
     GRADIENTS,
@@ -234,7 +232,7 @@ def not_lowered(step: MemoryStep) -> str:
     lines = [line for line, _ in walk(step.forward.lines)]
     convolved = any(op.name == "aten::convolution" for op in program_of(step).ops)
     reasons = {
-        "the kernels of recurrences are those of their code": any(line.meta.layer in MIXERS for line in lines),
+        "the kernels of recurrences are those of their code": has_recurrences(step.forward),
         "products of experts have the sizes of their routing": any(map(reads_experts, lines)),
         "convolutions have kernels by layout": convolved,
         "disentangled attention has operators that allocate nothing": _module(step).attention == "disentangled",
@@ -249,6 +247,8 @@ def not_lowered(step: MemoryStep) -> str:
 
 def lowered_on(step: MemoryStep) -> Program:
     """Return the step with the operators that PyTorch issues."""
+    from learncost.program.lowered import lowered  # imported when used, for a fast start
+
     program, kind = program_of(step), step.kind
     weights = bytes_of(step.forward, step.model.learning, step.sizes(), lambda _: kind.weight)
     moved = 2 * sum(step.states_and_masters.values()) + (2 if kind.master else 3) * weights
@@ -576,6 +576,8 @@ def _unwrapped(step: MemoryStep) -> str:
 
 def _unstaged(step: MemoryStep) -> str:
     """Return what is asked of a step that stages of a pipeline do not have."""
+    from learncost.program.pipeline import KINDS  # imported when used, for a fast start
+
     asked = {
         "quantized weights": bool(step.model.quantized),
         f"--task {step.eager.task}": bool(step.eager.task),

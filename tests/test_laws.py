@@ -95,7 +95,9 @@ def test_more_of_inference_never_takes_less_memory_operations_or_time(number):
     known = answered(lc.cost, request, on=on)
     for changed in more:
         assert answered(lc.memory, request, **changed).peak >= needs, (shown, changed)
-        assert answered(lc.cost, request, **changed).total.flops > flops, (shown, changed)
+        after = answered(lc.cost, request, **changed).total.flops
+        # A recurrence reads its state, whose size is that of any context.
+        assert after > flops or ("context" in changed and after == flops), (shown, changed)
         if known is not None:  # a device has the type
             seconds = answered(lc.cost, request, **changed, on=on).timing.seconds
             assert seconds >= known.timing.seconds, (shown, changed)

@@ -183,10 +183,10 @@ def test_counts_of_a_reference_model_are_those_of_the_flop_counter():
         ({"batch_size": 3}, "requires pairs"),
         ({"batch_size": 4, "accumulate": 4}, "requires pairs"),
         ({"engine": "graph"}, "does not support"),
-        ({"loss": "liger"}, "with its own loss alone"),
+        ({"loss": "liger"}, "only with its own loss"),
         ({"mesh": "dp=2", "placement": "zero-2", "engine": "eager", "batch_size": 4}, "shards the other model"),
         ({"task": "distillation"}, "teacher=MODEL"),
-        ({"teacher": "gpt2"}, "alone has a teacher"),
+        ({"teacher": "gpt2"}, "has a teacher: remove teacher"),
         ({"task": "distillation", "teacher": "llama-3-8b", "engine": "eager"}, "of one vocabulary"),
     ],
 )

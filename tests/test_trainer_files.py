@@ -332,7 +332,7 @@ def test_references_of_omegaconf_are_read_to_keys_of_the_file(tmp_path: Path) ->
     path.write_text(yaml.safe_dump({**TUNE, "batch_size": "${oc.env:BATCH}"}))
     assert "batch_size" in read_files([str(path)]).asks
     path.write_text(yaml.safe_dump({**TUNE, "dtype": "${oc.env:TYPE}"}))
-    with pytest.raises(lc.InputError, match=r"line 2: dtype is '\$\{oc.env:TYPE\}': references are read to what"):
+    with pytest.raises(lc.InputError, match=r"line 2: dtype is '\$\{oc.env:TYPE\}': only references to what"):
         read_files([str(path)])
 
 
@@ -488,7 +488,7 @@ def test_a_step_on_pairs_that_a_file_does_not_name_is_asked_for(tmp_path: Path) 
         lc.request_of(str(path))
     path.write_text(yaml.safe_dump({**AXOLOTL, "rl": "dpo"}))
     for asked in (str(path), lc.request_of(str(path))):
-        with pytest.raises(InputError, match="of task dpo, which learncost memory, cost and run-cost predict"):
+        with pytest.raises(InputError, match="of task dpo, which only learncost memory, cost and run-cost support"):
             lc.fit(asked, budget="24GB")
 
 
@@ -641,7 +641,7 @@ def test_arguments_of_a_shell_script_are_read_and_branches_are_named(tmp_path: P
     path.write_text(SHELL.replace("--hidden-size 1024", "--hidden-size $WIDTH"))
     assert read_files([str(path)]).step.sizes is None  # of a model that is given
     path.write_text(SHELL.replace("model-parallel-size 2", "model-parallel-size $WIDTH"))
-    with pytest.raises(lc.InputError, match=r"model-parallel-size is '\$WIDTH': references are read to what"):
+    with pytest.raises(lc.InputError, match=r"model-parallel-size is '\$WIDTH': only references to what"):
         read_files([str(path)])
     path.write_text(SHELL.replace("* 2))", "* 1))").replace("GPUS=8", "GPUS=1").replace("size 2", "size 4"))
     assert "devices" in read_files([str(path)]).asks  # two devices are no mesh with tp 4

@@ -146,12 +146,11 @@ class TracedCalls(TorchFunctionMode):
             self.answers[REQUIRES_GRAD]()
         if function == torch._C._set_grad_enabled:
             return self._set_grad_enabled(*args)
-        if (answer := self.answers.get(function)) is not None:
-            return answer(*args, **named)
+        answer = self.answers.get(function, function)
         if torch.is_inference_mode_enabled():  # an export has no_grad, but nothing for this
             with torch.inference_mode(False), torch.no_grad():
-                return function(*args, **named)
-        return function(*args, **named)
+                return answer(*args, **named)
+        return answer(*args, **named)
 
     def _set_grad_enabled(self, enabled: bool) -> Any:
         """Turn gradients on or off; what checkpoints do for themselves is no part of the graph."""

@@ -32,7 +32,7 @@ SHOWN = 8
 
 BETWEEN = "outside modules"
 
-RECORDED, LOWERED, IN_TRITON, IN_INDUCTOR = "recorded", "lowered", "in Triton", "compiled"
+RECORDED, IN_TRITON, IN_INDUCTOR = "recorded", "in Triton", "compiled"
 MADE = (
     "The module's own step was recorded on tensors without values, operator by operator as PyTorch runs it; "
     "over a mesh, without FSDP2, the time is that of its equations."
@@ -284,14 +284,15 @@ def _lowered(request: Request, model: Model, optimizer: str) -> RecordedTime | s
         return str(error)
     if why := not_lowered(step):
         return why
-    named = {"program": f"{LOWERED} as {step.module}", "made": MADE_LOWERED.format(step.module)}
-    return _timed(lowered_on(step), gpu(device), device, None, named)
+    named = {"program": f"lowered as {step.module}", "made": MADE_LOWERED.format(step.module)}
+    return _timed(lowered_on(step), gpu(device), device, None, named, by_line=True)
 
 
 def _timed(
-    program: Program, constants: GPU, device: Device, sent: SecondsOfCollective | None, named: Mapping[str, Any]
-) -> RecordedTime:
-    """Return the time of a program on a device."""
+    program: Program, constants: GPU, device: Device, sent: SecondsOfCollective | None, named: Mapping[str, Any],
+    by_line: bool = False,
+) -> RecordedTime:  # fmt: skip
+    """Return the time of a program on a device; `by_line` adds it up by the lines of a table, not by modules."""
     from learncost.devices.assumptions import kernel_power
     from learncost.timing.clocks import program_time
     from learncost.timing.energy import joules
@@ -299,8 +300,8 @@ def _timed(
     took, drawn = program_time(program, constants, sent), kernel_power(device)
     modules, phases = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for each in took.issued:
-        by_label = each.op.name.startswith("triton::") or named.get("program", "").startswith(LOWERED)
-        path = each.op.label.removesuffix(", backward") if by_label else starred(each.op.path) or BETWEEN
+        is_of_line = by_line or each.op.name.startswith("triton::")
+        path = each.op.label.removesuffix(", backward") if is_of_line else starred(each.op.path) or BETWEEN
         for kernel in each.kernels:
             modules[path].append(kernel.seconds)
             phases[each.op.phase].append(kernel.seconds)

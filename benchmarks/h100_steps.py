@@ -102,11 +102,11 @@ def record(row: Row) -> Any:
     from learncost.importer.recorder.cuda import on_gpu
     from learncost.importer.recorder.module_step import attributed, in_a_run, record_step
     from learncost.importer.recorder.recorder import Recorder
-    from learncost.program.optimizer_step import Stepping
+    from learncost.program.optimizer_step import OptimizerStep
     from learncost.program.program import ACTIVATIONS, WEIGHTS, StepRequest
 
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[row.weights]
-    stepping = Stepping("adamw", row.optimizer, kind.itemsize, row.clip, cuda=True)
+    stepping = OptimizerStep("adamw", row.optimizer, kind.itemsize, row.clip, cuda=True)
     request = StepRequest(row.weights, "cuda", optimizer=stepping)
     recorder = Recorder("cuda")
     with in_a_run(), on_gpu(), recorder:

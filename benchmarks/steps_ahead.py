@@ -174,7 +174,7 @@ def predicted(case: Case) -> Mapping[str, Any]:
     from learncost.importer.recorder.module_step import attributed, in_a_run
     from learncost.importer.recorder.optimizer import optimizer_of
     from learncost.importer.recorder.recorder import Recorder
-    from learncost.program.optimizer_step import Stepping
+    from learncost.program.optimizer_step import OptimizerStep
     from learncost.program.program import ACTIVATIONS, WEIGHTS, peak
     from learncost.timing.clocks import program_time
 
@@ -190,7 +190,7 @@ def predicted(case: Case) -> Mapping[str, Any]:
         optimizer = None
         if case.task == "train":
             width = getattr(torch, case.weights).itemsize
-            optimizer = optimizer_of(recorder, Stepping("adamw", "fused", width, cuda=True), weights)
+            optimizer = optimizer_of(recorder, OptimizerStep("adamw", "fused", width, cuda=True), weights)
         with recorder.given(ACTIVATIONS, "cache"):
             inputs = {**inputs, **cached(case, module)}
 

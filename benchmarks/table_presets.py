@@ -23,7 +23,7 @@ from typing import Any
 from learncost.importer.configured import inputs_of, module_of
 from learncost.importer.inputs import parse_inputs
 from learncost.importer.pipeline import ImportOptions, evaluation_of, table_of
-from learncost.importer.refusals import OnValuesError
+from learncost.importer.refusals import DataDependentError
 from learncost.importer.tried import allocate, without_memory
 from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, layer
@@ -150,7 +150,7 @@ def written(model: Published) -> dict[str, Any]:
     mode = ""
     try:
         text, described = table_of(module, given, model.name, ImportOptions())
-    except OnValuesError:
+    except DataDependentError:
         text, described = table_of(module.eval(), given, model.name, ImportOptions())
         mode = ", as in evaluation"
     made = layer(text)

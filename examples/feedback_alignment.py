@@ -101,7 +101,7 @@ def update_distances(strengths: tuple[float, ...] = (1.0, 0.1, 0.01, 0.001)) -> 
 
 
 @dataclass(frozen=True)
-class Moment:
+class Snapshot:
     """After some steps: the losses, how far the weights are apart, the angle between feedback and W_2^T in degrees."""
 
     step: int
@@ -110,7 +110,7 @@ class Moment:
     angle: float
 
 
-def trainings(steps: int = 1000, strength: float = 1.0, every: int = 200) -> list[Moment]:
+def trainings(steps: int = 1000, strength: float = 1.0, every: int = 200) -> list[Snapshot]:
     """Both trainings from the same start, on the same batches."""
     learned, weights, found = pepita(start(), strength), start(), []
     learned.updates(**dict(zip(("X", "targets"), batch(0), strict=True)))  # draws F
@@ -123,7 +123,7 @@ def trainings(steps: int = 1000, strength: float = 1.0, every: int = 200) -> lis
             losses = [float(lc.run(NETWORK, {**arrays, **own})["loss"]) for own in (learned.weights, weights)]
             apart = max(distance(learned.weights[name], weights[name]) for name in weights)
             turned = angle(projection @ learned.weights["W1"], learned.weights["W2"].T)
-            found.append(Moment(step, (losses[0], losses[1]), apart, turned))
+            found.append(Snapshot(step, (losses[0], losses[1]), apart, turned))
         learned.step(X=X, targets=targets)
         updates = feedback(weights, X, targets, strength * projection)
         weights = {name: array - RATE * updates[name] for name, array in weights.items()}

@@ -8,7 +8,7 @@ import pytest
 
 import learncost as lc
 from contests import ALL, held, problem, rows, setting
-from learncost.engines.core import Prepared
+from learncost.engines.core import PreparedStep
 from learncost.training.contest.contest import ContestDesign, contest
 from learncost.training.contest.entrant import Budget, EntrantTraining, Setting, costs, entrants
 from learncost.training.contest.problem import mlp, vit
@@ -234,6 +234,6 @@ def test_entrants_by_name():
 def test_prepared_tables_are_the_ones_that_are_priced():
     training = EntrantTraining(setting("vit"), ALL[2])
     prepared = training.prepare(**problem("vit").training.rows(rows(3)), **problem("vit").fixed)
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedStep)
     assert prepared.table is training.table()
     assert lc.price(prepared.table, prepared.sizes).flops == costs(setting("vit"), ALL[2])(3).flops

@@ -245,7 +245,7 @@ def test_a_weight_of_the_size_that_was_tried_fixes_a_length():
 
     with pytest.raises(lc.InputError, match=r"weight of fixed size does \(tried with M = 5\); .* B 5 6'") as refused:
         lc.from_module(Positions(), {"x": "float B M 6", "targets": "int B M"})
-    assert "ApartError" not in str(refused.value)
+    assert "AxisSplitError" not in str(refused.value)
     assert lc.from_module(Positions(), {"x": "float B 5 6", "targets": "int B 5"})
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from learncost import ops
 from learncost.importer import walk
-from learncost.importer.files.reading import CachePlace, Remembered
+from learncost.importer.files.reading import CachedTable, CachePlace
 from learncost.importer.files.user_file import target
 from learncost.importer.inputs import attempts, parse_input, parse_inputs, symbols_of
 from learncost.ir import parse
@@ -205,10 +205,10 @@ def place(folder: Path, asked: str = "x: float32 B 4") -> CachePlace:
     return CachePlace(folder / "two.py", ["build", asked])
 
 
-def remembered(folder: Path) -> Remembered:
+def remembered(folder: Path) -> CachedTable:
     with watched() as files:
         built(target(f"{folder}/two.py:build"), False, pytest.fail)
-    table = Remembered("two(X) -> Y\n  Y[B] = X[B] + X[B]\n", ("a note",))
+    table = CachedTable("two(X) -> Y\n  Y[B] = X[B] + X[B]\n", ("a note",))
     place(folder).write(table, files)
     return table
 

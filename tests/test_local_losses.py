@@ -13,7 +13,7 @@ from learncost.models.small import small
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.verification.check import sound_arrays, tally, values_of
+from learncost.verification.check import count_operations, sound_arrays, values_of
 from learncost.verification.sample import small_sizes
 from planned import given, results, sizes_of, table_of
 
@@ -40,7 +40,7 @@ def gradients(model, procedure, sizes, arrays):
 def test_every_count_is_that_of_counting_arrays(family, procedure):
     table = step(build(small(family)), procedure, "adamw")
     sizes = small_sizes(table)
-    assert tally(family, table, sound_arrays(table, sizes), sizes).passed
+    assert count_operations(family, table, sound_arrays(table, sizes), sizes).passed
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "vit"])
@@ -91,7 +91,7 @@ def test_a_group_learns_what_bp_of_the_table_cut_behind_it_makes_it_learn():
 def test_every_count_of_groups_is_that_of_counting_arrays(family):
     table = step(build(small(family)), "local-groups", "momentum")
     sizes = small_sizes(table)
-    assert tally(family, table, sound_arrays(table, sizes), sizes).passed
+    assert count_operations(family, table, sound_arrays(table, sizes), sizes).passed
 
 
 def gradients_of_head(model, sizes, arrays):
@@ -199,7 +199,7 @@ def test_heads_of_blocks_take_turns_over_sequences_too(model, procedure):
         assert computed.keys() == plain.keys()
         for name, array in plain.items():
             np.testing.assert_allclose(computed[name], array, 1e-12, 1e-12, err_msg=f"{name} under {text}")
-        assert tally(model, turned, sound_arrays(turned, sizes), sizes).passed, text
+        assert count_operations(model, turned, sound_arrays(turned, sizes), sizes).passed, text
 
 
 def test_the_gradient_that_blocks_add_up_is_nothing_that_they_hand_on():

@@ -8,7 +8,7 @@ from learncost.models.model import build
 from learncost.models.small import small
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
-from learncost.verification.check import sound_arrays, tally, values_of
+from learncost.verification.check import count_operations, sound_arrays, values_of
 from learncost.verification.known import known
 from learncost.verification.sample import small_sizes
 
@@ -19,7 +19,7 @@ READS = "schedule = ['forward', 'backward reading F for weights, update"
 def test_a_file_is_a_procedure():
     table = step(build(small("gpt2")), FILE, "adamw")
     sizes = small_sizes(table)
-    assert tally("own", table, sound_arrays(table, sizes), sizes).passed
+    assert count_operations("own", table, sound_arrays(table, sizes), sizes).passed
     assert lc.cost("gpt2", FILE, seq_len=8).total.flops == lc.cost("gpt2", "skip", seq_len=8).total.flops
     assert lc.compare("gpt2", procedures=f"bp,{FILE}", seq_len=8).procedures == ("bp", FILE)
     training = lc.Training("gpt2", FILE, n_layer=2, n_embd=8, n_head=2, vocab_size=10, learning_rate=0.01)
@@ -105,7 +105,7 @@ def test_a_way_of_a_paper_is_one_file(name):
     table = step(model, file, "adamw")
     sizes = small_sizes(table)
     arrays = sound_arrays(table, sizes)
-    assert tally(name, table, arrays, sizes).passed
+    assert count_operations(name, table, arrays, sizes).passed
     # Where the weights are their signs, or what is read is the weights, it is the procedure that it changes.
     plain = step(model, "bp" if name == "sign-concordant" else "local")
     given = {key: arrays[key] for key in arrays if key in (*plain.inputs, *plain.weights)}
@@ -129,7 +129,7 @@ def test_targets_are_looked_up_where_errors_are_multiplied():
     model = build(small("gpt2"))
     table = step(model, file, "adamw")
     sizes = small_sizes(table)
-    assert tally("targets", table, sound_arrays(table, sizes), sizes).passed
+    assert count_operations("targets", table, sound_arrays(table, sizes), sizes).passed
     checks = list(known(model, find_procedure(file), file))
     compared = [f"gradients with bp's where {what} exact" for what in ("what is given is", "the matrices are")]
     assert [check.compared for check in checks] == compared

@@ -17,7 +17,7 @@ from learncost.devices.device import device
 from learncost.devices.gpus import gpu
 from learncost.importer.recorder import ModuleStep
 from learncost.program.interpolated import Interpolated
-from learncost.program.optimizer_step import Stepping
+from learncost.program.optimizer_step import OptimizerStep
 from learncost.program.program import (
     Buffer,
     Operand,
@@ -140,7 +140,7 @@ def test_operators_are_those_of_the_profiler():
     step()
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         step()
-    program = recorded(module, x, optimizer=Stepping("adamw", "fused"))
+    program = recorded(module, x, optimizer=OptimizerStep("adamw", "fused"))
     ours = Counter(each.name for each in program.ops if not re.fullmatch(f"aten::({VIEWS})", each.name))
     theirs = Counter(event.name for event in profiled.events())
     more = {"aten::sum": 1, "aten::addmm": 1, "aten::add_": 8}
@@ -152,7 +152,7 @@ def test_operators_are_those_of_the_profiler():
 
 def test_every_operand_is_live_when_its_op_runs_and_phases_follow_one_another():
     module, x = Products(), torch.randn(4, 8, 32)
-    program = recorded(module, x, optimizer=Stepping("adamw", "for-loop", clip=True), microbatches=2)
+    program = recorded(module, x, optimizer=OptimizerStep("adamw", "for-loop", clip=True), microbatches=2)
     for place, each in enumerate(program.ops):
         for operand in (*each.inputs, *each.outputs):
             buffer = program.buffers[operand.buffer]
@@ -223,7 +223,7 @@ def test_a_module_that_does_something_else_at_other_sizes_is_recorded_there():
 def test_gradients_are_clipped_before_the_step(how):
     module, x = nn.Linear(64, 32), torch.randn(8, 64)
     program = ModuleStep(lambda: module, lambda _: {"input": x})(
-        {}, StepRequest("fp32", optimizer=Stepping("adamw", how, clip=True))
+        {}, StepRequest("fp32", optimizer=OptimizerStep("adamw", how, clip=True))
     )
     clipping = [each.name for each in program.ops if each.phase == "clip"]
     assert clipping.count("aten::linalg_vector_norm") == 3  # of each gradient, and of these norms

@@ -14,7 +14,7 @@ from learncost.models.small import small
 from learncost.procedures.places import blocks
 from learncost.procedures.procedure import LEARNING
 from learncost.procedures.step import step
-from learncost.verification.check import sound_arrays, tally, values_of
+from learncost.verification.check import count_operations, sound_arrays, values_of
 from learncost.verification.known import known
 from learncost.verification.sample import small_sizes
 
@@ -46,7 +46,7 @@ def setting(model, **more):
 def test_every_count_is_that_of_counting_arrays(family, procedure):
     table = step(build(small(family)), procedure, "sgd")
     sizes = small_sizes(table)
-    assert tally(family, table, sound_arrays(table, sizes), sizes).passed
+    assert count_operations(family, table, sound_arrays(table, sizes), sizes).passed
 
 
 @pytest.mark.parametrize("procedure", ["skip", "dfa"])

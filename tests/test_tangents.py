@@ -18,7 +18,7 @@ from learncost.models.small import small
 from learncost.ops import entries
 from learncost.procedures.procedure import LEARNING
 from learncost.procedures.step import step
-from learncost.verification.check import sound_arrays, tally, values_of
+from learncost.verification.check import count_operations, sound_arrays, values_of
 from learncost.verification.sample import small_sizes
 from learncost.verification.verify import along, op_layer, with_tangent
 
@@ -76,7 +76,7 @@ def gradients(model, procedure, sizes, arrays, draw=4711.0):
 def test_every_count_is_that_of_counting_arrays(family, procedure):
     table = step(build(small(family)), procedure, "sgd")
     sizes = small_sizes(table)
-    assert tally(family, table, sound_arrays(table, sizes), sizes).passed
+    assert count_operations(family, table, sound_arrays(table, sizes), sizes).passed
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "vit", "albert", "bart"])

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 import learncost as lc
 from learncost.cli.command import main
 from learncost.engines.options import Options
-from learncost.engines.tokenizer import Bytes
+from learncost.engines.tokenizer import ByteTokenizer
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build
@@ -76,7 +76,7 @@ def test_a_module_of_a_file_learns(text, tmp_path, monkeypatch):
     module = named["build"]()
     lc.train(text, out=run, model=model, steps=1, engine="numpy", **sizes)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    data = Text(next_tokens, Bytes()).load(Folder(run).options(), run, "")
+    data = Text(next_tokens, ByteTokenizer()).load(Folder(run).options(), run, "")
 
     def loss_of(step):
         batch = data.batch(step)
@@ -309,21 +309,23 @@ def test_an_empty_name_is_no_folder():
 def test_a_list_that_is_read_as_a_text_says_so(tmp_path):
     (tmp_path / "labels.csv").write_text("file,label\n" + "a.png,cat\n" * 200)
     said: list[str] = []
-    Text(next_tokens, Bytes()).prepare(options(tmp_path / "labels.csv", validation_share=0.1), tmp_path, said.append)
+    Text(next_tokens, ByteTokenizer()).prepare(
+        options(tmp_path / "labels.csv", validation_share=0.1), tmp_path, said.append
+    )
     assert any("labels.csv is read as a text" in line for line in said)
 
 
 def test_the_split_is_by_the_text_alone(text, tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    corpus.prepare([str(text)], Bytes(), 0.4, tmp_path / "one")
+    corpus.prepare([str(text)], ByteTokenizer(), 0.4, tmp_path / "one")
     # Other names, the same texts: the first document alone may change sides, which fills a side that is empty.
     moved = tmp_path / "moved"
     moved.mkdir()
     for file in text.iterdir():
         (moved / file.name[::-1]).write_bytes(file.read_bytes())
     (moved / f"0{min(file.name for file in text.iterdir())[::-1]}").write_bytes(sorted(text.iterdir())[0].read_bytes())
-    corpus.prepare([str(moved)], Bytes(), 0.4, tmp_path / "two")
+    corpus.prepare([str(moved)], ByteTokenizer(), 0.4, tmp_path / "two")
     parts = []
     for name in ("one", "two"):
         tokens = {part: np.fromfile(tmp_path / name / f"{part}.tokens", "<u2") for part in corpus.PARTS}
@@ -342,7 +344,7 @@ def split(tokens):
 
 def test_a_single_document_is_cut(tmp_path):
     (tmp_path / "a.txt").write_text("0123456789" * 10)
-    corpus.prepare([str(tmp_path / "a.txt")], Bytes(), 0.1, tmp_path)
+    corpus.prepare([str(tmp_path / "a.txt")], ByteTokenizer(), 0.1, tmp_path)
     loaded = corpus.load(tmp_path, "")
     assert bytes(loaded.training.tolist()) == b"0123456789" * 9 + b"0"  # 101 tokens, a tenth of them validate
     assert loaded.validation.tolist() == [*b"123456789", 256]
@@ -350,7 +352,7 @@ def test_a_single_document_is_cut(tmp_path):
 
 def test_batches_depend_on_seed_and_step_alone(tmp_path):
     (tmp_path / "a.txt").write_text("".join(chr(33 + n % 90) for n in range(5000)))
-    corpus.prepare([str(tmp_path / "a.txt")], Bytes(), 0.1, tmp_path)
+    corpus.prepare([str(tmp_path / "a.txt")], ByteTokenizer(), 0.1, tmp_path)
     loaded = corpus.load(tmp_path, "")
     rows = loaded.windows(3, 8, seed=5, step=7)
     assert rows.shape == (3, 9)

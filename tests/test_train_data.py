@@ -11,7 +11,7 @@ import pytest
 import learncost as lc
 from learncost.cli.command import main
 from learncost.engines.options import Options
-from learncost.engines.tokenizer import Bytes
+from learncost.engines.tokenizer import ByteTokenizer
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.training.data import tasks
@@ -126,7 +126,7 @@ def test_engines_take_the_steps_of_numpy(engine, data, tmp_path):
 
 def test_masks_are_those_of_bert():
     """15 % of the tokens of each row are to be said: 80 % are masks, a tenth another token, a tenth stays."""
-    own, draw = Bytes(masks=True), np.random.default_rng(0)
+    own, draw = ByteTokenizer(masks=True), np.random.default_rng(0)
     rows = draw.integers(0, 256, (400, 101))
     rows[:, 50] = own.end
     found = tasks.masked(rows, draw, own)
@@ -145,7 +145,7 @@ def test_masks_are_those_of_bert():
 
 def test_a_second_half_is_the_next_one_or_another_row_s():
     rows = np.arange(6)[:, None] * 10 + np.arange(9)
-    found = tasks.two_sentences(rows, np.random.default_rng(1), Bytes(masks=True))
+    found = tasks.two_sentences(rows, np.random.default_rng(1), ByteTokenizer(masks=True))
     plain = np.where(found["targets"] >= 0, found["targets"], found["tokens"])
     follows = plain[:, 0] // 10 == plain[:, -1] // 10
     assert (follows == (found["labels"] == 0)).all()
@@ -156,7 +156,7 @@ def test_a_second_half_is_the_next_one_or_another_row_s():
 def test_pairs_are_shifted_as_transformers_shifts(data):
     bart = pytest.importorskip("transformers.models.bart.modeling_bart")
     torch = pytest.importorskip("torch")
-    own = task(configure("bart-base"), Bytes(), Options(seq_len=5, target_len=3))
+    own = task(configure("bart-base"), ByteTokenizer(), Options(seq_len=5, target_len=3))
     rows = {"encoder_tokens": [np.array([7, 8]), np.arange(9)], "targets": [np.array([5, 256]), np.arange(4)]}
     found = own.reader.batch(rows, {"encoder_tokens": 9, "targets": 4})
     assert found["encoder_tokens"].tolist() == [[7, 8, 0, 0, 0], [0, 1, 2, 3, 4]]

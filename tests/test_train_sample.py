@@ -9,7 +9,7 @@ import pytest
 import learncost as lc
 from learncost.cli.command import main
 from learncost.engines.options import Options
-from learncost.engines.tokenizer import Bytes, FromFile, tokenizer
+from learncost.engines.tokenizer import ByteTokenizer, FileTokenizer, tokenizer
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.storage import read_arrays, write_arrays
@@ -163,8 +163,8 @@ def test_outputs_that_are_not_finite_are_said(run, tmp_path, capsys):
 
 def test_bytes_come_back():
     text = "naïve ☃"
-    assert Bytes().decode([*Bytes().encode(text.encode()), Bytes.end]) == text
-    assert Bytes().decode([0xE2, 0x98]) == "\N{REPLACEMENT CHARACTER}"
+    assert ByteTokenizer().decode([*ByteTokenizer().encode(text.encode()), ByteTokenizer.end]) == text
+    assert ByteTokenizer().decode([0xE2, 0x98]) == "\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_a_text_that_a_tokenizer_has_no_tokens_for_is_one_line(tmp_path):
     path = tmp_path / "tokenizer.json"
     words = {"type": "WordLevel", "vocab": {"</s>": 0, "a": 1}, "unk_token": "[UNK]"}
     path.write_text(json.dumps({"version": "1.0", "model": words, "added_tokens": []}))
-    own = FromFile(path)
+    own = FileTokenizer(path)
     for encode in (own.encode, own.encode_alone):
         assert encode(b"a") == [1]
         with pytest.raises(lc.InputError, match=r"the tokenizer cannot encode a text: .*UNK"):

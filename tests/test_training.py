@@ -20,7 +20,7 @@ PROCEDURES = ("bp", "recompute", "pepita", "mempepita")
 OPTIMIZERS = ("sgd", "momentum", "adamw")
 
 
-def tally(prepared):
+def count_operations(prepared):
     """Execute a step with counting arrays: the units by the macro-operation of the line that ran."""
     TALLY.clear()
     tallies, before = Counter(), 0
@@ -49,7 +49,7 @@ def test_a_step_executes_what_it_costs(model, procedure, dropout):
     tokens, extra = batch(model, bare=bare)
     for optimizer in OPTIMIZERS:
         trained = training(model, procedure, optimizer, bare, more, dropout=dropout)
-        executed = tally(trained.prepare(tokens, **extra))
+        executed = count_operations(trained.prepare(tokens, **extra))
         model_sizes = sizes(model, **more, **({"architecture": "BertModel"} if bare else {}))
         lengths = {"seq_len": N, "target_len": M} if model == "encoder-decoder" else {"seq_len": M}
         cost = lc.cost(model, procedure, "run", B, optimizer=optimizer, dropout=dropout, **lengths, **model_sizes)
@@ -66,7 +66,7 @@ def test_padding_and_weight_decay_are_priced_by_the_table(model, procedure):
     trained = training(model, procedure, "momentum", weight_decay=0.1)
     prepared = trained.prepare(tokens, **extra)
     assert prepared.table is trained.table(padding=True)
-    flops_executed = sum(tally(prepared).values())
+    flops_executed = sum(count_operations(prepared).values())
     assert flops_executed == lc.price(trained.table(padding=True), prepared.sizes).flops
     parameters = sum(array.size for array in trained.weights.values())
     plain = training(model, procedure, "momentum").table(padding=True)

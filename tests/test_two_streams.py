@@ -9,7 +9,7 @@ from learncost.models.model import build
 from learncost.models.small import small
 from learncost.passes.plan import planned
 from learncost.procedures.step import run_by, step
-from learncost.verification.check import tally, values_of
+from learncost.verification.check import count_operations, values_of
 from learncost.verification.stepped import arrays_of, sizes_of
 
 PLANS = [
@@ -33,7 +33,7 @@ def test_under_every_plan_the_weights_are_those_of_backpropagation(plan):
     rewritten = planned(table, plan, sizes) if plan else table
     given = {name: arrays[name] for name in (*rewritten.inputs, *rewritten.weights)}
     found, expected = values_of(rewritten, given, sizes), values_of(plain, arrays, sizes)
-    assert tally("reversible", rewritten, given, sizes).passed
+    assert count_operations("reversible", rewritten, given, sizes).passed
     for weight, new in plain.renewed.items():
         np.testing.assert_allclose(found[rewritten.renewed[weight]], expected[new], 1e-9, 1e-9)
 

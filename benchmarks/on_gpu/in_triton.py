@@ -12,7 +12,7 @@ from against_torch_and_jax.subject import LEARNING_RATE, Subject
 from against_torch_and_jax.torch_side import Eager, facts
 
 from learncost.backends.triton import in_triton
-from learncost.engines.core import Prepared
+from learncost.engines.core import PreparedStep
 from learncost.engines.in_triton import names_of
 from learncost.engines.numpy_engine import Training
 from learncost.passes.plan import planned
@@ -24,7 +24,7 @@ class EmittedStep:
     """A file of `learncost emit --backend triton` with its tensors on a device: `run` takes a step in place."""
 
     def __init__(
-        self, prepared: Prepared, dtype: str, device: str | torch.device, planner: Callable[..., str] = fastest
+        self, prepared: PreparedStep, dtype: str, device: str | torch.device, planner: Callable[..., str] = fastest
     ) -> None:
         table = without_gradients(prepared.table)
         self.plan = planner(table, prepared.sizes, dtype)

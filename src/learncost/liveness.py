@@ -47,7 +47,7 @@ class LiveArray:
 
 
 @dataclass(frozen=True)
-class Moment:
+class ProgramPoint:
     """One line of the table, and the bytes that are live while it runs.
 
     `loops` are the loops around it, from the outermost: the number of each, the size that is its trip count, and that
@@ -129,7 +129,7 @@ class Live(Displayed):
     peak: Any
     peak_line: str
     live_at_peak: tuple[LiveArray, ...]
-    curve: tuple[Moment, ...]
+    curve: tuple[ProgramPoint, ...]
     dtype: str
     _stays: Callable[[], tuple[LiveInterval, ...]] = field(default=tuple, repr=False, compare=False)
 
@@ -148,7 +148,7 @@ class Live(Displayed):
 
 
 @dataclass(frozen=True)
-class Instant:
+class SymbolicPoint:
     """A moment of a table whose sizes are open.
 
     loops  the loops around its line, from the outermost: the number of each, and the size that is its trip count
@@ -161,10 +161,12 @@ class Instant:
     second: tuple[str, ...]
     place: int
 
-    def moment(self, size: Any, sizes: Mapping[str, Any]) -> Moment:
+    def moment(self, size: Any, sizes: Mapping[str, Any]) -> ProgramPoint:
         """Return the moment at given sizes, with its bytes."""
         loops = tuple((loop, count, int(size_of(count, sizes))) for loop, count in self.loops)
-        return Moment(self.line.name, self.line.meta.layer, self.line.meta.phase, size, self.line.meta.block, loops)
+        return ProgramPoint(
+            self.line.name, self.line.meta.layer, self.line.meta.phase, size, self.line.meta.block, loops
+        )
 
 
 class SizedArray(NamedTuple):
@@ -239,12 +241,12 @@ def highest(places: Iterable[int], levels: Iterable[Any]) -> dict[int, tuple[int
 class Liveness:
     """The moments of a table, and the arrays over them."""
 
-    instants: tuple[Instant, ...]
+    points: tuple[SymbolicPoint, ...]
     arrays: tuple[SizedArray, ...]
 
     def changes(self, value: Callable[[Polynomial], Any]) -> list[Any]:
         """Return allocations minus deallocations at every moment; `value` converts each polynomial."""
-        changes = [value(Polynomial())] * (len(self.instants) + 2)
+        changes = [value(Polynomial())] * (len(self.points) + 2)
         for array, change in sized(self.arrays, value):
             changes[array.first] = changes[array.first] + change
             changes[array.last + 1] = changes[array.last + 1] - change
@@ -261,7 +263,7 @@ class Liveness:
         for each in self.arrays:
             array = each.array
             if array.kept and array.role != "weight":
-                loops = tuple(loop for loop, _ in self.instants[array.first - 1].loops)
+                loops = tuple(loop for loop, _ in self.points[array.first - 1].loops)
                 if array.stack or (array.name, loops) not in counted:
                     yield each
                 counted.add((array.name, loops))
@@ -285,13 +287,13 @@ class Liveness:
         there = (each for each in self.arrays if each.array.first <= worst + 1 <= each.array.last)
         alive = live_arrays(sized(there, value), sizes)
         alive.sort(key=lambda array: -int(np.ravel(array.bytes)[0]))
-        lines = highest((instant.place for instant in self.instants), levels).values()
-        curve = tuple(self.instants[at].moment(level, sizes) for at, level in lines)
+        lines = highest((instant.place for instant in self.points), levels).values()
+        curve = tuple(self.points[at].moment(level, sizes) for at, level in lines)
         moments = [at + 1 for at, _ in lines] if has_numbers else []
         return Live(
             kept,
             peak,
-            self.instants[worst].line.name,
+            self.points[worst].line.name,
             tuple(alive),
             curve,
             dtype,
@@ -337,8 +339,8 @@ class Walk:
         self.lines, last = lifetimes.lines, len(lifetimes.lines)
         counts = {number: loop.repeat.count for loop, number in lifetimes.loops.items()}
         places: dict[tuple[tuple[int, ...], int], int] = {}
-        self.instants = tuple(
-            Instant(
+        self.points = tuple(
+            SymbolicPoint(
                 line,
                 tuple((loop, counts[loop]) for loop, _ in path),
                 tuple(counts[loop] for loop, iteration in path if iteration in (1, -2)),
@@ -373,7 +375,7 @@ class Walk:
             if key not in counts:
                 counts[key] = Polynomial.of(array.axes, of_element) * array.times
             arrays.append(SizedArray(array, of_element, counts[key]))
-        return Liveness(self.instants, tuple(arrays))
+        return Liveness(self.points, tuple(arrays))
 
 
 def _gradients(table: Table) -> frozenset[str]:

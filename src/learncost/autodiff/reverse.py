@@ -17,7 +17,7 @@ from learncost.ops import applied, entry
 
 
 @dataclass(frozen=True)
-class Adding:
+class GradientSum:
     """The accumulation of a gradient from its parts.
 
     out     the lines so far, to which lines are appended
@@ -183,7 +183,9 @@ class Reverse:
         phase = "weight_update" if name in self.reach.weights else "backward"
         meta = meta if meta.layer else self.readers.get(name, meta)
         seed = [f"d{name}"] if name in self.seeded else []
-        Adding(self.out, self.made, self.derived_values, self.sizes, merging(meta, phase)).add(total, [*seed, *parts])
+        GradientSum(self.out, self.made, self.derived_values, self.sizes, merging(meta, phase)).add(
+            total, [*seed, *parts]
+        )
         return total
 
     def _given(self, name: str) -> str:

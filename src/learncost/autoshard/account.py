@@ -23,7 +23,7 @@ from learncost.ir.term import Term
 from learncost.ir.value import INDICES
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective, sends
-from learncost.program.checkpoints import Fewer, fewer_recomputed
+from learncost.program.checkpoints import RecomputedIterations, fewer_recomputed
 from learncost.sharding.collective import sent_widths, widths_of
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed
@@ -130,7 +130,7 @@ class MeshAccount:
         self.sizes = CutSizes(self.step)
         self.weights = StepWeights(self.step, self.sizes)
         self.passes = MicrobatchPasses(self.step, self.sizes)
-        self._fewer: dict[StagePart | None, dict[int, Fewer]] = {}
+        self._fewer: dict[StagePart | None, dict[int, RecomputedIterations]] = {}
         self._works: dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]] = {}
 
     @cached_property
@@ -143,7 +143,7 @@ class MeshAccount:
         """Return the priced lines of the placed step."""
         return price(self.step.placed.table, {}, book("run")).rows
 
-    def fewer(self, part: StagePart | None = None) -> dict[int, Fewer]:
+    def fewer(self, part: StagePart | None = None) -> dict[int, RecomputedIterations]:
         """Return the lines that are recomputed in some blocks alone, by place: of all blocks, or of a stage."""
         if part not in self._fewer:
             model, within = self.step.model, part.iterations if part else {}

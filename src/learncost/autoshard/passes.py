@@ -18,7 +18,7 @@ from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Axes
-from learncost.liveness import Instant, SizedArray, stretches
+from learncost.liveness import SizedArray, SymbolicPoint, stretches
 from learncost.ops import entry
 from learncost.ops.collectives import KIND
 from learncost.ops.optimizers import OPTIMIZERS
@@ -103,7 +103,7 @@ class PassLine(NamedTuple):
 
     letter: str
     segment: int
-    at: Instant
+    at: SymbolicPoint
 
 
 class StageLiveness:
@@ -208,7 +208,7 @@ class MicrobatchPasses:
         liveness = stretches(passes, self._widths(passes, gradients), width=self.step.kind.value)
         walker, again = Walker(self.step.blocks), Walker(self.step.blocks)
         moments = []
-        for at in liveness.instants:
+        for at in liveness.points:
             counts, phase = tuple(count for _, count in at.loops), at.line.meta.phase
             if at.line.name in late and phase in BACKWARD:  # recomputed values have their first names
                 moments.append(PassLine("W", again.segment("weight_update", counts), at))

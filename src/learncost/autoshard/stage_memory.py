@@ -18,7 +18,7 @@ from learncost.liveness import (
     SPLIT,
     LiveArray,
     LiveInterval,
-    Moment,
+    ProgramPoint,
     highest,
     live_arrays,
     live_intervals,
@@ -126,13 +126,13 @@ class StageMemory:
         return highest((moment.at.place for moment in self.alive.moments), self.levels)
 
     @property
-    def curve(self) -> tuple[Moment, ...]:
+    def curve(self) -> tuple[ProgramPoint, ...]:
         """Return the bytes at every line of the stage."""
         above, moments = self.stage.peak - self.levels[self.worst], self.alive.moments
         found = tuple(moments[row].at.moment(level + above, self.sizes) for row, level in self._highest.values())
         if not self._updates_at_end:
             return found
-        return (*found, Moment("optimizer step", "", "optimizer_step", int(self.stage.static.total)))
+        return (*found, ProgramPoint("optimizer step", "", "optimizer_step", int(self.stage.static.total)))
 
     @property
     def _updates_at_end(self) -> bool:
@@ -141,7 +141,7 @@ class StageMemory:
         return "optimizer_step" not in phases
 
     @property
-    def moment(self) -> Moment:
+    def moment(self) -> ProgramPoint:
         """Return the line at the peak."""
         return self.alive.moments[self.worst].at.moment(self.stage.peak, self.sizes)
 

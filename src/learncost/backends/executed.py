@@ -112,7 +112,7 @@ def recorded(
     return builder.program()
 
 
-class _Idle:
+class _NoKernels:
     """A substitute for compiled kernels, which allocate nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -127,5 +127,5 @@ def communication_buckets(program: InPlace, sizes: Mapping[str, int], mesh: Mapp
         given = {name: run.array(shape_of(axes, sizes), IN_PLACE[kind]) for name, (axes, kind) in program.given.items()}
         memory = names["lay_out"](given, run.array((program.bytes,), "uint8"))
         before = builder.in_use
-        names["step"](memory, _Idle(), run.devices(mesh))
+        names["step"](memory, _NoKernels(), run.devices(mesh))
     return peak(builder.program()).bytes - before

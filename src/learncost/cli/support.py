@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.engines.core import Prepared
+from learncost.engines.core import PreparedStep
 from learncost.engines.emitted import EmittedProgram
 from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
@@ -77,7 +77,7 @@ def _memory(chosen_engine: str, family: str) -> None:
         raise WrongError("its peak is 0 bytes")
 
 
-def _step(family: str) -> tuple[Training, dict[str, Any], Prepared]:
+def _step(family: str) -> tuple[Training, dict[str, Any], PreparedStep]:
     """Return a training of the family's small model with AdamW, random data, and its prepared step."""
     configuration = small(family)
     training = Training(configuration, "bp", "adamw", learning_rate=0.01, dtype=np.float64, seed=1)

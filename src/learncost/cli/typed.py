@@ -19,7 +19,7 @@ from learncost.models.sizes import CANONICAL, spelled
 from learncost.reports.question import FLAGS, Flag, docstring_parts, question, switches
 
 if TYPE_CHECKING:
-    from learncost.importer.files.reading import How
+    from learncost.importer.files.reading import FileOptions
 
 
 def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -192,9 +192,9 @@ def reading(
     unknown: str = "refuse",
     no_fold: bool = False,
     no_cache: bool = False,
-) -> How:
+) -> FileOptions:
     """Return the settings for importing a module."""
-    from learncost.importer.files.reading import How  # imported where it is needed: start-up counts
+    from learncost.importer.files.reading import FileOptions  # imported where it is needed: start-up counts
 
     inputs = (input,) if isinstance(input, str) else tuple(input or ())
-    return How(inputs, not no_fold, as_run, unknown, not no_cache)
+    return FileOptions(inputs, not no_fold, as_run, unknown, not no_cache)

@@ -180,11 +180,11 @@ def row_of(table: Table, line: Line, iterations: Iterable[str], maccs: Polynomia
     return with_counts(table, line, in_all((maccs, flops, elements(line)), iterations))
 
 
-Once = tuple[Polynomial, Polynomial, Polynomial]  # MACCs, FLOPs and elements of a line, in one iteration
+PerIteration = tuple[Polynomial, Polynomial, Polynomial]  # MACCs, FLOPs and elements of a line, in one iteration
 Counts = tuple[Polynomial, Polynomial, Polynomial, Polynomial]  # these in all iterations, and their number
 
 
-def in_all(once: Once, iterations: Iterable[str], spared: Polynomial = ZERO) -> Counts:
+def in_all(once: PerIteration, iterations: Iterable[str], spared: Polynomial = ZERO) -> Counts:
     """Return the counts over all iterations; `spared` is the number of additions saved because an accumulator's first
     summand is not added to anything."""
     times = Polynomial.of(iterations)

@@ -10,8 +10,8 @@ from typing import Any
 from learncost.cost_models.row import (
     Book,
     Counts,
-    Once,
     OpPrice,
+    PerIteration,
     Price,
     PricedLine,
     elements,
@@ -188,7 +188,7 @@ def _printed_op(line: Op, book: Book, table: Table) -> tuple[Polynomial, Polynom
 
 def executed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
     """Return the rows of a table with the operations that run; lines of equal shapes are analysed once."""
-    shapes: dict[Hashable, tuple[Once, str]] = {}
+    shapes: dict[Hashable, tuple[PerIteration, str]] = {}
     in_iterations: dict[tuple[Hashable, ...], tuple[Counts, str]] = {}
     rows = []
     whole = table.within or table

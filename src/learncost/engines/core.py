@@ -56,7 +56,7 @@ class OptimizerSettings:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedStep:
     """A step ready to run: its table, the arrays that it reads, the sizes of its axes."""
 
     table: Table
@@ -75,7 +75,7 @@ class TableRunner(Protocol):
     def change_block(self) -> None:
         """Prepare for training another block, with another table and state."""
 
-    def __call__(self, prepared: Prepared) -> Values:
+    def __call__(self, prepared: PreparedStep) -> Values:
         """Return the table's results by name."""
 
 
@@ -251,7 +251,7 @@ class Core(Displayed):
         drawn = generator(self.settings.seed, self.steps, name, *more).random(shape(table, name, sizes))
         return ((drawn >= dropout) / (1 - dropout)).astype(self.dtype)
 
-    def _run(self, prepared: Prepared) -> Values:
+    def _run(self, prepared: PreparedStep) -> Values:
         """Execute the step's table and return all names."""
         values = self.runner(prepared)
         return results(prepared.table, values) if self.precision.is_whole else values
@@ -303,7 +303,7 @@ class Interpreter:
         self._training = training
         self._lowered: dict[IdentityKey[Table], tuple[Table, frozenset[str]]] = {}
 
-    def __call__(self, prepared: Prepared) -> Values:
+    def __call__(self, prepared: PreparedStep) -> Values:
         key = IdentityKey(prepared.table)
         if key not in self._lowered:
             self._lowered[key] = self._typed(prepared.table)

@@ -9,7 +9,7 @@ import numpy as np
 
 from learncost.backends import fill, program, unfold
 from learncost.backends.executed import executed
-from learncost.engines.core import Core, Interpreter, Prepared, Values
+from learncost.engines.core import Core, Interpreter, PreparedStep, Values
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
 from learncost.procedures.optimizer import without_gradients
@@ -77,7 +77,7 @@ class Programs:
         """Return the predicted peak bytes of the last program; None before any ran."""
         return max(self._peaks.values(), default=None)
 
-    def __call__(self, prepared: Prepared) -> Values:
+    def __call__(self, prepared: PreparedStep) -> Values:
         if self._training.precision.values == "bf16":
             return self._interpreter(prepared)  # NumPy has no bf16: the interpreter rounds its results
         key = (IdentityKey(prepared.table), tuple(prepared.sizes.items()))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.engines.core import Core, OptimizerSettings, Prepared, Values
+from learncost.engines.core import Core, OptimizerSettings, PreparedStep, Values
 from learncost.engines.inputs import with_derived
 from learncost.interpreter import infer_sizes
 from learncost.ir.dataclass import replace
@@ -120,20 +120,20 @@ class LayerTraining(Core):
     def forward(self, **inputs: Any) -> Values:
         """Return every named value of a forward pass."""
         values, sizes, _ = self._given(inputs)
-        return self._run(Prepared(self._forward, values, sizes))
+        return self._run(PreparedStep(self._forward, values, sizes))
 
     def look(self, **inputs: Any) -> tuple[float, Any]:
         """Return the loss of a forward pass and its class scores."""
         values, sizes, _ = self._given(inputs)
-        results = self._run(Prepared(self._looking, values, sizes))
+        results = self._run(PreparedStep(self._looking, values, sizes))
         return float(results["loss"]), results[self._looking.outputs[1]]
 
-    def prepare(self, **inputs: Any) -> Prepared:
+    def prepare(self, **inputs: Any) -> PreparedStep:
         """Return the step's table with the arrays that it reads."""
         values, sizes, count = self._given(inputs)
         table = self.table()
         values |= self._projections(table, sizes) | self._scalars(table, count) | self.state
-        return Prepared(table, values, sizes)
+        return PreparedStep(table, values, sizes)
 
     def _given(self, inputs: Mapping[str, Any]) -> tuple[Values, dict[str, int], int]:
         sizes = {name: size for name, size in inputs.items() if name not in self.model.table.inputs}

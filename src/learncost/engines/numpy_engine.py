@@ -10,7 +10,7 @@ import numpy as np
 
 from learncost.backends.precision import check_runs, typed
 from learncost.engines.adapted import begun, constants, merged
-from learncost.engines.core import Core, OptimizerSettings, Prepared, Values
+from learncost.engines.core import Core, OptimizerSettings, PreparedStep, Values
 from learncost.engines.inputs import Batch, is_on_gpu
 from learncost.engines.rounding import real, whole, widened
 from learncost.engines.state import evaluated
@@ -329,7 +329,7 @@ class Training(Core):
             loss = results.get("loss", float("nan")) + loss
         kept = {new: values[name] for name, new in halves.kept.items()}
         values |= self.weights_read | self.state | self._scalars(halves.update, whole_batch.count)
-        return self._run(Prepared(halves.update, values, whole_batch.sizes)) | kept | {"loss": loss}
+        return self._run(PreparedStep(halves.update, values, whole_batch.sizes)) | kept | {"loss": loss}
 
     def updates(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
         """Return what the optimizer would read: the gradient of every weight, or PEPITA's substitute.
@@ -346,7 +346,7 @@ class Training(Core):
         read_batch = self._read(tokens, targets, **batch)
         model = self._evaluated(read_batch.padded)
         sizes = {**model.sizes, **read_batch.sizes}
-        values = self._run(Prepared(model.table, self._inputs(model.table, read_batch), sizes))
+        values = self._run(PreparedStep(model.table, self._inputs(model.table, read_batch), sizes))
         return values | {model.table.header(name): values[name] for name in model.table.outputs}
 
     def look(self, **batch: Any) -> tuple[float, Any]:
@@ -360,7 +360,7 @@ class Training(Core):
             self._looking[read_batch.padded] = replace(table, outputs=("loss", scored(table)))
         table = self._looking[read_batch.padded]
         sizes = {**self._evaluated(read_batch.padded).sizes, **read_batch.sizes}
-        values = self._run(Prepared(table, self._inputs(table, read_batch), sizes))
+        values = self._run(PreparedStep(table, self._inputs(table, read_batch), sizes))
         return float(values["loss"]), values[table.outputs[1]]
 
     def inputs(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
@@ -371,14 +371,14 @@ class Training(Core):
         read_batch = self._read(tokens, targets, **batch)
         return self._inputs(self._evaluated(read_batch.padded).table, read_batch)
 
-    def prepare(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Prepared:
+    def prepare(self, tokens: Any = None, targets: Any = None, **batch: Any) -> PreparedStep:
         """Return the step's table with the arrays that it reads.
 
         Takes what `step` takes.
         """
         return self._prepared(self._read(tokens, targets, **batch))
 
-    def _prepared(self, read_batch: Batch, table: Table | None = None, part: int = 0) -> Prepared:
+    def _prepared(self, read_batch: Batch, table: Table | None = None, part: int = 0) -> PreparedStep:
         table = table or self.table(read_batch.padded)
         values = self._inputs(table, read_batch, part) | self._scalars(table, read_batch.count) | self.state
         values |= self._projections(table, read_batch.sizes)
@@ -386,7 +386,7 @@ class Training(Core):
             if name != "loss":
                 gradient = read_batch.gradients.get(table.header(name), np.zeros(shape(table, name, read_batch.sizes)))
                 values[f"d{name}"] = np.asarray(gradient, self.dtype)
-        return Prepared(table, values, read_batch.sizes)
+        return PreparedStep(table, values, read_batch.sizes)
 
     def _read(self, tokens: Any = None, targets: Any = None, gradients: Any = None, **batch: Any) -> Batch:
         return Batch(self.model, {"tokens": tokens, "targets": targets, **batch}, gradients)

@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
         """Return the files that transformers' AutoTokenizer reads, by file name."""
 
 
-class Bytes:
+class ByteTokenizer:
     """The byte tokenizer: every byte is a token, 256 ends a document, and 257 is the optional mask."""
 
     end, mask = 256, 257
@@ -102,7 +102,7 @@ MASKS = ("[MASK]", "<mask>")
 """The names of the mask token in published tokenizers."""
 
 
-class FromFile:
+class FileTokenizer:
     """The tokenizer of a Hugging Face tokenizer.json, by the package tokenizers."""
 
     def __init__(self, path: Path, masks: bool = False) -> None:
@@ -158,4 +158,4 @@ class FromFile:
 
 def tokenizer(name: str, masks: bool = False) -> Tokenizer:
     """Return the byte tokenizer, or that of a tokenizer.json; `masks` requires a mask token. Raises InputError."""
-    return Bytes(masks) if name == "bytes" else FromFile(Path(name), masks)
+    return ByteTokenizer(masks) if name == "bytes" else FileTokenizer(Path(name), masks)

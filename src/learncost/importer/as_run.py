@@ -22,11 +22,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from learncost.importer.calls import answered
 from learncost.importer.examples import as_called, flattened, plain
-from learncost.importer.functions import ChangedError
+from learncost.importer.functions import RequiresGradChangedError
 from learncost.importer.nested import PADDED
 from learncost.importer.recorder.module_step import ends
 from learncost.importer.recurrences import unpacked
-from learncost.importer.refusals import FUNC, NESTED, VMAP, GradientTakenError
+from learncost.importer.refusals import FUNC, NESTED, VMAP, GradientInForwardError
 from learncost.importer.tried import copied, drawn, gradients, has_fraction, identical, restored
 from learncost.ir.errors import InputError
 
@@ -54,13 +54,13 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
         with restored(module), answered(module, unpacked(numbers=True)) as forward:
             ran = trace(*copied(given))
         if forward.taken:  # above autograd, what autograd saves for a gradient is not a value of the graph
-            raise GradientTakenError(forward.taken[0])
+            raise GradientInForwardError(forward.taken[0])
         if forward.asked:
             raise InputError(unkept)
-    except (GradientTakenError, ChangedError) as error:
+    except (GradientInForwardError, RequiresGradChangedError) as error:
         try:
             written, asked_names = written_through(module, values, str(error))
-        except GradientTakenError:
+        except GradientInForwardError:
             raise InputError(str(error)) from error
         if asked_names:
             raise InputError(unkept) from None
@@ -233,15 +233,15 @@ def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[An
     """Return an equivalent module in which the gradients taken in forward are operations, and the names of inputs for
     which it sets requires_grad.
 
-    The result is tested with random numbers. Raises `GradientTakenError` if its gradients differ, or if it cannot be
-    traced.
+    The result is tested with random numbers. Raises `GradientInForwardError` if its gradients differ, or if it is not
+    traceable.
 
     by   the function that takes a gradient; for nested tensors, the run has the lengths of these
     """
     names, run = called_with(module, values)
     others = [value for name, value in values.items() if name not in names]
     if any(isinstance(each, torch.Tensor) for each in torch.utils._pytree.tree_leaves(others)):
-        raise GradientTakenError(by)
+        raise GradientInForwardError(by)
     mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False), allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
@@ -258,9 +258,9 @@ def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[An
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the gradient of these has no gradient
                 traced = trace(*(copied(values[name]) if of_run else fake(values[name]) for name in names))
     except Exception:  # any error that a user's module raises there
-        raise GradientTakenError(by) from None
+        raise GradientInForwardError(by) from None
     if not forward.taken and by not in (FUNC, NESTED, VMAP):
-        raise GradientTakenError(by)
+        raise GradientInForwardError(by)
     for node in list(traced.graph.nodes):
         if (
             node.target is torch.ops.aten.detach.default and node.name not in forward.let_go
@@ -268,7 +268,7 @@ def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[An
             node.replace_all_uses_with(node.args[0])
     written = of_graph(traced, module, names)
     if not _has_its_gradients(written, module, values):
-        raise GradientTakenError(by)
+        raise GradientInForwardError(by)
     inputs = {name: object() for name in names}
     row = torch.utils._pytree.tree_leaves(as_called(module, {**values, **inputs}))
     return written, {name for name, each in inputs.items() if any(row[place] is each for place in forward.asked)}

@@ -18,7 +18,7 @@ Size: TypeAlias = Any
 """An int, or a sympy expression in the symbols of the inputs."""
 
 
-class ApartError(Exception):
+class AxisSplitError(Exception):
     """Two sequences of axes cannot be split into common factors, or an indexed axis would have to be split.
 
     side   which of the two has that axis, 0 or 1; None where they have no common parts
@@ -61,18 +61,18 @@ class AxisClass:
         return tuple(leaf for part in root.parts for leaf in part.leaves)
 
     def keep_whole(self) -> None:
-        """Mark the axis as indexed, so that it cannot be split. Raises `ApartError` if it is split already."""
+        """Mark the axis as indexed, so that it cannot be split. Raises `AxisSplitError` if it is split already."""
         root = self.root
         if root.parts:
-            raise ApartError
+            raise AxisSplitError
         root.whole = True
 
     def split(self, outer: Size) -> None:
-        """Split an unsplit class into an outer axis of this size and the rest. Raises `ApartError`."""
+        """Split an unsplit class into an outer axis of this size and the rest. Raises `AxisSplitError`."""
         root = self.root
         inner = quotient(root.size, outer)
         if root.parts or root.whole or inner is None:
-            raise ApartError
+            raise AxisSplitError
         root.parts = AxisClass(outer), AxisClass(inner)
 
     def join(self, other: AxisClass) -> None:
@@ -199,7 +199,7 @@ def leaves(axes: Sequence[AxisClass]) -> Iterator[AxisClass]:
 
 
 def make_same(left: Sequence[AxisClass], right: Sequence[AxisClass]) -> None:
-    """Unify two sequences of classes, splitting the coarser where the finer ends. Raises `ApartError`."""
+    """Unify two sequences of classes, splitting the coarser where the finer ends. Raises `AxisSplitError`."""
     for _ in range(MOST_PARTS):
         ours, theirs = list(leaves(left)), list(leaves(right))
         if len(ours) == len(theirs) == 1:  # one letter names both: they have one size, however the graph expresses it
@@ -215,13 +215,13 @@ def make_same(left: Sequence[AxisClass], right: Sequence[AxisClass]) -> None:
             elif quotient(yours.size, mine.size) is not None:
                 _split(yours, mine.size, 1)
             else:
-                raise ApartError
+                raise AxisSplitError
             break
         else:
             if len(ours) != len(theirs):
-                raise ApartError
+                raise AxisSplitError
             return
-    raise ApartError
+    raise AxisSplitError
 
 
 MOST_PARTS = 64
@@ -231,6 +231,6 @@ MOST_PARTS = 64
 def _split(axis: AxisClass, outer: Size, side: int) -> None:
     try:
         axis.split(outer)
-    except ApartError as error:
+    except AxisSplitError as error:
         error.side = side
         raise

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from learncost.importer.equations import DimensionCondition, Equation, NamedView, NumberOperand, Operand
 from learncost.importer.text import through
-from learncost.importer.views import At, AxisIndex, Index, StoredValue, ViewAxis
+from learncost.importer.views import AxisIndex, Index, IndexedAxis, StoredValue, ViewAxis
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.term import Literal, Term
@@ -98,7 +98,7 @@ class _ReadValue:
             parts = zip(here.parts, there.parts, strict=False)
             identical = len(here.parts) == len(there.parts) and bool(here.start == there.start)
             return identical and all(a == b and self._same(mine, its, other) for (a, mine), (b, its) in parts)
-        if isinstance(here, At) and isinstance(there, At):
+        if isinstance(here, IndexedAxis) and isinstance(there, IndexedAxis):
             mine, theirs = here.view.fresh(), there.view.fresh()
             pairs = zip(mine.index, theirs.index, strict=True)
             return mine.stored is theirs.stored and all(self._same(one, two, other) for one, two in pairs)

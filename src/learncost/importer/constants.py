@@ -14,7 +14,7 @@ LONGEST = 6_000
 """
 
 
-class GivenError(Exception):
+class NotConstantError(Exception):
     """A value depends on an input, or is not known."""
 
 
@@ -36,7 +36,7 @@ class NodeConstants:
     masks: dict[Any, Mask | None] = field(default_factory=dict)
 
     def at(self, node: Any, sizes: Mapping[Any, int]) -> Any:
-        """Return the value of a node with these sizes for the graph's symbols. Raises `GivenError`."""
+        """Return the value of a node with these sizes for the graph's symbols. Raises `NotConstantError`."""
         known: dict[Any, Any] = {}
 
         def of(value: Any) -> Any:
@@ -55,16 +55,16 @@ class NodeConstants:
             expression = value.node.expr
             missing = expression.free_symbols - sizes.keys()
             if missing:
-                raise GivenError
+                raise NotConstantError
             kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
             return kinds[type(value)](expression.xreplace(dict(sizes)))
         if node in self.tensors:
             tensor = self.tensors[node]
             if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
-                raise GivenError
+                raise NotConstantError
             return tensor.detach()
         if node.op != "call_function":
-            raise GivenError
+            raise NotConstantError
         named = {name: of(each) for name, each in node.kwargs.items() if name != "device"}
         return node.target(*map(of, node.args), **named)
 
@@ -104,7 +104,7 @@ class NodeConstants:
         """Return the values of a node at its `sizes`; None if they depend on an input."""
         try:
             return [self.at(node, sizes) for sizes in self.sizes(node)]
-        except (GivenError, RuntimeError, TypeError, IndexError, AttributeError):
+        except (NotConstantError, RuntimeError, TypeError, IndexError, AttributeError):
             return None
 
     def mask(self, node: Any, hides: bool = False) -> Mask | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
-from learncost.importer.axes import ApartError, AxisClass, make_same, product
+from learncost.importer.axes import AxisClass, AxisSplitError, make_same, product
 from learncost.importer.constants import Mask
-from learncost.importer.views import At, AxisIndex, Dimension, Index, StoredValue, View, ViewAxis, in_one
+from learncost.importer.views import AxisIndex, Dimension, Index, IndexedAxis, StoredValue, View, ViewAxis, in_one
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import Opaque
 
@@ -39,7 +39,7 @@ class WrittenAxis:
     """An axis of a new value that a line writes at an index."""
 
     axis: AxisClass
-    index: AxisIndex | At
+    index: AxisIndex | IndexedAxis
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def indices_of(view: View) -> list[StoredValue]:
     """Return the index values that a view is read at."""
     inner: list[StoredValue] = []
     for index in view.index:
-        if isinstance(index, At):
+        if isinstance(index, IndexedAxis):
             inner += [index.view.stored, *indices_of(index.view)]
     return inner
 
@@ -350,7 +350,7 @@ class EquationRecorder:
             rows.append([slot.axis for slot in read.view.fresh().dims[dim]])
         try:
             make_same(*rows)
-        except ApartError as error:
+        except AxisSplitError as error:
             for side, (number, dim) in enumerate(places):
                 read = reads[number]
                 assert isinstance(read, NamedView)
@@ -390,7 +390,9 @@ class EquationRecorder:
                 return AxisIndex(((1, taken[index]),))
             if isinstance(index, AxisIndex):
                 return AxisIndex(tuple((factor, taken[slot]) for factor, slot in index.parts), index.start)
-            return At(View(index.view.stored, tuple(map(moved, index.view.index)), index.view.dims, index.view.spread))
+            return IndexedAxis(
+                View(index.view.stored, tuple(map(moved, index.view.index)), index.view.dims, index.view.spread)
+            )
 
         index = tuple(map(moved, view.index))
         rows_new = tuple(tuple(taken[slot] for slot in row) for row in view.dims)

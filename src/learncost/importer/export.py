@@ -30,11 +30,11 @@ from learncost.importer.examples import (
     plain,
     readable,
 )
-from learncost.importer.functions import ChangedError, check_changes, check_hooks, check_registered
+from learncost.importer.functions import RequiresGradChangedError, check_changes, check_hooks, check_registered
 from learncost.importer.nodes import operator_name
 from learncost.importer.recurrences import unpacked
-from learncost.importer.refusals import GradientTakenError, transform_of
-from learncost.importer.registered import Unused, unused
+from learncost.importer.refusals import GradientInForwardError, transform_of
+from learncost.importer.registered import UnusedProducts, unused
 from learncost.importer.rule import RULES
 from learncost.importer.sized import constants, exact, interval, open_sizes, plain_sizes
 from learncost.ir.dataclass import dataclass, field
@@ -100,7 +100,7 @@ class Exported:
     changed: Sequence[tuple[str, str]]
     letters: Letters
     wants_gradient: Mapping[str, bool]
-    unused: Unused
+    unused: UnusedProducts
     examples: Mapping[str, Any] = field(default_factory=dict)
     unrolled: bool = False
 
@@ -238,7 +238,7 @@ def _weights(module: Any, signature: Any) -> ModuleParameters:
 # The graph
 
 
-Traced: TypeAlias = tuple[Any, Set[str], Unused]
+Traced: TypeAlias = tuple[Any, Set[str], UnusedProducts]
 """A functional graph, the placeholders of inputs for which the forward pass sets requires_grad, and the dead products
 of the module, which the graph does not have."""
 
@@ -247,10 +247,10 @@ def traced(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
     """Return the graph of a module for inputs with dynamic dimensions `shapes`. Raises what the module raises."""
     try:
         return _graph(module, given, shapes)
-    except (GradientTakenError, ChangedError) as error:
+    except (GradientInForwardError, RequiresGradChangedError) as error:
         try:
             written, asked = written_through(module, given, str(error))
-        except GradientTakenError:
+        except GradientInForwardError:
             raise error from None
         names = [name for name in given if name in inspect.signature(written.forward).parameters]
         few = {name: given[name] for name in names}
@@ -282,11 +282,11 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
                 raise
             except Exception as error:
                 if by := (forward.taken[0] if forward.taken else transform_of(error)):
-                    raise GradientTakenError(by) from None
+                    raise GradientInForwardError(by) from None
                 raise
         held = (each for each in program.constants.values() if isinstance(each, torch.Tensor))
         if forward.taken and any(map(torch._C._functorch.is_functorch_wrapped_tensor, held)):
-            raise GradientTakenError(forward.taken[0])  # what it computes below a derivative is not in the graph
+            raise GradientInForwardError(forward.taken[0])  # what it computes below a derivative is not in the graph
         check_registered(program, module)
         asked = {name for place, name in enumerate(program.graph_signature.user_inputs) if place in forward.asked}
         check_changes(program, _with_gradient(program, module, given) | asked)

@@ -22,17 +22,17 @@ def checkpoints_of(item: Equation) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Looks:
+class LineFacts:
     """Facts about all lines: which values learn, and how many lines are in each checkpoint, by its number."""
 
     learns: Callable[[StoredValue], object]
     lines: Mapping[str, int]
 
     @staticmethod
-    def at(items: Iterable[Item], learns: Callable[[StoredValue], object]) -> Looks:
+    def at(items: Iterable[Item], learns: Callable[[StoredValue], object]) -> LineFacts:
         """Return the facts about lines; those of loops count apart."""
         plain = (item for item in items if isinstance(item, Equation))
-        return Looks(learns, Counter(number for item in plain for number in checkpoints_of(item)))
+        return LineFacts(learns, Counter(number for item in plain for number in checkpoints_of(item)))
 
 
 @dataclass
@@ -55,7 +55,7 @@ class ModuleBlock:
         """Return the module path and operation of every line; blocks that differ here are not compared further."""
         return [(_relative(item.module, self.containers, self.first), item.operator) for item in self.items]
 
-    def look(self, looks: Looks) -> None:
+    def look(self, looks: LineFacts) -> None:
         """Return its lines as text in which names, axes and checkpoints are numbered in order of appearance."""
         made = {read.view.stored for item in self.items for read in item.left}
         writer = _Numbering({}, made=made, learns=looks.learns)
@@ -165,7 +165,7 @@ def with_scans(equations: Iterable[Equation]) -> list[Item]:
 def folded(items: list[Item], outputs: Sequence[StoredValue], learns: Callable[[StoredValue], object]) -> list[Item]:
     """Return the lines with equal blocks of numbered containers rolled into loops."""
     every = containers_of([item for item in items if isinstance(item, Equation)])
-    looks = Looks.at(items, learns)
+    looks = LineFacts.at(items, learns)
     for container in every:
         items = _Blocks([container], outputs, looks, loop=False).folded(items)
     for parent in dict.fromkeys(container.rpartition(".")[0] for container in every if container):
@@ -192,7 +192,7 @@ class _Blocks:
 
     containers: Sequence[str]
     outputs: Sequence[StoredValue]
-    looks: Looks
+    looks: LineFacts
     loop: bool
 
     def folded(self, items: list[Item]) -> list[Item]:

@@ -292,7 +292,7 @@ REQUIRES_GRAD = "requires_grad"
 """The key of the answer to a call that makes a tensor which requires a gradient."""
 
 
-class ChangedError(InputError):
+class RequiresGradChangedError(InputError):
     """A forward pass changes requires_grad."""
 
 
@@ -326,7 +326,7 @@ def answers_of_learning(forward: TracedForward, changes: bool) -> dict[Any, Call
         if requires_grad and node is not None and node.op == "call_function":
             mark(node, LEAF, "set")
             return
-        raise ChangedError(
+        raise RequiresGradChangedError(
             "requires_grad is changed in a forward pass, which is not exported: set it on parameters before"
         )
 

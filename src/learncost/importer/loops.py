@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from learncost.importer.axes import AxisClass, leaves
 from learncost.importer.equations import Equation, Fold, Item, NamedView, Operand
-from learncost.importer.fold import Looks, ModuleBlock, has_same_sizes, join_blocks
+from learncost.importer.fold import LineFacts, ModuleBlock, has_same_sizes, join_blocks
 from learncost.importer.text import needed, through
-from learncost.importer.views import At, AxisIndex, Index, StoredValue, View, ViewAxis
+from learncost.importer.views import AxisIndex, Index, IndexedAxis, StoredValue, View, ViewAxis
 from learncost.ir.dataclass import dataclass, replace
 
 LEAST = 3
@@ -27,13 +27,13 @@ def rolled(items: list[Item], outputs: Sequence[StoredValue], learns: Callable[[
     is read behind the loop is a last value, or the stack of those of all steps. A first step whose initial value has no
     gradient stays apart: that gradient is not computed.
     """
-    looks = Looks.at(items, learns)
+    looks = LineFacts.at(items, learns)
     while (answer := _with_a_scan(items, {*outputs}, looks)) is not None:
         items = needed(answer, outputs)
     return items
 
 
-def _with_a_scan(items: list[Item], outputs: set[StoredValue], looks: Looks) -> list[Item] | None:
+def _with_a_scan(items: list[Item], outputs: set[StoredValue], looks: LineFacts) -> list[Item] | None:
     """Return the lines with one loop as a scan; None if there is none.
 
     It has most lines, of these the fewest carried values, and then the fewest lines of a part of a step behind it.
@@ -65,14 +65,14 @@ def _with_a_scan(items: list[Item], outputs: set[StoredValue], looks: Looks) -> 
     return None
 
 
-def _label(item: Item, looks: Looks) -> str:
+def _label(item: Item, looks: LineFacts) -> str:
     """Return a line without its values and positions; a loop, or the call of an operator, is like no other line."""
     if isinstance(item, Fold) or item.call or item.running:
         return f"{id(item)}"
     return _signature(ModuleBlock([item], ()), looks)[0]
 
 
-def _signature(block: ModuleBlock, looks: Looks) -> list[str]:
+def _signature(block: ModuleBlock, looks: LineFacts) -> list[str]:
     block.look(looks)
     return [_PLACE.sub("=[]", line) for line in block.signature]
 
@@ -104,7 +104,7 @@ class UnrolledLoop:
     carried: dict[StoredValue, int]
 
     @classmethod
-    def of(cls, blocks: list[ModuleBlock], looks: Looks) -> UnrolledLoop | None:
+    def of(cls, blocks: list[ModuleBlock], looks: LineFacts) -> UnrolledLoop | None:
         """Return the loop whose steps these are; None if they differ by more than the positions that they read."""
         if len({(*_signature(block, looks),) for block in blocks}) > 1:
             return None
@@ -209,7 +209,7 @@ def _mapped(item: Equation, change: Callable[[View], View]) -> Equation:
     """Return a line with all views changed, also those that indices are."""
 
     def moved(view: View) -> View:
-        index = tuple(At(moved(each.view)) if isinstance(each, At) else each for each in view.index)
+        index = tuple(IndexedAxis(moved(each.view)) if isinstance(each, IndexedAxis) else each for each in view.index)
         return change(replace(view, index=index))
 
     def named(read: NamedView) -> NamedView:

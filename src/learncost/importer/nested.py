@@ -15,7 +15,7 @@ from torch.nested._internal.nested_tensor import nested_view_from_values_offsets
 
 from learncost.importer.examples import as_called
 from learncost.importer.inputs import Input
-from learncost.importer.refusals import NESTED, GradientTakenError
+from learncost.importer.refusals import NESTED, GradientInForwardError
 from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 
@@ -102,7 +102,7 @@ def _jagged(value: Any, name: str) -> Filled:
 
     def fill(tensors: Mapping[str, Any]) -> Any:
         if getattr(get_proxy_mode(), "pre_dispatch", False):  # of which an export has no operators above autograd
-            raise GradientTakenError(NESTED)
+            raise GradientInForwardError(NESTED)
         made: Any = nested_view_from_values_offsets
         return made(tensors[name], offsets, **ends)
 

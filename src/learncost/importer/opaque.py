@@ -12,7 +12,7 @@ from learncost.importer.equations import Equation, NamedView
 from learncost.importer.nodes import is_empty, size_of
 from learncost.importer.registered import name_of, registered, run_bodies
 from learncost.importer.tried import has_fraction
-from learncost.importer.views import ChosenPlaces, Complex, GivenTensor, IntegerValue, View, ViewAxis
+from learncost.importer.views import Complex, GivenTensor, IntegerValue, SelectedPositions, View, ViewAxis
 from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Op
 
@@ -131,7 +131,7 @@ def _tensors(reader: GraphReader, values: Sequence[Any]) -> list[Any]:
         elif isinstance(value, Complex):
             real = reader.view(value.real)
             tensors += [real, value.imaginary if value.imaginary != 0.0 else reader.filled(real.shape, 0.0)]
-        elif isinstance(value, View | ChosenPlaces | IntegerValue | GivenTensor):
+        elif isinstance(value, View | SelectedPositions | IntegerValue | GivenTensor):
             tensors.append(value)
     return tensors
 

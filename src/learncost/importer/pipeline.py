@@ -12,14 +12,14 @@ import sympy
 import torch
 
 from learncost.importer.as_run import straight
-from learncost.importer.axes import ApartError, Size
+from learncost.importer.axes import AxisSplitError, Size
 from learncost.importer.examples import flattened, parts_of, size_at
 from learncost.importer.export import Exported, export
 from learncost.importer.inputs import Input, attempts, checked, examples_of, sized, symbols_of, tensors
 from learncost.importer.refusals import (
-    FixedError,
+    ExportOnlyError,
     NotExportedError,
-    WhileExportedError,
+    SpecializedSizeError,
     exports,
     raises_too,
 )
@@ -99,7 +99,7 @@ def table_of(
 
             try:
                 first = table(exported, {})
-            except ApartError:
+            except AxisSplitError:
                 if not exported.letters.fixed:
                     raise
             else:
@@ -114,7 +114,7 @@ def table_of(
                         observer.say(remark := notice(called, tried))
                         return f"% {remark}\n{imported.text}"
         letter, size = next(iter(exported.letters.fixed.items()))
-        raise FixedError(
+        raise SpecializedSizeError(
             f"{called} cannot be read with {letter} symbolic: its code converts it to a number, as a loop does, "
             f"or an input or weight of fixed size does (tried with {letter} = {size}); write a number instead, as in "
             f"{_with(values, letters, letter, size)}"
@@ -154,7 +154,7 @@ def table_of(
             first = type(error)(
                 f"{error} (tried with {at}; if the code needs one size, write it in place of {letters})"
             )
-    if options.as_run or not isinstance(first, WhileExportedError) or raises_too(module, values, first):
+    if options.as_run or not isinstance(first, ExportOnlyError) or raises_too(module, values, first):
         raise first
     raise type(first)(f"{first}; --as-run (in Python as_run=True) traces one run")
 

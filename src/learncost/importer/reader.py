@@ -36,7 +36,15 @@ from learncost.importer.nodes import (
 )
 from learncost.importer.rule import RULES, VIEW_RULES, rule_of
 from learncost.importer.sized import expression_of, lines_of, number_of
-from learncost.importer.views import ChosenPlaces, GivenTensor, IntegerValue, ShapeError, StoredValue, View, is_inside
+from learncost.importer.views import (
+    GivenTensor,
+    IntegerValue,
+    SelectedPositions,
+    ShapeError,
+    StoredValue,
+    View,
+    is_inside,
+)
 from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError, shown
 
@@ -53,7 +61,7 @@ _VARIANT = re.compile(
 """Suffixes of operator names that select a PyTorch variant of the same operation."""
 
 
-class UnreadError(InputError):
+class UnsupportedOperatorError(InputError):
     """An operator that cannot be read, with its module and the user's line."""
 
 
@@ -101,7 +109,7 @@ class GraphReader:
         """Return a tensor as a view; an outside tensor becomes an input of the table."""
         if isinstance(value, View):
             return value.fresh()
-        if isinstance(value, ChosenPlaces):
+        if isinstance(value, SelectedPositions):
             value = GivenTensor(value.node)
         if isinstance(value, IntegerValue):
             return value.view.fresh()
@@ -174,7 +182,7 @@ class GraphReader:
     def index(self, value: Any, reads: AxisClass) -> View:
         """Return an integer tensor as an index into an axis, which can then not be split."""
         reads.keep_whole()
-        if isinstance(value, ChosenPlaces):
+        if isinstance(value, SelectedPositions):
             return value.view.fresh()
         if isinstance(value, IntegerValue):
             value = GivenTensor(value.node)
@@ -240,10 +248,10 @@ class GraphReader:
             return float(known)
         return None
 
-    def refusal(self, what: str, more: str = "") -> UnreadError:
+    def refusal(self, what: str, more: str = "") -> UnsupportedOperatorError:
         """Return the error for a node that cannot be read."""
         where = place_of(self.node)
-        return UnreadError(f"{what} cannot be read{where}{more or self._on_values()}")
+        return UnsupportedOperatorError(f"{what} cannot be read{where}{more or self._on_values()}")
 
     def _on_values(self) -> str:
         """Return advice if a node has sizes that depend on values; "" otherwise."""

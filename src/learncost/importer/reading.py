@@ -17,10 +17,10 @@ from learncost.importer.opaque import opaque
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import COMPLEX_RULES, INDEX_RULES, RULES, VIEW_RULES, Rule, rule_of
 from learncost.importer.views import (
-    ChosenPlaces,
     Complex,
     GivenTensor,
     IntegerValue,
+    SelectedPositions,
     View,
     is_complex,
     is_inside,
@@ -44,7 +44,7 @@ def _value(reader: GraphReader, node: Any) -> Any:
     named = {name: reader.argument(value) for name, value in node.kwargs.items()}
     if node.target is operator.getitem:
         part = arguments[0][arguments[1]] if isinstance(arguments[0], list | tuple) else GivenTensor(node)
-        return ChosenPlaces(part.view, node) if isinstance(part, ChosenPlaces) else _typed(part, node)
+        return SelectedPositions(part.view, node) if isinstance(part, SelectedPositions) else _typed(part, node)
     if result is None:  # a check, without a result
         return None
     operands = [*arguments, *named.values()]
@@ -66,16 +66,20 @@ def _value(reader: GraphReader, node: Any) -> Any:
 def _by_rule(reader: GraphReader, known: Rule, node: Any, arguments: list[Any], named: Mapping[str, Any]) -> Any:
     """Return the result of a rule, with the operands converted to the kinds that it accepts."""
     result = node.meta["val"]
-    if any(isinstance(each, ChosenPlaces) for each in arguments) and known not in INDEX_RULES:
+    if any(isinstance(each, SelectedPositions) for each in arguments) and known not in INDEX_RULES:
         first = arguments[0]
-        if known in VIEW_RULES and isinstance(first, ChosenPlaces) and getattr(result, "dtype", None) is not torch.bool:
+        if (
+            known in VIEW_RULES
+            and isinstance(first, SelectedPositions)
+            and getattr(result, "dtype", None) is not torch.bool
+        ):
             looked = known(reader, first.view, *arguments[1:], **named)
             return (
-                [ChosenPlaces(each, node) for each in looked]
+                [SelectedPositions(each, node) for each in looked]
                 if isinstance(looked, list)
-                else ChosenPlaces(looked, node)
+                else SelectedPositions(looked, node)
             )
-        arguments = [GivenTensor(each.node) if isinstance(each, ChosenPlaces) else each for each in arguments]
+        arguments = [GivenTensor(each.node) if isinstance(each, SelectedPositions) else each for each in arguments]
     if not any(map(learns, (*arguments, *named.values()))):
         return GivenTensor(node)  # of selected positions and outside values: it has no gradient
     if known in INDEX_RULES:

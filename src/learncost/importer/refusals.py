@@ -53,19 +53,19 @@ class NotExportedError(InputError):
     """A construct that PyTorch's export refuses, with the user's line."""
 
 
-class GradientTakenError(InputError):
+class GradientInForwardError(InputError):
     """A gradient that a forward pass computes with this function, which PyTorch does not export."""
 
 
-class WhileExportedError(NotExportedError):
+class ExportOnlyError(NotExportedError):
     """An error that PyTorch or a package raises during export, though a run may not."""
 
 
-class FixedError(InputError):
+class SpecializedSizeError(InputError):
     """A size that should be symbolic and that a module's code fixes."""
 
 
-class OnValuesError(InputError):
+class DataDependentError(InputError):
     """Code that depends on values, which an export does not have: example sizes do not help."""
 
 
@@ -137,7 +137,7 @@ def refusal(error: Exception, called: str) -> InputError:
             "size as a number in the inputs, or trace one run with --as-run (in Python as_run=True)"
         )
     if type(error).__name__ in _ON_VALUES:
-        return OnValuesError(
+        return DataDependentError(
             f"{place}: `{code}` depends on values, which {called} has only when it runs: remove it if it only "
             "checks, write it with torch.where, or trace the branch of one run with --as-run (in Python as_run=True)"
         )
@@ -154,7 +154,7 @@ def refusal(error: Exception, called: str) -> InputError:
         )
     frames = traceback.extract_tb(error.__traceback__)
     of_func = is_by_func(error)
-    if of_func or isinstance(error, GradientTakenError):
+    if of_func or isinstance(error, GradientInForwardError):
         by = FUNC if of_func else str(error)
         does = f"computes a derivative with {by} in its forward pass, which PyTorch does not export: write out the "
         does += "derivative; the gradients of a step are derived from the table"
@@ -169,7 +169,7 @@ def refusal(error: Exception, called: str) -> InputError:
         said = f"{place}: {said}"
     if isinstance(error, InputError):  # this package refuses it, also in a traced run
         return NotExportedError(f"{called} cannot be {what}: {said}")
-    kind = NotExportedError if frames and is_local(frames[-1].filename) else WhileExportedError
+    kind = NotExportedError if frames and is_local(frames[-1].filename) else ExportOnlyError
     return kind(f"{called} cannot be {what}: {said}")
 
 

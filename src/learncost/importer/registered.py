@@ -44,7 +44,7 @@ def registered(node: Any, values: NodeConstants, given: Collection[Any] = ()) ->
     open_before = _open_sizes(node)
     try:
         forward, backward, unknown = _counted(node, given)
-    except OpenError as error:
+    except SymbolicSizeError as error:
         return Opaque(), str(error)
     except RuntimeError:  # PyTorch's formulas that do not accept symbolic sizes
         if not open_before:
@@ -249,7 +249,7 @@ def _whole(expression: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Unused:
+class UnusedProducts:
     """Products that no output of a module depends on.
 
     flops   FLOPs of the forward pass, in the graph's symbols; None if they are not a polynomial in them
@@ -260,7 +260,7 @@ class Unused:
     places: Sequence[str] = ()
 
 
-def unused(program: Any) -> Unused:
+def unused(program: Any) -> UnusedProducts:
     """Return the dead products of a graph that has all operations of a run, as `torch.export` returns it."""
     flops: Any = 0
     places: dict[str, None] = {}
@@ -271,7 +271,7 @@ def unused(program: Any) -> Unused:
                 flops = flops + of_node
                 path, operator = module_of(node), operator_name(node.target)
                 places[f"{path} {operator}".strip()] = None
-    return Unused(polynomial(flops), tuple(places))
+    return UnusedProducts(polynomial(flops), tuple(places))
 
 
 def _unread(graph: Any) -> Iterator[Any]:
@@ -319,7 +319,7 @@ def _flops(node: Any) -> Any:
 _GOLUB = "Golub & Van Loan 2013, Matrix Computations"
 
 
-class OpenError(InputError):
+class SymbolicSizeError(InputError):
     """A size must be a number for these FLOPs, and is open."""
 
 
@@ -354,7 +354,7 @@ def _transformed(share: float, is_of_result: bool = False) -> Callable[..., Any]
         shape = out_shape if is_of_result else x
         sizes = [shape[dim] for dim in dims]
         if not all(isinstance(size, int) for size in sizes):
-            raise OpenError("the FLOPs of a Fourier transform need a fixed length: use a number")
+            raise SymbolicSizeError("the FLOPs of a Fourier transform need a fixed length: use a number")
         points = prod(sizes)
         others = prod(size for place, size in enumerate(shape) if place not in {dim % len(shape) for dim in dims})
         return round(share * points * log2(points)) * others

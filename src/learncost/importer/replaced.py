@@ -132,7 +132,7 @@ def largest_of_windows(
     return torch.max_pool1d_with_indices(input, kernel_size, stride or [], padding, dilation, ceil_mode)[0]
 
 
-class _NotRead:
+class _UnsupportedResult:
     """A result of `flex_attention` beside its values, which is refused where it is read."""
 
     def numel(self) -> int:
@@ -155,12 +155,16 @@ def flexible_attention(query: Any, key: Any, value: Any, score_mod: Any, block_m
         scale = None if scale == query.shape[-1] ** -0.5 else scale  # as attention divides without one
         several = query.shape[1] != key.shape[1]
         attention = torch.nn.functional.scaled_dot_product_attention
-        return attention(query, key, value, seen, scale=scale, enable_gqa=several), _NotRead(), _NotRead()
+        return (
+            attention(query, key, value, seen, scale=scale, enable_gqa=several),
+            _UnsupportedResult(),
+            _UnsupportedResult(),
+        )
     key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     scores = score_mod(query @ key.mT * scale, *at)
     if seen is not None:
         scores = scores.masked_fill(seen.logical_not(), -math.inf)
-    return scores.softmax(-1) @ value, _NotRead(), _NotRead()
+    return scores.softmax(-1) @ value, _UnsupportedResult(), _UnsupportedResult()
 
 
 def spaced(start: Any, end: Any, steps: Any, **named: Any) -> Any:

@@ -21,7 +21,7 @@ from learncost.importer.equations import (
     indices_of,
 )
 from learncost.importer.sized import without_rests
-from learncost.importer.views import At, AxisIndex, Index, StoredValue, View, ViewAxis
+from learncost.importer.views import AxisIndex, Index, IndexedAxis, StoredValue, View, ViewAxis
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.models.tables import LENGTHS
@@ -397,7 +397,7 @@ class _WrittenLine:
             while label in labels:
                 label += "'"
             labels.append(label)
-            if isinstance(each, At):
+            if isinstance(each, IndexedAxis):
                 texts.append(f"{label}={self.spelled(each.view.stored, each.view.fresh().index, names)}")
             else:
                 texts.append(f"{label}={self.place(each, names)}")

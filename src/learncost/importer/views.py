@@ -44,13 +44,13 @@ class AxisIndex:
 
 
 @dataclass(frozen=True)
-class At:
+class IndexedAxis:
     """A stored axis that is read at an index, which is a view."""
 
     view: View
 
 
-Index: TypeAlias = ViewAxis | AxisIndex | At
+Index: TypeAlias = ViewAxis | AxisIndex | IndexedAxis
 Dimension: TypeAlias = tuple[ViewAxis, ...]
 
 
@@ -109,8 +109,8 @@ class View:
         def renewed(index: Index) -> tuple[Index, ...]:
             if isinstance(index, ViewAxis):
                 return row((index,))
-            if isinstance(index, At):  # its slots are those of the index view
-                return (At(index.view._split(split)),)
+            if isinstance(index, IndexedAxis):  # its slots are those of the index view
+                return (IndexedAxis(index.view._split(split)),)
             parts: list[tuple[Size, ViewAxis]] = []
             for factor, slot in index.parts:
                 inner = split.get(slot, (slot,))
@@ -128,7 +128,7 @@ class View:
 
     def at(self, slot: ViewAxis, parts: tuple[tuple[Size, ViewAxis], ...], start: Size = 0) -> View:
         """Return the view read at an index instead of a slot: factors times new slots, and a number. Raises
-        `ApartError`.
+        `AxisSplitError`.
 
         A stored axis that is read so cannot be split; an index of an index is one index.
         """
@@ -142,8 +142,8 @@ class View:
                 others = tuple((factor, part) for factor, part in each.parts if part is not slot)
                 moved = tuple((product([here[0], factor]), part) for factor, part in parts) if here else ()
                 index.append(AxisIndex((*others, *moved), each.start + here[0] * start if here else each.start))
-            elif isinstance(each, At):
-                index.append(At(each.view.at(slot, parts, start)))
+            elif isinstance(each, IndexedAxis):
+                index.append(IndexedAxis(each.view.at(slot, parts, start)))
             else:
                 index.append(each)
         return replace(self, index=tuple(index))
@@ -174,7 +174,7 @@ class View:
         return replace(self, dims=tuple(rows), spread=frozenset(spread))
 
     def reshaped(self, shape: Sequence[Size]) -> View:
-        """Return the same elements in order under another shape. Raises `ApartError` if an axis cannot be split so."""
+        """Return the elements in order in another shape. Raises `AxisSplitError` if an axis cannot be split."""
         view = self.fresh()
         rows: list[Dimension] = []
         while True:
@@ -238,7 +238,7 @@ class GivenTensor:
 
 
 @dataclass(frozen=True)
-class ChosenPlaces:
+class SelectedPositions:
     """Positions that an op selects: an index of the table if it is indexed with, otherwise an outside tensor."""
 
     view: View
@@ -265,7 +265,7 @@ def is_inside(value: Any) -> bool:
     """Return whether an argument contains values of the table."""
     if isinstance(value, list | tuple):
         return any(map(is_inside, value))
-    return isinstance(value, View | ChosenPlaces | IntegerValue | Complex)
+    return isinstance(value, View | SelectedPositions | IntegerValue | Complex)
 
 
 def learns(value: Any) -> bool:

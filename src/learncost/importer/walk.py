@@ -25,7 +25,7 @@ from learncost.importer.reading import read
 from learncost.importer.registered import body_of
 from learncost.importer.text import TextWriter, needed, read_in_products
 from learncost.importer.unit_dims import as_given, kept_axes
-from learncost.importer.views import ChosenPlaces, Complex, GivenTensor, IntegerValue, StoredValue, View
+from learncost.importer.views import Complex, GivenTensor, IntegerValue, SelectedPositions, StoredValue, View
 from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit
@@ -353,10 +353,10 @@ def _behind(reader: GraphReader, exported: Exported, equations: Sequence[Equatio
         for node in left.pop().all_input_nodes:
             value = reader.values.get(node)
             for part in (value.real, value.imaginary) if isinstance(value, Complex) else (value,):
-                view = part.view if isinstance(part, ChosenPlaces | IntegerValue) else part
+                view = part.view if isinstance(part, SelectedPositions | IntegerValue) else part
                 if isinstance(view, View):
                     values[view.stored] = None
-            if isinstance(value, GivenTensor | ChosenPlaces | IntegerValue) and node not in seen:
+            if isinstance(value, GivenTensor | SelectedPositions | IntegerValue) and node not in seen:
                 seen.add(node)
                 left.append(node)
     made = {read.view.stored for each in equations for read in each.left}  # an existing entry is kept
@@ -438,5 +438,5 @@ def _parts(reader: GraphReader, value: Any, of: str) -> Iterator[tuple[View, str
         for part, called in ((value.real, "real"), (value.imaginary, "imaginary")):
             if isinstance(part, View):
                 yield part, f"{of}.{called}"
-    elif isinstance(value, View | ChosenPlaces):
+    elif isinstance(value, View | SelectedPositions):
         yield reader.view(value), of

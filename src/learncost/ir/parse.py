@@ -9,7 +9,7 @@ from functools import lru_cache
 from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError, NotationError, advice, header_advice
 from learncost.ir.line import Condition, Line, Meta, Op, Opaque, RunningStatistics
-from learncost.ir.line_reader import LineReader, RefusedError, check_whole, is_name
+from learncost.ir.line_reader import LineReader, UnexpectedTokenError, check_whole, is_name
 from learncost.ir.loop import Carry
 from learncost.ir.parsed import Header, LayerCall, Parsed, ParsedLoop
 from learncost.ir.polynomial import Polynomial
@@ -197,8 +197,8 @@ def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term
             left.append(reader.term())
         line = reader.right(tuple(left), where)
         if not reader.done:
-            raise RefusedError(f"{reader.peek!r} is not expected")
-    except RefusedError as refused:
+            raise UnexpectedTokenError(f"{reader.peek!r} is not expected")
+    except UnexpectedTokenError as refused:
         raise NotationError(f"{refused}{refused.advice or advice(body) or advice(text)}", text) from None
     return left, line
 
@@ -209,7 +209,7 @@ def _whole(side: str, line: str) -> int:
         raise NotationError(f"{side!r} is not a name: use letters, digits and _", line)
     try:
         return check_whole(side) if side.isdecimal() else 0
-    except RefusedError as refused:
+    except UnexpectedTokenError as refused:
         raise NotationError(str(refused), line) from None
 
 

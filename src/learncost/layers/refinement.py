@@ -81,13 +81,13 @@ def refined(
     Raises `InputError` for a value that no line defines.
     """
     replacement = refinement(name)
-    hole: _Hole | None = None
+    hole: _InsertionPoint | None = None
 
     def change(line: Line) -> Iterable[Line]:
         nonlocal hole
         if len(line.left) != 1 or line.name != value:
             return (line,)
-        hole = _Hole(replacement, line, numbers, names, along)
+        hole = _InsertionPoint(replacement, line, numbers, names, along)
         raw = hole.outer_name(replacement.header.inputs[0])
         return (replace(line, left=(Term(raw, line.left[0].axes),), meta=replace(line.meta, local=raw)), *hole.lines)
 
@@ -105,7 +105,7 @@ def refined(
     return replace(changed, table=more)
 
 
-class _Hole:
+class _InsertionPoint:
     """The lines of a refinement that follow one line of a layer, with that line's `where` and layer."""
 
     def __init__(

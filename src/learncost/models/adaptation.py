@@ -114,7 +114,7 @@ def _alpha(value: object) -> float:
 
 
 @dataclass(frozen=True)
-class Learned:
+class TrainableWeights:
     """The trainable weights of a live module.
 
     weights  names of weights, each with the iteration in which it is trained, counted over all loops; None for all
@@ -136,19 +136,19 @@ _Run = tuple[int, int, frozenset[str]]
 """The first and last iteration of a range, counted over all loops, and the weights that are trained in it."""
 
 
-def adapted(model: Model, learned: Adaptation | Learned) -> Model:
+def adapted(model: Model, learned: Adaptation | TrainableWeights) -> Model:
     """Return the model with its table rewritten so that only the requested weights are trained.
 
     Weights of split loops are named by their layers, as in `attn.WQ@0-9` and `attn.WQ@10-11`. Raises `InputError`.
     """
     model = replace(model, table=flat(model.table, model.sizes))
     parts = NamedParts(model)
-    projections = parts.projections(learned.paths if isinstance(learned, Learned) else learned.lora)
+    projections = parts.projections(learned.paths if isinstance(learned, TrainableWeights) else learned.lora)
     table = with_lora(model.table, projections, learned.alpha / learned.rank)
     paths = frozenset(table.weights) - frozenset(model.table.weights)
     learning: frozenset[str]
     runs: list[_Run]
-    if isinstance(learned, Learned):
+    if isinstance(learned, TrainableWeights):
         learning = paths | {name for name, _ in learned.weights}
         runs = _runs(learned, paths)
     else:
@@ -159,7 +159,7 @@ def adapted(model: Model, learned: Adaptation | Learned) -> Model:
     return replace(built, sizes={**model.sizes, RANK: learned.rank} if paths else model.sizes)
 
 
-def _runs(learned: Learned, paths: frozenset[str]) -> list[_Run]:
+def _runs(learned: TrainableWeights, paths: frozenset[str]) -> list[_Run]:
     """Return ranges of consecutive iterations in which the same weights are trained."""
     iterations: dict[int, set[str]] = {iteration: set(paths) for iteration in learned.path_iterations}
     for name, iteration in learned.weights:
@@ -223,7 +223,7 @@ def _apart(
     )
 
 
-def learned_text(model: Model, learned: Adaptation | Learned) -> str:
+def learned_text(model: Model, learned: Adaptation | TrainableWeights) -> str:
     """Return a description of the trainable parameters, with a note if a tied head and embedding are trained
     together."""
     read = [name for line in model.table.lines for name in line.reads]

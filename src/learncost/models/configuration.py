@@ -52,7 +52,7 @@ class Configuration(Displayed):
     dropout     the dropout probabilities by the family's names
     unread      the number of stored parameters that no line reads
     derived     the sizes that were computed from others, each with its expression
-    learned     the trainable weights of a live module (`Learned`)
+    learned     the trainable weights of a live module (`TrainableWeights`)
     layer       the full table, if a layer in the notation is the model
     not_read    the text on keys of a file that are neither known metadata nor settings of the family
     """

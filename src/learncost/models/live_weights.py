@@ -15,7 +15,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial
-from learncost.models.adaptation import Learned
+from learncost.models.adaptation import TrainableWeights
 from learncost.models.model import Model
 from learncost.models.modules import module_of
 from learncost.models.parts import NamedParts
@@ -77,7 +77,7 @@ def parameters_of(module: Any) -> tuple[list[LiveParameter], list[Path]]:
     return plain, list(paths.values())
 
 
-def learned(model: Model, plain: list[LiveParameter], paths: list[Path]) -> Learned | None:
+def learned(model: Model, plain: list[LiveParameter], paths: list[Path]) -> TrainableWeights | None:
     """Return the trainable weights of a module's model; None if all learn. Raises `InputError`."""
     if all(parameter.learns for parameter in plain) and not paths:
         return None
@@ -208,7 +208,7 @@ class _WeightsReader:
         counts = {repeat.count for repeat in self.model.table.repeats}
         return int(Polynomial.of(axis for axis in axes if axis not in counts).at(self.model.sizes))
 
-    def learned(self, weights: frozenset[tuple[str, int | None]], paths: list[Path]) -> Learned:
+    def learned(self, weights: frozenset[tuple[str, int | None]], paths: list[Path]) -> TrainableWeights:
         iterations: dict[str, set[int]] = {}
         outside: dict[str, None] = {}
         for path in paths:
@@ -226,7 +226,7 @@ class _WeightsReader:
         if len(shapes) > 1:
             raise InputError(f"low-rank paths with different ranks or scales are not supported: {sorted(shapes)}")
         if not paths:
-            return Learned("from the live module's requires_grad", weights)
+            return TrainableWeights("from the live module's requires_grad", weights)
         ((rank, scale),) = shapes
         alpha = scale * rank
         self.identical(iterations)
@@ -234,7 +234,7 @@ class _WeightsReader:
         blocks = frozenset(iteration for path_iterations in iterations.values() for iteration in path_iterations)
         text = f"LoRA of rank {rank} and alpha {alpha:g} on {', '.join(names)}, from the live module"
         more = "; and its requires_grad" if weights else ""
-        return Learned(f"{text}{more}", weights, names, blocks, rank, alpha)
+        return TrainableWeights(f"{text}{more}", weights, names, blocks, rank, alpha)
 
     def identical(self, iterations: Mapping[str, set[int]]) -> None:
         """Raise `InputError` unless every adapted weight has a low-rank path in all adapted iterations."""

@@ -8,7 +8,7 @@ from learncost.models.expression import evaluate
 from learncost.models.families import ACTIVATIONS, FAMILIES
 from learncost.models.model import Model
 from learncost.models.modules import joint
-from learncost.program.autograd.module import MODULES, USUAL_MODULE, Itself, Module
+from learncost.program.autograd.module import MODULES, USUAL_MODULE, Module, UserModule
 
 
 def usual_module(model: Model, recomputes: bool = False) -> str:
@@ -16,7 +16,7 @@ def usual_module(model: Model, recomputes: bool = False) -> str:
     or an imported module."""
     if model.configuration.layer is None:
         return USUAL_MODULE
-    return Module.name if recomputes or runs_otherwise(model) else Itself.name
+    return Module.name if recomputes or runs_otherwise(model) else UserModule.name
 
 
 def runs_otherwise(model: Model) -> str:

@@ -6,14 +6,16 @@ from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.precision import Precision
-from learncost.models.adaptation import Adaptation, Learned, adapted
+from learncost.models.adaptation import Adaptation, TrainableWeights, adapted
 from learncost.models.model import Model
 from learncost.models.purposes import linear_layers
 from learncost.passes.rewrite_quantized import with_quantized
 from learncost.passes.split import flat
 
 
-def changed(model: Model, learned: Adaptation | Learned | None, precision: Precision, learns: bool = True) -> Model:
+def changed(
+    model: Model, learned: Adaptation | TrainableWeights | None, precision: Precision, learns: bool = True
+) -> Model:
     """Return the model with the requested trainable parameters in a precision. Raises `InputError`.
 
     learns  whether any weights are trained; none are in inference

@@ -39,7 +39,7 @@ def chunked_loss(table: Table) -> Table:
         if wide & {name for name, _ in iterations.keep}:
             return table
         middle = iterations.statements()
-    except _OtherFormError:
+    except _NotChunkableError:
         return table
     dropped = iterations.made_inside - iterations.stacks - later
     values = {name: value for name, value in table.values.items() if name not in dropped} | iterations.outer
@@ -74,7 +74,7 @@ def _part(table: Table) -> tuple[int, int, set[str]] | None:
     return touching[0], touching[-1] + 1, wide
 
 
-class _OtherFormError(Exception):
+class _NotChunkableError(Exception):
     """The error of lines that cannot become a loop over the batch."""
 
 
@@ -114,7 +114,7 @@ class _ChunkLoop:
 
     def line(self, line: Statement) -> None:
         if isinstance(line, Loop) or any(BATCH in condition.axes for condition in line.where):
-            raise _OtherFormError
+            raise _NotChunkableError
         past = self.totals | {name for statement in self.after for name in statement.makes}
         if not past.isdisjoint(line.reads):
             self.after.append(line)
@@ -129,7 +129,7 @@ class _ChunkLoop:
         left, right = tuple(map(self.sliced, line.left)), tuple(map(self.operand, line.right))
         iteration_line = replace(line, left=left, right=right)
         if BATCH in iteration_line.loops or (isinstance(iteration_line, Op) and BATCH in iteration_line.axes):
-            raise _OtherFormError
+            raise _NotChunkableError
         self.inside.append(iteration_line)
         for name in line.reads:
             if BATCH in self.table.axes[name] and name not in self.made_inside:
@@ -142,7 +142,7 @@ class _ChunkLoop:
         elif isinstance(line, Product):
             self.add(line, self.table.axes[line.name])
         else:
-            raise _OtherFormError
+            raise _NotChunkableError
 
     def add(self, line: Line, axes: tuple[str, ...]) -> None:
         """Add a loop-carried accumulator for the result of a line."""
@@ -162,7 +162,7 @@ class _ChunkLoop:
         if BATCH not in axes:
             return axes
         if axes[0] != BATCH:
-            raise _OtherFormError
+            raise _NotChunkableError
         return axes[1:]
 
     def operand(self, term: Operand) -> Operand:
@@ -172,7 +172,7 @@ class _ChunkLoop:
         """Return a term as an iteration reads it: the slice of one sequence, if it has a batch axis."""
         axes = [axis if isinstance(axis, str) else self.read(axis) for axis in term.axes]
         if self.of_iteration(term.name) != self.table.axes[term.name] and axes.pop(0) != BATCH:
-            raise _OtherFormError
+            raise _NotChunkableError
         return Term(term.name, tuple(axes))
 
     def read(self, axis: Read) -> Read:

@@ -48,7 +48,7 @@ def recomputed(table: Table, chosen: Callable[[Line], bool], whole: bool = False
     values, units = dict(table.values), _units_of(table, chosen)
 
     def again(first: tuple[Statement, ...], second: tuple[Statement, ...], inner: Values) -> Sequence[Statement]:
-        making = _Again(_units(first, units), defined(second))
+        making = _Rematerialized(_units(first, units), defined(second))
         if whole:
             making.all()
         for line in second:
@@ -225,7 +225,7 @@ def _units(lines: Iterable[Statement], chosen: Chosen) -> list[tuple[Statement, 
 
 
 @dataclass
-class _Again:
+class _Rematerialized:
     """The lines of a backward iteration so far, and the forward lines that may still be recomputed before the next
     line."""
 

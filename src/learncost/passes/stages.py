@@ -99,7 +99,7 @@ def cut(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> Stages
     layers  the number of blocks of each stage, from the first to the last
     Raises `InputError` if they do not sum to the number of blocks.
     """
-    return _Cut(counted_apart(table), len(layers)).stages(shares_of(table, sizes, layers))
+    return _StagePieces(counted_apart(table), len(layers)).stages(shares_of(table, sizes, layers))
 
 
 def shares_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> list[list[tuple[int, int, int]]]:
@@ -137,7 +137,7 @@ def counted_apart(table: Table) -> Table:
     return replace(table, lines=tuple(lines), values=values)
 
 
-class _Cut:
+class _StagePieces:
     """The pieces of a table, by their stages."""
 
     def __init__(self, table: Table, number: int) -> None:
@@ -248,21 +248,21 @@ Values = dict[str, Value]
 
 
 @dataclass(frozen=True)
-class Parted(Displayed):
+class SplitBackward(Displayed):
     """A step whose last `updates` statements are a separate pass that computes the gradients of weights."""
 
     table: Table
     updates: int
 
 
-def parted(table: Table) -> Parted:
+def parted(table: Table) -> SplitBackward:
     """Return a step of forward, backward and weight update with the weight update as a separate last pass.
 
     A step that is already split is unchanged. The optimizer's lines must be in another table.
     """
     values = dict(table.values)
     before, behind = _parted(table.lines, values, {*table.outputs})
-    return Parted(replace(table, lines=(*before, *behind), values=values), len(behind))
+    return SplitBackward(replace(table, lines=(*before, *behind), values=values), len(behind))
 
 
 def _parted(

@@ -11,7 +11,7 @@ from learncost.ir.table import Table
 from learncost.program.autograd.state import blocks_of, places_in_block
 
 
-class Fewer(NamedTuple):
+class RecomputedIterations(NamedTuple):
     """The iterations of a loop, by the name of their number, in which a line is recomputed: `fewer` of the `whole`."""
 
     loop: str
@@ -27,7 +27,7 @@ class Fewer(NamedTuple):
 
 def fewer_recomputed(
     model: tuple[Table, int], table: Table, sizes: Mapping[str, int], every: int, within: Mapping[str, int] = {}
-) -> dict[int, Fewer]:
+) -> dict[int, RecomputedIterations]:
     """Return by the places of a step's lines those that are recomputed in the first of every so many blocks alone.
 
     What a kernel of the backward pass computes again for itself runs in every block.
@@ -39,13 +39,13 @@ def fewer_recomputed(
     forward, number = model
     here, cuts = {**sizes, **within}, places_in_block(forward.repeats, number, sizes)
     kernels = {line.meta.kernel for line, _ in walk(table.lines) if line.meta.phase == "backward"} - {None}
-    iterations, first, result = _first_blocks(forward, cuts, here, every), 0, dict[int, Fewer]()
+    iterations, first, result = _first_blocks(forward, cuts, here, every), 0, dict[int, RecomputedIterations]()
     for place, (line, nest) in enumerate(walk(table.lines)):
         if line.meta.phase == "recomputation" and nest.loops:
             first = iterations.get(line.name, first)  # a line that a plan adds is of the block before it
             if line.meta.kernel not in kernels:
                 count = nest.counts[0]
-                result[place] = Fewer(count, first, int(size_of(count, here)))
+                result[place] = RecomputedIterations(count, first, int(size_of(count, here)))
     return result
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from learncost.program.program import ProgramBuilder
 
 Shapes: TypeAlias = "Sequence[tuple[int, ...]]"
-Temporaries: TypeAlias = "Callable[[Stepping, Shapes, ProgramBuilder], None]"
+Temporaries: TypeAlias = "Callable[[OptimizerStep, Shapes, ProgramBuilder], None]"
 """The temporaries of an optimizer's step."""
 STEP = "optimizer step"
 """The label of the step's ops."""
@@ -26,7 +26,7 @@ FLOAT, BFLOAT16 = 4, 2
 
 
 @dataclass(frozen=True)
-class Stepping:
+class OptimizerStep:
     """The step of an optimizer.
 
     how    its implementation: fused, foreach or for-loop
@@ -77,7 +77,7 @@ def default_implementation(optimizer: str, cuda: bool) -> str:
     return "foreach" if cuda and optimizer in FOREACH_ON_GPU else CLASSES[optimizer].implementations[0]
 
 
-def step_weights(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
+def step_weights(stepping: OptimizerStep, shapes: Shapes, builder: ProgramBuilder) -> None:
     """Run the temporaries of an optimizer's step over weights of these shapes."""
     if stepping.clip:
         _clip(stepping, shapes, builder)
@@ -93,7 +93,7 @@ def _new(builder: ProgramBuilder, elements: int, width: int) -> int:
     return buffer
 
 
-def _clip(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
+def _clip(stepping: OptimizerStep, shapes: Shapes, builder: ProgramBuilder) -> None:
     """`torch.nn.utils.clip_grad_norm_`: a norm of every gradient; on a GPU one of each of its chunks."""
     norms = [_new(builder, 1, stepping.width) for _ in shapes]
     if stepping.cuda and shapes:
@@ -102,7 +102,7 @@ def _clip(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
     builder.hold(*norms)
 
 
-def _roots(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
+def _roots(stepping: OptimizerStep, shapes: Shapes, builder: ProgramBuilder) -> None:
     """`_multi_tensor_adamw`, `_multi_tensor_rmsprop`: `torch._foreach_sqrt` of all second moments."""
     builder.hold(*[_new(builder, prod(shape), stepping.width) for shape in shapes])
 
@@ -114,7 +114,7 @@ def _for_loop(assigned: Callable[[tuple[int, ...], int], Mapping[str, int]], *de
     deleted   those that no longer hold their array when the next weight is stepped
     """
 
-    def run(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
+    def run(stepping: OptimizerStep, shapes: Shapes, builder: ProgramBuilder) -> None:
         variables: dict[str, int] = {}
         for shape in shapes:
             for name, elements in assigned(shape, prod(shape)).items():
@@ -132,7 +132,7 @@ def _factored(shape: tuple[int, ...], elements: int) -> Mapping[str, int]:
     return (of_matrix or {"squared": elements}) | {"estimate": elements}
 
 
-def _adafactor_foreach(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
+def _adafactor_foreach(stepping: OptimizerStep, shapes: Shapes, builder: ProgramBuilder) -> None:
     """`_multi_tensor_adafactor`: all matrices, then all vectors, while the matrices' list is still held."""
     width = stepping.width
     estimates: list[int] = []
@@ -151,7 +151,7 @@ NEWTON_SCHULZ = 5
 """The steps of `torch.optim.Muon` by default."""
 
 
-def _muon(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
+def _muon(stepping: OptimizerStep, shapes: Shapes, builder: ProgramBuilder) -> None:
     """`_single_tensor_muon` of matrices, with `_zeropower_via_newtonschulz` in bf16; fused AdamW of all else.
 
     It has the matrix and its square, of the shorter side, at each step.
@@ -178,7 +178,7 @@ def _muon(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
         update = [result]
 
 
-def _soap(stepping: Stepping, shapes: Shapes, builder: ProgramBuilder) -> None:
+def _soap(stepping: OptimizerStep, shapes: Shapes, builder: ProgramBuilder) -> None:
     """`SOAP.step`, which turns matrices into the bases of their sides and back, by a product for each.
 
     A new average of gradients takes the place of the old one, which a variable holds until the next weight.

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from learncost.ir.dataclass import dataclass, field, replace
-from learncost.program.optimizer_step import Stepping
+from learncost.program.optimizer_step import OptimizerStep
 
 CUDA = "cuda"
 """A GPU that runs PyTorch's kernels, as PyTorch names it."""
@@ -164,7 +164,7 @@ class StepRequest:
     autocast: str = ""
     given: Mapping[str, int] = field(default_factory=dict)
     weights: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    optimizer: Stepping = field(default_factory=Stepping)
+    optimizer: OptimizerStep = field(default_factory=OptimizerStep)
     microbatches: int = 1
     in_backward: bool = False
     capability: tuple[int, int] = (9, 0)

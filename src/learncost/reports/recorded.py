@@ -10,7 +10,7 @@ from learncost.devices.figure import Figure
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.models.module import runs_otherwise
-from learncost.program.autograd.module import Itself
+from learncost.program.autograd.module import UserModule
 from learncost.program.program import starred
 from learncost.reports.request import COMPILED, OF_KERNELS
 from learncost.reports.request import GPU as CUDA
@@ -180,7 +180,7 @@ def recorded_time(request: Request, model: Model, optimizer: str, cluster: Clust
     """
     layer, named = model.configuration.layer, request.timed_by in OF_KERNELS
     recorded = layer is not None and layer.steps is not None
-    asked_for = request.module == Itself.name and request.engine in ("", "eager") and not recorded
+    asked_for = request.module == UserModule.name and request.engine in ("", "eager") and not recorded
     elsewhere = "it is recorded for published GPUs, such as H100-SXM" if asked_for else ""
     if request.on is None or (request.is_sharded and cluster is None) or not request.is_training:
         return ""
@@ -263,7 +263,12 @@ def _lowered(request: Request, model: Model, optimizer: str) -> RecordedTime | s
 
     The answer is empty unless --engine eager is given for training on one device.
     """
-    if request.on is None or request.engine != "eager" or model.configuration.layer or request.module == Itself.name:
+    if (
+        request.on is None
+        or request.engine != "eager"
+        or model.configuration.layer
+        or request.module == UserModule.name
+    ):
         return ""
     if request.is_sharded or not request.is_training:
         return ""

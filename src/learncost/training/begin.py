@@ -10,7 +10,7 @@ from learncost.engines import hugging_face
 from learncost.engines.inputs import data
 from learncost.engines.options import Options, presets, suited
 from learncost.engines.state import from_state, stored
-from learncost.engines.tokenizer import TOKENIZER, Bytes, Tokenizer
+from learncost.engines.tokenizer import TOKENIZER, ByteTokenizer, Tokenizer
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
@@ -190,11 +190,11 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
         words = {"vocab_size": size} if has_words else {}
         return configure(model, {**words, **more, **options.sizes})
 
-    with_vocabulary, more = configured(Bytes.end), dict[str, int]()
+    with_vocabulary, more = configured(ByteTokenizer.end), dict[str, int]()
     if with_vocabulary.head == "none" and "architecture" not in map(spelled, options.sizes):
         more = {"num_labels": 2}  # a model that is bare unless it has classes to tell
         try:
-            with_vocabulary = configured(Bytes.end, **more)
+            with_vocabulary = configured(ByteTokenizer.end, **more)
         except InputError:
             more = {}
     tokenizer = tokenizer_of(with_vocabulary, name)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from learncost.backends import leaves
-from learncost.engines.core import Prepared, Values
+from learncost.engines.core import PreparedStep, Values
 from learncost.engines.emitted import EmittedProgram
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
@@ -50,7 +50,7 @@ class _JaxRunner:
             training.weights = {name: jax.numpy.array(array) for name, array in training.weights.items()}
             training.state = {name: jax.numpy.array(array) for name, array in training.state.items()}
 
-    def __call__(self, prepared: Prepared) -> Values:
+    def __call__(self, prepared: PreparedStep) -> Values:
         training, key = self._training, IdentityKey(prepared.table)
         if key not in self._compiled:
             self._compiled[key] = _Compiled(prepared.table, training.model.sizes, training.precision.name)
@@ -119,7 +119,7 @@ class _Compiled(EmittedProgram):
             static_argnames=tuple(self.program.sizes.values()),
         )
 
-    def step(self, prepared: Prepared) -> Values:
+    def step(self, prepared: PreparedStep) -> Values:
         """Return the results of a step by name."""
         values = {name: prepared.values[name] for name in (*self._table.weights, *self._table.inputs)}
         return self(values, **{late: prepared.sizes[name] for name, late in self.program.sizes.items()})

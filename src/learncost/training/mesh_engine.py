@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from learncost.engines.adapted import merged
-from learncost.engines.core import Prepared, Values
+from learncost.engines.core import PreparedStep, Values
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
 from learncost.engines.weights import shape
@@ -93,7 +93,7 @@ class MeshRunner(TorchRunner):
         parts = parts_of_batch(self.clauses, self.mesh)
         return smallest(table, {**sizes, "B": max(sizes["B"] // parts, 1)}, self.training.precision.name)
 
-    def made(self, prepared: Prepared) -> Any:
+    def made(self, prepared: PreparedStep) -> Any:
         return _RunnableStep(prepared, self)
 
     def all(self, flag: bool) -> bool:
@@ -123,7 +123,7 @@ class MeshRunner(TorchRunner):
 class _RunnableStep(TensorStep):
     """A placed table for batches of one size."""
 
-    def __init__(self, prepared: Prepared, runner: MeshRunner) -> None:
+    def __init__(self, prepared: PreparedStep, runner: MeshRunner) -> None:
         super().__init__(prepared, runner.pool)
         self._runner = runner
         in_place: InPlace | None = None
@@ -143,7 +143,7 @@ class _RunnableStep(TensorStep):
                 raise InputError(f"{name} depends on positions, which the plan zigzag reorders: remove zigzag")
         self._here = self.sizes | placed.sizes_at(self._runner.place)
 
-    def _compiled(self, prepared: Prepared) -> InPlace:
+    def _compiled(self, prepared: PreparedStep) -> InPlace:
         runner, sizes = self._runner, self.sizes | self.placed.sizes
         if runner.device != "cpu":
             raise InputError("kernels are compiled for the processor")
@@ -155,7 +155,7 @@ class _RunnableStep(TensorStep):
         precision = runner.training.precision.name
         return TorchProgram(bucketed(self.placed.table), sizes, precision, runner.device, devices=runner.devices)
 
-    def _own(self, prepared: Prepared) -> Values:
+    def _own(self, prepared: PreparedStep) -> Values:
         """Return this process's shards of a step's inputs."""
         table = self.placed.table
         names = (*table.weights, *table.inputs)
@@ -167,7 +167,7 @@ class _RunnableStep(TensorStep):
             return array
         return ordered(array, self.placed.table.axes[name], self.placed.zigzag, self._here)
 
-    def __call__(self, prepared: Prepared) -> Values:
+    def __call__(self, prepared: PreparedStep) -> Values:
         tensors = self.ran(self._own(prepared))
         results = {name: self._result(name, tensor) for name, tensor in tensors.items()}
         return results | self.pool.renewed(self.table)

@@ -9,7 +9,7 @@ import numpy as np
 
 from learncost.backends import fill, leaves, unfold
 from learncost.backends.stages import StagesProgram
-from learncost.engines.core import Prepared, Values
+from learncost.engines.core import PreparedStep, Values
 from learncost.engines.emitted import executed_text
 from learncost.engines.in_stages import StageUpdate, forward_in_stages, program_in_stages, step_in_stages
 from learncost.engines.numpy_engine import Training
@@ -93,7 +93,7 @@ class StagesRunner(MeshRunner):
             self._staged[key] = placed, program
         return self._staged[key]
 
-    def made(self, prepared: Prepared) -> _StagesStep:
+    def made(self, prepared: PreparedStep) -> _StagesStep:
         return _StagesStep(prepared, self)
 
     def broadcast(self, name: str, made: tuple[int, Any] | None, placed: tuple[Placed, ...]) -> Any:
@@ -115,7 +115,7 @@ class StagesRunner(MeshRunner):
 class _StagesStep:
     """The part of a table that this process runs for batches of one size; new values replace old ones."""
 
-    def __init__(self, prepared: Prepared, runner: StagesRunner) -> None:
+    def __init__(self, prepared: PreparedStep, runner: StagesRunner) -> None:
         self._runner = runner
         self._placed, program = runner.staged(prepared.table, prepared.sizes)
         self._functions = {number: program.stages[number] for number in runner.stages}
@@ -136,7 +136,7 @@ class _StagesStep:
                     ends[name] = begins[number, name] + stage.iterations[count]
         return begins
 
-    def __call__(self, prepared: Prepared) -> Values:
+    def __call__(self, prepared: PreparedStep) -> Values:
         import torch
 
         given = {}
@@ -170,7 +170,7 @@ class _StagesStep:
                 return number, as_array(arrays[name])
         return None
 
-    def _tensor(self, number: int, name: str, prepared: Prepared) -> Any:
+    def _tensor(self, number: int, name: str, prepared: PreparedStep) -> Any:
         """Return a stage's shard of a step's input; weights and state are shards already."""
         import torch
 
@@ -181,7 +181,7 @@ class _StagesStep:
         array = mine(of_stage(prepared.values[name], stage, name), stage.table.axes[name], here)
         return torch.from_numpy(np.require(array, requirements=("C", "W"))).to(self._runner.device)
 
-    def _view(self, number: int, name: str, prepared: Prepared) -> Any:
+    def _view(self, number: int, name: str, prepared: PreparedStep) -> Any:
         """Return weights or state of a stage as views of the process's arrays."""
         tensor = self._runner.pool.tensor(name, prepared.values[name])
         if (number, name) not in self._begin:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from learncost.backends.precision import LOW
-from learncost.engines.core import Prepared, Values
+from learncost.engines.core import PreparedStep, Values
 from learncost.engines.emitted import EmittedProgram
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
@@ -66,14 +66,14 @@ class TorchRunner:
         self.fetch()
         self.forget()
 
-    def __call__(self, prepared: Prepared) -> Values:
+    def __call__(self, prepared: PreparedStep) -> Values:
         key = (IdentityKey(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._steps:
             self._steps[key] = self.made(prepared)
         values: Values = self._steps[key](prepared)
         return values
 
-    def made(self, prepared: Prepared) -> Any:
+    def made(self, prepared: PreparedStep) -> Any:
         """Return the step of a table for arrays of one size."""
         precision = self.training.precision.name
         return _TorchStep(prepared, self.plan, precision, self.pool, self.gpu, self.deterministic)
@@ -236,7 +236,7 @@ class TensorStep:
 
     run: InPlace | TorchProgram
 
-    def __init__(self, prepared: Prepared, pool: TensorPool) -> None:
+    def __init__(self, prepared: PreparedStep, pool: TensorPool) -> None:
         self.table, self.sizes, self.pool = without_gradients(prepared.table), dict(prepared.sizes), pool
         self.owned = tuple(dict.fromkeys((*self.table.weights, *self.table.renewed)))
 
@@ -287,7 +287,7 @@ class _TorchStep(TensorStep):
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedStep,
         plan: str | None,
         precision: str,
         pool: TensorPool,
@@ -320,7 +320,7 @@ class _TorchStep(TensorStep):
         """The text on the plan and the kernels, and on what a first step has measured."""
         return f"plan {self.plan or 'none'}, {self.run.says}"
 
-    def _fitting(self, prepared: Prepared, plan: str | None, precision: str) -> str:
+    def _fitting(self, prepared: PreparedStep, plan: str | None, precision: str) -> str:
         """Return the plan on a GPU, which the planner chooses for its free memory where none is given.
 
         Raises `MemoryNeededError` for a step that the GPU has no memory for, with the plan of one that fits.
@@ -368,7 +368,7 @@ class _TorchStep(TensorStep):
             f"give {advice}"
         )
 
-    def __call__(self, prepared: Prepared) -> Values:
+    def __call__(self, prepared: PreparedStep) -> Values:
         results = {name: self._handed(tensor) for name, tensor in self.ran(prepared.values).items()}
         return results | {new: self.pool.arrays[name] for name, new in self.table.renewed.items()}
 

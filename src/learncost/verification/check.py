@@ -89,13 +89,13 @@ def checks(
     values = values_of(derived.step, {**arrays, **seeds_of(table, sizes, seed)}, sizes)
     if meaning is not None:
         yield _same_values(name, table, arrays, sizes, meaning, larger)
-    yield tally(name, derived.step, {**arrays, **seeds_of(table, sizes, seed)}, sizes)
+    yield count_operations(name, derived.step, {**arrays, **seeds_of(table, sizes, seed)}, sizes)
     yield _sum_of_passes(name, derived, sizes)
     yield _moved(name, derived.step, values, sizes)
     explicit = derive(table, jacobian=True)
     if str(explicit.step) != str(derived.step):
         all_arrays = {**arrays, **seeds_of(table, sizes, seed)}
-        yield tally(f"{name} with explicit Jacobians", explicit.step, all_arrays, sizes)
+        yield count_operations(f"{name} with explicit Jacobians", explicit.step, all_arrays, sizes)
         yield _jacobians(name, derived, values, explicit, values_of(explicit.step, all_arrays, sizes))
     if derived.gradients:
         yield gradients(name, table, derived.gradients, arrays, values, sizes, seed)
@@ -170,7 +170,7 @@ def _same_values(
 # What is executed, line by line.
 
 
-def tally(name: str, table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> Check:
+def count_operations(name: str, table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> Check:
     """Compare the units that an instrumented array counts in every line with the line's `run` price."""
     counted = executed(table, arrays, sizes)
     rows = price(table, sizes).rows
@@ -190,19 +190,19 @@ def executed(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]
 
     def watch(line: Line, values: MutableMapping[str, Array]) -> None:
         counts = numbered[line.meta.origin]
-        counts[0] += Tally.units
-        counts[1] += Tally.maccs
-        products[line.meta.origin] = Tally.products or products.get(line.meta.origin, 0)
+        counts[0] += CountingArray.units
+        counts[1] += CountingArray.maccs
+        products[line.meta.origin] = CountingArray.products or products.get(line.meta.origin, 0)
         if scattered := _added_up(line):  # a product that is added where an index says is a term of a sum
             size = np.size(values[scattered])
             counts[1] += size if products[line.meta.origin] == size else 0
-        Tally.units = Tally.maccs = Tally.products = 0
+        CountingArray.units = CountingArray.maccs = CountingArray.products = 0
         for term in line.left:  # what comes from nowhere (zeros, an identity) counts from here on
-            values[term.name] = tallied(values[term.name])
+            values[term.name] = as_counting(values[term.name])
 
     lowered = lower(table)
-    Tally.units = Tally.maccs = Tally.products = 0
-    execute(lowered, {key: tallied(array) for key, array in arrays.items()}, sizes, watch)
+    CountingArray.units = CountingArray.maccs = CountingArray.products = 0
+    execute(lowered, {key: as_counting(array) for key, array in arrays.items()}, sizes, watch)
     return numbered
 
 
@@ -354,7 +354,7 @@ _MOVES = frozenset(
 )
 
 
-class Tally(np.ndarray[Any, Any]):
+class CountingArray(np.ndarray[Any, Any]):
     """An array that counts its operations in the units of the price book `run`.
 
     One unit per element of an elementwise result or reduction operand, and two per term of a matmul.
@@ -368,40 +368,40 @@ class Tally(np.ndarray[Any, Any]):
         plain = [_plain(value) for value in inputs]
         result = getattr(ufunc, method)(*plain, **keywords)
         if method == "at":
-            Tally.units += np.broadcast(plain[0][plain[1]], plain[2]).size
+            CountingArray.units += np.broadcast(plain[0][plain[1]], plain[2]).size
             return None
         if method == "reduce":
-            Tally.units += np.size(plain[0])
+            CountingArray.units += np.size(plain[0])
         elif ufunc is np.matmul:
             terms = np.size(result) * np.shape(plain[0])[-1]
-            Tally.units += 2 * terms
-            Tally.maccs += terms
+            CountingArray.units += 2 * terms
+            CountingArray.maccs += terms
         else:
-            Tally.units += np.size(result)
-            if ufunc is np.multiply and all(isinstance(value, Tally) for value in inputs):
-                Tally.products = np.size(result)
-        return tallied(result)
+            CountingArray.units += np.size(result)
+            if ufunc is np.multiply and all(isinstance(value, CountingArray) for value in inputs):
+                CountingArray.products = np.size(result)
+        return as_counting(result)
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, keywords: Any) -> Any:
         result = function(*map(_plain, arguments), **{name: _plain(value) for name, value in keywords.items()})
         if function is np.where:
-            Tally.units += np.size(result)
+            CountingArray.units += np.size(result)
         elif function in (np.argmax, np.argmin, np.argsort):
-            Tally.units += np.size(_plain(arguments[0]))
+            CountingArray.units += np.size(_plain(arguments[0]))
         elif function.__name__ not in _MOVES:
             raise NotImplementedError(f"what does {function.__name__} cost?")
-        return tallied(result) if isinstance(result, np.ndarray) else result
+        return as_counting(result) if isinstance(result, np.ndarray) else result
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Tally):
+    if isinstance(value, CountingArray):
         return value.view(np.ndarray)
     if isinstance(value, (list, tuple)):
         return type(value)(map(_plain, value))
     return value
 
 
-def tallied(value: Any) -> Any:
+def as_counting(value: Any) -> Any:
     """Return the array as a counting one; integers stay plain arrays."""
     array = np.asarray(value)
-    return array if array.dtype.kind in "iu" else array.view(Tally)
+    return array if array.dtype.kind in "iu" else array.view(CountingArray)

@@ -16,7 +16,7 @@ from learncost.autodiff.derive import derive
 from learncost.backends import ProgramText
 from learncost.backends.c import source
 from learncost.engines.compiler import bind, compiled, compiler, products
-from learncost.engines.core import Prepared
+from learncost.engines.core import PreparedStep
 from learncost.engines.emitted import EmittedProgram
 from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
@@ -242,7 +242,7 @@ def _fits(model: Model) -> None:
         )
 
 
-def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[Check]:
+def _step(prepared: PreparedStep, engine: str, plan: str, subject: str) -> Iterator[Check]:
     table = planned(prepared.table, plan, prepared.sizes)
     subject += f" under {plan}" if plan else ""
     if engine == "torch":
@@ -259,13 +259,13 @@ def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[
     yield from lines.checks(subject)
 
 
-def _in_place(table: Table, prepared: Prepared, subject: str) -> Iterator[Check]:
+def _in_place(table: Table, prepared: PreparedStep, subject: str) -> Iterator[Check]:
     """Run the step in place and record every kernel and product."""
     import torch
 
     from learncost.engines.in_place import InPlace
 
-    class Watched(InPlace):
+    class InstrumentedStep(InPlace):
         """The step with its kernels wrapped."""
 
         def wrap(self, wrapped: Callable[[str, Any], Any]) -> None:
@@ -274,7 +274,7 @@ def _in_place(table: Table, prepared: Prepared, subject: str) -> Iterator[Check]
 
     owned = dict.fromkeys((*table.weights, *table.renewed))
     tensors = {name: torch.from_numpy(np.array(prepared.values[name], order="C")) for name in owned}
-    step = Watched(table, prepared.sizes, "fp64", tensors)
+    step = InstrumentedStep(table, prepared.sizes, "fp64", tensors)
     once = written_once(table)
     lines = ExecutedLines(once, prepared.sizes)
     watch = in_place.StatementWatch(step.program)

@@ -307,7 +307,7 @@ def _of_run(live: LiveModule, imported: ImportedModule, values: Mapping[str, Any
 
 
 @dataclass(frozen=True)
-class _Own:
+class _ModuleRecord:
     """The record of a module's run: results, and inputs and buffers before and after the call.
 
     within   the tolerance against float64
@@ -326,7 +326,7 @@ class _Own:
         return SMALLEST if self.within == WITHIN else SINGLE
 
 
-def _own(module: Any, values: Mapping[str, Any]) -> _Own:
+def _own(module: Any, values: Mapping[str, Any]) -> _ModuleRecord:
     """Run the module, in float64 if it supports it."""
     import torch
 
@@ -353,7 +353,7 @@ def _own(module: Any, values: Mapping[str, Any]) -> _Own:
         results, after, before = run(False, 0)
     others, after_others, _ = run(double, 1)
     random = not all(map(_same, results, others)) or not all(_same(after[key], after_others[key]) for key in after)
-    return _Own(results, after, before, within, random)
+    return _ModuleRecord(results, after, before, within, random)
 
 
 def _doubled(value: Any) -> Any:
@@ -377,7 +377,7 @@ def _apart(one: Any, other: Any, smallest: float) -> float:
     return difference if difference == difference else float("inf")
 
 
-def _values(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> Iterator[Check]:
+def _values(name: str, ran: ModuleRun, own: _ModuleRecord, imported: ImportedModule) -> Iterator[Check]:
     """Compare outputs of the table with those of the exported graph, and these with the module's."""
     compared = "outputs with the module's run"
     if ran.value > WITHIN:
@@ -398,7 +398,7 @@ def _values(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> I
     )
 
 
-def _gradients(name: str, module: Any, ran: ModuleRun, own: _Own) -> Check:
+def _gradients(name: str, module: Any, ran: ModuleRun, own: _ModuleRecord) -> Check:
     """Compare the table's gradients with autograd's of the exported graph, and these with the module's."""
     compared = "gradients with the module's"
     worst, reason = ran.gradient, ""
@@ -434,7 +434,7 @@ def _products(
     return Check(name, compared, f"forward {text}{reason}", counts.equal or bool(counts.reason))
 
 
-def _changes(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> Iterator[Check]:
+def _changes(name: str, ran: ModuleRun, own: _ModuleRecord, imported: ImportedModule) -> Iterator[Check]:
     """Compare buffers and inputs after the call with the table's results."""
     compared = "buffers and inputs after the call"
     overwritten = {

@@ -39,12 +39,12 @@ from learncost.verification.check import (
     Meaning,
     Values,
     checks,
+    count_operations,
     error,
     seeds_of,
     sound_arrays,
     survived,
     takes_complex,
-    tally,
     values_of,
     worst,
 )
@@ -178,7 +178,7 @@ def along(table: Table, name: str, smallest: int = 2) -> Iterator[Check]:
         imaginary = sum(float(np.sum(seeds[f"d{o}"] * np.imag(stepped[o]))) for o in table.outputs) / STEP
         difference = abs(slope - imaginary) / whole
         yield Check(name, "the tangent with a complex step", f"difference {difference:.1e}", difference <= ENOUGH)
-    yield tally(f"{name} and its tangent", moved, given, sizes)
+    yield count_operations(f"{name} and its tangent", moved, given, sizes)
 
 
 def verify(
@@ -424,7 +424,7 @@ def verify_procedures(model: Model, name: str, procedures: Iterable[str] = LEARN
             table = step(model, procedure, optimizer)
             sizes = small_sizes(table)
             arrays = sound_arrays(table, sizes)
-            yield tally(f"{name}, {procedure} with {optimizer}", table, arrays, sizes)
+            yield count_operations(f"{name}, {procedure} with {optimizer}", table, arrays, sizes)
         results[procedure] = _new_weights(trained_by(model, procedure), procedure)
         yield from survived(f"{name}, {procedure}", known(model, chosen, f"{name}, {procedure}"))
     for first, weights in results.items():

@@ -87,7 +87,7 @@ class _MeasuredSlices:
 
     def __init__(self, step: TracedStep, zero: int, weights: frozenset[str]) -> None:
         self.step, self.zero, self.weights = step, zero, weights
-        self.iterations: Tally = {}
+        self.iterations: CountingArray = {}
         self.memory = [(mark.at - zero, mark.memory) for mark in step.marks if mark.memory]
 
     def slice(self) -> Slice:
@@ -147,7 +147,7 @@ class _MeasuredSlices:
         return rest, slices
 
 
-Tally = dict[str, list[Slice]]
+CountingArray = dict[str, list[Slice]]
 
 
 def _in_layers(lines: Iterable[Slice]) -> Iterable[Slice]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter as Tally
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -144,7 +144,8 @@ class _StepDrawing:
         """Return the blocks of loops: loops that read the same weights have the same blocks."""
         weights_read = frozenset(outer for _, outer in repeat.each if outer in self.known)
         several = max(
-            Tally(name.rpartition(".")[2] for name in weights_read if "attn" in name.split(".")).values(), default=1
+            Counter(name.rpartition(".")[2] for name in weights_read if "attn" in name.split(".")).values(),
+            default=1,
         )
         groups = self.groups.setdefault(block, [])
         number = next(

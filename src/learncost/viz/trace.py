@@ -22,7 +22,7 @@ from learncost.passes.plan import NONE
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.program.autograd.module import Itself
+from learncost.program.autograd.module import UserModule
 from learncost.program.lifetimes import Walked
 from learncost.program.program import Program, levels
 from learncost.reports.inference import served
@@ -282,7 +282,7 @@ def _compared(path: str, request: Request, recorded: RecordedTime | str) -> Prof
         return compared(path, recorded.took.issued, recorded.took.program, True)
     step = memory_question(replace(request, engine="eager")).step(request.procedure, "eager")
     program = program_of(step)
-    ops = program.ops if step.module == Itself.name else ()  # the table's calls are not those of the dispatcher
+    ops = program.ops if step.module == UserModule.name else ()  # the table's calls are not those of the dispatcher
     return compared(path, [Issued(op, 0.0, ()) for op in ops], program, False)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from learncost.backends.c import tree
 from learncost.backends.c.arrays import Arrays, shared
-from learncost.backends.c.ending import Ending, ended, ending
+from learncost.backends.c.ending import Epilogue, ended, ending
 from learncost.backends.c.function import routine
 from learncost.backends.c.gnu import GNU
 from learncost.backends.c.printer import Printer, indented
@@ -174,7 +174,7 @@ def _routine(
     """Return the kernel and its arrays: by tiles for a matrix product's epilogue, else by iterations."""
     tile = ended(schedule)
     if tile:
-        arrays = Ending(schedule, axes, dtypes, printer, real, sizes, tile)
+        arrays = Epilogue(schedule, axes, dtypes, printer, real, sizes, tile)
         if arrays.can_be_tiled():
             return arrays, ending(arrays)
     whole = Arrays(schedule, axes, dtypes, printer, real, unified(lines), sizes)

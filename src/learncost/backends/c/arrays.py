@@ -227,7 +227,7 @@ class Arrays:
 
     def summand(self, number: tree.Expression) -> tree.Expression:
         """Convert to a number, also from a condition, as strict compilers require."""
-        is_condition = isinstance(number, tree.Named) and number.type == "int"
+        is_condition = isinstance(number, tree.HoistedValue) and number.type == "int"
         return tree.OperationExpression(f"({self.real})", (number,)) if self.alone and is_condition else number
 
     def narrowed(self, number: tree.Expression, stored: str) -> tree.Expression:
@@ -241,7 +241,7 @@ class Arrays:
 _Loops: TypeAlias = tuple[tree.ForLoop, ...]
 
 
-class _Use(NamedTuple):
+class _Access(NamedTuple):
     """An access to an array in its loops: an element or, without indices, a full part."""
 
     array: tree.ArrayMemory
@@ -265,7 +265,7 @@ def _same_layout(arrays: Arrays, left: str, right: str) -> bool:
     return bool(first) and first == second and arrays.dtypes[left] == arrays.dtypes[right]
 
 
-def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
+def _is_in_time(read: str, written: str, uses: list[_Access]) -> bool:
     """Return whether all reads precede the write in every iteration of the common loops, each at its elements."""
     relevant = [use for use in uses if use.array.of == read or (use.array.of == written and use.stored)]
     *reads, write = relevant
@@ -284,21 +284,21 @@ def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
     return True
 
 
-def _uses(part: object, loops: _Loops) -> Iterator[_Use]:
+def _uses(part: object, loops: _Loops) -> Iterator[_Access]:
     if isinstance(part, tuple):
         for inner in part:
             yield from _uses(inner, loops)
     elif isinstance(part, tree.ForLoop):
         yield from _uses(part.body, (*loops, part))
     elif isinstance(part, tree.MatrixBlock):
-        yield _Use(part.first.array, "", (), loops)
+        yield _Access(part.first.array, "", (), loops)
     elif isinstance(part, tree.Store):
         yield from _uses(part.value, loops)
         if isinstance(part.to, tree.Element):
             yield from _uses(part.to.operands, loops)
-            yield _Use(part.to.array, part.sign, part.to.operands, loops)
+            yield _Access(part.to.array, part.sign, part.to.operands, loops)
     elif isinstance(part, tree.Element):
         yield from _uses(part.operands, loops)
-        yield _Use(part.array, "", part.operands, loops)
+        yield _Access(part.array, "", part.operands, loops)
     elif hasattr(part, "__dict__"):
         yield from _uses(tuple(vars(part).values()), loops)

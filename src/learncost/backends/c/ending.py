@@ -54,7 +54,7 @@ def ended(schedule: KernelSchedule) -> Tile | None:
     return Tile(line, row, column, tuple(a for a in first.axes if a not in (row, column)), sides.summed)
 
 
-class Ending(Arrays):
+class Epilogue(Arrays):
     """The arrays of an epilogue, which reads the product's result in a tile of rows and columns."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Ending(Arrays):
         return all(map(self.multiplies, kinds)) or (self.tiles and kinds == {"bf16"})
 
 
-def ending(arrays: Ending) -> tree.Routine:
+def ending(arrays: Epilogue) -> tree.Routine:
     """Return the kernel by tiles: parallel iterations over blocks of columns, each over blocks of rows."""
     tile = arrays.tile
     row, column = arrays.sides
@@ -123,18 +123,18 @@ def ending(arrays: Ending) -> tree.Routine:
     return tree.Routine(before, iterations, (), arrays.count([*dict.fromkeys(tile.product.loops)]))
 
 
-def _edges(arrays: Ending, axis: str) -> tuple[tree.NameExpression, tree.NameExpression]:
+def _edges(arrays: Epilogue, axis: str) -> tuple[tree.NameExpression, tree.NameExpression]:
     return arrays.edge("from", axis), arrays.edge("to", axis)
 
 
-def _blocks(arrays: Ending, axis: str, places: int, body: Sequence[tree.CStatement]) -> tree.ForLoop:
+def _blocks(arrays: Epilogue, axis: str, places: int, body: Sequence[tree.CStatement]) -> tree.ForLoop:
     first, last = _edges(arrays, axis)
     size, step = arrays.size(axis), tree.NameExpression(str(places))
     start = tree.Let(last.text, "place", smaller(plus(first, step), size))
     return tree.ForLoop(first.text, ZERO, size, (start, *body), step, (arrays.counter(axis),))
 
 
-def _product(arrays: Ending) -> Iterator[tree.CStatement]:
+def _product(arrays: Epilogue) -> Iterator[tree.CStatement]:
     """Return the tile's sums; with several summed axes, one position of the outer ones after another."""
     tile = arrays.tile
     several = tile.summed[:-1]
@@ -154,18 +154,18 @@ def _product(arrays: Ending) -> Iterator[tree.CStatement]:
     yield from statements
 
 
-def _terms(arrays: Ending) -> tuple[Term, Term]:
+def _terms(arrays: Epilogue) -> tuple[Term, Term]:
     """Return the factor with the tile's rows and that with its columns."""
     first, second = (term for term in arrays.tile.product.right if isinstance(term, Term))
     return (first, second) if arrays.tile.row in first.loops else (second, first)
 
 
-def _cell(arrays: Ending) -> str:
+def _cell(arrays: Epilogue) -> str:
     """Return the sources of packed factors."""
     return "pair" if {arrays.read_array(term).array.type for term in _terms(arrays)} == {"bf16"} else "float"
 
 
-def _matrix(arrays: Ending, term: Term, row: str, column: str) -> tree.MatrixBlock:
+def _matrix(arrays: Epilogue, term: Term, row: str, column: str) -> tree.MatrixBlock:
     """Return the part of a factor that the tile reads."""
     store = arrays.read_array(term)
     begins = {axis: arrays.edge("from", axis) for axis in arrays.sides} | {arrays.tile.summed[-1]: ZERO}
@@ -175,7 +175,7 @@ def _matrix(arrays: Ending, term: Term, row: str, column: str) -> tree.MatrixBlo
     return tree.MatrixBlock(first, (strides[0], strides[1]))
 
 
-def _factors(arrays: Ending) -> tuple[tree.MatrixBlock | tree.Packed, tree.MatrixBlock | tree.Packed]:
+def _factors(arrays: Epilogue) -> tuple[tree.MatrixBlock | tree.Packed, tree.MatrixBlock | tree.Packed]:
     summed = arrays.tile.summed[-1]
     (row, column), (rows, columns) = arrays.sides, _terms(arrays)
     length = arrays.size(summed)
@@ -188,7 +188,7 @@ def _factors(arrays: Ending) -> tuple[tree.MatrixBlock | tree.Packed, tree.Matri
     return left, right
 
 
-def _workspace(arrays: Ending, term: Term, form: str) -> tree.ArrayMemory:
+def _workspace(arrays: Epilogue, term: Term, form: str) -> tree.ArrayMemory:
     """Return workspace for a packed factor of a tile."""
     places = tree.NameExpression(str(arrays.extents[form == "strips"]))
     count = tree.CallExpression(
@@ -197,7 +197,7 @@ def _workspace(arrays: Ending, term: Term, form: str) -> tree.ArrayMemory:
     return tree.ArrayMemory(f"{arrays.names.of(term.name)}_{form}", _cell(arrays), "scratch", term.name, count)
 
 
-def _packed(arrays: Ending) -> Iterator[tree.CStatement]:
+def _packed(arrays: Epilogue) -> Iterator[tree.CStatement]:
     """Pack the columns' factor in strips, for all rows."""
     if arrays.tiles:
         summed, column, term = arrays.tile.summed[-1], arrays.tile.column, _terms(arrays)[1]
@@ -206,7 +206,7 @@ def _packed(arrays: Ending) -> Iterator[tree.CStatement]:
         yield tree.Pack("strips", _matrix(arrays, term, summed, column), _workspace(arrays, term, "strips"), extents)
 
 
-def _rows(arrays: Ending) -> Iterator[tree.CStatement]:
+def _rows(arrays: Epilogue) -> Iterator[tree.CStatement]:
     """Pack the rows' factor in pairs, for one block of rows."""
     if arrays.tiles and _cell(arrays) == "pair":
         summed, row, term = arrays.tile.summed[-1], arrays.tile.row, _terms(arrays)[0]

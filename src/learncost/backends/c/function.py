@@ -62,7 +62,7 @@ class _Factors:
         return not self.arrays.schedule.steps & set(map(str, term.axes))
 
     def _once(self, term: Term, statement: tree.CStatement) -> list[tree.CStatement]:
-        return [tree.Once(self.arrays.base(BEFORE if self._is_whole(term) else self.phase), statement)]
+        return [tree.Hoisted(self.arrays.base(BEFORE if self._is_whole(term) else self.phase), statement)]
 
     def along(self, matrix: tree.MatrixBlock, *ones: int) -> tree.MatrixBlock:
         """Return the matrix if one of its axes, or the required one, is contiguous."""
@@ -123,7 +123,7 @@ def _place(matrix: tree.MatrixBlock) -> tree.Element:
 def computed_once(
     iterations: tree.ForLoop, used_names: Collection[str], numbers: Collection[tree.Expression] = ()
 ) -> tuple[tuple[tree.CStatement, ...], tree.ForLoop, tuple[tree.Expression, ...]]:
-    """Return the statements before the iterations, the iterations without `Named` and `Once`, and no empty loops.
+    """Return the statements before the iterations, and the iterations without hoisted ones and empty loops.
 
     used_names   reserved names
     numbers      that are needed after the iterations and known before them
@@ -169,7 +169,7 @@ class _LoopScope:
             self.body.append(self._store(statement))
         elif isinstance(statement, tree.Let) and statement.key is not None:
             self._let(statement, self)
-        elif isinstance(statement, tree.Once):
+        elif isinstance(statement, tree.Hoisted):
             spec = self._around(statement.within)
             if statement.statement not in spec.body:
                 spec.body.append(statement.statement)
@@ -184,7 +184,7 @@ class _LoopScope:
         """Return the number with its names, and the depth of the innermost loop that it depends on."""
         if isinstance(number, tree.LoopCounter):
             return number, self._around(number.text).depth
-        if isinstance(number, tree.Named):
+        if isinstance(number, tree.HoistedValue):
             return self._named(number)
         if isinstance(number, tree.Element | tree.OperationExpression | tree.CallExpression):
             parts = [self.number(part) for part in number.operands]
@@ -192,7 +192,7 @@ class _LoopScope:
             return replace(number, operands=tuple(part for part, _ in parts)), depth
         return number, 0
 
-    def _named(self, number: tree.Named) -> tuple[tree.Expression, int]:
+    def _named(self, number: tree.HoistedValue) -> tuple[tree.Expression, int]:
         for scope in self._outwards():
             if number.key in scope.names_of_values:
                 return scope.names_of_values[number.key], scope.depth
@@ -258,9 +258,9 @@ def _sum(arrays: Arrays, value: ScheduledValue) -> tree.Expression:
     return times(tree.NameExpression("sum"), *(numbers.number(factor, {}) for factor in value.late))
 
 
-def _total(arrays: Arrays, value: ScheduledValue, number: tree.Expression) -> tree.Total:
+def _total(arrays: Arrays, value: ScheduledValue, number: tree.Expression) -> tree.ThreadSum:
     sums, to = arrays.storage(value).array, arrays.output(value)
-    return tree.Total(sums, to, arrays.narrowed(number, to.type))
+    return tree.ThreadSum(sums, to, arrays.narrowed(number, to.type))
 
 
 def _phase(arrays: Arrays, phase: int) -> Iterator[tree.CStatement]:

@@ -218,7 +218,7 @@ def _share_out(routine: tree.Routine) -> str:
     return f"#pragma omp for {'simd ' if simple else ''}schedule({'dynamic' if dynamic else 'static'})"
 
 
-def _added_up(total: tree.Total, first: str) -> Iterator[str]:
+def _added_up(total: tree.ThreadSum, first: str) -> Iterator[str]:
     """Return the reduction over all threads; their sums begin at an offset of their workspace."""
     kind = total.sums.type
     return block(

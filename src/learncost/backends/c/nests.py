@@ -171,22 +171,22 @@ def _nest(
     yield from body
 
 
-def _partial(numbers: Numbers, value: ScheduledValue) -> tree.Named:
+def _partial(numbers: Numbers, value: ScheduledValue) -> tree.HoistedValue:
     """Return the accumulator of a reduction, which ends as the value at this position."""
     arrays = numbers.arrays
     at = tuple(arrays.positions[axis] for axis in value.axes)
     key = ("part" if value.added or value.shared else "made", value.name, *at)
     first = numbers.number(Literal(op_of(value).outside or 0.0), {}) if value.kind == "extreme" else ZERO
-    return tree.Named(key, arrays.names.of(value.name), arrays.real, first)
+    return tree.HoistedValue(key, arrays.names.of(value.name), arrays.real, first)
 
 
-def _ends(arrays: Arrays, value: ScheduledValue, number: tree.Named) -> Iterator[tree.CStatement]:
+def _ends(arrays: Arrays, value: ScheduledValue, number: tree.HoistedValue) -> Iterator[tree.CStatement]:
     """Store the result after the loop if others read it from memory."""
     if value.stored or value.added or value.shared:
         yield _put(arrays, value, number, value.added or value.shared)
 
 
-def _store(numbers: Numbers, value: ScheduledValue, partial: Mapping[str, tree.Named]) -> tree.Store:
+def _store(numbers: Numbers, value: ScheduledValue, partial: Mapping[str, tree.HoistedValue]) -> tree.Store:
     """Return the statements of a root in the innermost loop."""
     arrays, positions = numbers.arrays, numbers.arrays.positions
     if value.kind == "pointwise":

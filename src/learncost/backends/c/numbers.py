@@ -34,7 +34,7 @@ class Numbers:
 
     arrays: Arrays
     node: LoopNode
-    computed: dict[tuple[object, ...], tree.Named] = field(default_factory=dict)
+    computed: dict[tuple[object, ...], tree.HoistedValue] = field(default_factory=dict)
 
     def number(self, operand: Operand, at: Positions) -> tree.Expression:
         """Return an operand at a position."""
@@ -92,7 +92,7 @@ class Numbers:
             place = self._affine(axis.at, at)
             return place if axis.at.fixed else chosen(self._on_axis(axis.at, size, at), place, ZERO)
         index = self.number(axis.at, at)
-        is_place = isinstance(index, tree.Named) and index.type == "place"
+        is_place = isinstance(index, tree.HoistedValue) and index.type == "place"
         return index if is_place else tree.OperationExpression("(place)", (index,))
 
     def _index(self, axis: Read, at: Positions) -> tree.Expression:
@@ -116,7 +116,7 @@ class Numbers:
             points = times(*(tree.OperationExpression("(double)", (self._total(size),)) for size in literal.sizes))
             value, power = (tree.NameExpression(repr(number)) for number in (literal.value, literal.power))
             number = tree.OperationExpression(f"({real})", (times(value, tree.CallExpression("pow", (points, power))),))
-            return tree.Named(("literal", literal), "number", real, number)
+            return tree.HoistedValue(("literal", literal), "number", real, number)
         if isinf(literal.value):
             return tree.NameExpression("LOWEST" if literal.value < 0 else "(-LOWEST)")
         if self.arrays.alone:
@@ -132,16 +132,16 @@ class Numbers:
             total = tree.OperationExpression("+" if sign > 0 else "-", (total, self.arrays.count(factors(summand))))
         return total
 
-    def _given(self, term: Term, at: Positions) -> tree.Named:
+    def _given(self, term: Term, at: Positions) -> tree.HoistedValue:
         """Return an element of an array that the kernel reads."""
         store = self.arrays.read_array(term)
         places = [self._place(axis, at, size) for axis, size in zip(term.axes, store.extents, strict=True)]
         kind = KINDS.get(self.arrays.dtypes[term.name], "real")
         number = self.arrays.widened(self.arrays.element(store, places), store.array.type)
         key = ("given", term.name, *places)
-        return tree.Named(key, f"{store.array.name}_i", self._type(kind), number)
+        return tree.HoistedValue(key, f"{store.array.name}_i", self._type(kind), number)
 
-    def value_at(self, value: ScheduledValue, at: Positions) -> tree.Named:
+    def value_at(self, value: ScheduledValue, at: Positions) -> tree.HoistedValue:
         """Return a value of the kernel at a position: loaded or computed inline."""
         key = ("made", value.name, *(at[axis] for axis in value.axes))
         if key not in self.computed:
@@ -151,7 +151,7 @@ class Numbers:
             name = self.arrays.names.of(value.name) + ("_i" if value.stored or loaded else "")
             within = self.arrays.base(self.node.place.phase) if loaded else ""
             number = self.arrays.loaded(value, at) if loaded else self._computed(value, at)
-            self.computed[key] = tree.Named(key, name, self._type(value.type), number, within)
+            self.computed[key] = tree.HoistedValue(key, name, self._type(value.type), number, within)
         return self.computed[key]
 
     def _computed(self, value: ScheduledValue, at: Positions) -> tree.Expression:

@@ -95,7 +95,7 @@ class CallExpression(Expression):
 
 
 @dataclass(frozen=True)
-class Named(Expression):
+class HoistedValue(Expression):
     """A number computed once, in the outermost loop with its operands, not outside of `within`.
 
     key     equal for equal numbers
@@ -111,7 +111,7 @@ class Named(Expression):
 
 @dataclass(frozen=True)
 class Let(CStatement):
-    """A variable; with a key, later `Named` of this key refer to it."""
+    """A variable; with a key, later `HoistedValue` of this key refer to it."""
 
     name: str
     type: str
@@ -158,7 +158,7 @@ class ForLoop(CStatement):
 
 
 @dataclass(frozen=True)
-class Once(CStatement):
+class Hoisted(CStatement):
     """Statements that run once before, in the innermost loop in which the counter `within` is invariant."""
 
     within: str
@@ -218,7 +218,7 @@ class Dot(CStatement):
 
 
 @dataclass(frozen=True)
-class Total(CNode):
+class ThreadSum(CNode):
     """The sums over iterations: one per thread, then added up; their `sum` as an array stores it."""
 
     sums: ArrayMemory
@@ -238,7 +238,7 @@ class Routine(CNode):
 
     before: tuple[CStatement, ...]
     iterations: ForLoop
-    totals: tuple[Total, ...]
+    totals: tuple[ThreadSum, ...]
     work: Expression | None
     after: tuple[CStatement, ...] = ()
 

@@ -39,7 +39,7 @@ UNKNOWN = ("refuse", "zero")
 
 
 @dataclass(frozen=True)
-class How:
+class FileOptions:
     """The settings for importing a file.
 
     inputs   the module's inputs, one text each; none: those that the file specifies
@@ -64,7 +64,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Remembered:
+class CachedTable:
     """A cached table: its text, and the notices printed during its import."""
 
     text: str
@@ -92,7 +92,7 @@ class CachePlace:
         text = json.dumps([*environment, str(self.file.resolve()), self.asked])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    def read(self) -> Remembered | None:
+    def read(self) -> CachedTable | None:
         """Return the cached table; None if there is none, or if a file that the user's code read has changed."""
         try:
             record = json.loads(self.path.read_text(encoding="utf-8"))
@@ -100,12 +100,12 @@ class CachePlace:
             if record["digest"] == _text_digest(text) and all(
                 _digest(Path(file)) == recorded for file, recorded in files.items()
             ):
-                return Remembered(text, tuple(map(str, record["said"])))
+                return CachedTable(text, tuple(map(str, record["said"])))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
         return None
 
-    def write(self, table: Remembered, files: Iterable[Path]) -> None:
+    def write(self, table: CachedTable, files: Iterable[Path]) -> None:
         """Cache a table with the files that it depends on; do nothing if the cache cannot be written."""
         digests = {str(file): _digest(file) for file in sorted({self.file.resolve(), *files})}
         record = {"files": digests, "said": table.said, "text": table.text, "digest": _text_digest(table.text)}
@@ -157,12 +157,12 @@ def say(text: str) -> None:
     print(f"learncost: {text}", file=sys.stderr)
 
 
-def imported(wanted: Target, how: How) -> Remembered:
+def imported(wanted: Target, how: FileOptions) -> CachedTable:
     """Return the table of the module that a file builds, as text. Raises `InputError`."""
     return _known(wanted, how, "")
 
 
-def evaluation(wanted: Target, how: How, training: str) -> str:
+def evaluation(wanted: Target, how: FileOptions, training: str) -> str:
     """Return the table of the module in evaluation mode; "" if it equals that in training.
 
     Raises `InputError`.
@@ -170,7 +170,7 @@ def evaluation(wanted: Target, how: How, training: str) -> str:
     return _known(wanted, how, training).text
 
 
-def _known(wanted: Target, how: How, training: str) -> Remembered:
+def _known(wanted: Target, how: FileOptions, training: str) -> CachedTable:
     """Return a cached or new table; in evaluation mode if it is compared with that in `training`."""
     inputs = parse_inputs(how.inputs)
     asked: list[Any] = [wanted.name, [str(each) for each in inputs], how.fold, how.as_run, how.unknown]
@@ -194,11 +194,11 @@ def _known(wanted: Target, how: How, training: str) -> Remembered:
     return known
 
 
-def _read(wanted: Target, inputs: tuple[Input, ...], how: How, training: str) -> tuple[Remembered, set[Path]]:
+def _read(wanted: Target, inputs: tuple[Input, ...], how: FileOptions, training: str) -> tuple[CachedTable, set[Path]]:
     from learncost.importer.files.build import built
     from learncost.importer.files.user_file import watched
     from learncost.importer.pipeline import ImportObserver, table_of
-    from learncost.importer.refusals import NotExportedError, OnValuesError
+    from learncost.importer.refusals import DataDependentError, NotExportedError
 
     said: list[str] = []
     with _shown() as stage, watched() as files, warnings.catch_warnings():
@@ -212,17 +212,17 @@ def _read(wanted: Target, inputs: tuple[Input, ...], how: How, training: str) ->
         if training:
             from learncost.importer.pipeline import evaluation_of
 
-            return Remembered(evaluation_of(building.module, given, str(wanted), training, *ways), tuple(said)), files
+            return CachedTable(evaluation_of(building.module, given, str(wanted), training, *ways), tuple(said)), files
         try:
             text, described = table_of(building.module, given, str(wanted), *ways)
-        except (NotExportedError, OnValuesError):
+        except (NotExportedError, DataDependentError):
             if wanted.name:
                 raise
             text, described = table_of(building.module.eval(), given, str(wanted), *ways)
             said.append(f"{wanted} is imported in evaluation mode: PyTorch cannot export its training mode")
         if how.as_run:
             said.append("the table has the operations of one run, for these sizes, with the branches as taken")
-    return Remembered(f"{_remarks(wanted, described, how)}{text.strip()}\n", tuple(said)), files
+    return CachedTable(f"{_remarks(wanted, described, how)}{text.strip()}\n", tuple(said)), files
 
 
 def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
@@ -236,7 +236,7 @@ def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
     return saved_of(module) if saved else values_of(module)
 
 
-def _built(wanted: Target, real: bool, how: How | None = None) -> BuiltModule:
+def _built(wanted: Target, real: bool, how: FileOptions | None = None) -> BuiltModule:
     """Run the file again and return its module; a note says so where a question needs it. Raises `InputError`.
 
     real  whether its parameters have values
@@ -260,7 +260,7 @@ SEED = 0
 """The seed of PyTorch before a module is built for its values."""
 
 
-def steps(wanted: Target, how: How) -> Steps:
+def steps(wanted: Target, how: FileOptions) -> Steps:
     """Return a function that runs the file, and then records the training step of its module."""
 
     building = cache(partial(_built, wanted, False, how))
@@ -297,7 +297,7 @@ def preset_steps(configuration: Configuration, parameters: int) -> Steps:
     file.parent.mkdir(parents=True, exist_ok=True)
     with written(file) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    record = steps(Target(file, ""), How())
+    record = steps(Target(file, ""), FileOptions())
 
     def recorded(sizes: Mapping[str, int], request: StepRequest) -> Program:
         program = record(sizes, request)
@@ -310,7 +310,11 @@ def preset_steps(configuration: Configuration, parameters: int) -> Steps:
 
 
 def _recorded_apart(
-    wanted: Target, how: How, process: Callable[[], RecordingProcess], sizes: Mapping[str, int], request: StepRequest
+    wanted: Target,
+    how: FileOptions,
+    process: Callable[[], RecordingProcess],
+    sizes: Mapping[str, int],
+    request: StepRequest,
 ) -> Program:
     """Return the step on a GPU, from the cache or by a separate process."""
     asked = [wanted.name, how.inputs, sorted(sizes.items()), repr(request)]
@@ -324,17 +328,17 @@ def _recorded_apart(
         stage(f"recording a step of {wanted.file.name} for {where}")
         program, files = process().record(sizes, request)
     if how.cache:
-        place.write(Remembered(packed(program), ()), files)
+        place.write(CachedTable(packed(program), ()), files)
     return program
 
 
-def _options(how: How) -> ImportOptions:
+def _options(how: FileOptions) -> ImportOptions:
     from learncost.importer.pipeline import ImportOptions  # is imported after torch: start-up counts
 
     return ImportOptions(as_run=how.as_run, unknown=how.unknown, fold=how.fold)
 
 
-def live(wanted: Target, how: How) -> Callable[[], Any]:
+def live(wanted: Target, how: FileOptions) -> Callable[[], Any]:
     """Return a function that runs the file and returns its module with values in its parameters."""
 
     def build() -> Any:
@@ -346,7 +350,7 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
     return build
 
 
-def _remarks(wanted: Target, inputs: Sequence[str], how: How) -> str:
+def _remarks(wanted: Target, inputs: Sequence[str], how: FileOptions) -> str:
     """Return the first lines of a table: source, versions and inputs."""
     from importlib.metadata import version
 
@@ -376,7 +380,7 @@ def _shown() -> Iterator[Callable[[str], None]]:
         yield lambda text: progress.update(task, description=text)
 
 
-def layer_of(word: object, how: How = How()) -> Layer | None:
+def layer_of(word: object, how: FileOptions = FileOptions()) -> Layer | None:
     """Return the table of an argument `FILE.py:NAME`, or of a config.json without a family; None for any other."""
     wanted = target(word)
     if wanted is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from learncost.importer.recorder.recorder import Recorder
-from learncost.program.optimizer_step import STEP, Stepping, step_weights
+from learncost.program.optimizer_step import STEP, OptimizerStep, step_weights
 from learncost.program.program import CLIP, MOVED, OPTIMIZER, STATES, ProgramOp
 
 CLASSES: Mapping[str, tuple[str, Mapping[str, float]]] = {
@@ -27,12 +27,12 @@ IMPLEMENTATIONS: Mapping[str, Mapping[str, bool]] = {
 }
 
 
-def own(stepping: Stepping, weights: Sequence[torch.Tensor]) -> bool:
+def own(stepping: OptimizerStep, weights: Sequence[torch.Tensor]) -> bool:
     """Return whether PyTorch runs this optimizer over the weights themselves, with states of their type."""
     return stepping.optimizer in CLASSES and all(each.element_size() == stepping.width for each in weights)
 
 
-def optimizer_of(recorder: Recorder, stepping: Stepping, weights: Sequence[Any]) -> Any:
+def optimizer_of(recorder: Recorder, stepping: OptimizerStep, weights: Sequence[Any]) -> Any:
     """Return PyTorch's optimizer of weights, with its states, which its first step makes."""
     name, settings = CLASSES[stepping.optimizer]
     optimizer = getattr(torch.optim, name)(weights, **settings, **IMPLEMENTATIONS[stepping.how])
@@ -68,7 +68,7 @@ def update(recorder: Recorder, given: Mapping[str, int], weights: Sequence[torch
     recorder.ops.append(ProgramOp("optimizer", "", (), (), arguments, OPTIMIZER, recorder.microbatch, STEP))
 
 
-def temporaries(recorder: Recorder, stepping: Stepping, weights: Sequence[torch.Tensor]) -> None:
+def temporaries(recorder: Recorder, stepping: OptimizerStep, weights: Sequence[torch.Tensor]) -> None:
     """Record the temporaries of an optimizer's step that PyTorch does not run over these weights."""
     shapes = [tuple(each.shape) for each in weights]
     in_phase(recorder, OPTIMIZER, lambda: step_weights(stepping, shapes, recorder))

@@ -14,7 +14,7 @@ from learncost.importer.opaque import opaque
 from learncost.importer.reader import AS_RUN, GraphReader
 from learncost.importer.rule import index_rule
 from learncost.importer.rules.views import called, merged, narrowed
-from learncost.importer.views import At, ChosenPlaces, Dimension, GivenTensor, View, ViewAxis
+from learncost.importer.views import Dimension, GivenTensor, IndexedAxis, SelectedPositions, View, ViewAxis
 
 
 def at_indices(
@@ -58,10 +58,10 @@ def at_indices(
     return View(x.stored, tuple(index), dims, frozenset(slot for row in dims for slot in row if slot not in real))
 
 
-def _along(view: View, letters: Sequence[Any], rows: Mapping[Any, Dimension]) -> At:
+def _along(view: View, letters: Sequence[Any], rows: Mapping[Any, Dimension]) -> IndexedAxis:
     """Return an index that goes along the rows of its letters."""
     pairs = ((row, rows[name]) for name, row in zip(letters, view.dims, strict=True) if row)
-    return At(view.swapped({old: new for row, known in pairs for old, new in zip(row, known, strict=True)}))
+    return IndexedAxis(view.swapped({old: new for row, known in pairs for old, new in zip(row, known, strict=True)}))
 
 
 def taken(reader: GraphReader, view: View, hint: str = "") -> View:
@@ -139,7 +139,7 @@ def index_tensor(reader: GraphReader, x: Any, indices: Sequence[Any]) -> View:
 
 
 def _dims(value: Any) -> Any:
-    return value.view.dims if isinstance(value, ChosenPlaces) else value.shape
+    return value.view.dims if isinstance(value, SelectedPositions) else value.shape
 
 
 @index_rule("gather")
@@ -212,7 +212,7 @@ def over(reader: GraphReader, base: Any, count: View, new: View) -> View:
 
 def _fitting(reader: GraphReader, source: Any, places: Any) -> View:
     """Return a source narrowed to the index if that is smaller; a number is broadcast to the index."""
-    shape = places.view.shape if isinstance(places, ChosenPlaces) else places.shape
+    shape = places.view.shape if isinstance(places, SelectedPositions) else places.shape
     if isinstance(source, int | float):
         return reader.multiply(reader.filled(shape, 1.0), float(source))
     view = reader.view(source)

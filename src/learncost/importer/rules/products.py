@@ -14,7 +14,7 @@ from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.views import called, merged
 from learncost.importer.unit_dims import matrix_product
-from learncost.importer.views import At, GivenTensor, StoredValue, View, ViewAxis
+from learncost.importer.views import GivenTensor, IndexedAxis, StoredValue, View, ViewAxis
 from learncost.ir.dataclass import replace
 
 
@@ -73,7 +73,7 @@ def grouped(reader: GraphReader, x: Any, weight: Any, offsets: Any = None, *_: A
     index = View.of(group, [len(slots)])
     experts = View(
         weight.stored,
-        tuple(At(index) if each is weight.dims[0][0] else each for each in weight.index),
+        tuple(IndexedAxis(index) if each is weight.dims[0][0] else each for each in weight.index),
         (index.dims[0], *weight.dims[1:]),
         weight.spread,
     )

@@ -12,7 +12,7 @@ from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.indexing import at_indices, read_at
 from learncost.importer.rules.views import merged, reshaped
-from learncost.importer.views import ChosenPlaces, GivenTensor, StoredValue, View, ViewAxis
+from learncost.importer.views import GivenTensor, SelectedPositions, StoredValue, View, ViewAxis
 
 
 def axes_along(view: View, dims: Any) -> list[int]:
@@ -85,7 +85,7 @@ def max_along(reader: GraphReader, x: View, dim: int, keepdim: bool = False) -> 
     if not x.dims[dim]:
         return [summed(reader, x, [dim], None, keepdim), reader.part(1)]
     places, indices = chosen(reader, op, x, dim, None), reader.part(1)
-    where = indices and ChosenPlaces(kept(places, len(x.dims), [dim], keepdim), indices.node)
+    where = indices and SelectedPositions(kept(places, len(x.dims), [dim], keepdim), indices.node)
     return [kept(read_at(reader, x, dim, places), len(x.dims), [dim], keepdim), where]
 
 
@@ -133,7 +133,7 @@ def topk(
     if not x.dims or not x.dims[dim]:  # of size one
         return [x, indices]
     places = chosen(reader, op, ordered, dim, count)
-    return [read_at(reader, x, dim, places), indices and ChosenPlaces(places, indices.node)]
+    return [read_at(reader, x, dim, places), indices and SelectedPositions(places, indices.node)]
 
 
 @rule("argmax", "argmin")
@@ -145,7 +145,7 @@ def argmax(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool =
     if not x.dims or not x.dims[dim]:  # of size one
         return GivenTensor(reader.node)
     places = chosen(reader, reader.recorder.operator, x, dim, None)
-    return ChosenPlaces(kept(places, len(x.dims), [dim], keepdim), reader.node)
+    return SelectedPositions(kept(places, len(x.dims), [dim], keepdim), reader.node)
 
 
 @rule("logsumexp")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from learncost.importer.axes import ApartError, equal, make_same
+from learncost.importer.axes import AxisSplitError, equal, make_same
 from learncost.importer.equations import Equation, Fold, NamedView
 from learncost.importer.nodes import module_of, size_of
 from learncost.importer.opaque import opaque
-from learncost.importer.reader import GraphReader, UnreadError
+from learncost.importer.reader import GraphReader, UnsupportedOperatorError
 from learncost.importer.reading import read
 from learncost.importer.registered import body_of
 from learncost.importer.rule import rule
@@ -31,7 +31,7 @@ def scan(reader: GraphReader, body: Any, starts: Sequence[Any], stacks: Sequence
     tensors = [each.meta["val"] for each in (*node.args[1], *node.args[2])]
     if starts and all(map(has_fraction, tensors)) and not equal(size_of(node.args[2][0].meta["val"].shape[0]), 1):
         origin = reader.recorder.origin()
-        with suppress(UnreadError, ApartError):
+        with suppress(UnsupportedOperatorError, AxisSplitError):
             results = _loop(reader, body, starts, stacks, others)
             if not any(
                 known.graph is body.graph for known, _ in reader.given.keys() - given if hasattr(known, "graph")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from learncost.importer.axes import ApartError, AxisClass, Size, equal, product, quotient, simple
+from learncost.importer.axes import AxisClass, AxisSplitError, Size, equal, product, quotient, simple
 from learncost.importer.equations import NamedView, WrittenAxis
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.reader import GraphReader
@@ -34,12 +34,12 @@ def reshaped(reader: GraphReader, view: View, shape: Sequence[Size]) -> View:
     """Return a view under another shape, of a copy if its axes cannot be split so."""
     try:
         return view.reshaped(shape)
-    except ApartError:
+    except AxisSplitError:
         pass
     moved = reader.recorder.regrouped(view)
     try:
         return moved.reshaped(shape)
-    except ApartError:
+    except AxisSplitError:
         return regrouped_to(reader, moved, shape)
 
 
@@ -147,7 +147,7 @@ def _of_parts(view: View, dim: int, start: Size, size: Size) -> View | None:
         return None
     try:
         parted = view.reshaped([*view.shape[:dim], count, size, *view.shape[dim + 1 :]])
-    except ApartError:
+    except AxisSplitError:
         return None
     outer = parted.dims[dim]
     rows = [*parted.dims[:dim], *parted.dims[dim + 1 :]]

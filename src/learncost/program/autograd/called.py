@@ -23,13 +23,13 @@ from learncost.program.autograd.calls import (
     Experts,
     Linear,
     LinearLoss,
+    LineCall,
     Loss,
     Mixer,
     Norm,
     OperatorCall,
     Projection,
     Rotary,
-    Single,
     local_name,
 )
 from learncost.program.autograd.mixers import MIXERS, MixerScope
@@ -137,7 +137,7 @@ def with_head_losses(calls: Iterable[OperatorCall | Loop], row: LossRow) -> list
         while True:
             makers = (call for call in result if isinstance(call, OperatorCall))
             maker = next((call for call in makers if [term.name for term in call.makes] == [scores]), None)
-            if not isinstance(maker, Single) or len(maker.reads) != 1:
+            if not isinstance(maker, LineCall) or len(maker.reads) != 1:
                 break
             between.append(maker)
             (scores,) = maker.reads
@@ -369,7 +369,7 @@ def _mixer(names: ScopeNames, call: Mixer, values: Values) -> TapeTensor:
     return values[call.makes[0].name]
 
 
-def _single(names: ScopeNames, call: Single, values: Values) -> TapeTensor:
+def _single(names: ScopeNames, call: LineCall, values: Values) -> TapeTensor:
     return _line(names, call.lines[0], values)
 
 
@@ -438,6 +438,6 @@ _KINDS: dict[type[OperatorCall], Callable[..., TapeTensor]] = {
     Dropout: _dropout,
     Embedding: _embedding,
     Mixer: _mixer,
-    Single: _single,
+    LineCall: _single,
 }
 """The functions of calls with a single result."""

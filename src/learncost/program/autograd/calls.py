@@ -39,7 +39,7 @@ class OperatorCall:
 
 
 @dataclass(frozen=True)
-class Single(OperatorCall):
+class LineCall(OperatorCall):
     """A call of a single line."""
 
 
@@ -242,7 +242,7 @@ class CallScope:
         if line.name in self.attentions:
             return self.attentions[line.name]
         if not line.right:
-            return Single((line,), line.left[:1])
+            return LineCall((line,), line.left[:1])
         for find in (
             self._linear,
             self._convolution,
@@ -255,7 +255,7 @@ class CallScope:
         ):
             if call := find(line):
                 return call
-        return Single((line,), line.left[:1])
+        return LineCall((line,), line.left[:1])
 
     def _weight_of(self, line: Statement | None) -> str:
         """Return the weight of a product of a value that sums over features; "" where it is none."""
@@ -520,7 +520,7 @@ def _late(calls: list[OperatorCall | Loop]) -> list[OperatorCall | Loop]:
     early: set[int] = set()
     for place, call in enumerate(calls):
         reads = {makers[name] for name in call.reads if name in makers}
-        if isinstance(call, Embedding) or (isinstance(call, Single | Norm | Dropout) and reads and reads <= early):
+        if isinstance(call, Embedding) or (isinstance(call, LineCall | Norm | Dropout) and reads and reads <= early):
             early.add(place)
     at = list(range(len(calls)))
     readers: dict[int, list[int]] = {}

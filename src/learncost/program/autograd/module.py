@@ -351,7 +351,7 @@ class Uncached(Transformers):
     caches = False
 
 
-class Itself(Module):
+class UserModule(Module):
     """An imported module, which runs itself: nothing is assumed about it."""
 
     name = "itself"
@@ -480,7 +480,7 @@ def _disentangled(
 
 
 MODULES: Mapping[str, type[Module]] = {
-    module.name: module for module in (Transformers, Uncached, Reentrant, Transformers4, Module, LitGPT, Itself)
+    module.name: module for module in (Transformers, Uncached, Reentrant, Transformers4, Module, LitGPT, UserModule)
 }
 """The implementations that can be simulated, by name."""
 USUAL_MODULE = Transformers.name

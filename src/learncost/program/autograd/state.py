@@ -17,7 +17,7 @@ from learncost.program.autograd.module import Module
 from learncost.program.autograd.operators import Storage, TapeTensor
 from learncost.program.autograd.tape import Tape, TapeNode
 from learncost.program.autograd.wrapped import ParameterGroup, Sharded, Wrapping
-from learncost.program.optimizer_step import Stepping
+from learncost.program.optimizer_step import OptimizerStep
 from learncost.program.program import HOST
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class StepOptions:
     checkpoint: str = ""
     every: int = 1
     blocks: int = 0
-    stepping: Stepping = field(default_factory=Stepping)
+    stepping: OptimizerStep = field(default_factory=OptimizerStep)
     microbatches: int = 1
     matrices: Mapping[str, int] = field(default_factory=dict)
     coded: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -138,7 +138,7 @@ def places(repeat: Loop) -> list[tuple[int, str]]:
     return single_values
 
 
-SetAside: TypeAlias = (
+SavedForward: TypeAlias = (
     "tuple[list[TapeNode | Callable[[], None]], list[TapeTensor], dict[tuple[object, ...], TapeTensor]]"
 )
 """Nodes, inputs and masks of a forward pass."""
@@ -171,13 +171,13 @@ class StepState:
         """The trainable weights of its table."""
         return [name for name in self.table.weights if name in self.asked.learning]
 
-    def set_aside(self) -> SetAside:
+    def set_aside(self) -> SavedForward:
         """Return what a backward pass needs of the forward pass before it, while those of other microbatches run."""
         aside = self.tape.take_nodes(), self.inputs, self.masks
         self.inputs, self.masks = [], {}
         return aside
 
-    def take_up(self, aside: SetAside) -> None:
+    def take_up(self, aside: SavedForward) -> None:
         nodes, self.inputs, self.masks = aside
         self.tape.give_nodes(nodes)
 

@@ -15,24 +15,24 @@ from learncost.program.autograd.calls import (
     Experts,
     Linear,
     LinearLoss,
+    LineCall,
     Loss,
     Norm,
     OperatorCall,
     Projection,
-    Single,
     local_name,
 )
 from learncost.program.autograd.operators import INTEGER, Storage, TapeTensor, cat
 from learncost.program.autograd.state import (
+    SavedForward,
     ScopeNames,
-    SetAside,
     StepOptions,
     StepState,
     Values,
     blocks_of,
     whole_block,
 )
-from learncost.program.autograd.tape import RemadeError, Tape, TapeNode
+from learncost.program.autograd.tape import StopRecomputationError, Tape, TapeNode
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED
 from learncost.program.optimizer_step import STEP, step_weights
 from learncost.program.program import ACTIVATIONS, BEFORE, FORWARD, OPTIMIZER, WEIGHTS
@@ -80,12 +80,14 @@ def _run(names: ScopeNames, calls: Sequence[OperatorCall | Loop], values: Values
             given = [values[name] for name in call.reads if name in values]
             try:
                 call_module(names, call, values)
-            except RemadeError:  # the recomputation ends inside, where variables hold what later calls would read
+            except (
+                StopRecomputationError
+            ):  # the recomputation ends inside, where variables hold what later calls would read
                 names.tape.hold(*(values[name] for later in calls[at:] for name in later.reads if name in values))
                 raise
             finally:
                 names.tape.hold(*given, *operands)
-            if holds and isinstance(call, Linear | Single):
+            if holds and isinstance(call, Linear | LineCall):
                 operands += [values[name] for name in call.reads if name in values and last[name] is call]
             if isinstance(call, Norm):
                 operands.clear()
@@ -208,7 +210,7 @@ def run_step(tape: Tape, chunks: Sequence[Chunk], asked: StepOptions, passes: Se
         builder.give(BUCKETS, learned * wrapping.reduced)
     other = _other(state) if asked.other else state
     several = min(asked.microbatches, DIFFERENT if syncs else DIFFERENT + 1)
-    waiting, sums = dict[tuple[int, int], tuple[list[TapeTensor], SetAside]](), False
+    waiting, sums = dict[tuple[int, int], tuple[list[TapeTensor], SavedForward]](), False
     passes = passes or [(each, 0, number) for number in range(several) for each in "FB"]
     last = {chunk: number for letter, chunk, number in passes if letter == "B"}
     for letter, chunk, builder.microbatch in passes:

@@ -86,11 +86,11 @@ STASH, SMALLEST = 5, 1024
 """Saved tensors that stay until as many later ones are copied to the host, and bytes of the smallest that is copied:
 `OffloadActivations` of torchtune 05cda5e9 (training/_activation_offloading.py) and of TRL."""
 
-_REMADE = TapeNode(None)
+_RECOMPUTED = TapeNode(None)
 """A placeholder for the nodes of recomputed operators, whose gradients flow elsewhere."""
 
 
-class RemadeError(Exception):
+class StopRecomputationError(Exception):
     """All saved tensors of a frame have been recomputed."""
 
 
@@ -251,7 +251,7 @@ class Tape:
         kept = tuple(each for each in keeps if not isinstance(each, int))
         if target and len(kept) == len(keeps) and not self._again:
             target.kept = kept
-            raise RemadeError
+            raise StopRecomputationError
         selected = self._is_selected(name, operands)
         if views:
             made_values = [TapeTensor(self, *size, views, view=True, turned=turned) for size in results]
@@ -271,11 +271,11 @@ class Tape:
         if self._again is None:
             node = self._node(name, operands, len(made_values), backward, remembered)
         elif target:
-            node, target.kept = _REMADE, remembered
+            node, target.kept = _RECOMPUTED, remembered
             if not self._again:
-                raise RemadeError
+                raise StopRecomputationError
         else:
-            node = _REMADE
+            node = _RECOMPUTED
         for number, value in enumerate(made_values):
             value.node, value.result = node, number
         return made_values
@@ -464,7 +464,7 @@ class Tape:
         label, self.builder.phase = self.label, RECOMPUTE
         inputs = self._unpacked(frame.inputs)
         self._source, frame.products = frame, 0
-        with suppress(RemadeError):
+        with suppress(StopRecomputationError):
             frame.run(inputs)
         self._source = None
         self.hold(*inputs)

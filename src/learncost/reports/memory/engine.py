@@ -13,7 +13,7 @@ from learncost.ir.loop import walk
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
-from learncost.liveness import FIXED, LiveArray, LiveInterval, Moment
+from learncost.liveness import FIXED, LiveArray, LiveInterval, ProgramPoint
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.program.arena import Arena
 from learncost.program.program import (
@@ -64,10 +64,10 @@ class MemoryUse:
     """
 
     bytes: int
-    moment: Moment
+    moment: ProgramPoint
     split: Mapping[str, int]
     live_at_peak: tuple[LiveArray, ...]
-    lines: Callable[[], tuple[tuple[Moment, ...], Iterable[LiveInterval]]] = lambda: ((), ())
+    lines: Callable[[], tuple[tuple[ProgramPoint, ...], Iterable[LiveInterval]]] = lambda: ((), ())
     said: str = ""
     flash: int | None = None
     arena: Arena | None = None
@@ -153,9 +153,9 @@ def of_parts(parts: Mapping[str, int], said: str = "", **more: Any) -> MemoryUse
     return MemoryUse(size, at_line("", size), parts, arrays, said=said, **more)
 
 
-def at_line(line: str, size: int) -> Moment:
+def at_line(line: str, size: int) -> ProgramPoint:
     """Return the moment of a line."""
-    return Moment(line, "", "", size)
+    return ProgramPoint(line, "", "", size)
 
 
 def bytes_of(table: Table, names: Iterable[str], sizes: Mapping[str, Any], width: Callable[[str], int]) -> int:
@@ -193,7 +193,7 @@ SUFFIX = ", backward"
 
 def curve_of(
     program: Program, table: Table, counts: Mapping[int, str]
-) -> tuple[tuple[Moment, ...], tuple[LiveInterval, ...]]:
+) -> tuple[tuple[ProgramPoint, ...], tuple[LiveInterval, ...]]:
     """Return the bytes and live arrays at every line of a program, whose labels are names of a forward table.
 
     counts  the table's sizes that say how often blocks run, by how often that is
@@ -205,7 +205,7 @@ def curve_of(
         meta = metas.get(line.label.removesuffix(SUFFIX).partition("+")[0])
         loops = ((line.loop, counts.get(line.iterations, ""), line.iterations),) if line.iterations > 1 else ()
         layer, block = (meta.layer, meta.block) if meta else ("", None)
-        moments.append(Moment(line.label, layer, PHASES[program.ops[line.op].phase], line.bytes, block, loops))
+        moments.append(ProgramPoint(line.label, layer, PHASES[program.ops[line.op].phase], line.bytes, block, loops))
     return tuple(moments), tuple(_intervals(program, lines))
 
 

@@ -13,7 +13,7 @@ from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.arena import Region
-from learncost.program.autograd.module import Itself
+from learncost.program.autograd.module import UserModule
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.fit_question import ONE_PASS, FitQuestion, Fitting, advice_for, refusal
 from learncost.reports.memory.inference import NAME, has_sequences
@@ -207,7 +207,7 @@ class Fit(AtLength, Drawn):
         if others := [name for name in engines if name != GRAPH]:
             rule += f" Engine {', '.join(others)}: as in learncost memory --engine {others[0]}"
             rule += f", for the module {self.module}." if self.module else "."
-            if self.module == Itself.name:
+            if self.module == UserModule.name:
                 rule += f" {RECORDED}"
             if "c99" in others:
                 rule += " Stack and code are not included."

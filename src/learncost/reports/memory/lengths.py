@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.ir.dataclass import Key, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.models.sizes import check_size
-from learncost.program.autograd.module import Itself
+from learncost.program.autograd.module import UserModule
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.fit import RECORDED, SHARDED, each_of
 from learncost.reports.memory.fit_question import FitQuestion, refusal
@@ -99,7 +99,7 @@ class Lengths(Shown):
         learns = () if self.trained == "all" else (f"Trainable: {self.trained}.",)
         over = (f"{self.over.said} The batch is global.",) if self.over else ()
         sentences = [f"Engine: {', '.join(dict.fromkeys(row.engine for row in self.rows))}, as in learncost memory."]
-        sentences += [RECORDED] if self.module == Itself.name else []
+        sentences += [RECORDED] if self.module == UserModule.name else []
         if any(row.procedure == "recompute" or "recompute" in row.plan for row in self.rows):
             sentences.append(
                 "recompute is gradient checkpointing: activations of a block are recomputed in the backward pass."

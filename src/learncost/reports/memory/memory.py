@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.loop import walk
-from learncost.liveness import LiveArray, LiveInterval, Moment
+from learncost.liveness import LiveArray, LiveInterval, ProgramPoint
 from learncost.models.tables import letters_of
 from learncost.passes.plan import FUSED_ATTENTION, plan_of, usual_plan
 from learncost.passes.rewrite_lora import is_of_experts
@@ -155,7 +155,7 @@ class Memory(AtLength, Drawn):
     convention: str = ""
     rules: Mapping[str, str] = field(default_factory=dict)
     peak: int
-    moment: Moment = field(metadata=Key(form=attributes(_LINE)).field)
+    moment: ProgramPoint = field(metadata=Key(form=attributes(_LINE)).field)
     split: Mapping[str, int]
     buffers: int | None = field(default=None, metadata=Key("kernel_buffers", form=_buffers, optional=True).field)
     context: int | None = field(default=None, metadata=OPTIONAL)  # tokens in the cache before a step of decode
@@ -169,7 +169,7 @@ class Memory(AtLength, Drawn):
     host: int = field(default=0, metadata=OPTIONAL)
     unfit: str = field(default="", metadata=OPTIONAL)
     live_at_peak: tuple[LiveArray, ...] = field(metadata=Key(form=attributes("name axes shape bytes layer")).field)
-    curve: tuple[Moment, ...] = field(metadata=Key(form=attributes(f"{_LINE} bytes iterations")).field)
+    curve: tuple[ProgramPoint, ...] = field(metadata=Key(form=attributes(f"{_LINE} bytes iterations")).field)
     arrays: tuple[LiveInterval, ...] = ()
     arena: Arena | None = field(default=None, metadata=OPTIONAL)
     letters: str = field(default="", metadata=HIDDEN)  # of a run of a table: its sizes as the table calls them

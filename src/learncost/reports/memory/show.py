@@ -11,7 +11,7 @@ from learncost.ops.optimizers import OF_MATRICES
 from learncost.passes.plan import FUSED_ATTENTION
 from learncost.procedures.optimizer import state_of
 from learncost.procedures.procedure import INFERENCE
-from learncost.program.autograd.module import Itself
+from learncost.program.autograd.module import UserModule
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.types import RESERVED, misfit, said_bytes
@@ -154,7 +154,7 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
 
 def run_by(memory: Memory) -> str:
     """Return the engine with its module: eager (transformers), and whether the module was recorded."""
-    recorded = ", recorded" if memory.module == Itself.name else ""
+    recorded = ", recorded" if memory.module == UserModule.name else ""
     return f"{memory.engine} ({memory.module}{recorded})" if memory.module else memory.engine
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from learncost.ir.dataclass import Key, Serializable, asdict, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import size_of
-from learncost.liveness import Instant, LiveInterval, Moment, SizedArray
+from learncost.liveness import LiveInterval, ProgramPoint, SizedArray, SymbolicPoint
 from learncost.program.lifetimes import FEW
 from learncost.reports.memory.engines.graph import part_of
 from learncost.reports.memory.memory import Memory
@@ -201,7 +201,7 @@ def _together(array: MemoryArray, other: MemoryArray) -> MemoryArray:
     )
 
 
-def _brackets(moments: tuple[Moment, ...]) -> Iterator[Bracket]:
+def _brackets(moments: tuple[ProgramPoint, ...]) -> Iterator[Bracket]:
     """Return the brackets of loops with more than one iteration."""
     for bracket in brackets([(moment.loops, moment.block) for moment in moments]):
         iterations = moments[bracket.first].loops[bracket.depth][-1]
@@ -255,12 +255,12 @@ def stretches(step: MemoryStep) -> dict[str, Any] | None:
     if uncounted is None or step.accumulate > 1 or "B" in step.iterations:
         return None
     monomials, sources, shapes = Monomials(), _Places(), _Places()
-    walks, lines = list[dict[str, Any]](), dict[int, Instant]()
+    walks, lines = list[dict[str, Any]](), dict[int, SymbolicPoint]()
     for iterations in _iterations(step):
         liveness = step.stretches(iterations)
-        lines |= {at.place: at for at in liveness.instants}
+        lines |= {at.place: at for at in liveness.points}
         rows = [_row(step, each, sources, shapes, monomials) for each in liveness.arrays]
-        moments = [at.place for at in liveness.instants]
+        moments = [at.place for at in liveness.points]
         walks.append({"iterations": list(iterations), "moments": moments, "arrays": rows})
     ordered = [lines[place] for place in sorted(lines)]
     return {
@@ -289,7 +289,7 @@ def _iterations(step: MemoryStep) -> Iterator[tuple[int | None, ...]]:
         yield from ((iterations,) for iterations in range(1, FEW) if (iterations,) != as_it_is)
 
 
-def _line(at: Instant) -> dict[str, Any]:
+def _line(at: SymbolicPoint) -> dict[str, Any]:
     meta = at.line.meta
     return {"line": at.line.name, "layer": meta.layer, "block": meta.block, "macro_operation": meta.phase}
 

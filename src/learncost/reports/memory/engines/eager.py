@@ -13,7 +13,7 @@ from learncost.ir.loop import walk
 from learncost.ir.polynomial import base, shape_of, size_of
 from learncost.ir.precision import BYTES, training_precision
 from learncost.ir.term import Term
-from learncost.liveness import LiveInterval, Moment
+from learncost.liveness import LiveInterval, ProgramPoint
 from learncost.models.model import Model, run_sizes
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
 from learncost.ops import is_log_softmax
@@ -23,12 +23,12 @@ from learncost.procedures.optimizer import PAGED
 from learncost.procedures.procedure import procedure
 from learncost.program.autograd.calls import reads_experts
 from learncost.program.autograd.mixers import RECURRENCES, has_recurrences
-from learncost.program.autograd.module import Itself, Module, module_named
+from learncost.program.autograd.module import Module, UserModule, module_named
 from learncost.program.autograd.state import OtherModel, StepOptions
 from learncost.program.autograd.step import Chunk, StepPass, run_step
 from learncost.program.autograd.tape import Tape
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
-from learncost.program.optimizer_step import CLASSES, Stepping, default_implementation
+from learncost.program.optimizer_step import CLASSES, OptimizerStep, default_implementation
 from learncost.program.program import (
     ACTIVATIONS,
     GRADIENTS,
@@ -387,11 +387,11 @@ def recorded_on(device: str, step: MemoryStep, sizes: Mapping[str, int], compile
     return program
 
 
-def _stepping(step: MemoryStep) -> Stepping:
+def _stepping(step: MemoryStep) -> OptimizerStep:
     """Return the optimizer's step, by default with the implementation that the optimizer has on the device."""
     name, cuda = step.optimizer.name, step.eager.device == GPU
     how = step.eager.implementation or default_implementation(name, cuda)
-    return Stepping(name, how, BYTES.get(step.kind.states, FLOAT), step.eager.clip, cuda)
+    return OptimizerStep(name, how, BYTES.get(step.kind.states, FLOAT), step.eager.clip, cuda)
 
 
 OF_BITSANDBYTES = " of bitsandbytes"
@@ -446,7 +446,7 @@ def program_of(step: MemoryStep, sizes: Mapping[str, int] | None = None) -> Prog
     sizes = sizes or step.sizes()
     key = _key(step, sizes)
     if step.ran is None or step.ran[0] != key:
-        program = _recorded(step, sizes) if step.module == Itself.name else None
+        program = _recorded(step, sizes) if step.module == UserModule.name else None
         if program is None:
             program, step.device = _fullest(step, sizes)
         step.ran = _key(step, sizes), program  # which another module has, if its own could not run
@@ -466,7 +466,7 @@ def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
 
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     program, table = program_of(step, sizes), _plain(step).table
-    most, itself = peak(program), step.module == Itself.name
+    most, itself = peak(program), step.module == UserModule.name
     wrapped = (BUCKETS, GATHERED, MESSAGES) if step.over else ()
     split = dict.fromkeys((WEIGHTS, GRADIENTS, STATES, *step.states_and_masters), 0)
     split |= {part: size for part in wrapped if (size := most.by_role.get(part, 0))} | {WORKSPACE: 0, ACTIVATIONS: 0}
@@ -476,7 +476,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     repeats = () if itself else [line.count for line in table.repeats]
     counts = {int(size_of(count, sizes)): count for count in repeats}
 
-    def lines() -> tuple[tuple[Moment, ...], Iterable[LiveInterval]]:
+    def lines() -> tuple[tuple[ProgramPoint, ...], Iterable[LiveInterval]]:
         return curve_of(_emulated(step, sizes, True) if program.nested and not itself else program, table, counts)
 
     buffers = library_workspace(program) if itself and program.device == CPU else None
@@ -511,9 +511,9 @@ def _moved(step: MemoryStep, sizes: Mapping[str, int], program: Program) -> tupl
 
 def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
     """Return the text on what the memory of a step includes."""
-    if step.module == Itself.name:
+    if step.module == UserModule.name:
         of_preset = "transformers' own module, run on fake tensors,"
-        said = _convention(Itself.said if step.model.configuration.layer else of_preset, step, program.device)
+        said = _convention(UserModule.said if step.model.configuration.layer else of_preset, step, program.device)
         if buffered:
             said = said.replace(WITHOUT_BUFFERS, "Kernel buffers are listed separately.")
         if is_sharded(step) and (wrapping := _wrapping(step)):
@@ -551,7 +551,7 @@ def _unwrapped(step: MemoryStep) -> str:
         return f"shards every weight over the same axes, not over {' and '.join(map(' '.join, sorted(several)))}"
     if (unknown := next(iter(several), ())) not in WRAPPED:
         return f"has no wrapper that shards only {' '.join(unknown)}: use --placement {', '.join(WRAPPED.values())}"
-    if (step.is_parallel or step.stages) and step.module == Itself.name:
+    if (step.is_parallel or step.stages) and step.module == UserModule.name:
         return "runs an imported module only over dp: use --engine graph"
     if step.is_parallel and has_recurrences(step.declared):
         return "does not support recurrences with parallel tensors: use --engine graph"
@@ -562,7 +562,7 @@ def _unwrapped(step: MemoryStep) -> str:
     if step.stages and (why := _unstaged(step)):
         return f"does not support {why} in stages of a pipeline: use --engine graph"
     if wrapping.parts > 1 and step.model.configuration.layer is not None:
-        if step.module != Itself.name or runs_otherwise(step.model):
+        if step.module != UserModule.name or runs_otherwise(step.model):
             return "shards an imported module that is named as FILE.py:NAME, by bp: use --engine graph"
         if step.replicas != wrapping.parts or not wrapping.syncs:
             return (
@@ -590,9 +590,9 @@ def _unstaged(step: MemoryStep) -> str:
 
 def _outside(step: MemoryStep) -> str:
     """Return why autograd has no step of a model, procedure, type or device."""
-    if step.module == Itself.name and (why := _otherwise(step)):
+    if step.module == UserModule.name and (why := _otherwise(step)):
         return why
-    if step.module != Itself.name and (blocks := _blocks(step)) > DEEPEST:
+    if step.module != UserModule.name and (blocks := _blocks(step)) > DEEPEST:
         return f"supports up to {DEEPEST:,} blocks, not {blocks:,}"
     if step.kind.values not in TRAINED:
         return f"supports activations in {', '.join(TRAINED)} only"
@@ -610,8 +610,10 @@ def _outside(step: MemoryStep) -> str:
 
 def _uncompiled(step: MemoryStep) -> str:
     """Return why torch.compile has no step of a model."""
-    if step.module != Itself.name or runs_otherwise(step.model):
-        return f"compiles a module that runs itself, by bp, without adapters: FILE.py:NAME, or --module {Itself.name}"
+    if step.module != UserModule.name or runs_otherwise(step.model):
+        return (
+            f"compiles a module that runs itself, by bp, without adapters: FILE.py:NAME, or --module {UserModule.name}"
+        )
     return _outside(step)
 
 
@@ -637,11 +639,11 @@ def _refuses(step: MemoryStep) -> str:
         return f"does not support --checkpoint-every op with --module {step.module}: use --module transformers"
     if step.eager.task and (why := _untasked(step)):
         return why
-    if step.module == Itself.name and (_loss(step) or step.eager.drops_paths):
+    if step.module == UserModule.name and (_loss(step) or step.eager.drops_paths):
         flag = f"--plan {CHUNKED}" if CHUNKED in _plans(step) else "--lora-dropout"
         flag = next((f"--{name} {given}" for name in ("loss", "task") if (given := getattr(step.eager, name))), flag)
-        return f"does not support {flag} with --module {Itself.name}, whose forward pass has its own"
-    if _unfused(step) and step.module == Itself.name and usual_plan(step.unplanned):
+        return f"does not support {flag} with --module {UserModule.name}, whose forward pass has its own"
+    if _unfused(step) and step.module == UserModule.name and usual_plan(step.unplanned):
         return f"runs an imported module as it is, with fused attention, not with --plan {NONE}"
     implementations = CLASSES[step.optimizer.name].implementations
     if step.eager.implementation and step.eager.implementation not in implementations:
@@ -649,7 +651,7 @@ def _refuses(step: MemoryStep) -> str:
     if step.kind.gradient != step.kind.weight:
         flag = f"--precision {step.kind.name}"
         sharded = (wrapping := _wrapping(step)) is not None and wrapping.parts > 1
-        if sharded or step.module == Itself.name or _hooked(step):
+        if sharded or step.module == UserModule.name or _hooked(step):
             where = f"with {f'--plan {HOOKED}' if _hooked(step) else '--module itself'}"
             return f"does not support {flag} {'where --placement shards what learns' if sharded else where}"
         if _stepping(step).how != "fused":
@@ -687,8 +689,8 @@ def _unhosted(step: MemoryStep) -> str:
     hosted, flag = step.eager.hosted, f"--offload {','.join(step.eager.offload)}"
     if not hosted:
         return ""
-    if step.module == Itself.name:
-        return f"does not support {flag} with --module {Itself.name}, which runs as it is: use --module plain"
+    if step.module == UserModule.name:
+        return f"does not support {flag} with --module {UserModule.name}, which runs as it is: use --module plain"
     if STATES in hosted and _hooked(step):
         return f"does not support {flag} with --plan {HOOKED}, whose update is on the GPU"
     if GRADIENTS in hosted and step.kind.gradient != step.kind.weight:

@@ -170,7 +170,7 @@ def predicted(case: Case) -> Any:
         return lc.memory(case.model, engine="torch", plan="", dtype=case.dtype, **case.flags, **sizes)
 
 
-def work(meeting: Path, several: list[Case]) -> None:
+def work(rendezvous: Path, several: list[Case]) -> None:
     """One process of several: what its steps take, a line for each case."""
     import torch
     import torch.distributed as distributed
@@ -180,7 +180,7 @@ def work(meeting: Path, several: list[Case]) -> None:
 
     torch.set_num_threads(1)
     whoever = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-    distributed.init_process_group("gloo", init_method=meeting.as_uri(), **whoever)
+    distributed.init_process_group("gloo", init_method=rendezvous.as_uri(), **whoever)
     for case in several:
         grid = mesh(case.mesh)
         devices = init_device_mesh("cpu", tuple(number for _, number in grid.axes), mesh_dim_names=grid.names)
@@ -205,7 +205,7 @@ def on_processes(number: int, several: list[Case]) -> Iterator[tuple[Case, str, 
     """Cases over so many devices, as they come: how they ran, predicted, measured by the process that took most."""
     with TemporaryDirectory() as folder:
         jobs = json.dumps([asdict(case) for case in several])
-        command = [sys.executable, __file__, "--meet", str(Path(folder).resolve() / "meeting"), "--work", jobs]
+        command = [sys.executable, __file__, "--meet", str(Path(folder).resolve() / "rendezvous"), "--work", jobs]
         everyone = {**os.environ, "WORLD_SIZE": str(number), "OMP_NUM_THREADS": "1"}
         processes = [
             subprocess.Popen(command, env=everyone | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)

@@ -165,7 +165,7 @@ def work(jobs, folder):
     rank, number = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     if jobs.get("steps"):
-        distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=number)
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=number)
         found = [*(differences(*case) for case in jobs["steps"]), *([wrapped()] if jobs.get("modules") else ())]
         found += [odd()] if jobs.get("odd") else []
         found += memories(jobs["memories"]) if jobs.get("memories") else []

@@ -163,7 +163,7 @@ def found(case):
 def work(jobs, folder):
     rank, number = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=number)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=number)
     results = [found(case) for case in jobs["steps"]]
     distributed.destroy_process_group()
     if rank == 0:

@@ -9,7 +9,7 @@ import pytest
 
 import learncost as lc
 from learncost.autoshard.step import PassTime
-from learncost.calibration.links import Timed, fitted
+from learncost.calibration.links import TimedCollective, fitted
 from learncost.cli.command import main
 from learncost.devices.cluster import clusters, links
 from learncost.devices.collective import KINDS, WORDS, MeshGroup, algorithms, groups, transfer
@@ -227,7 +227,7 @@ def test_a_link_is_fitted_to_what_was_timed():
     """Two processes over a link of 2 GB/s and 30 microseconds a step, timed without an error."""
     gloo = algorithms()["gloo"]
     timed = tuple(
-        Timed(op, size, float(gloo.sent(op, 2)) * size / 2e9 + gloo.steps(op, 2) * 30e-6)
+        TimedCollective(op, size, float(gloo.sent(op, 2)) * size / 2e9 + gloo.steps(op, 2) * 30e-6)
         for op in WORDS
         for size in (1024, 2**18, 2**23)
     )

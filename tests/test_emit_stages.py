@@ -7,7 +7,7 @@ import pytest
 import learncost as lc
 import processes
 from learncost.ir.errors import InputError
-from learncost.sharding.devices import Meetings, MeshDevice
+from learncost.sharding.devices import MeshCommunicators, MeshDevice
 from stages_worker import Case
 
 SMALL = {"n_layer": 4, "n_embd": 8, "n_head": 2, "vocab_size": 16, "seq_len": 8}
@@ -97,10 +97,14 @@ HELPERS = {
 def test_stages_learn_what_one_device_learns(kind, where, clips, dtype, error):
     """On threads; the sum over stages that have the same weight, or a norm together, meets all of them."""
     placement = None if where else "pp"
-    case, meetings, found = Case("gpt2", "pp=2", placement, where, "", kind, 3, "sgd", clips, dtype), Meetings(), {}
+    case, communicators, found = (
+        Case("gpt2", "pp=2", placement, where, "", kind, 3, "sgd", clips, dtype),
+        MeshCommunicators(),
+        {},
+    )
 
     def run(rank, place):
-        found[rank] = case.ran(place, Place(MeshDevice(case.grid, place, meetings)), **HELPERS)
+        found[rank] = case.ran(place, Place(MeshDevice(case.grid, place, communicators)), **HELPERS)
 
     threads = [threading.Thread(target=run, args=pair) for pair in enumerate(case.grid.places())]
     for thread in threads:

@@ -22,7 +22,7 @@ from learncost.liveness import live
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.reports.memory.fit import fit
-from learncost.reports.memory.inference import Serving
+from learncost.reports.memory.inference import InferenceSetting
 from learncost.reports.memory.largest import largest_batch, longest_within
 
 MIB = 2**20
@@ -153,7 +153,7 @@ def test_an_image_has_one_length_and_nothing_else_is_advised(capsys):
 
 def served(model, kind="fp32", length=32, target=None, **given):
     sizes = given.pop("sizes", {})
-    return Serving(build(configure(model, sizes)), precision_of(kind), length, target, **given)
+    return InferenceSetting(build(configure(model, sizes)), precision_of(kind), length, target, **given)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from learncost.sharding.collective import bucketed
 from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen
-from learncost.training import meeting
+from learncost.training import rendezvous
 from learncost.training.folder import Folder
 from learncost.training.parts import newest, read_whole
 from processes import begun, ended, free_port, worked
@@ -260,12 +260,12 @@ def test_a_port_that_is_taken_is_one_line(text, tmp_path, monkeypatch, capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        meeting = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": taken.getsockname()[1]}
-        for name, value in meeting.items():
+        address = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": taken.getsockname()[1]}
+        for name, value in rendezvous.items():
             monkeypatch.setenv(name, str(value))
         with pytest.raises(SystemExit, match="2"):
             main(["train", str(text), "--mesh", "dp=2", "--out", str(tmp_path / "run")])
-    place = f"127.0.0.1:{meeting['MASTER_PORT']}"
+    place = f"127.0.0.1:{address['MASTER_PORT']}"
     expected = f"learncost: processes cannot meet at {place}, MASTER_ADDR and MASTER_PORT: address already in use\n"
     assert capsys.readouterr().err == expected
     assert not (tmp_path / "run").exists()
@@ -283,9 +283,9 @@ def test_who_cannot_meet_says_so_at_once(settings, message, monkeypatch, capsys)
     everyone = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in {**everyone, **settings}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(meeting, "UNREACHABLE", 0.2)
+    monkeypatch.setattr(rendezvous, "UNREACHABLE", 0.2)
     with pytest.raises(SystemExit, match="2"):
-        meeting.meet(distributed)
+        rendezvous.meet(distributed)
     said = capsys.readouterr().err
     assert said.startswith("learncost: processes cannot meet at ")
     assert message in said
@@ -298,10 +298,10 @@ def store():
 
 
 def test_a_process_that_says_nothing_more_is_gone(store, monkeypatch):
-    monkeypatch.setattr(meeting, "BEAT", 0.02)
-    monkeypatch.setattr(meeting, "SILENCE", 0.5)
+    monkeypatch.setattr(rendezvous, "BEAT", 0.02)
+    monkeypatch.setattr(rendezvous, "SILENCE", 0.5)
     gone = threading.Event()
-    alive = meeting.Heartbeat(store.clone(), 0, 2, gone.set)
+    alive = rendezvous.Heartbeat(store.clone(), 0, 2, gone.set)
     assert not gone.wait(0.7)  # the other one has not come yet
     store.set("alive/1", "1")
     assert gone.wait(5)
@@ -309,13 +309,13 @@ def test_a_process_that_says_nothing_more_is_gone(store, monkeypatch):
 
 
 def test_a_process_that_has_ended_is_not_gone(store, monkeypatch):
-    monkeypatch.setattr(meeting, "BEAT", 0.02)
-    monkeypatch.setattr(meeting, "SILENCE", 0.3)
+    monkeypatch.setattr(rendezvous, "BEAT", 0.02)
+    monkeypatch.setattr(rendezvous, "SILENCE", 0.3)
     gone = threading.Event()
-    first, second = (meeting.Heartbeat(store.clone(), rank, 2, gone.set) for rank in range(2))
+    first, second = (rendezvous.Heartbeat(store.clone(), rank, 2, gone.set) for rank in range(2))
     second.end()
     assert not gone.wait(0.7)
-    store.set(meeting.LOST, "")  # by another one
+    store.set(rendezvous.LOST, "")  # by another one
     assert gone.wait(5)
     first.end()
 
@@ -325,7 +325,7 @@ def test_who_meets_anew_agrees_whatever_others_left_in_the_store(store):
         store.set(f"learncost/{name}", "of somebody who was killed")
     names = {}
     ranks = [
-        threading.Thread(target=lambda rank=rank: names.update({rank: meeting._agreed(store.clone(), rank, 3)}))
+        threading.Thread(target=lambda rank=rank: names.update({rank: rendezvous._agreed(store.clone(), rank, 3)}))
         for rank in range(3)
     ]
     for rank in ranks:
@@ -334,7 +334,7 @@ def test_who_meets_anew_agrees_whatever_others_left_in_the_store(store):
         rank.join(10)
     assert len(set(names.values())) == 1
     assert sorted(names) == [0, 1, 2]
-    assert meeting._agreed(store.clone(), 0, 1) not in names.values()
+    assert rendezvous._agreed(store.clone(), 0, 1) not in names.values()
 
 
 def test_a_mesh_has_as_many_devices_as_are_left():

@@ -18,78 +18,24 @@ from learncost.passes.plan import PLANS
 from learncost.reports.memory.engines import memory_engines
 
 SOURCES = sorted(Path(lc.__file__).parent.rglob("*.py"))
-WORDS = {
-    "Word",
-    "WordPrice",
-    "Repeat",
-    "Count",
-    "Sides",
-    "Stay",
-    "Held",
-    "Stretch",
-    "Stretches",
-    "Room",
-    "Rooms",
-    "Account",
-    "Runner",
-    "Reach",
-    "Cuts",
-    "Elsewhere",
-    "Homes",
-    "Way",
-    "Same",
-    "Told",
-    "Asked",
-    "Taken",
-    "Kept",
-    "Thumb",
-    "witnesses",
-    "witness",
-    "macro",
-    "macros",
-    "in_macro",
-    "turns",
-    "every_turn",
-    "at_once",
-    "in_product",
-    "homes",
-    "alike",
-    "thumbs",
-    "rooms_taken",
-    "room",
-    "rooms",
-    "with_room",
-    "give_room",
-    "check_room",
-    "room_of_tile",
-    "_room",
-    "ROOM",
-    "_told",
-    "RUNNERS",
-    "runner_of",
-    "runner_name",
-    "by_runner",
-    "Mine",
-    "beside",
-    "beside_rounds",
-    "BESIDE",
-    "stepped_beside",
-    "turn",
-    "TURN",
-    "turns_round",
-    "ring_turn",
-    "told",
-    "told_apart",
-    "told_once",
-    "TOLD",
-    "tells",
-    "stands",
-    "Alike",
-    "_alike",
-    "made_anew",
-    "word_called",
-    "entry_of_word",
-}
+WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    Word WordPrice Repeat Count Sides Stay Held Stretch Stretches Room Rooms Account Runner Reach Cuts Elsewhere
+    Homes Way Same Told Asked Taken Kept Thumb witnesses witness macro macros in_macro turns every_turn at_once
+    in_product homes alike thumbs rooms_taken room rooms with_room give_room check_room room_of_tile _room ROOM
+    _told RUNNERS runner_of runner_name by_runner Mine beside beside_rounds BESIDE stepped_beside turn TURN
+    turns_round ring_turn told told_apart told_once TOLD tells stands Alike _alike made_anew word_called
+    entry_of_word Moment Instant instants RemadeError Fewer Itself Single Stepping SetAside Ending Parted Said
+    Typed Serving Served LookedAt Found Overtaking Fitting Shown Drawn Framed InLetters ApartError At How Looks
+    GivenError OnValuesError WhileExportedError FixedError GradientTakenError ChangedError OpenError UnreadError
+    ChosenPlaces Remembered WrongError Begin Beginning RefusedError Meeting Meetings EndedError Cutting CutSizes
+    MeshCut mesh_cut Tally tally tallied Watched Stairs Fits Look Ran Issued FromFile Learned Adding SoFar Timed
+    YARDSTICK
+    """,
+    )
+)
 """Identifiers of earlier versions; docs/glossary.md has what they are called now."""
 PACKAGES = {
     "equation",

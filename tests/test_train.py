@@ -27,7 +27,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.models.storage import read_arrays, write_arrays
 from learncost.training.data import corpus
-from learncost.training.data.corpus import Skipped, documents
+from learncost.training.data.corpus import SkippedFiles, documents
 from learncost.training.data.tasks import Text, next_tokens
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
@@ -296,14 +296,14 @@ def test_files_that_are_no_text_are_counted(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path)
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")
-    skipped = Skipped()
+    skipped = SkippedFiles()
     assert list(documents([str(tmp_path)], skipped)) == [b"plain", "β".encode()]
     assert (skipped.binary, skipped.empty, skipped.unreadable) == (2, 1, 1)
 
 
 def test_an_empty_name_is_no_folder():
     with pytest.raises(lc.InputError, match="not a path: ''"):
-        list(documents([""], Skipped()))
+        list(documents([""], SkippedFiles()))
 
 
 def test_a_list_that_is_read_as_a_text_says_so(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 from against_torch_and_jax.check import Difference
 from against_torch_and_jax.sides import ENGINE, FLOOR
 from against_torch_and_jax.subject import Subject
-from learncost.reports.sheet import Shown
+from learncost.reports.sheet import TabularAnswer
 
 PARAMETER_BYTES = 12
 """A parameter's weight and two moments of AdamW, in fp32."""
@@ -147,7 +147,7 @@ class Case:
 
 
 @dataclass(repr=False)
-class Bench(Shown):
+class Bench(TabularAnswer):
     """All cases, with the machine they were measured on; `interrupted` before the end."""
 
     _sheets_module = f"{__package__}.show"

@@ -142,7 +142,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Said:
+class Stated:
     """How learncost says a case: a table, the layers it calls, its sizes, how the names of what is trained begin."""
 
     text: str
@@ -160,10 +160,10 @@ class Said:
         return lc.layer(self.text, known)
 
 
-_BLOCK = Said(_ONE, (ATTENTION, BLOCK))
+_BLOCK = Stated(_ONE, (ATTENTION, BLOCK))
 
 # How attention is computed is no matter of the table: seven ways, and in evaluation, are one.
-SAID: dict[str, Said] = {
+SAID: dict[str, Stated] = {
     "matmul": _BLOCK,
     "@": _BLOCK,
     "einsum": _BLOCK,
@@ -172,19 +172,19 @@ SAID: dict[str, Said] = {
     "scaled_dot_product_attention": _BLOCK,
     "MultiheadAttention": _BLOCK,
     "MultiheadAttention in eval": _BLOCK,
-    "tied head": Said(TIED),
-    "grouped queries": Said(SELF, (ATTENTION,), {"h": cases.GROUPS, "g": cases.HEADS // cases.GROUPS}),
-    "cross-attention": Said(CROSS, (ATTENTION,), {"M": cases.TARGETS}),
-    "plain input": Said(PLAIN, sizes={"B": 16, "d": 32}),
-    "grouped convolution": Said(GROUPED, sizes={"g": 4, "c": 8, "k": 8, "o": 8, "y": 16, "x": 16, "u": 3, "w": 3}),
-    "frozen layers": Said(_UNTIED, (ATTENTION, BLOCK), trained=("block_2.", "last.", "head")),
-    "LoRA": Said(
+    "tied head": Stated(TIED),
+    "grouped queries": Stated(SELF, (ATTENTION,), {"h": cases.GROUPS, "g": cases.HEADS // cases.GROUPS}),
+    "cross-attention": Stated(CROSS, (ATTENTION,), {"M": cases.TARGETS}),
+    "plain input": Stated(PLAIN, sizes={"B": 16, "d": 32}),
+    "grouped convolution": Stated(GROUPED, sizes={"g": 4, "c": 8, "k": 8, "o": 8, "y": 16, "x": 16, "u": 3, "w": 3}),
+    "frozen layers": Stated(_UNTIED, (ATTENTION, BLOCK), trained=("block_2.", "last.", "head")),
+    "LoRA": Stated(
         MODEL,
         (ADAPTED, _ADAPTED_BLOCK),
         {"r": cases.RANK},
         tuple(f"block_{n}.attention.{way}{name}" for n in (1, 2) for way in ("down", "up") for name in "QV"),
     ),
-    "mixture of experts": Said(
+    "mixture of experts": Stated(
         EXPERTS,
         sizes={"e": cases.EXPERTS, "c": cases.TOKENS * cases.CHOSEN // cases.EXPERTS, "f": cases.HIDDEN},
     ),
@@ -224,11 +224,11 @@ class Learncost(Counter):
         said, sizes = self._said(case)
         return int(parameters(replace(said.layer.table, weights=self._trained(said))).at(sizes))
 
-    def _said(self, case: Case) -> tuple[Said, dict[str, int]]:
+    def _said(self, case: Case) -> tuple[Stated, dict[str, int]]:
         if case.name not in SAID:
             raise NotImplementedError(f"there is no table of {case.name!r}")
         said = SAID[case.name]
         return said, {**SIZES, **(said.sizes or {})}
 
-    def _trained(self, said: Said) -> tuple[str, ...]:
+    def _trained(self, said: Stated) -> tuple[str, ...]:
         return tuple(name for name in said.layer.table.weights if name.startswith(said.trained))

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from learncost.autoshard.passes import MicrobatchPasses, StepWeights, StoredWeight
-from learncost.autoshard.placed_step import CutSizes, ShardedStep, StagePart, StepConfig, Walker, placed_step
+from learncost.autoshard.placed_step import ShardedSizes, ShardedStep, StagePart, StepConfig, Walker, placed_step
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
 from learncost.ir.dataclass import dataclass
@@ -33,7 +33,7 @@ from learncost.timing.work import WorkAxes, works_axes
 
 
 @dataclass(frozen=True)
-class Sending:
+class SymbolicCollective:
     """A collective in terms of sizes: its op, mesh axis, payload bytes, pass and segment.
 
     iterations how often it runs each time, from the surrounding loops
@@ -55,7 +55,7 @@ class Sending:
     copies: Polynomial | None = None
 
 
-def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -> tuple[Sending, ...]:
+def sendings(step: ShardedStep, sizes: ShardedSizes, held: Sequence[StoredWeight]) -> tuple[SymbolicCollective, ...]:
     """Return the collectives of a step of one microbatch, in the order of the lines."""
     placed, table, result = step.placed, step.placed.table, []
     indices = {name for name, value in placed.whole.known.items() if value.role in INDICES}
@@ -73,7 +73,7 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
         sides = [term.declared for term in (line.left[0], line.right[0]) if isinstance(term, Term)]
         larger = min(sides, key=lambda axes: sum(axis.count("/") for axis in axes))  # the less sharded one
         result.append(
-            Sending(
+            SymbolicCollective(
                 line.op,
                 line.axes[0],
                 Polynomial.of(larger, width_of(line.name, role)),
@@ -127,14 +127,14 @@ class MeshAccount:
     ) -> None:
         self.given = sizes
         self.step = placed_step(model, sizes, mesh, config, table)
-        self.sizes = CutSizes(self.step)
+        self.sizes = ShardedSizes(self.step)
         self.weights = StepWeights(self.step, self.sizes)
         self.passes = MicrobatchPasses(self.step, self.sizes)
         self._fewer: dict[StagePart | None, dict[int, RecomputedIterations]] = {}
         self._works: dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]] = {}
 
     @cached_property
-    def sendings(self) -> tuple[Sending, ...]:
+    def sendings(self) -> tuple[SymbolicCollective, ...]:
         """Return the collectives of a step of one microbatch, in the order of the lines."""
         return sendings(self.step, self.sizes, self.weights.held)
 

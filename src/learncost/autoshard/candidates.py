@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.autoshard.account import MeshAccount, SegmentPass, Sending
+from learncost.autoshard.account import MeshAccount, SegmentPass, SymbolicCollective
 from learncost.autoshard.passes import ONCE, SUMMED
 from learncost.autoshard.placed_step import StagePart, StepConfig
 from learncost.autoshard.step import (
@@ -248,7 +248,7 @@ class ConfigLinks:
         self.cluster, self.several = cluster, several
         self.known: dict[tuple[str, str], tuple[Any, Any]] = {}
 
-    def __call__(self, sending: Sending, sizes: Mapping[str, Any]) -> LinkSeconds:
+    def __call__(self, sending: SymbolicCollective, sizes: Mapping[str, Any]) -> LinkSeconds:
         key = sending.op, sending.mesh_axis
         if key not in self.known:
             groups_of = [each.get(sending.mesh_axis, ALONE) for each in self.several]

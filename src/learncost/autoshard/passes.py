@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from learncost.autoshard.placed_step import BACKWARD, CutSizes, ShardedStep, StagePart, Walker
+from learncost.autoshard.placed_step import BACKWARD, ShardedSizes, ShardedStep, StagePart, Walker
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import Loop, map_lines, map_loops, walk
@@ -175,7 +175,7 @@ class MicrobatchPasses:
     """The passes of a sharded step."""
 
     step: ShardedStep
-    sizes: CutSizes
+    sizes: ShardedSizes
 
     @cached_property
     def _passes(self) -> Table:
@@ -312,7 +312,7 @@ class StoredWeight:
 
 
 @dataclass(frozen=True)
-class Static:
+class StaticBytes:
     """The static bytes of a stage, by role."""
 
     weights: Any
@@ -331,7 +331,7 @@ class StepWeights:
     """The weights of a sharded step."""
 
     step: ShardedStep
-    sizes: CutSizes
+    sizes: ShardedSizes
 
     @cached_property
     def held(self) -> tuple[StoredWeight, ...]:
@@ -369,7 +369,7 @@ class StepWeights:
             )
         return tuple(result)
 
-    def static(self, sizes: Mapping[str, Any], part: StagePart, gradients: bool = True) -> Static:
+    def static(self, sizes: Mapping[str, Any], part: StagePart, gradients: bool = True) -> StaticBytes:
         """Return the static bytes of a stage; arrays if sizes are arrays.
 
         gradients  whether gradients are stored throughout: sums of those of several microbatches
@@ -378,7 +378,7 @@ class StepWeights:
         mine = [held for held in self.held if self.step.within(held.segments, part)]
         learns = [held for held in mine if held.learns]
         weights = kind.weight * sum(held.weight.at(part_sizes) for held in mine)
-        return Static(
+        return StaticBytes(
             weights + (self._quantized(part_sizes) if self.step.model.quantized else 0),
             kind.gradient * sum(held.gradient.at(part_sizes) for held in learns) if gradients else 0,
             sum(self._state_bytes(held, part_sizes) for held in learns),

@@ -283,7 +283,7 @@ def _with_shards(sizes: Mapping[str, Any], axes: Iterable[str]) -> FilledSizes:
 
 
 @dataclass(frozen=True)
-class CutSizes:
+class ShardedSizes:
     """The sharded sizes that follow from the sizes of a step and its mesh."""
 
     step: ShardedStep

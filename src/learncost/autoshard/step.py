@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass, Sending
-from learncost.autoshard.passes import ONCE, PARTED, SUMMED, Static
+from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass, SymbolicCollective
+from learncost.autoshard.passes import ONCE, PARTED, SUMMED, StaticBytes
 from learncost.autoshard.placed_step import StagePart, parts_of, together
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, Transfer, groups, transfer
@@ -115,7 +115,7 @@ class PassTime:
     ring_seconds: Any = 0.0
     shared: float = 0.0
 
-    def send(self, sending: Sending, seconds: Any, way: ParallelConfig) -> None:
+    def send(self, sending: SymbolicCollective, seconds: Any, way: ParallelConfig) -> None:
         """Add a collective's seconds."""
         self.add(
             seconds,
@@ -156,7 +156,7 @@ class StageUsage(Displayed):
     """
 
     layers: int
-    static: Static
+    static: StaticBytes
     activations: int
     workspace: int
     at_peak: PeakPass
@@ -312,7 +312,7 @@ def order_in_flight(way: ParallelConfig) -> Schedule:
     return schedule(way.schedule, way.stages, most, way.chunks)
 
 
-def static_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[Static, ...]:
+def static_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StaticBytes, ...]:
     """Return the static memory of every device of the pipeline."""
     way_sizes, parts = account.sizes.filled(sizes_of(account, way, sizes)), stages_of(account, way, sizes)
     of_part = {part: account.weights.static(way_sizes, part, way.gradients != ONCE) for part in {*parts}}
@@ -321,7 +321,7 @@ def static_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int
         several = [of_part[part] for part in parts[device :: way.stages]]
         names = ("weights", "gradients", "states", "masters")
         total = {name: int(sum(getattr(each, name) for each in several)) for name in names}
-        result.append(Static(**total, communication_buffers=way.communication_buffers))
+        result.append(StaticBytes(**total, communication_buffers=way.communication_buffers))
     return tuple(result)
 
 
@@ -379,7 +379,7 @@ def step_of(
     mesh_groups = groups(way.mesh, cluster.devices)
     computed, products = account.computed(way_sizes, rates, account.step.kind.values)
 
-    def moved(sending: Sending, sizes: Mapping[str, Any]) -> Transfer:
+    def moved(sending: SymbolicCollective, sizes: Mapping[str, Any]) -> Transfer:
         return _moved(sending, sizes, mesh_groups, cluster, way)
 
     times_of = DeviceTimes(computed, moved, cluster.shared, rates)
@@ -460,7 +460,7 @@ class DeviceTimes:
     """
 
     computed: Mapping[SegmentPass, Any]
-    moved: Callable[[Sending, Mapping[str, Any]], Any]
+    moved: Callable[[SymbolicCollective, Mapping[str, Any]], Any]
     shared: float
     rates: Rates
 
@@ -514,7 +514,7 @@ def _iterations(account: MeshAccount, part: StagePart, segment: int, place: int 
     return iterations * fewer.fewer / fewer.whole if fewer else iterations
 
 
-def calls_of(account: MeshAccount, part: StagePart, sending: Sending, sizes: Mapping[str, Any]) -> Any:
+def calls_of(account: MeshAccount, part: StagePart, sending: SymbolicCollective, sizes: Mapping[str, Any]) -> Any:
     """Return how often a stage sends for a microbatch; once for a step where the payload grows with the iterations."""
     if PASSES.get(sending.phase) == "O":
         return 1
@@ -523,7 +523,7 @@ def calls_of(account: MeshAccount, part: StagePart, sending: Sending, sizes: Map
 
 
 def _moved(
-    sending: Sending,
+    sending: SymbolicCollective,
     way_sizes: Mapping[str, int],
     mesh_groups: Mapping[str, MeshGroup],
     cluster: Cluster,

@@ -37,20 +37,20 @@ _DEVICE = '''\
 class Device:
     """One of the devices of a mesh, each a thread: how many there are along every axis, and which one it is."""
 
-    def __init__(self, sizes, place, meetings):
-        self.sizes, self.place, self.meetings = sizes, place, meetings
+    def __init__(self, sizes, place, communicators):
+        self.sizes, self.place, self.communicators = sizes, place, communicators
 
     @staticmethod
     def all(**sizes):
         """All devices of a mesh; the last axis is between the nearest ones."""
-        meetings, places = {}, itertools.product(*map(range, sizes.values()))
-        return [Device(sizes, dict(zip(sizes, place, strict=True)), meetings) for place in places]
+        communicators, places = {}, itertools.product(*map(range, sizes.values()))
+        return [Device(sizes, dict(zip(sizes, place, strict=True)), communicators) for place in places]
 
     def meet(self, over, X, make):
         """What is made of the arrays that all along an axis of the mesh have; they wait until everyone has made it."""
         key = over, *(place for axis, place in self.place.items() if axis != over)
         number = self.sizes[over]
-        arrays, barrier = self.meetings.setdefault(key, ([None] * number, threading.Barrier(number)))
+        arrays, barrier = self.communicators.setdefault(key, ([None] * number, threading.Barrier(number)))
         arrays[self.place[over]] = X
         barrier.wait()
         result = make(arrays)

@@ -36,7 +36,7 @@ LIMIT = 180.0
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedCollective:
     """A timed collective: its op, payload bytes and seconds."""
 
     op: str
@@ -51,7 +51,7 @@ class Links:
     processes: int
     backend: str
     library: str
-    timed: tuple[Timed, ...]
+    timed: tuple[TimedCollective, ...]
     gbs: float
     latency_us: float
 
@@ -85,8 +85,8 @@ def measure(processes: int, quick: bool, report: Callable[[str], None]) -> Links
     report(f"collectives between {processes} processes")
     rounds = QUICK if quick else ROUNDS
     with tempfile.TemporaryDirectory() as folder:
-        meeting = str(Path(folder) / "meeting")
-        command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, meeting]
+        rendezvous = str(Path(folder) / "rendezvous")
+        command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, rendezvous]
         several = [
             subprocess.Popen([*command, str(rank), str(processes), str(rounds)], stderr=subprocess.PIPE, text=True)
             for rank in range(processes)
@@ -102,12 +102,12 @@ def measure(processes: int, quick: bool, report: Callable[[str], None]) -> Links
         if any(each.returncode for each in several):
             last = next((text.strip().splitlines()[-1] for text in errors if text.strip()), "no reason given")
             raise InputError(f"{processes} processes could not connect: {last}")
-        reply = json.loads(Path(f"{meeting}.json").read_text(encoding="utf-8"))
-    timed = tuple(Timed(*row) for row in reply["timed"])
+        reply = json.loads(Path(f"{rendezvous}.json").read_text(encoding="utf-8"))
+    timed = tuple(TimedCollective(*row) for row in reply["timed"])
     return Links(processes, reply["backend"], f"PyTorch {version}", timed, *fitted(timed, processes, reply["backend"]))
 
 
-def fitted(timed: tuple[Timed, ...], processes: int, backend: str) -> tuple[float, float]:
+def fitted(timed: tuple[TimedCollective, ...], processes: int, backend: str) -> tuple[float, float]:
     """Return 10^9 bytes per second and microseconds per step, by least squares of relative errors."""
     convention = algorithm("gloo" if backend == "gloo" else "ring")
     rows = [
@@ -152,7 +152,7 @@ def _calls(distributed: Any, torch: Any, device: str, number: int, payload: int)
     }
 
 
-def main(meeting: str, rank: int, number: int, rounds: int) -> None:
+def main(rendezvous: str, rank: int, number: int, rounds: int) -> None:
     """Run one of the processes."""
     torch: Any = import_module("torch")
     distributed: Any = import_module("torch.distributed")
@@ -162,7 +162,7 @@ def main(meeting: str, rank: int, number: int, rounds: int) -> None:
         torch.cuda.set_device(rank)
     else:
         torch.set_num_threads(1)
-    distributed.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=number)
+    distributed.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=number)
     timed = []
     for payload in SIZES:
         for op, call in _calls(distributed, torch, "cuda" if gpus else "cpu", number, payload).items():
@@ -177,7 +177,7 @@ def main(meeting: str, rank: int, number: int, rounds: int) -> None:
                     seconds.append(time.perf_counter() - begin)
             timed.append((op, payload, sorted(seconds)[len(seconds) // 2]))
     if rank == (1 if number > 1 else 0):  # it receives the message
-        Path(f"{meeting}.json").write_text(json.dumps({"backend": backend, "timed": timed}), encoding="utf-8")
+        Path(f"{rendezvous}.json").write_text(json.dumps({"backend": backend, "timed": timed}), encoding="utf-8")
     distributed.barrier()
     distributed.destroy_process_group()
 

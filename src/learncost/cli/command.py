@@ -21,7 +21,7 @@ from learncost.interrupt import like_ctrl_c
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.reports.question import FLAGS, Flag, flags_of, in_flags, schema_of
-from learncost.reports.sheet import FORMATS, SPELLED, Shown
+from learncost.reports.sheet import FORMATS, SPELLED, TabularAnswer
 
 ABOUT = "The cost of training neural networks: exact MACCs, FLOPs, bytes, memory and time, verified by execution."
 
@@ -384,7 +384,7 @@ def _of_files(name: str, files: tuple[str, ...], answer: Any, flags_given: Mappi
     """Return an answer about trainers' files with what was read of them."""
     from learncost.reports.trainer_step import AnswerOfFiles, TrainerStep, trainer_step
 
-    if isinstance(answer, TrainerStep) or not isinstance(answer, Shown):
+    if isinstance(answer, TrainerStep) or not isinstance(answer, TabularAnswer):
         return answer
     question = COMMANDS[name].question
     unused = getattr(question, "device_alone", ()) if "on" not in flags_given else ()

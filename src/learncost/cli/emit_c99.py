@@ -133,7 +133,7 @@ class FirmwareProgram:
     content: FirmwareInputs
     title: tuple[str, ...]
     firmware: Firmware
-    begin: Begin
+    begin: InitialValues
     device: Device | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def program_of(
     if settings.dtype not in DTYPES:
         raise InputError(f"--backend c99 supports {' or '.join(DTYPES)}, not {settings.dtype}")
     configuration = _with_lengths(configuration, settings)
-    begin = begun(configuration) if weights is None else Begin(weights, said or "they are given", others=others)
+    begin = begun(configuration) if weights is None else InitialValues(weights, said or "they are given", others=others)
     training = Training(configuration, dtype=DTYPES[settings.dtype], **learning)
     chosen = find_procedure(training.settings.procedure)
     if chosen.finds and chosen.held > 1 and settings.entry != "predict":
@@ -276,7 +276,11 @@ def _fitting(plan: str, entry: str) -> str:
 
 
 def _constants(
-    training: Training, batch: Mapping[str, Any], tables: Mapping[str, Table], sizes: Mapping[str, int], begin: Begin
+    training: Training,
+    batch: Mapping[str, Any],
+    tables: Mapping[str, Table],
+    sizes: Mapping[str, int],
+    begin: InitialValues,
 ) -> FirmwareInputs:
     """Return the program's inputs other than its tables."""
     model = training.model
@@ -312,7 +316,7 @@ def _constants(
 
 
 @dataclass(frozen=True)
-class Begin:
+class InitialValues:
     """The initial values of a program.
 
     arrays  weights, running statistics and buffers by their names in the table; empty if they are drawn on the device
@@ -327,16 +331,16 @@ class Begin:
     others: Mapping[str, Any] = field(default_factory=dict)
 
 
-def begun(configuration: Configuration) -> Begin:
+def begun(configuration: Configuration) -> InitialValues:
     """Return the default initial values of a program: a module's own, or drawn ones."""
     layer = configuration.layer
     if layer is None:
-        return Begin({}, "")
+        return InitialValues({}, "")
     model = build(configuration)
     values = layer.origin.values() if layer.origin is not None else {}
     if values and layer.origin is not None:
-        return Begin(from_state(_stored(configuration), values, layer.name), layer.origin.description)
-    return Begin({}, "", deviations(model.table, model.sizes))
+        return InitialValues(from_state(_stored(configuration), values, layer.name), layer.origin.description)
+    return InitialValues({}, "", deviations(model.table, model.sizes))
 
 
 def _stored(configuration: Configuration) -> dict[str, StateArray]:
@@ -372,7 +376,7 @@ def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str
             raise InputError(f"{name} changes from step to step, which --backend c99 does not support")
 
 
-def _of_begin(begin: Begin, tables: Mapping[str, Table]) -> tuple[str, ...]:
+def _of_begin(begin: InitialValues, tables: Mapping[str, Table]) -> tuple[str, ...]:
     """Return the comment on the initial values of weights."""
     if not any(table.renewed for table in tables.values()):
         return (f"Weights are as {begin.said}.",) if begin.arrays else ()

@@ -10,7 +10,7 @@ from learncost.cost_models.errata import errata as every
 from learncost.ir.dataclass import asdict, attributes, dataclass
 from learncost.ir.errors import InputError, mentions, nearest, shown
 from learncost.reports.question import question
-from learncost.reports.sheet import FACTS, WIDTH, Sheet, Shown, TableColumn, table, words_of
+from learncost.reports.sheet import FACTS, WIDTH, Sheet, TableColumn, TabularAnswer, table, words_of
 
 
 @question()
@@ -46,7 +46,7 @@ def errata(
 
 
 @dataclass(frozen=True, repr=False)
-class Errata(Shown):
+class Errata(TabularAnswer):
     """All errata as a table, or one in full."""
 
     errata: tuple[Erratum, ...]

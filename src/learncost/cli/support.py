@@ -52,7 +52,7 @@ CLOSE = 1e-9
 """The largest difference of two programs of one table in fp64, relative to the largest weight."""
 
 
-class WrongError(Exception):
+class WrongResultError(Exception):
     """A field is supported with a wrong result."""
 
 
@@ -67,14 +67,14 @@ def _cost(procedure: str, family: str) -> None:
 def _priced(procedure: str, configuration: Configuration) -> None:
     answer = cost(configuration, procedure, "run", BATCH_SIZE, *lengths_open(configuration, *LENGTHS))
     if not answer.total.flops > 0:
-        raise WrongError("it has no FLOPs")
+        raise WrongResultError("it has no FLOPs")
 
 
 def _memory(chosen_engine: str, family: str) -> None:
     configuration = small(family)
     answer = memory(configuration, "bp", BATCH_SIZE, *lengths_open(configuration, *LENGTHS), engine=chosen_engine)
     if not (isinstance(answer, Memory) and answer.peak > 0):
-        raise WrongError("its peak is 0 bytes")
+        raise WrongResultError("its peak is 0 bytes")
 
 
 def _step(family: str) -> tuple[Training, dict[str, Any], PreparedStep]:
@@ -133,20 +133,20 @@ _RUN: Mapping[str, Callable[[Table, Mapping[str, Any], Mapping[str, int]], dict[
 
 
 def _same(results: Mapping[str, Any], expected: Mapping[str, Any], table: Table) -> None:
-    """Raise `WrongError` if new weights differ from NumPy's."""
+    """Raise `WrongResultError` if new weights differ from NumPy's."""
     for name, array in expected.items():
         if name not in table.renewed:
             continue
         error = np.abs(np.asarray(results[table.renewed[name]]) - array).max()
         if not error <= CLOSE * max(1.0, np.abs(array).max()):
-            raise WrongError(f"{name} differs by {error:.1e}")
+            raise WrongResultError(f"{name} differs by {error:.1e}")
 
 
 def _verify(family: str) -> None:
     model = build(small(family))
     for check in verify_table(model.table, family):
         if check.passed is False:
-            raise WrongError(f"{check.compared}: {check.found}")
+            raise WrongResultError(f"{check.compared}: {check.found}")
 
 
 def _train(name: str, family: str) -> None:
@@ -156,7 +156,7 @@ def _train(name: str, family: str) -> None:
     trained.load(training.weights, training.state, 0)
     loss, expected_loss = trained.step(data, 0.01), training.step(**data)
     if not abs(loss - expected_loss) <= CLOSE * abs(expected_loss):
-        raise WrongError(f"the loss is {loss}, not {expected_loss}")
+        raise WrongResultError(f"the loss is {loss}, not {expected_loss}")
     renewed = prepared.table.renewed
     new_weights = {renewed[name]: array for name, array in trained.weights.items() if name in renewed}
     _same(new_weights, training.weights, prepared.table)
@@ -183,7 +183,7 @@ def reason(family: str, field: str) -> str:
         fields()[field](family)
     except InputError as error:
         return error.written
-    except WrongError as error:
+    except WrongResultError as error:
         return f"wrong: {error}"
     return ""
 

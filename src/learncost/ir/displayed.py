@@ -119,7 +119,7 @@ drawing: Callable[[], Drawing] = _no_drawing
 """Return the renderer; `learncost/__init__.py` sets it, so that no lower layer imports `viz`."""
 
 
-class Framed:
+class FrameConvertible:
     """An object whose rows convert to data frames."""
 
     __slots__ = ()
@@ -136,7 +136,7 @@ class Framed:
         return pandas_of(self._rows())
 
 
-class Displayed(Framed):
+class Displayed(FrameConvertible):
     """An object with an HTML view in notebooks."""
 
     __slots__ = ()

@@ -20,7 +20,7 @@ from learncost.reports.crossing import coefficients, stretches
 from learncost.reports.record import Cost
 from learncost.reports.request import OF_KERNELS, ON_DEVICE, Request, takes_request
 from learncost.reports.run import PreparedRun, left_out_text, possible, prepare
-from learncost.reports.sheet import Drawn
+from learncost.reports.sheet import AnswerWithFigures
 
 if TYPE_CHECKING:
     from learncost.reports.several_models import ModelComparison
@@ -42,7 +42,7 @@ class Cheaper(Serializable):
 
 
 @dataclass(frozen=True)
-class Overtaking(Serializable):
+class Crossover(Serializable):
     """The cheaper of two procedures at every length from 1 to 10^12; the first entry starts at 1."""
 
     procedures: tuple[str, str]
@@ -58,7 +58,7 @@ class Overtaking(Serializable):
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Drawn):
+class Comparison(AnswerWithFigures):
     """Ledgers of one step under several procedures and price books, and their crossovers.
 
     Attributes
@@ -94,7 +94,7 @@ class Comparison(Drawn):
 
     price_book: str
     costs: Mapping[str, Mapping[str, Cost]] = field(metadata=HIDDEN)
-    overtaking: tuple[Overtaking, ...] = field(metadata=Key(after="positions").field)
+    overtaking: tuple[Crossover, ...] = field(metadata=Key(after="positions").field)
     varied: tuple[str, ...]
     positions: int | None
     left_out: str = ""
@@ -273,7 +273,7 @@ def _names(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
 
 def _overtaking(
     run: PreparedRun, books: Mapping[str, Book], names: Iterable[str], varied: tuple[str, ...], learned: int | None
-) -> Iterator[Overtaking]:
+) -> Iterator[Crossover]:
     for name, book in books.items():
         for quantity in QUANTITIES:
             axes = length_axes(run, varied)
@@ -284,7 +284,7 @@ def _overtaking(
                     Cheaper(s.first, {-1: first, 0: None, 1: second}[s.sign], bool(learned and s.first > learned))
                     for s in signs
                 )
-                yield Overtaking((first, second), name, quantity, cheaper)
+                yield Crossover((first, second), name, quantity, cheaper)
 
 
 def length_axes(run: PreparedRun, varied: Iterable[str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.sizes import check_size, resolve
 from learncost.reports.crossing import LETTERS, SignInterval, coefficients, lettered, order, python, stretches, text
 from learncost.reports.question import question
-from learncost.reports.sheet import Drawn
+from learncost.reports.sheet import AnswerWithFigures
 
 VASWANI = "Vaswani et al. 2017, Attention is all you need, table 1 and section 4"
 
@@ -130,7 +130,7 @@ class LengthCrossing:
 
 
 @dataclass(frozen=True, repr=False)
-class Complexity(Drawn):
+class Complexity(AnswerWithFigures):
     """Costs of kinds of layers for one sequence, and the lengths at which they cross.
 
     `sizes` holds what was given, by letter; with it counts are numbers where every letter is known.

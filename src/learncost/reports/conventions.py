@@ -27,7 +27,7 @@ from learncost.reports.reasons import because
 from learncost.reports.record import Amount
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import PreparedRun, prepare
-from learncost.reports.sheet import AtLength, Drawn
+from learncost.reports.sheet import AnswerWithFigures, AtLength
 
 if TYPE_CHECKING:
     from learncost.reports.memory.published import Peaks, PublishedMemory
@@ -117,7 +117,7 @@ def _experts(run: PreparedRun) -> bool:
 
 
 SCHEMA = 1
-YARDSTICK = "matmul"
+REFERENCE_CONVENTION = "matmul"
 """The book that the others are held against."""
 
 PASSES = ("forward", "recomputation", "backward", "weight_update")
@@ -165,7 +165,7 @@ class Convention(Serializable):
 
 
 @dataclass(frozen=True, repr=False)
-class Conventions(AtLength, Drawn):
+class Conventions(AtLength, AnswerWithFigures):
     """The counts of all price books and counters for one step of backpropagation of one model.
 
     `found["matmul"]` is the entry of one book: its `counts`, their `difference` from the book `matmul`, and the
@@ -229,10 +229,10 @@ class Conventions(AtLength, Drawn):
 
     def ratio(self, name: str) -> float | None:
         """Return the ratio of forward and backward FLOPs to those of matrix products alone."""
-        counts, yardstick = self[name].counts, self[YARDSTICK].counts
-        if counts is None or yardstick is None or not yardstick.whole.flops:
+        counts, reference = self[name].counts, self[REFERENCE_CONVENTION].counts
+        if counts is None or reference is None or not reference.whole.flops:
             return None
-        return float(Fraction(counts.whole.flops, yardstick.whole.flops))
+        return float(Fraction(counts.whole.flops, reference.whole.flops))
 
 
 @overload
@@ -243,7 +243,7 @@ def conventions(model: object, *, memory: Literal[False] = False, **more: Any) -
 def conventions(model: object, *, memory: Literal[True], **more: Any) -> PublishedMemory | Peaks: ...
 
 
-@takes_request("model batch_size seq_len target_len", price_book=YARDSTICK)
+@takes_request("model batch_size seq_len target_len", price_book=REFERENCE_CONVENTION)
 def conventions(
     request: Request, identify: int | float | str | None = None, memory: bool = False
 ) -> Conventions | PublishedMemory | Peaks:
@@ -296,7 +296,7 @@ def conventions(
     plain = run.rows("bp", run.book)
     others = tuple(_convention(run, book, plain) for book in (run.book, *every().values()) if book is not run.book)
     batch_size, seq_len, target_len = run.model.lengths(run.axes)
-    yardstick = Convention(run.book, _counts(run, plain), Counts(Amount(0, 0), Amount(0, 0)))
+    reference = Convention(run.book, _counts(run, plain), Counts(Amount(0, 0), Amount(0, 0)))
     result = Conventions(
         model=run.model.configuration.name,
         batch_size=batch_size,
@@ -304,7 +304,7 @@ def conventions(
         target_len=target_len,
         parameters=run.model.parameters.at(run.axes),
         counted=run.model.configuration.counted,
-        conventions=(yardstick, *others),
+        conventions=(reference, *others),
         counters=counters(run, plain),
         letters=letters_of(run.model.configuration.layer, run.axes),
         _length_note=run.length_note,

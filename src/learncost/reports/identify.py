@@ -49,7 +49,7 @@ _ODD = {"backward": 3, "forward, backward and the optimizer's step": 2, "without
 
 
 @dataclass(frozen=True)
-class Typed:
+class ParsedNumber:
     """A typed number, with the tolerance of its rounding, and its unit if given."""
 
     text: str = field(metadata=Key("number").field)
@@ -59,7 +59,7 @@ class Typed:
 
 
 @dataclass(frozen=True)
-class Said(Serializable):
+class ConventionCount(Serializable):
     """The count of one convention for one choice of passes, unit and denominator.
 
     convention  a price book or a counter
@@ -106,14 +106,14 @@ class Identified(Serializable):
         The difference that is not explained.
     """
 
-    number: Typed = field(metadata=Key(inline=True).field)
-    matches: tuple[Said, ...]
-    nearest: Said
+    number: ParsedNumber = field(metadata=Key(inline=True).field)
+    matches: tuple[ConventionCount, ...]
+    nearest: ConventionCount
     lines: tuple[tuple[str, Fraction], ...] = field(default=(), metadata=Key(form=_amounts).field)
     rest: Fraction = Fraction(0)
 
 
-def typed(number: object) -> Typed:
+def typed(number: object) -> ParsedNumber:
     """Return the number of a text such as 291.6G, 8.75e11, 875 GFLOPs or 437,472,460,800. Raises `InputError`."""
     is_whole = isinstance(number, float) and number.is_integer()
     text = str(int(number) if is_whole else number).strip()  # type: ignore[call-overload]
@@ -127,7 +127,7 @@ def typed(number: object) -> Typed:
     if step == 1:
         step *= 10 ** (len(digits) - len(digits.rstrip("0")))  # zeros at the end may stand for digits left out
     rounding = step / 2 if step > 1 else Fraction(0)
-    return Typed(text, value, rounding, _UNITS.get((match[4] or "")[:1].lower(), ""))
+    return ParsedNumber(text, value, rounding, _UNITS.get((match[4] or "")[:1].lower(), ""))
 
 
 def identify(run: PreparedRun, number: object, conventions: Conventions) -> Identified:
@@ -152,12 +152,12 @@ def identify(run: PreparedRun, number: object, conventions: Conventions) -> Iden
     )
 
 
-def _usual(ways: Iterable[Said]) -> list[Said]:
+def _usual(ways: Iterable[ConventionCount]) -> list[ConventionCount]:
     """Return counts, the most common conventions first."""
     return sorted(ways, key=lambda way: sum(_ODD.get(text, 0) for text in (way.part, way.without, way.per)))
 
 
-def all_ways(run: PreparedRun, conventions: Conventions) -> Iterator[Said]:
+def all_ways(run: PreparedRun, conventions: Conventions) -> Iterator[ConventionCount]:
     """Yield the count of every counter and book for every choice of passes and unit."""
     sequences, tokens = run.axes["B"], run.model.tokens(run.axes)
     scales = {"a step": 1, "a sequence": sequences, "a token": tokens}
@@ -170,9 +170,11 @@ def all_ways(run: PreparedRun, conventions: Conventions) -> Iterator[Said]:
             unit = "FLOPs" if counter.unit == "FLOPs" else "MACCs"
             for per, scale in scales.items():
                 name = f"{counter.name}, {how}"
-                yield Said(name, part, unit, per, "", Fraction(value, scale), "counter")
+                yield ConventionCount(name, part, unit, per, "", Fraction(value, scale), "counter")
                 if unit == "MACCs":
-                    yield Said(f"{name}, doubled", part, "FLOPs", per, "", Fraction(2 * value, scale), "counter")
+                    yield ConventionCount(
+                        f"{name}, doubled", part, "FLOPs", per, "", Fraction(2 * value, scale), "counter"
+                    )
     for book in every().values():
         try:
             rows = run.rows("bp", book)
@@ -191,14 +193,16 @@ def all_ways(run: PreparedRun, conventions: Conventions) -> Iterator[Said]:
                     continue
                 value = _count(run, part_rows, unit)
                 for per, scale in scales.items():
-                    yield Said(book.name, part, unit, per, without, Fraction(value, scale))
+                    yield ConventionCount(book.name, part, unit, per, without, Fraction(value, scale))
 
 
 def _count(run: PreparedRun, rows: Iterable[PricedLine], unit: str) -> int:
     return int(total(getattr(row, unit.lower()) for row in rows).at(run.axes))
 
 
-def _explained(asked_number: Typed, nearest: Said, conventions: Conventions) -> tuple[tuple[str, Fraction], ...]:
+def _explained(
+    asked_number: ParsedNumber, nearest: ConventionCount, conventions: Conventions
+) -> tuple[tuple[str, Fraction], ...]:
     """Return the fewest terms of the bridge that remove the rest, or at least half of it each.
 
     A term that the nearest way has is left out again, and one that it lacks is taken in, never the other way round.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Served:
+class PricedPass:
     """A pass of inference: its table, the sizes of its axes and its priced lines, with their time on a device.
 
     tables   both passes and the cache between them; None of a model that has no KV cache
@@ -78,7 +78,7 @@ class Served:
         return tuple(array.sharded_as(known[array.name].axes) for array in self.tables.cache)
 
 
-def cost_of_inference(priced: Served, procedure: Procedure, by: str) -> Cost:
+def cost_of_inference(priced: PricedPass, procedure: Procedure, by: str) -> Cost:
     """Return the exact cost of a forward pass, prefill or step of decode; over a mesh that of each device."""
     run, book, dtype = priced.run, priced.run.book.name, priced.run.dtype
     counts = Price(book, priced.rows, priced.axes, dtype)
@@ -96,7 +96,7 @@ def cost_of_inference(priced: Served, procedure: Procedure, by: str) -> Cost:
     )
 
 
-def served(request: Request, on: Rates | None = None, cluster: Cluster | None = None) -> Served:
+def served(request: Request, on: Rates | None = None, cluster: Cluster | None = None) -> PricedPass:
     """Return the priced forward pass, prefill or step of decode of a model, with its time on a device.
 
     seq_len (of an encoder-decoder: target_len) is the prompt, or the new tokens of a sequence in a step, by default 1.
@@ -182,7 +182,7 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
     elif on is not None:
         as_run = price(pass_of(run.model, plan), {}, run.book).rows if plan else rows
         timed = timing(as_run, axes, on, run.dtype, run.book, counted=(rows, plan) if plan else None)
-    return Served(run, tables, table, axes, held, context, rows, timed, over, takes, request.tokens_in_page)
+    return PricedPass(run, tables, table, axes, held, context, rows, timed, over, takes, request.tokens_in_page)
 
 
 def tables_of(model: Model, procedure: str, several: bool = False) -> Inference | None:
@@ -239,7 +239,7 @@ def _context(name: str, sizes_of: Callable[[int | None], Mapping[str, int]], val
     return context
 
 
-def _cache(priced: Served, dtype: str) -> Cache | None:
+def _cache(priced: PricedPass, dtype: str) -> Cache | None:
     """Return the bytes of the cache after a pass; over a mesh those of each device."""
     if priced.tables is None:
         return None

@@ -29,7 +29,7 @@ from learncost.program.checkpoints import fewer_recomputed
 from learncost.reports.microbatches import in_microbatches
 from learncost.reports.request import Request
 from learncost.reports.run import PreparedRun, prepare
-from learncost.reports.search.spread import MeshCut, mesh_cut
+from learncost.reports.search.spread import MeshSharding, mesh_sharding
 from learncost.reports.sheet import number, size_of
 from learncost.sharding.clauses import Clause
 from learncost.sharding.collective import Collective, collectives, widths_of
@@ -268,7 +268,7 @@ def in_a_ring(op: str, payload: int, devices: int) -> int:
     return payload * (2 if op.startswith("all_reduce") else 1) * (devices - 1) // devices
 
 
-Unplaced: TypeAlias = "tuple[Request, PreparedRun, MeshCut, Model, Table, dict[str, int], tuple[Padded, ...]]"
+Unplaced: TypeAlias = "tuple[Request, PreparedRun, MeshSharding, Model, Table, dict[str, int], tuple[Padded, ...]]"
 """A request in microbatches, its run over a mesh and how the mesh cuts it; the padded model, its step, sizes, axes."""
 
 
@@ -350,7 +350,7 @@ def _unplaced(request: Request) -> Unplaced:
         raise InputError("give --mesh, for example --mesh dp=2,tp=4")
     request = in_microbatches(request)
     run = prepare(request)
-    optimizer, cut = _optimizer(run), mesh_cut(request, run.model.table)
+    optimizer, cut = _optimizer(run), mesh_sharding(request, run.model.table)
 
     def step_of(model: Model) -> Table:
         table = step(model, request.procedure, optimizer, run.book.jacobian)

@@ -10,7 +10,7 @@ from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclas
 from learncost.ir.errors import InputError
 from learncost.program.program import BEFORE, Program, levels, peak
 from learncost.reports.sheet import Sheet, SheetRow, seconds_of, significant, size_of
-from learncost.timing.clocks import Issued, Ran
+from learncost.timing.clocks import ExecutedOp, IssuedOp
 from learncost.timing.kernels import is_view
 from learncost.timing.profiled import ALLOCATOR, UNKNOWN, MeasuredStep, read_profile
 
@@ -105,7 +105,7 @@ def _sum(several: Iterable[OpsCompared]) -> OpsCompared:
     )  # fmt: skip
 
 
-def compared(path: str, predicted: Sequence[Issued], program: Program, timed: bool) -> ProfileComparison:
+def compared(path: str, predicted: Sequence[IssuedOp], program: Program, timed: bool) -> ProfileComparison:
     """Return a predicted step beside that of a file.
 
     predicted  the ops of the program, with their kernels if `timed` for a GPU
@@ -139,23 +139,23 @@ def compared(path: str, predicted: Sequence[Issued], program: Program, timed: bo
     return ProfileComparison(path, measured.what, on_gpu, _longest(by_kind), _longest(names), memory, step)
 
 
-def _by_name(issued: Iterable[Issued]) -> dict[str, list[Issued]]:
+def _by_name(issued: Iterable[IssuedOp]) -> dict[str, list[IssuedOp]]:
     """Return ops by name, in order."""
-    result = defaultdict[str, list[Issued]](list)
+    result = defaultdict[str, list[IssuedOp]](list)
     for each in issued:
         result[each.op.name.replace("learncost::", "aten::")].append(each)
     return dict(result)
 
 
-def _runs(each: Issued, on_gpu: bool, views: Container[str]) -> bool:
+def _runs(each: IssuedOp, on_gpu: bool, views: Container[str]) -> bool:
     """Return whether a measured op computes something: on a GPU it has a kernel, on a CPU it is no view."""
     name = each.op.name
     return bool(each.kernels) if on_gpu else name != ALLOCATOR and name not in views and not is_view(each.op)
 
 
 def _of_kinds(
-    ran: Iterable[Ran], ours: Mapping[str, Sequence[Issued]], theirs: Mapping[str, Sequence[Issued]]
-) -> Iterator[Ran]:
+    ran: Iterable[ExecutedOp], ours: Mapping[str, Sequence[IssuedOp]], theirs: Mapping[str, Sequence[IssuedOp]]
+) -> Iterator[ExecutedOp]:
     """Yield measured ops with the kinds of predicted kernels: those of the op in the same place among as many of its
     name, otherwise those of the first.
     """
@@ -172,11 +172,11 @@ def _of_kinds(
         yield each
 
 
-def _seconds(each: Issued, on_gpu: bool) -> float:
+def _seconds(each: IssuedOp, on_gpu: bool) -> float:
     return sum(kernel.seconds for kernel in each.kernels) if on_gpu else each.issue
 
 
-def _different(ours: Sequence[Issued], theirs: Sequence[Issued]) -> int:
+def _different(ours: Sequence[IssuedOp], theirs: Sequence[IssuedOp]) -> int:
     """Return how many ops have inputs of other shapes than as many ones in the same places, where these are known."""
     if len(ours) != len(theirs):
         return 0

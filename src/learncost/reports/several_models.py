@@ -11,7 +11,7 @@ from learncost.reports.compare import Comparison
 from learncost.reports.compare import compare as compare_one
 from learncost.reports.record import Cost
 from learncost.reports.request import Request
-from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, seconds_of, size_of, table, words_of
+from learncost.reports.sheet import WIDTH, Sheet, TableColumn, TabularAnswer, seconds_of, size_of, table, words_of
 from learncost.reports.show import convention
 
 POWERS = (0, 6, 9, 12, 15, 18)
@@ -19,7 +19,7 @@ POWERS = (0, 6, 9, 12, 15, 18)
 
 
 @dataclass(frozen=True, repr=False)
-class ModelComparison(Shown):
+class ModelComparison(TabularAnswer):
     """The steps of several models under several learning procedures.
 
     Attributes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from learncost.ir import displayed
 from learncost.ir.dataclass import HIDDEN, Serializable, dataclass, field
-from learncost.ir.displayed import Framed
+from learncost.ir.displayed import FrameConvertible
 from learncost.ir.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,14 +54,14 @@ class _CellWrapper(textwrap.TextWrapper):
         return [*chain.from_iterable(words)]
 
 
-class Readable(Framed):
+class Readable(FrameConvertible):
     """A result whose repr is its text; its dataclass must have `repr=False`."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
-class Shown(Serializable, Readable):
+class TabularAnswer(Serializable, Readable):
     """An answer: its fields, and the sheets that show them. All output formats derive from these."""
 
     _sheets_module: ClassVar[str] = ""
@@ -135,7 +135,7 @@ class Shown(Serializable, Readable):
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class AtLength(Shown):
+class AtLength(TabularAnswer):
     """An answer about sequences of a given or default length."""
 
     _length_note: str = field(default="", compare=False, metadata=HIDDEN)  # of a default below the context
@@ -183,7 +183,7 @@ def microbatches_text(number: int) -> str:
     return f" in {number:,} microbatches" if number > 1 else ""
 
 
-class Drawn(Shown):
+class AnswerWithFigures(TabularAnswer):
     """An answer with figures."""
 
     _figures: ClassVar[tuple[str, ...]] = ()
@@ -214,7 +214,7 @@ class Drawn(Shown):
         return self._figures[0]
 
     @property
-    def _panels(self) -> tuple[Shown, ...]:
+    def _panels(self) -> tuple[TabularAnswer, ...]:
         """Return the answers with one panel each."""
         return (self,)
 

@@ -13,7 +13,7 @@ from learncost.reports.sheet import WIDTH, Sheet, SheetRow, fitting, in_units, n
 from learncost.reports.show import active, convention, learning, step_title, words
 
 if TYPE_CHECKING:
-    from learncost.reports.compare import Comparison, Overtaking
+    from learncost.reports.compare import Comparison, Crossover
     from learncost.reports.memory.on_device import DeviceMemory
     from learncost.reports.record import Amount, Cost
 
@@ -148,7 +148,7 @@ def _crossings(comparison: Comparison) -> Sheet:
     return Sheet(heading, ("", ""), tuple(rows), tuple(notes), frozenset({0, 1}))
 
 
-def _said(overtaking: Overtaking) -> str:
+def _said(overtaking: Crossover) -> str:
     start = overtaking.cheaper[0].procedure
     if not overtaking.crossings:
         return "never: both cost the same" if start is None else f"never: {start} is cheaper at every length"

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.dataclass import replace
-from learncost.reports.conventions import YARDSTICK, Conventions, Counts
+from learncost.reports.conventions import REFERENCE_CONVENTION, Conventions, Counts
 from learncost.reports.sheet import (
     WIDTH,
     Sheet,
@@ -128,7 +128,9 @@ def _books(answer: Conventions, width: int) -> Sheet:
                 amounts = (convention.counts.forward, convention.counts.whole)
                 counts = [written(value) for amount in amounts for value in (amount.maccs, amount.flops)]
                 cells = (*counts, "" if ratio is None else f"{ratio:.3f}")
-            rows.append(SheetRow((convention.book.name, *cells), "bold" if convention.book.name == YARDSTICK else ""))
+            rows.append(
+                SheetRow((convention.book.name, *cells), "bold" if convention.book.name == REFERENCE_CONVENTION else "")
+            )
         notes = (
             "All: forward, backward and weight update, without the optimizer step. 1 MACC = 2 FLOPs.",
             f"{answer.parameters:,} parameters. Counted: {answer.counted}.",
@@ -152,7 +154,7 @@ def _why(answer: Conventions, width: int) -> Sheet:
 
         rows = []
         for convention in answer.conventions:
-            if convention.difference is None or convention.book.name == YARDSTICK:
+            if convention.difference is None or convention.book.name == REFERENCE_CONVENTION:
                 continue
             name = f"{convention.book.name}: {convention.book.title}"
             totals = (signed(convention.difference.forward.flops), signed(convention.difference.whole.flops))

@@ -32,7 +32,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.grid import SweepGrid, grid_of
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_probability, left_out_text, possible, rows_of
-from learncost.reports.sheet import WIDTH, Drawn, Sheet
+from learncost.reports.sheet import WIDTH, AnswerWithFigures, Sheet
 from learncost.reports.sheet import SheetRow as Cells
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _lists(columns: Mapping[str, NDArray[Any]]) -> dict[str, list[Any]]:
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep(Drawn):
+class Sweep(AnswerWithFigures):
     """Configurations with their counts, as arrays. Counts are float64; `exact` marks rows below 2^53.
 
     Attributes

@@ -21,7 +21,7 @@ from learncost.program.autograd.losses import TASKS
 from learncost.program.optimizer_step import CLASSES
 from learncost.reports.question import flags_typed
 from learncost.reports.request import OPERATORS, Request
-from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
+from learncost.reports.sheet import WIDTH, Sheet, TableColumn, TabularAnswer, table
 from learncost.sharding.mesh import mesh as mesh_of
 from learncost.sharding.presets import NAMED
 from learncost.trainer_files.framework import ENGINE, FULL, SELECTIVE, Step
@@ -457,7 +457,7 @@ def request_of(*files: str, format_of: str = "", strict: bool = False, **given: 
 
 
 @dataclass(frozen=True, repr=False)
-class TrainerStep(Shown):
+class TrainerStep(TabularAnswer):
     """A trainer's files as a step: every key with what became of it, and the equal command.
 
     Attributes
@@ -633,7 +633,7 @@ def _overridden(reading: Reading, model: str, given: Mapping[str, Any]) -> Itera
 
 
 @dataclass(frozen=True, repr=False)
-class AnswerOfFiles(Shown):
+class AnswerOfFiles(TabularAnswer):
     """An answer about trainers' files: what was read, above the answer.
 
     Attributes

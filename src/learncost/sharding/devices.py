@@ -29,11 +29,11 @@ WAIT = 300.0
 """Seconds after which a waiting device gives up."""
 
 
-class EndedError(Exception):
+class PeerFailedError(Exception):
     """The error of a device if another device failed, or if an expected message does not arrive."""
 
 
-class Meeting:
+class Communicator:
     """The exchange of arrays in a group of devices along a mesh axis; messages of each pair arrive in order."""
 
     def __init__(self, number: int) -> None:
@@ -57,14 +57,14 @@ class Meeting:
         return self._next(self._sent[source, target])
 
     def _next(self, arrays: queue.SimpleQueue[Array]) -> Array:
-        """Return the next array of a queue. Raises `EndedError` if a device failed."""
+        """Return the next array of a queue. Raises `PeerFailedError` if a device failed."""
         end = time.monotonic() + WAIT
         while time.monotonic() < end and not self.ended:
             try:
                 return arrays.get(timeout=0.2)
             except queue.Empty:
                 continue
-        raise EndedError
+        raise PeerFailedError
 
 
 class _Queues(dict[tuple[int, int], "queue.SimpleQueue[Array]"]):
@@ -74,17 +74,17 @@ class _Queues(dict[tuple[int, int], "queue.SimpleQueue[Array]"]):
         return self.setdefault(pair, queue.SimpleQueue())  # atomic, as several threads may call it
 
 
-class Meetings:
+class MeshCommunicators:
     """The exchanges of all groups of a mesh, by the ranks of their devices."""
 
     def __init__(self) -> None:
-        self.lock, self.by_ranks, self.ended = threading.Lock(), dict[tuple[int, ...], Meeting](), False
+        self.lock, self.by_ranks, self.ended = threading.Lock(), dict[tuple[int, ...], Communicator](), False
 
-    def of(self, ranks: tuple[int, ...]) -> Meeting:
+    def of(self, ranks: tuple[int, ...]) -> Communicator:
         """Return the exchange of a group of devices."""
         with self.lock:
             if ranks not in self.by_ranks:
-                self.by_ranks[ranks] = Meeting(len(ranks))
+                self.by_ranks[ranks] = Communicator(len(ranks))
                 self.by_ranks[ranks].ended = self.ended
             return self.by_ranks[ranks]
 
@@ -92,8 +92,8 @@ class Meetings:
         """Record that a device failed, so that no device waits any longer."""
         with self.lock:
             self.ended = True
-            for meeting in self.by_ranks.values():
-                meeting.ended = True
+            for communicator in self.by_ranks.values():
+                communicator.ended = True
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,16 @@ class MeshDevice:
 
     mesh: Mesh
     place: Mapping[str, int]
-    meetings: Meetings
+    communicators: MeshCommunicators
 
-    def _with(self, mesh_axis: str) -> Meeting:
-        return self.meetings.of(self.mesh.group(self.place, mesh_axis))
+    def _with(self, mesh_axis: str) -> Communicator:
+        return self.communicators.of(self.mesh.group(self.place, mesh_axis))
 
     def __call__(self, mesh_axis: str, array: Array, among: tuple[int, ...] = ()) -> tuple[list[Array], int]:
         ranks, here = self.mesh.group(self.place, mesh_axis), self.place[mesh_axis]
         places = among or tuple(range(len(ranks)))
-        meeting = self.meetings.of(tuple(ranks[place] for place in places))
-        return meeting.exchange(places.index(here), array), places.index(here)
+        communicator = self.communicators.of(tuple(ranks[place] for place in places))
+        return communicator.exchange(places.index(here), array), places.index(here)
 
     def send(self, mesh_axis: str, place: int, array: Array) -> None:
         self._with(mesh_axis).send(self.place[mesh_axis], place, array)
@@ -133,7 +133,7 @@ def run_placed(
     """
     stages = (placed,) if isinstance(placed, Placed) else tuple(placed)
     axis = "" if isinstance(placed, Placed) else stages[0].clauses[0].mesh
-    mesh, lowered, meetings = stages[0].mesh, [lower(stage.table) for stage in stages], Meetings()
+    mesh, lowered, communicators = stages[0].mesh, [lower(stage.table) for stage in stages], MeshCommunicators()
     results: list[Values] = [{} for _ in range(mesh.devices)]
     errors: list[BaseException] = []
 
@@ -150,13 +150,13 @@ def run_placed(
             for name in given:
                 array, axes = of_stage(arrays[name], stages[stage], name), table.axes[name]
                 values[name] = part(ordered(array, axes, stages[stage].zigzag, own_sizes), axes, own_sizes)
-            execute(lowered[stage], values, own_sizes, watch, MeshDevice(mesh, place, meetings))
+            execute(lowered[stage], values, own_sizes, watch, MeshDevice(mesh, place, communicators))
             results[rank] = values
-        except EndedError:
+        except PeerFailedError:
             pass
         except BaseException as error:
             errors.append(error)
-            meetings.end()
+            communicators.end()
 
     _all(device, mesh)
     if errors:

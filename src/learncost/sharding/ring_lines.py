@@ -40,7 +40,7 @@ class Normalizer:
     totals: tuple[str, ...]
 
 
-class SoFar(NamedTuple):
+class OnlineSoftmax(NamedTuple):
     """The running statistics of an online softmax: the maximum score, the sum of the exponentials below it, and the
     factor that rescales earlier sums to a larger maximum.
     """
@@ -190,7 +190,7 @@ class RingLines:
                 self.values[term.name] = around[name]
             begin |= {name: name for name in several}
             starts |= several
-            received.before[shares] = SoFar(*several.values())
+            received.before[shares] = OnlineSoftmax(*several.values())
         received.write()
         ends = {name: self._total(received, name, starts[name]).name for name in region.totals}
         ends |= {
@@ -354,8 +354,8 @@ class _Shard(_RingWriter):
     suffix: str = ""
     names: dict[str, str] = field(default_factory=dict)
     is_round: bool = False
-    before: dict[str, SoFar] = field(default_factory=dict)
-    now: dict[str, SoFar] = field(default_factory=dict)
+    before: dict[str, OnlineSoftmax] = field(default_factory=dict)
+    now: dict[str, OnlineSoftmax] = field(default_factory=dict)
 
     def write(self) -> None:
         """Write all lines."""
@@ -432,11 +432,11 @@ class _Shard(_RingWriter):
                 less = self.step("-", total.name, "sink", rows, (sink, below), meta)
                 share = self.step("exp", total.name, "of_sink", rows, (less,), meta)
                 total = self.step("+", total.name, "in_all", rows, (total, share), meta)
-            self.now[shares] = SoFar(below, total)
+            self.now[shares] = OnlineSoftmax(below, total)
             return
         less = self.step("-", left.name, "less", rows, (least, below), meta)
         scale = self.step("exp", left.name, "scale", rows, (less,), meta)
-        self.now[shares] = SoFar(below, self.so_far(Term(before.total.name, rows), total, scale, meta), scale)
+        self.now[shares] = OnlineSoftmax(below, self.so_far(Term(before.total.name, rows), total, scale, meta), scale)
 
     def _gradient(self, new: Op, old: Op) -> None:
         """Write the gradient of a softmax: shares times the deviation of their gradients from the row's mean."""

@@ -57,7 +57,7 @@ class ShardingScope:
     holds: dict[str, str] = field(default_factory=dict)  # the value of each collective's result
 
     def statements(self, lines: Iterable[Statement]) -> None:
-        from learncost.sharding.cutting import place_line
+        from learncost.sharding.line_sharding import place_line
         from learncost.sharding.loops import place_repeat
 
         for line in lines:

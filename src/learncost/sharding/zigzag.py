@@ -20,7 +20,7 @@ from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, map_lines, visit, walk
 from learncost.ir.polynomial import base, sharded_over, size_of, whole
 from learncost.ir.table import Table
-from learncost.sharding.cutting import whole_axes
+from learncost.sharding.line_sharding import whole_axes
 from learncost.sharding.mesh import Mesh
 
 Zigzag = Mapping[str, tuple[str, ...]]

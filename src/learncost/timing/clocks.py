@@ -17,7 +17,7 @@ OTHERS, ISSUE = "other kernels", "CPU"
 
 
 @dataclass(frozen=True)
-class Issued:
+class IssuedOp:
     """An operator with the seconds that the CPU takes to issue it, and its kernels."""
 
     op: ProgramOp
@@ -25,10 +25,10 @@ class Issued:
     kernels: tuple[Kernel, ...]
 
 
-class Ran(NamedTuple):
+class ExecutedOp(NamedTuple):
     """An operator with the seconds at which the CPU begins and ends to issue it, and at which its kernels begin."""
 
-    issued: Issued
+    issued: IssuedOp
     start: float
     end: float
     starts: tuple[float, ...]
@@ -51,7 +51,7 @@ class ProgramTime:
     high: float
     busy: float
     issue: float
-    issued: tuple[Issued, ...]
+    issued: tuple[IssuedOp, ...]
     gpu: GPU
     program: Program
     exposed: float = 0.0
@@ -90,7 +90,7 @@ def program_time(program: Program, gpu: GPU, collective: SecondsOfCollective | N
     """
     model = KernelModel(gpu, program, collective)
     costs = _issue_costs(program.ops, gpu.host)
-    issued = tuple(Issued(op, cost, tuple(model.kernels(op))) for op, cost in zip(program.ops, costs, strict=True))
+    issued = tuple(IssuedOp(op, cost, tuple(model.kernels(op))) for op, cost in zip(program.ops, costs, strict=True))
     kinds = defaultdict[str, float](float)
     for each in issued:
         for kernel in each.kernels:
@@ -108,7 +108,7 @@ def program_time(program: Program, gpu: GPU, collective: SecondsOfCollective | N
     return ProgramTime(middle, low, high, busy, issue, issued, gpu, program, exposed)
 
 
-def played(issued: Sequence[Issued], host: HostCPU, kernels: float = 1.0, issue: float = 1.0) -> Iterator[Ran]:
+def played(issued: Sequence[IssuedOp], host: HostCPU, kernels: float = 1.0, issue: float = 1.0) -> Iterator[ExecutedOp]:
     """Yield the operators as all clocks run them, with the times of kernels and of the CPU times factors.
 
     Every stream of the GPU has a clock, and waits for the events of others.
@@ -127,10 +127,10 @@ def played(issued: Sequence[Issued], host: HostCPU, kernels: float = 1.0, issue:
         streams[stream] = gpu
         if each.op.synchronizes:
             cpu = max(cpu, gpu) + host.wait
-        yield Ran(each, start, cpu, tuple(starts))
+        yield ExecutedOp(each, start, cpu, tuple(starts))
 
 
-def _step(issued: Sequence[Issued], host: HostCPU, kernels: float = 1.0, issue: float = 1.0) -> float:
+def _step(issued: Sequence[IssuedOp], host: HostCPU, kernels: float = 1.0, issue: float = 1.0) -> float:
     """Return the seconds until both clocks have ended."""
     cpu = gpu = 0.0
     for each in played(issued, host, kernels, issue):

@@ -31,7 +31,7 @@ from learncost.program.program import (
     ProgramOp,
     made_in,
 )
-from learncost.timing.clocks import Issued, Ran
+from learncost.timing.clocks import ExecutedOp, IssuedOp
 from learncost.timing.kernels import Kernel
 
 Event: TypeAlias = Mapping[str, Any]
@@ -69,7 +69,7 @@ class MeasuredStep:
     """
 
     program: Program
-    ran: tuple[Ran, ...]
+    ran: tuple[ExecutedOp, ...]
     what: str
     whole: bool
 
@@ -202,7 +202,7 @@ class _TraceReader:
         zero, memory, ran = (
             _start(self.events[min(places)]),
             _MeasuredBuffers(CUDA if self.on_gpu else "cpu"),
-            list[Ran](),
+            list[ExecutedOp](),
         )
         before = None
         for number in sorted(places):
@@ -215,7 +215,7 @@ class _TraceReader:
         memory.there(before or 0)
         return MeasuredStep(memory.program(each.issued.op for each in ran), tuple(ran), self.what, bool(before))
 
-    def _ran(self, number: int, launched: Sequence[Event], zero: float) -> Ran:
+    def _ran(self, number: int, launched: Sequence[Event], zero: float) -> ExecutedOp:
         event, around = self.events[number], list(self._around(number))
         node = next((name.removeprefix(ENGINE) for _, name in around if name.startswith(ENGINE)), "")
         stepped = any(name.startswith(STEPS_OPTIMIZER) for _, name in around)
@@ -225,7 +225,7 @@ class _TraceReader:
         kernels = tuple(Kernel(UNKNOWN, each["dur"] / 1e6, name=each["name"]) for each in launched)
         starts = tuple((_start(each) - zero) / 1e6 for each in launched)
         start, end = ((at - zero) / 1e6 for at in (_start(event), _end(event)))
-        return Ran(Issued(op, end - start, kernels), start, end, starts)
+        return ExecutedOp(IssuedOp(op, end - start, kernels), start, end, starts)
 
 
 def _start(event: Event) -> float:

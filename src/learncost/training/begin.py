@@ -30,7 +30,7 @@ from learncost.training.generate import Decoder
 
 
 @dataclass(frozen=True)
-class Beginning:
+class NewRun:
     """The contents of a new run's folder: its options, its config.json, the files of its tokenizer and of a module."""
 
     options: Options
@@ -39,7 +39,7 @@ class Beginning:
     initial: Mapping[str, Any]
 
 
-def begin(options: Options) -> Beginning:
+def begin(options: Options) -> NewRun:
     """Check the options of a new run; nothing is written yet. Raises InputError."""
     safetensors()
     if not options.paths:
@@ -79,7 +79,7 @@ def begin(options: Options) -> Beginning:
         assert layer.origin is not None
         initial = from_state(stored(layer, build(configuration).sizes), layer.origin.values(), options.model)
         files |= {TABLE: layer.text.encode()}
-    return Beginning(options, keys, files, initial)
+    return NewRun(options, keys, files, initial)
 
 
 def _within(configuration: Configuration, options: Options) -> str:

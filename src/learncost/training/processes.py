@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from learncost.ir.errors import InputError, imported
 from learncost.sharding.mesh import Mesh
-from learncost.training.meeting import LOST, REFUSED, Heartbeat, meet
+from learncost.training.rendezvous import LOST, REFUSED, Heartbeat, meet
 
 LONG = timedelta(days=30)
 """The time that processes wait for what the first does alone, such as reading all texts."""
@@ -214,9 +214,9 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # whose warnings tell a loss at length, before our line
     distributed = imported("torch.distributed", "--mesh needs PyTorch", "torch")
     store, rank, number, name = meet(distributed)
-    backend, meeting = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", f"learncost/{name}"
-    groups = distributed.PrefixStore(f"{meeting}/groups", store)
-    processes = ProcessGroup(distributed.PrefixStore(f"{meeting}/words", store), rank, number)
+    backend, rendezvous = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", f"learncost/{name}"
+    groups = distributed.PrefixStore(f"{rendezvous}/groups", store)
+    processes = ProcessGroup(distributed.PrefixStore(f"{rendezvous}/words", store), rank, number)
     try:
         distributed.init_process_group(backend, store=groups, rank=rank, world_size=number)
         yield processes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from learncost.ir.dataclass import HIDDEN, Key, dataclass, field
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, TabularAnswer
 
 _MARKS = {True: "passed", False: "FAILED", None: "not made"}
 
@@ -24,7 +24,7 @@ class Check:
 
 
 @dataclass(frozen=True, repr=False)
-class VerificationReport(Shown):
+class VerificationReport(TabularAnswer):
     """All comparisons; `passed` if none failed. Prints as a table of them, or if `summed` of their numbers."""
 
     _schema = 1

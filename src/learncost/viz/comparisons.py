@@ -13,7 +13,7 @@ from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.procedures.procedure import INFERENCE, PROCEDURES
 from learncost.reports.compare import compare
-from learncost.reports.conventions import YARDSTICK, Conventions, conventions
+from learncost.reports.conventions import REFERENCE_CONVENTION, Conventions, conventions
 from learncost.reports.request import Request
 from learncost.viz.data.bridge import bridge
 from learncost.viz.data.growth import ALONG, growth
@@ -75,9 +75,9 @@ def _conventions(answer: Conventions) -> dict[str, Any]:
     names = [
         convention.book.name
         for convention in answer.conventions
-        if convention.counts is not None and convention.book.name != YARDSTICK
+        if convention.counts is not None and convention.book.name != REFERENCE_CONVENTION
     ]
-    bridges = {name: bridge(answer, YARDSTICK, name) for name in names}
+    bridges = {name: bridge(answer, REFERENCE_CONVENTION, name) for name in names}
     first = next(iter(bridges.values())).to_dict() if bridges else {}
     parts = ("items", "drawn", "reach")
     ways = {name: {part: way.to_dict()[part] for part in parts} for name, way in bridges.items()}

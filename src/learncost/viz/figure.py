@@ -10,7 +10,7 @@ from learncost.ir.errors import InputError, counted, named_one, shown
 from learncost.models.storage import path_of
 from learncost.reports.cost import cost
 from learncost.reports.question import flags_typed, question
-from learncost.reports.sheet import Sheet, Shown
+from learncost.reports.sheet import Sheet, TabularAnswer
 from learncost.viz.figures import FIGURES, figure_row
 from learncost.viz.figures.make import (
     ENDINGS,
@@ -26,7 +26,7 @@ from learncost.viz.figures.make import (
 
 
 @dataclass(frozen=True, repr=False)
-class SavedFigure(Shown):
+class SavedFigure(TabularAnswer):
     """A figure that was written: where, what it shows, and what it rests on."""
 
     kind: str = field(metadata=Key("figure").field)

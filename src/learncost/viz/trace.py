@@ -34,8 +34,8 @@ from learncost.reports.profile import ProfileComparison, compared
 from learncost.reports.recorded import RECORDED, RecordedTime, recorded_time
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import executed_plan, prepare
-from learncost.reports.sheet import Sheet, SheetRow, Shown, batch_text, number, seconds_of
-from learncost.timing.clocks import Issued, Ran, played
+from learncost.reports.sheet import Sheet, SheetRow, TabularAnswer, batch_text, number, seconds_of
+from learncost.timing.clocks import ExecutedOp, IssuedOp, played
 from learncost.viz.predicted import PricedStep, StepMemory, process
 from learncost.viz.timeline import Slice, Timeline, TimelineCounter, TimelineProcess, changes, perfetto
 
@@ -74,7 +74,7 @@ OPENS = "https://ui.perfetto.dev or chrome://tracing open it."
 
 
 @dataclass(frozen=True, repr=False)
-class Trace(Shown):
+class Trace(TabularAnswer):
     """A timeline of a step, with the step's description.
 
     Attributes
@@ -283,7 +283,7 @@ def _compared(path: str, request: Request, recorded: RecordedTime | str) -> Prof
     step = memory_question(replace(request, engine="eager")).step(request.procedure, "eager")
     program = program_of(step)
     ops = program.ops if step.module == UserModule.name else ()  # the table's calls are not those of the dispatcher
-    return compared(path, [Issued(op, 0.0, ()) for op in ops], program, False)
+    return compared(path, [IssuedOp(op, 0.0, ()) for op in ops], program, False)
 
 
 def _facts(step: PricedStep, precision: str, plan: str, rates: Rates | None) -> dict[str, str]:
@@ -320,7 +320,7 @@ class _Slot(NamedTuple):
 
 
 def processes(
-    ran: Sequence[Ran], program: Program, device: str, how: str = "predicted", by_cpu: bool = True
+    ran: Sequence[ExecutedOp], program: Program, device: str, how: str = "predicted", by_cpu: bool = True
 ) -> Iterator[TimelineProcess]:
     """Yield the CPU, with the memory that its calls allocate, and the GPU; passes and modules are around their ops.
 
@@ -341,12 +341,12 @@ def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _issued(each: Ran) -> Slice:
+def _issued(each: ExecutedOp) -> Slice:
     op = each.issued.op
     return Slice(op.name, "line", op.phase, _nanoseconds(each.start), _nanoseconds(each.end))
 
 
-def _kernels(every: Iterable[Ran]) -> Iterator[_Slot]:
+def _kernels(every: Iterable[ExecutedOp]) -> Iterator[_Slot]:
     for each in every:
         op = each.issued.op
         shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in op.inputs if tensor.shape)

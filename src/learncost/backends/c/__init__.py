@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from learncost.backends.c import tree
 from learncost.backends.c.arrays import Arrays, shared
-from learncost.backends.c.ending import Epilogue, ended, ending
+from learncost.backends.c.epilogue import Epilogue, ended, ending
 from learncost.backends.c.function import routine
 from learncost.backends.c.gnu import GNU
 from learncost.backends.c.printer import Printer, indented

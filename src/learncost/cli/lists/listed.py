@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from learncost.ir.dataclass import attributes, dataclass, field, plain
-from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
+from learncost.reports.sheet import WIDTH, Sheet, TableColumn, TabularAnswer, table
 
 Known = dict[str, Any]
 """The fields of an entry by short names, as in the JSON: numbers are numbers."""
@@ -28,7 +28,7 @@ _NUMBERS = frozenset(
 
 
 @dataclass(frozen=True, repr=False)
-class Listed(Shown):
+class Listed(TabularAnswer):
     """The entries of a list, and their cells by column heading."""
 
     entries: list[Known]

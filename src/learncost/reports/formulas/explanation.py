@@ -12,7 +12,7 @@ from learncost.ir.dataclass import attributes, dataclass, field, replace
 from learncost.ir.line import Line
 from learncost.ir.polynomial import Polynomial, total
 from learncost.reports import notation as write
-from learncost.reports.sheet import NO_BREAK, SPELLED, WIDTH, Sheet, SheetRow, Shown, number
+from learncost.reports.sheet import NO_BREAK, SPELLED, WIDTH, Sheet, SheetRow, TabularAnswer, number
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SavedValue:
         return f"{self.name}[{' '.join(self.axes)}]"
 
 
-class InLetters(Shown):
+class SymbolicAnswer(TabularAnswer):
     """An answer whose counts are polynomials in the axes: per sequence if possible, and h d_k as d_model."""
 
     axes: frozenset[str]
@@ -116,7 +116,7 @@ class InLetters(Shown):
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation(InLetters):
+class Explanation(SymbolicAnswer):
     """A layer line by line under a price book, and its saved tensors.
 
     Attributes

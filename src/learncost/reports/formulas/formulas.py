@@ -17,7 +17,7 @@ from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
 from learncost.reports import notation as write
-from learncost.reports.formulas.explanation import InLetters
+from learncost.reports.formulas.explanation import SymbolicAnswer
 from learncost.reports.formulas.of_model import ModelFormulas, model_formulas
 from learncost.reports.formulas.of_op import op_explained
 from learncost.reports.formulas.subject import (
@@ -57,7 +57,7 @@ class PhaseFormula:
 
 
 @dataclass(frozen=True, repr=False)
-class Formulas(InLetters):
+class Formulas(SymbolicAnswer):
     """The formulas of a layer under a price book; prints as `learncost formulas` does.
 
     Counts are polynomials in the sizes. What is printed leaves the batch out where it divides all of them, and writes

@@ -19,7 +19,7 @@ from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.reports import notation as write
 from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase, Explanation, explained
 from learncost.reports.run import PreparedRun
-from learncost.reports.sheet import WIDTH, Sheet, Shown, number
+from learncost.reports.sheet import WIDTH, Sheet, TabularAnswer, number
 from learncost.reports.sheet import SheetRow as Cells
 from learncost.reports.show import convention
 
@@ -50,7 +50,7 @@ class LayerFormula:
 
 
 @dataclass(frozen=True, repr=False)
-class ModelFormulas(Shown):
+class ModelFormulas(TabularAnswer):
     """The formulas of a model's layers in one step, and their values at the model's sizes.
 
     Attributes

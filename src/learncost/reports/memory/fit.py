@@ -15,7 +15,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.arena import Region
 from learncost.program.autograd.module import UserModule
 from learncost.reports.memory.engines import GRAPH
-from learncost.reports.memory.fit_question import ONE_PASS, FitQuestion, Fitting, advice_for, refusal
+from learncost.reports.memory.fit_question import ONE_PASS, FitQuestion, FitResult, advice_for, refusal
 from learncost.reports.memory.inference import NAME, has_sequences
 from learncost.reports.memory.memory import engine_over
 from learncost.reports.memory.step import available, device_asked
@@ -24,8 +24,8 @@ from learncost.reports.microbatches import stages_of
 from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import (
     WIDTH,
+    AnswerWithFigures,
     AtLength,
-    Drawn,
     Sheet,
     TableColumn,
     batch_text,
@@ -60,7 +60,7 @@ def _bytes_of_regions(regions: Iterable[Region]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, repr=False)
-class Fit(AtLength, Drawn):
+class Fit(AtLength, AnswerWithFigures):
     """The procedures and plans that fit a device's memory, and changes that make the others fit.
 
     Attributes
@@ -117,7 +117,7 @@ class Fit(AtLength, Drawn):
     budget: int
     flash_size: int | None
     engine: str
-    rows: tuple[Fitting, ...]
+    rows: tuple[FitResult, ...]
     advice: tuple[str, ...]
     module: str = field(default="", metadata=Key(after="engine").field)
     on: str = field(default="", metadata=Key(after="engine").field)
@@ -168,7 +168,7 @@ class Fit(AtLength, Drawn):
     @property
     def answer(self) -> str:
         """Return the largest batch of every procedure that fits, with its plan."""
-        best: dict[str, Fitting] = {}
+        best: dict[str, FitResult] = {}
         for row in self.rows:
             if row.fits and (row.procedure not in best or row.largest > best[row.procedure].largest):
                 best[row.procedure] = row
@@ -355,7 +355,7 @@ def fit(
         if alone:
             raise InputError(f"{alone} is fitted at one length: give one --seq-len")
         return at_lengths(question, names, lengths)
-    rows: list[Fitting] = []
+    rows: list[FitResult] = []
     unfit: dict[str, list[str]] = {}
     refused: dict[tuple[bool, str], list[str]] = {}
     placed: OverMesh | None = None
@@ -417,9 +417,9 @@ def each_of(over: OverMesh | None) -> str:
     return f" on each of {number(over.devices)} devices" if over else ""
 
 
-def _different(fittings: Iterable[Fitting]) -> Iterable[Fitting]:
+def _different(fittings: Iterable[FitResult]) -> Iterable[FitResult]:
     """Return the rows that differ from the rows before them in more than the plan's name."""
-    rows: dict[Fitting, Fitting] = {}
+    rows: dict[FitResult, FitResult] = {}
     for fitting in fittings:
         rows.setdefault(replace(fitting, plan="", why=""), fitting)
     return rows.values()

@@ -17,7 +17,7 @@ from learncost.program.arena import Region, largest_assigned
 from learncost.program.autograd.module import module_named
 from learncost.reports.memory.engine import TYPES
 from learncost.reports.memory.engines import GRAPH, memory_engines
-from learncost.reports.memory.inference import NAME, Serving, has_sequences, serving_of
+from learncost.reports.memory.inference import NAME, InferenceSetting, has_sequences, serving_of
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
@@ -28,7 +28,7 @@ from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.sheet import size_of
 
 if TYPE_CHECKING:
-    from learncost.reports.inference import Served
+    from learncost.reports.inference import PricedPass
     from learncost.reports.memory.lengths import FitAtLengths
     from learncost.reports.mesh_cost import OverMesh
 
@@ -53,7 +53,7 @@ SERVED = (None, "flash,fused")
 
 
 @dataclass(frozen=True)
-class Fitting(Serializable):
+class FitResult(Serializable):
     """A procedure under a plan: the bytes of one sample in RAM and in flash, and the largest batch that fits.
 
     engine  who runs it, as in `lc.memory`
@@ -82,7 +82,7 @@ class FitPlan:
     longest  the longest sequence that fits, of one sample; None where none is found
     """
 
-    fitting: Fitting
+    fitting: FitResult
     lines: object
     longest: Callable[[], int | None]
     over: OverMesh | None = None
@@ -110,7 +110,7 @@ class FitQuestion:
         """Return the smallest batch: a sample, or one for each device that has its own."""
         return whole_batch(self.request)
 
-    def module(self, run: PreparedRun, rows: Iterable[Fitting | FitAtLengths]) -> str:
+    def module(self, run: PreparedRun, rows: Iterable[FitResult | FitAtLengths]) -> str:
         """Return the module whose autograd step is simulated; "" if no row has one."""
         by_module = any(memory_engines()[row.engine].module for row in rows)
         return module_named(self.eager.module or usual_module(run.model)).name if by_module else ""
@@ -127,7 +127,7 @@ class FitQuestion:
         asked = replace(asked, batch_size=self.least * self.accumulate, optimizer=None).in_precision(self.dtype)
         return prepare(replace(asked, dropout=0.0), ()) if procedure == NAME else prepare(asked, (procedure,))
 
-    def one_pass(self, procedure: str, plan: str | None) -> tuple[Served, Serving]:
+    def one_pass(self, procedure: str, plan: str | None) -> tuple[PricedPass, InferenceSetting]:
         """Return a prompt or a step of decode alone, as in `memory`. Raises `InputError`."""
         asked = replace(self.request, procedure=procedure, batch_size=self.least, plan=plan, optimizer=None)
         served, serving = serving_of(asked.in_precision(self.dtype))
@@ -228,7 +228,7 @@ class FitQuestion:
         most = max(needs.split, key=lambda part: needs.split[part])
         fits = self.stored(flash) and needs.bytes <= self.budget  # a peak may take long: it is asked for once
         batch = largest(step, chosen_engine, self.budget) if fits else 0
-        fitting = Fitting(procedure, chosen.plan, chosen_engine.name, needs.bytes, flash, batch, most, chosen.why)
+        fitting = FitResult(procedure, chosen.plan, chosen_engine.name, needs.bytes, flash, batch, most, chosen.why)
         return FitPlan(
             fitting,
             lines,
@@ -278,7 +278,7 @@ class FitQuestion:
                 sizes = [(inference_pass.whole, inference_pass.sizes) for inference_pass in served.passes]
                 flash = max(stored(table, sizes_of_pass, self.dtype) for table, sizes_of_pass in sizes)
         batch = self.stored(flash) * batch
-        fitting = Fitting(procedure, served.plan, self.engine or GRAPH, peak, flash, batch, most)
+        fitting = FitResult(procedure, served.plan, self.engine or GRAPH, peak, flash, batch, most)
         over = served.passes[0].over
         return FitPlan(
             fitting,
@@ -287,7 +287,7 @@ class FitQuestion:
             over,
         )
 
-    def serving(self, run: PreparedRun) -> Serving:
+    def serving(self, run: PreparedRun) -> InferenceSetting:
         """Return the inference of the request."""
         axes, two_sided = run.axes, run.model.two_sided
         seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
@@ -295,7 +295,7 @@ class FitQuestion:
         given = replace(self.request, procedure=FORWARD).in_precision(kind.name) if sharded else None
         seq_len = seq_len if has_sequences(run.model) else 0
         page = self.request.tokens_in_page
-        return Serving(
+        return InferenceSetting(
             run.model,
             kind,
             seq_len,

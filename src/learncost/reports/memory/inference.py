@@ -25,7 +25,7 @@ from learncost.procedures.decoding import CACHED, TOKENS, CachedValue, axis_of
 from learncost.procedures.inference import Inference, inference, to_logits
 from learncost.procedures.needed import needed
 from learncost.program.calls import IN_KERNELS
-from learncost.reports.inference import Served, over_devices, served
+from learncost.reports.inference import PricedPass, over_devices, served
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.largest import LONGEST, largest_batch, longest_within
 from learncost.reports.memory.memory import Memory
@@ -77,7 +77,7 @@ class InferencePass:
 
 
 @dataclass(frozen=True)
-class Serving:
+class InferenceSetting:
     """Inference with a number of tokens: all as a prompt, or the last ones with the others in the cache.
 
     A model that cannot decode has its forward pass alone.
@@ -396,7 +396,7 @@ def has_sequences(model: Model) -> bool:
     return not {"M", "N"}.isdisjoint(axis for axes in model.table.axes.values() for axis in axes)
 
 
-def serving_of(request: Request) -> tuple[Served, Serving]:
+def serving_of(request: Request) -> tuple[PricedPass, InferenceSetting]:
     """Return the pass of a request, as it is priced and as its memory is predicted. Raises `InputError`."""
     name, kind = request.procedure, request.kind()
     if request.engine not in ("", GRAPH):
@@ -407,7 +407,7 @@ def serving_of(request: Request) -> tuple[Served, Serving]:
     new, decodes = axes.get("M", 1), name == "decode"
     tokens = given.context + new if decodes else new
     seq_len, target_len = (axes["N"], tokens) if run.model.two_sided else (tokens, None)
-    return given, Serving(
+    return given, InferenceSetting(
         run.model,
         kind,
         seq_len if has_sequences(run.model) else 0,

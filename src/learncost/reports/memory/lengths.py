@@ -16,7 +16,7 @@ from learncost.reports.memory.fit_question import FitQuestion, refusal
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.runs import largest, longest
 from learncost.reports.memory.types import said_bytes
-from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, microbatches_text, table, words_of
+from learncost.reports.sheet import WIDTH, Sheet, TableColumn, TabularAnswer, microbatches_text, table, words_of
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -38,7 +38,7 @@ class FitAtLengths:
 
 
 @dataclass(frozen=True, repr=False)
-class Lengths(Shown):
+class Lengths(TabularAnswer):
     """The largest batches that fit a device's memory at several sequence lengths.
 
     Attributes

@@ -21,7 +21,7 @@ from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, long
 from learncost.reports.memory.step import EagerOptions, MemoryStep, available, device_asked
 from learncost.reports.request import OF_MEMORY, Request, takes_request
 from learncost.reports.run import possible, prepare
-from learncost.reports.sheet import AtLength, Drawn, sizes_of
+from learncost.reports.sheet import AnswerWithFigures, AtLength, sizes_of
 
 if TYPE_CHECKING:
     from learncost.passes.fused_update import EpilogueUpdates
@@ -39,7 +39,7 @@ def _buffers(most: int) -> dict[str, int]:
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Memory(AtLength, Drawn):
+class Memory(AtLength, AnswerWithFigures):
     """The bytes of one training step: predicted from the step's table, or as a named engine executes it.
 
     Attributes

@@ -7,7 +7,7 @@ from copy import copy
 from math import prod
 
 from learncost.autoshard.account import MeshAccount
-from learncost.autoshard.passes import Static, updated_in_place
+from learncost.autoshard.passes import StaticBytes, updated_in_place
 from learncost.autoshard.placed_step import StepConfig, stepped
 from learncost.autoshard.stage_memory import StageMemory
 from learncost.autoshard.step import ParallelConfig, StageUsage, memory_of, order_in_flight, stages_of, static_of
@@ -25,7 +25,7 @@ from learncost.reports.memory.engines import GRAPH, USUAL
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.mesh_cost import OverMesh, padded_step
 from learncost.reports.request import Request
-from learncost.reports.search.spread import MeshCut, mesh_cut
+from learncost.reports.search.spread import MeshSharding, mesh_sharding
 from learncost.sharding.clauses import TOKENS, Clause, parts_of
 from learncost.sharding.collective import collectives, widths_of
 from learncost.sharding.mesh import Mesh
@@ -40,7 +40,7 @@ class MeshMemory:
     """The account of a step over a mesh, and the parts of its configuration that do not depend on the batch."""
 
     account: MeshAccount
-    cut: MeshCut
+    cut: MeshSharding
     microbatches: int
 
     def way(self, sizes: Mapping[str, int]) -> ParallelConfig:
@@ -66,14 +66,14 @@ class MeshMemory:
         order = order_in_flight(way).orders[device]
         return [(each.kind, each.chunk, each.microbatch) for each in order]
 
-    def statics(self, sizes: Mapping[str, int]) -> tuple[Static, ...]:
+    def statics(self, sizes: Mapping[str, int]) -> tuple[StaticBytes, ...]:
         """Return the static memory of every device of the pipeline."""
         return static_of(self.account, self.way(sizes), _whole(sizes))
 
     def stages(self, sizes: Mapping[str, int]) -> tuple[StageUsage, ...]:
         return memory_of(self.account, self.way(sizes), _whole(sizes))
 
-    def static(self, sizes: Mapping[str, int]) -> Static:
+    def static(self, sizes: Mapping[str, int]) -> StaticBytes:
         """Return the static memory of the device that has the most."""
         return max(self.statics(sizes), key=lambda static: int(static.total))
 
@@ -154,7 +154,7 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
     """
     grid = parse_mesh(str(request.mesh))
     trained = chosen_for(grid, step.run.axes, request.place, request.placement) if engine.trains else ()
-    cut = mesh_cut(replace(request, procedure=step.procedure), step.model.table, trained)
+    cut = mesh_sharding(replace(request, procedure=step.procedure), step.model.table, trained)
     pipeline, inner = cut.pipeline, cut.inner
     if pipeline and not (engine.module or engine.name == GRAPH):
         supporting = f"use {GRAPH} or {USUAL}"

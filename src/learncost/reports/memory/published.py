@@ -23,7 +23,7 @@ from learncost.procedures.step import step
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.request import Request
 from learncost.reports.run import prepare
-from learncost.reports.sheet import WIDTH, AtLength, Sheet, SheetRow, Shown, TableColumn, number, table
+from learncost.reports.sheet import WIDTH, AtLength, Sheet, SheetRow, TableColumn, TabularAnswer, number, table
 
 PROCEDURES = ("bp", "recompute", "pepita", "mempepita")
 LETTERS = ("M", "N", "d", "h", "k", "f", "v")
@@ -202,7 +202,7 @@ OUT = "OOM"
 
 
 @dataclass(frozen=True)
-class Measured(Serializable):
+class PublishedPeak(Serializable):
     """A published peak, with its step, its source, and assumptions for what is not published.
 
     card    the memory of the GPU
@@ -266,18 +266,18 @@ def _bytes(text: str) -> int:
 
 
 @cache
-def measured() -> tuple[Measured, ...]:
+def measured() -> tuple[PublishedPeak, ...]:
     """Return all published peaks, in the order of the file."""
     text = Path(__file__).with_name("measured.toml").read_text(encoding="utf-8")
-    return tuple(Measured(**{**run, "assumed": tuple(run["assumed"])}) for run in tomllib.loads(text)["run"])
+    return tuple(PublishedPeak(**{**run, "assumed": tuple(run["assumed"])}) for run in tomllib.loads(text)["run"])
 
 
 @dataclass(frozen=True, repr=False)
-class Peaks(Shown):
+class Peaks(TabularAnswer):
     """Return the published peaks of a model, compared with predicted ones."""
 
     model: str
-    runs: tuple[Measured, ...] = field(metadata=Key("measured").field)
+    runs: tuple[PublishedPeak, ...] = field(metadata=Key("measured").field)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return the table with a row for each run; assumptions and omissions are notes."""
@@ -295,6 +295,6 @@ class Peaks(Shown):
         return (table(f"{self.model}, peak memory of training steps on one GPU", columns, self.runs, sentences),)
 
 
-def measured_of(model: str) -> tuple[Measured, ...]:
+def measured_of(model: str) -> tuple[PublishedPeak, ...]:
     """Return the published peaks of a model with its own sizes."""
     return tuple(run for run in measured() if run.step["model"] == model and "hidden_size" not in run.step)

@@ -16,7 +16,16 @@ from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.types import RESERVED, misfit, said_bytes
 from learncost.reports.run import left_out_text
-from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, microbatches_text, number, size_of, sizes_of
+from learncost.reports.sheet import (
+    WIDTH,
+    AnswerWithFigures,
+    Sheet,
+    SheetRow,
+    microbatches_text,
+    number,
+    size_of,
+    sizes_of,
+)
 from learncost.reports.show import batch_of
 
 SHOWN = 8
@@ -299,7 +308,7 @@ def _by_engine(answer: MemoryComparison) -> bool:
 
 
 @dataclass(frozen=True, repr=False)
-class MemoryComparison(Drawn):
+class MemoryComparison(AnswerWithFigures):
     """The memory of a step under several procedures or several engines; `by` is "procedure" or "engine".
 
     left_out  procedures that the model cannot learn by, with the reason

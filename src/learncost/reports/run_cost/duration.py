@@ -16,7 +16,7 @@ from learncost.reports.run_cost.record import Utilization
 
 if TYPE_CHECKING:
     from learncost.reports.memory.on_device import DeviceMemory
-    from learncost.reports.search.spread import Spread
+    from learncost.reports.search.spread import SpreadStep
 
 
 def step_on(request: Request, measured: bool) -> tuple[Figure | str, str, Figure | None]:
@@ -68,7 +68,7 @@ def up_to(most: float, share: Figure) -> Figure:
     return share if share.high is None else replace(share, high=max(share.value, min(share.high, most)))
 
 
-def show_step_over(figures: dict[str, Figure], many: Spread) -> None:
+def show_step_over(figures: dict[str, Figure], many: SpreadStep) -> None:
     """Add the step of all devices, the bytes of the fullest one, its waits, and the steps of the run."""
     from learncost.reports.search.spread import described  # is there by now
 

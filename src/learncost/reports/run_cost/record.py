@@ -15,11 +15,11 @@ from learncost.ir.dataclass import OPTIONAL, Key, Serializable, attributes, data
 from learncost.ir.errors import InputError, counted, shown
 from learncost.models.sizes import check_size
 from learncost.reports.record import Cost
-from learncost.reports.sheet import Shown
+from learncost.reports.sheet import TabularAnswer
 
 if TYPE_CHECKING:
     from learncost.reports.memory.on_device import DeviceMemory
-    from learncost.reports.search.spread import Spread
+    from learncost.reports.search.spread import SpreadStep
 
 
 # What makes the time of the run, by the name of the figure that it rests on.
@@ -60,7 +60,7 @@ class Utilization(Serializable):
 
 
 @dataclass(frozen=True, repr=False)
-class RunCost(Shown):
+class RunCost(TabularAnswer):
     """The cost of a whole training run, figure by figure.
 
     Attributes
@@ -112,7 +112,7 @@ class RunCost(Shown):
     unknown: Mapping[str, str] = field(default_factory=dict)
     flops_by_book: Mapping[str, int] = field(default_factory=dict, metadata=Key("flops_by_price_book").field)
     total_by: str = "mfu"
-    spread: Spread | None = field(default=None, metadata=Key("mesh", form=_MESH, optional=True).field)
+    spread: SpreadStep | None = field(default=None, metadata=Key("mesh", form=_MESH, optional=True).field)
     memory: DeviceMemory | None = field(default=None, metadata=Key(optional=True, after="total_by").field)
     plan: str = field(default="", metadata=Key(optional=True, after="precision").field)
     utilizations: tuple[Utilization, ...] = field(default=(), metadata=OPTIONAL)

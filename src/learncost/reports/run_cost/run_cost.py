@@ -43,7 +43,7 @@ from learncost.reports.run_cost.record import RunCost
 from learncost.timing.rates import Rates
 
 if TYPE_CHECKING:
-    from learncost.reports.search.spread import Spread
+    from learncost.reports.search.spread import SpreadStep
 
 
 CONVENTION = "matmul"
@@ -178,7 +178,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     return run_over(request, given)
 
 
-def run_over(request: Request, given: RunAssumptions, many: Spread | None = None) -> RunCost:
+def run_over(request: Request, given: RunAssumptions, many: SpreadStep | None = None) -> RunCost:
     """Return the cost of a run; `many` is its step over a mesh, where a search has found it. Raises `InputError`."""
     from learncost.reports.memory.on_device import DeviceMemory, memory_on_device
 

@@ -31,7 +31,7 @@ from learncost.reports.sheet import (
 from learncost.reports.show import convention, procedure_of
 
 if TYPE_CHECKING:
-    from learncost.reports.search.spread import Spread
+    from learncost.reports.search.spread import SpreadStep
 
 _NAMES = {
     "flops": "FLOPs",
@@ -118,7 +118,7 @@ MOST_STAGES = 16
 """Stages that are shown; of more the first ones and the last one."""
 
 
-def _stages(spread: Spread) -> Sheet:
+def _stages(spread: SpreadStep) -> Sheet:
     """Return the sheet of a pipeline's stages: the memory of a device, and the time of a microbatch."""
     stages = list(enumerate(spread.step.stages))
     if len(stages) > MOST_STAGES:
@@ -188,7 +188,7 @@ def _notes(run: RunCost) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _of_mesh(spread: Spread) -> list[str]:
+def _of_mesh(spread: SpreadStep) -> list[str]:
     """Return the notes on a mesh: whether it fits, its messages, and the assumptions."""
     from learncost.autoshard.step import ASSUMED
     from learncost.reports.search.spread import described  # only where there is a mesh: start-up counts

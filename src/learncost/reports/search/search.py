@@ -64,7 +64,7 @@ MOST = 10**7
 
 
 @dataclass(frozen=True)
-class Found(Serializable):
+class FoundConfiguration(Serializable):
     """A configuration that fits: the time and memory of a step, and why it is slower than the best."""
 
     zero: str
@@ -160,7 +160,7 @@ class Search(AtLength):
     seq_len: int
     tokens: int | None
     memory: float
-    found: tuple[Found, ...] = field(metadata=Key(after="refused").field)
+    found: tuple[FoundConfiguration, ...] = field(metadata=Key(after="refused").field)
     fit: int
     too_large: int
     source: str = field(metadata=Key("assumed", form=lambda source: [*ASSUMED.values(), source], after="found").field)
@@ -180,10 +180,10 @@ class Search(AtLength):
         if self._fastest is None:
             raise InputError(self._none())
         from learncost.reports.run_cost.run_cost import CONVENTION, RunAssumptions, run_over  # is built on this module
-        from learncost.reports.search.spread import Spread
+        from learncost.reports.search.spread import SpreadStep
 
         best, memory, placed = self.best, float(self.cluster.device.ram), str(self._fastest.place)
-        many = Spread(best.step, placed, memory, best.step.peak, best.split, best.plan)
+        many = SpreadStep(best.step, placed, memory, best.step.peak, best.split, best.plan)
         request = replace(self._fastest, devices=self.devices, price_book=CONVENTION)
         return run_over(request, RunAssumptions(price_per_hour=self.price_per_hour), many)
 
@@ -194,13 +194,13 @@ class Search(AtLength):
         return self.run.figures if self._fastest else {}
 
     @property
-    def best(self) -> Found:
+    def best(self) -> FoundConfiguration:
         """The fastest configuration. Raises `InputError` if none fits."""
         if not self.found:
             raise InputError(self._none())
         return self.found[0]
 
-    def _rate(self, found: Found) -> float:
+    def _rate(self, found: FoundConfiguration) -> float:
         """Return the tokens per second of the training, whose last step may be partly filled; else of a step."""
         if self.tokens is None or found.days is None:
             return found.step.tokens / found.step.seconds
@@ -276,7 +276,7 @@ class Search(AtLength):
         )
 
 
-def _named(found: Found, with_precision: bool) -> str:
+def _named(found: FoundConfiguration, with_precision: bool) -> str:
     """Return the mesh of a configuration with its ZeRO stage."""
     mesh = with_zero(found.step.way, found.zero).replace(",", " ")
     return f"{mesh} {found.precision}" if with_precision else mesh
@@ -293,7 +293,7 @@ def _days(days: float | None) -> str:
     return f"{significant(days)} days" if days >= 1 else seconds_of(days * DAY)
 
 
-def _schedule(each: Found) -> str:
+def _schedule(each: FoundConfiguration) -> str:
     way = each.step.way
     schedule = "" if way.stages == 1 else way.schedule + (f" x {way.chunks}" if way.chunks > 1 else "")
     return ", ".join(filter(None, (schedule, CONTEXTS[each.context].said, said_of(each.plan)))) or "no pipeline"
@@ -449,7 +449,7 @@ def search(
         total,
         memory,
         tuple(
-            Found(
+            FoundConfiguration(
                 each.structure.zero,
                 each.structure.plan,
                 each.structure.kind.name,

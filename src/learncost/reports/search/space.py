@@ -38,7 +38,7 @@ EQUAL = 1 + 1e-5
 
 
 @dataclass
-class LookedAt:
+class EvaluatedConfigurations:
     """The evaluated configurations: those that fit, the number of others, and the smallest of these.
 
     known  those that fit under an earlier plan, and those whose static memory alone is too large: by their keys
@@ -98,7 +98,7 @@ class SearchSpace:
             )
         return shapes
 
-    def look(self, devices: int, batch: int, capacity: float) -> LookedAt:
+    def look(self, devices: int, batch: int, capacity: float) -> EvaluatedConfigurations:
         """Return the configurations that fit: those without recomputation, else those that recompute.
 
         Activations are not evaluated where static memory alone is too large, unless nothing fits.
@@ -111,9 +111,9 @@ class SearchSpace:
 
     def _look(
         self, several: Mapping[tuple[str, ...], list[dict[str, int]]], batch: int, capacity: float, static: float
-    ) -> LookedAt:
+    ) -> EvaluatedConfigurations:
         """Return the configurations that fit a capacity; `static` is the limit of static memory."""
-        looked, static_only = LookedAt([]), 0
+        looked, static_only = EvaluatedConfigurations([]), 0
         for plan in PLANS:
             looked.too_large = 0
             for axes, shapes in several.items():
@@ -132,7 +132,7 @@ class SearchSpace:
 
     def _add(
         self,
-        looked: LookedAt,
+        looked: EvaluatedConfigurations,
         structure: ShardedStructure,
         several: Iterable[ParallelConfig],
         capacity: float,

@@ -30,7 +30,7 @@ from learncost.sharding.stages import BLOCKS, Pipeline, pipeline_of
 
 
 @dataclass(frozen=True)
-class MeshCut:
+class MeshSharding:
     """The sharding of a step over the devices of a request.
 
     pipeline  whose stages the blocks make; None without one
@@ -44,7 +44,7 @@ class MeshCut:
     way: ParallelConfig
 
 
-def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> MeshCut:
+def mesh_sharding(request: Request, table: Table, several: Sequence[Clause] = ()) -> MeshSharding:
     """Return how the request cuts a step. Raises `InputError`.
 
     table    of the model
@@ -64,7 +64,7 @@ def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> 
     if pipeline is None and request.given.get("schedule"):
         raise InputError(f"--schedule {schedule} requires pipeline stages, for example --mesh pp=2,dp=2")
     if pipeline is None:
-        return MeshCut(None, grid, several, way)
+        return MeshSharding(None, grid, several, way)
     if pipeline.stages > 1 and request.procedure not in ("bp", "recompute"):  # whose microbatches pass once
         raise InputError(f"pipeline stages require --procedure bp or recompute, not {request.procedure}")
     chunks = (chunks or CHUNKS) if KINDS[schedule].several and pipeline.stages > 1 else 1
@@ -72,7 +72,9 @@ def mesh_cut(request: Request, table: Table, several: Sequence[Clause] = ()) -> 
         raise InputError(f"{str(pipeline.clause)!r} gives the blocks of one stage per device: use --schedule 1f1b")
     inner = pipeline.mesh if pipeline.mesh.axes else Mesh((("dp", 1),))
     mesh = {PIPELINE if axis == pipeline.axis else axis: size for axis, size in grid.axes}
-    return MeshCut(pipeline, inner, pipeline.clauses, replace(way, mesh=mesh, chunks=chunks, layers=pipeline.blocks))
+    return MeshSharding(
+        pipeline, inner, pipeline.clauses, replace(way, mesh=mesh, chunks=chunks, layers=pipeline.blocks)
+    )
 
 
 def chunks_of(request: Request) -> int:
@@ -97,7 +99,7 @@ OF_MESH = (
 
 
 @dataclass(frozen=True)
-class Spread:
+class SpreadStep:
     """A step over many devices, the origin of its mesh, and the peak of the fullest device under the engine."""
 
     step: StepUsage
@@ -113,7 +115,7 @@ class Spread:
         return self.peak <= self.memory
 
 
-def spread(request: Request, cluster: Cluster) -> Spread:
+def spread(request: Request, cluster: Cluster) -> SpreadStep:
     """Return one step over a mesh, by default over the fastest that fits."""
     devices = int(request.devices or 1)
     memory = float(without_reserve(cluster.device.ram, request.timed_by if request.mesh else GRAPH))
@@ -126,14 +128,14 @@ def spread(request: Request, cluster: Cluster) -> Spread:
             raise InputError(f"--engine {engine} requires --mesh; without --mesh the fastest mesh of {GRAPH} is used")
         best = search(replace(request, on=cluster), devices, top=1).best
         text = f"{best.zero}, the fastest mesh that learncost search finds"
-        return Spread(best.step, text, memory, best.step.peak, best.split, best.plan)
+        return SpreadStep(best.step, text, memory, best.step.peak, best.split, best.plan)
     grid = parse_mesh(request.mesh)
     if devices not in (1, grid.devices):
         raise InputError(f"the mesh {grid} has {grid.devices:,} devices, not {devices:,}")
     run, kind = prepare(of_one(request)).counted_apart(), request.kind()
     length = run.model.tokens(run.axes) // run.axes["B"]
     request = in_microbatches(request, batch_of(None, length, grid.devices))
-    cut = mesh_cut(request, run.model.table)
+    cut = mesh_sharding(request, run.model.table)
     optimizer = request.optimizer or default_optimizer()
     config = StepConfig(cut.clauses, kind, "", request.procedure, optimizer, every=every_of(request))
     rates = sustained(cluster.device, kind.values, request.timed_as)
@@ -152,7 +154,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
         question = memory_question(replace(request, budget=None))
         found = memory_on(engine_of(question.step(request.procedure, engine), engine))
         peak, split = found.peak, found.split
-    return Spread(step, text, memory, peak, split, plan, engine)
+    return SpreadStep(step, text, memory, peak, split, plan, engine)
 
 
 def described(step: StepUsage) -> str:

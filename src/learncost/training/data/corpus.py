@@ -21,7 +21,7 @@ from learncost.training.data.columns import FACTS, PARTS, Split, columns, mapped
 
 
 @dataclass
-class Skipped:
+class SkippedFiles:
     """The number of files that are no documents, counted during reading."""
 
     binary: int = 0
@@ -29,7 +29,7 @@ class Skipped:
     unreadable: int = 0
 
 
-def documents(paths: Iterable[str], skipped: Skipped) -> Iterator[bytes]:
+def documents(paths: Iterable[str], skipped: SkippedFiles) -> Iterator[bytes]:
     """Yield every document in the order of paths and names in folders, each file once.
 
     A document is a file in UTF-8 without a null character. Links to folders are not followed.
@@ -124,7 +124,7 @@ def prepare(paths: Iterable[str], tokenizer: Tokenizer, share: float, folder: Pa
 
     share   of the documents that validate. A single document is cut: its end validates
     """
-    skipped = Skipped()
+    skipped = SkippedFiles()
     numbers = "<u2" if tokenizer.size <= 2**16 else "<u4"
     read = tokens = 0
     with columns(folder, {"tokens": numbers}) as written:

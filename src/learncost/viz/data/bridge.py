@@ -8,7 +8,7 @@ from typing import Any
 
 from learncost.ir.dataclass import Key, Serializable, dataclass
 from learncost.ir.errors import InputError, named_one
-from learncost.reports.conventions import YARDSTICK, Conventions
+from learncost.reports.conventions import REFERENCE_CONVENTION, Conventions
 from learncost.viz.data import made_of
 
 SMALL = 0.004
@@ -101,7 +101,7 @@ class Bridge(Serializable):
         yield {"what": self.end.price_book, "kind": "total", "flops": self.end.amount}
 
 
-def bridge(answer: Conventions, start: str = YARDSTICK, end: str = "run") -> Bridge:
+def bridge(answer: Conventions, start: str = REFERENCE_CONVENTION, end: str = "run") -> Bridge:
     """Return the differences between the numbers of two price books, of an answer of `lc.conventions`.
 
     Raises `InputError` for a book that does not know the model, and for names that are not known.

@@ -103,7 +103,7 @@ class FitBar:
 
 
 @dataclass(frozen=True)
-class Fits(Serializable):
+class FitBars(Serializable):
     """Bars with a limit."""
 
     model: str
@@ -128,9 +128,9 @@ class Fits(Serializable):
             yield asdict(bar) | {"limit": self.limit}
 
 
-def of_fit(answer: Fit) -> Fits:
+def of_fit(answer: Fit) -> FitBars:
     """Return the bars of an answer of `lc.fit`."""
     bars = tuple(FitBar(" ".join(filter(None, (row.procedure, row.plan))), row.ram, row.largest) for row in answer.rows)
     about = f"RAM for one sequence of {answer.seq_len:,} tokens · {answer.dtype} · {answer.optimizer}"
     said = (f"{answer.model}: {answer.dtype}, {answer.optimizer}, sequences of {answer.seq_len:,} tokens",)
-    return Fits(answer.model, about, answer.budget, bars, said)
+    return FitBars(answer.model, about, answer.budget, bars, said)

@@ -1,4 +1,4 @@
-"""Figures for papers: a figure is a row of `rows`, drawn as lines, bars, points, stairs, or parts of these."""
+"""Figures for papers: a figure is a row of `rows`, drawn as lines, bars, points, memory charts, or parts of these."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from learncost.viz.figures.style import (
     PASSES,
     SMALL,
     WIDTHS,
-    Look,
+    FillStyle,
     short,
     signed,
     width_of,
@@ -31,7 +31,7 @@ class BarPart:
     """A part of a bar: its share of the axis, its look, and the texts of which the first that fits is in it."""
 
     width: float
-    look: Look
+    look: FillStyle
     texts: tuple[str, ...] = ()
 
 
@@ -73,7 +73,7 @@ class BarChart:
     limit: tuple[float, str] | None = None
 
     @property
-    def _key(self) -> list[tuple[str, Look]]:
+    def _key(self) -> list[tuple[str, FillStyle]]:
         looks = {part.look for bar in self.bars for part in bar.parts}
         return [(name, look) for name, look in PASSES.items() if look in looks]
 

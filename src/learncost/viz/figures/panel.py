@@ -9,7 +9,7 @@ from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.procedures.procedure import several
 from learncost.reports.question import FLAGS, flags_of
-from learncost.viz.figures.style import FAINT, INK, NORMAL, SMALL, Look, width_of
+from learncost.viz.figures.style import FAINT, INK, NORMAL, SMALL, FillStyle, width_of
 
 POINTS = 72.0
 """Of an inch."""
@@ -61,7 +61,7 @@ class Panel:
             parts.pop()
         self.text(start / POINTS, y, " · ".join(parts), size=SMALL, color=FAINT)
 
-    def key(self, x: float, y: float, looks: Iterable[tuple[str, Look]]) -> None:
+    def key(self, x: float, y: float, looks: Iterable[tuple[str, FillStyle]]) -> None:
         """Swatches with names side by side, in as many rows as they need downwards."""
         from matplotlib.patches import Rectangle
 
@@ -86,7 +86,7 @@ class Panel:
             across += needed + 0.1
 
 
-def rows_of_key(looks: Sequence[tuple[str, Look]], width: float) -> int:
+def rows_of_key(looks: Sequence[tuple[str, FillStyle]], width: float) -> int:
     """Return the number of rows that a legend needs in so many inches."""
     rows, across = 1, 0.0
     for name, _ in looks:

@@ -21,7 +21,7 @@ from learncost.viz.figures.style import (
     MIDDLE,
     PASSES,
     SMALL,
-    Look,
+    FillStyle,
     tick,
     width_of,
 )
@@ -133,7 +133,7 @@ def _limits(panel: Panel, data: Roofline) -> None:
         part = share(seconds, total)
         longest = f"{name}-bound {part} of {seconds_of(data.seconds)} ({interval})"
         texts = (f"{name}-bound {part}", f"{name} {part}", part)
-        parts.append(BarPart(seconds / total, Look(fill), (longest, *texts) if name == "compute" else texts))
+        parts.append(BarPart(seconds / total, FillStyle(fill), (longest, *texts) if name == "compute" else texts))
     stacked(axes, parts, 0, 1, panel.width * POINTS)
     axes.set(xlim=(0, 1), ylim=(-0.5, 0.5))
     axes.axis("off")

@@ -9,7 +9,7 @@ from typing import Any
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, named_one
 from learncost.reports.compare import compare
-from learncost.reports.conventions import YARDSTICK, conventions
+from learncost.reports.conventions import REFERENCE_CONVENTION, conventions
 from learncost.reports.cost import cost
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.types import said_bytes
@@ -22,13 +22,13 @@ from learncost.viz.data.curves import Curves, of_complexity, of_contest, of_swee
 from learncost.viz.data.growth import ALONG, Growth, Scaling, growth, scaling
 from learncost.viz.data.procedures import Procedures, procedures, table_memories
 from learncost.viz.data.roofline import Roofline, roofline, share
-from learncost.viz.data.shares import Fits, Shares, of_fit, shares
+from learncost.viz.data.shares import FitBars, Shares, of_fit, shares
 from learncost.viz.figures.bars import STEP, Bar, BarChart, BarPart, waterfall
 from learncost.viz.figures.lines import DrawnLine, LineChart, Lines
+from learncost.viz.figures.memory_chart import MemoryChart
 from learncost.viz.figures.panel import HEADING, Panel, keywords_of, procedures_of, sizes_of, step_of
 from learncost.viz.figures.points import LEAST, RooflineChart, drawn, points_on_a_line
-from learncost.viz.figures.stairs import Stairs
-from learncost.viz.figures.style import DARK, INK, LIGHT, PASSES, Look, short
+from learncost.viz.figures.style import DARK, INK, LIGHT, PASSES, FillStyle, short
 
 TITLES = {
     "length": "tokens in a sequence",
@@ -228,7 +228,7 @@ def _conventions(models: Sequence[str], arguments: Arguments) -> list[Bridge]:
     """Return a panel for each model: from the book `against` to the price book."""
     keywords = keywords_of("conventions", conventions, arguments, "price_book", "against")
     end = arguments.get("price_book") or "run"
-    start = arguments.get("against") or (YARDSTICK if end != YARDSTICK else "run")
+    start = arguments.get("against") or (REFERENCE_CONVENTION if end != REFERENCE_CONVENTION else "run")
     return [bridge(conventions(model, **keywords), start, end) for model in models]
 
 
@@ -272,12 +272,12 @@ def _curves_chart(data: Curves) -> Lines:
     return Lines(data.name, data.about, (LineChart(data.x, lines, data.logarithmic),))
 
 
-def _fit_chart(data: Fits) -> BarChart:
+def _fit_chart(data: FitBars) -> BarChart:
     most = max(*(bar.ram for bar in data.bars), data.limit)
     bars = []
     for bar in data.bars:
         end = f"{size_of(bar.ram)} · {f'batch {bar.largest:,}' if bar.largest else 'does not fit'}"
-        bars.append(Bar(bar.name, (BarPart(bar.ram / most, Look(DARK if bar.largest else LIGHT)),), end))
+        bars.append(Bar(bar.name, (BarPart(bar.ram / most, FillStyle(DARK if bar.largest else LIGHT)),), end))
     return BarChart(
         data.model, data.about, tuple(bars), 0.2, (data.limit / most, f"{said_bytes(data.limit)} available")
     )
@@ -291,7 +291,7 @@ ROWS: Mapping[str, FigureRow] = {
     "macro-operations": FigureRow(lambda answer: shares((answer,)), _shares_chart, _shares_notes, _shares),
     "scaling": FigureRow(lambda answer: scaling((answer,)), _scaling_chart, _scaling_notes, _scaling),
     "crossover": FigureRow(growth, _crossover_chart, _crossover_notes, _crossover),
-    "memory": FigureRow(curve, Stairs, _memory_notes, _memory),
+    "memory": FigureRow(curve, MemoryChart, _memory_notes, _memory),
     "roofline": FigureRow(roofline, RooflineChart, _roofline_notes, _roofline),
     "procedures": FigureRow(procedures, _procedures_chart, _procedures_notes, _procedures),
     "conventions": FigureRow(bridge, BridgeChart, _conventions_notes, _conventions),

@@ -51,7 +51,7 @@ RC: Any = {
 
 
 @dataclass(frozen=True)
-class Look:
+class FillStyle:
     """A fill, what is written on it, and its hatch."""
 
     fill: str
@@ -59,22 +59,22 @@ class Look:
     hatch: str = ""
 
 
-PASSES: Mapping[str, Look] = {
-    "forward": Look("#1250B3", "#FFFFFF"),
-    "recomputation": Look("#90B8D8", hatch="////"),
-    "backward": Look("#E57500"),
-    "error projection": Look("#AD4E63", "#FFFFFF"),
-    "weight update": Look("#FCD068"),
-    "optimizer step": Look("#2A2F46", "#FFFFFF"),
+PASSES: Mapping[str, FillStyle] = {
+    "forward": FillStyle("#1250B3", "#FFFFFF"),
+    "recomputation": FillStyle("#90B8D8", hatch="////"),
+    "backward": FillStyle("#E57500"),
+    "error projection": FillStyle("#AD4E63", "#FFFFFF"),
+    "weight update": FillStyle("#FCD068"),
+    "optimizer step": FillStyle("#2A2F46", "#FFFFFF"),
 }
 
-KINDS: Mapping[str, Look] = {
-    "weights": Look(MIDDLE),
-    "fixed matrices": Look(LIGHT, hatch="...."),
-    "master weights": Look(LIGHT),
-    "optimizer state": Look(DARK),
-    "batch": Look(LIGHT),
-    "gradients": Look("#FCD068", hatch="...."),
+KINDS: Mapping[str, FillStyle] = {
+    "weights": FillStyle(MIDDLE),
+    "fixed matrices": FillStyle(LIGHT, hatch="...."),
+    "master weights": FillStyle(LIGHT),
+    "optimizer state": FillStyle(DARK),
+    "batch": FillStyle(LIGHT),
+    "gradients": FillStyle("#FCD068", hatch="...."),
     **PASSES,
 }
 """Of arrays: those that passes made have the passes' colours."""

@@ -21,8 +21,8 @@ from learncost.program.pipeline import schedule as schedule_of
 from learncost.reports.memory.types import misfit
 from learncost.reports.placed import place as placed_table
 from learncost.reports.request import Request, takes_request
-from learncost.reports.search.search import Found, Search, said_of, search
-from learncost.reports.search.spread import Spread, described, spread
+from learncost.reports.search.search import FoundConfiguration, Search, said_of, search
+from learncost.reports.search.spread import SpreadStep, described, spread
 from learncost.reports.sheet import number, seconds_of, size_of
 from learncost.sharding.collective import reason_of
 from learncost.viz.views.picture import MADE, BarRow, Bars, Chart, Lanes, Picture, TableRows, TextLines
@@ -140,14 +140,14 @@ def _searched(request: Request, answer: Search) -> Picture:
     return Picture(title, lead, charts, notes, command)
 
 
-def _name(answer: Found) -> str:
+def _name(answer: FoundConfiguration) -> str:
     """Return the name of a configuration."""
     way = answer.step.way
     schedule = "" if way.stages == 1 else way.schedule + (f" x {way.chunks}" if way.chunks > 1 else "")
     return ", ".join(filter(None, (f"{way} {answer.zero}", schedule, said_of(answer.plan))))
 
 
-def _pick(model: Any, answer: Found) -> dict[str, str]:
+def _pick(model: Any, answer: FoundConfiguration) -> dict[str, str]:
     """Return the flags that select a configuration; none if its plan is not available with --mesh."""
     if said_of(answer.plan):
         return {}
@@ -173,7 +173,7 @@ def _held(step: StepUsage, device: int | None = None) -> dict[str, float]:
     return {name: int(size) for name, size in parts.items() if size}
 
 
-def _taken(many: Spread) -> list[Chart]:
+def _taken(many: SpreadStep) -> list[Chart]:
     """Return the step's time by cause, the memory of each device, the pipeline, and the traffic."""
     step = many.step
     held = [_held(step, device) for device in range(len(step.stages))]
@@ -232,7 +232,7 @@ def _pipeline(step: StepUsage) -> Lanes:
     return Lanes(f"The pipeline, {way.schedule}: {which}, by their numbers", "seconds", lanes)
 
 
-def _placed(request: Request, many: Spread) -> list[Chart]:
+def _placed(request: Request, many: SpreadStep) -> list[Chart]:
     """Return the table of every device, with the bytes of its collectives."""
     inner = {axis: size for axis, size in many.step.way.mesh.items() if axis != PIPELINE and size > 1}
     if not inner:

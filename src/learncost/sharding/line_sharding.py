@@ -26,8 +26,8 @@ ALONG, AT, SENT = "along", "at", "sent"
 
 def place_line(scope: ShardingScope, line: Line) -> None:
     """Emit the collectives for a line's operands, and the line with its axes sharded."""
-    cutting = Cutting(scope, line)
-    if cutting.through_body:
+    sharding = LineSharding(scope, line)
+    if sharding.through_body:
         lines, steps = expanded(line, {**scope.specs.known, **scope.steps})
         scope.steps |= steps
         for inner in lines:
@@ -36,10 +36,10 @@ def place_line(scope: ShardingScope, line: Line) -> None:
         for inner in lines:
             place_line(scope, inner)
         return
-    cutting.place()
+    sharding.place()
 
 
-class Cutting:
+class LineSharding:
     """The sharding of a line: the site of every mesh axis, and the mesh axes over which a partial operand passes
     through it."""
 

@@ -35,7 +35,7 @@ AGENT = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def meet(distributed: Any) -> tuple[Any, int, int, str]:
-    """Return the store, the rank, the number of processes and a name of this meeting, or raise `SystemExit`."""
+    """Return the store, the rank, the number of processes and a name of this rendezvous, or raise `SystemExit`."""
     words = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
     if wrong := next((name for name, word in words.items() if not word.isdecimal()), None):
         _refuse(f"{wrong} is {words[wrong]!r}, and no number")
@@ -101,7 +101,7 @@ def _waiting(whom: str) -> Iterator[Any]:
 
 
 def _agreed(store: Any, rank: int, number: int) -> str:
-    """Return a name of this meeting; when torchrun restarts processes, its store has the keys of earlier ones.
+    """Return a name of this rendezvous; when torchrun restarts processes, its store has the keys of earlier ones.
 
     Every process sets a random word until rank 0 answers it; rank 0 answers until all have confirmed the answer.
     """

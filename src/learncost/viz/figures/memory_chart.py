@@ -30,7 +30,7 @@ LIST = 2.05
 
 
 @dataclass(frozen=True)
-class Stairs:
+class MemoryChart:
     """The memory of a step line by line."""
 
     data: MemoryCurve

@@ -145,6 +145,7 @@ NEMO = {
     "model.optim.name": "mcore_distributed_optim", "model.share_embeddings_and_output_weights": False,
     "model.tokenizer.type": "meta-llama/Meta-Llama-3-8B", "model.make_vocab_size_divisible_by": 128,
 }  # fmt: skip
+INSTRUCT = {"model_name_or_path": "meta-llama/Llama-3.1-8B", "use_slow_tokenizer": True, "max_seq_length": 4096}
 TRL = {"model_name_or_path": "mistralai/Mistral-7B-v0.1", "packing": True, "per_device_train_batch_size": 4}
 
 READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
@@ -225,6 +226,17 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
         },
     ),
     ("torchtune", {**TUNE, "fsdp_cpu_offload": False}, {"zero": 3, "devices": None}),
+    (
+        "torchtune",
+        {
+            **TUNE,
+            "loss._component_": "torchtune.dev.rl.loss.GRPOSimpleLoss",
+            "tokenizer.max_seq_len": 256,
+            "grpo_samples": 8,
+            "max_generated_tokens": 128,
+        },
+        {"task": "grpo-kl", "micro_batch_size": 16, "seq_len": 384},
+    ),
     # torchtitan 238fa995: FSDP of fp32 weights that are gathered in bf16, checkpoints that select, sequences over tp.
     ("torchtitan", TITAN, {"seq_len": 2048, "precision": "bf16-masters", "checkpoint_every": 2, "zero": 3}),
     ("torchtitan", {**TITAN, "activation_checkpoint.selective_ac_option": "op"}, {"checkpoint_every": "op"}),
@@ -248,6 +260,30 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
         "nanotron",
         NANOTRON,
         {"sizes.model_type": "llama", "sizes.hidden_size": 1024, "sizes.tie_word_embeddings": False},
+    ),
+    (
+        "nanotron",
+        {**NANOTRON, "model.model_config.is_llama_config": None, "model.model_config.is_starcoder2_config": True},
+        {"sizes.model_type": "starcoder2", "sizes.intermediate_size": 4096, "sizes.num_key_value_heads": 1},
+    ),
+    # open-instruct e6c3044a: LoRA is on all linear modules, and 4-bit weights have paged states.
+    ("open_instruct", INSTRUCT, {"precision": "bf16-true", "lora": None, "optimizer_implementation": "fused"}),
+    (
+        "open_instruct",
+        {**INSTRUCT, "use_lora": True, "use_qlora": True, "lora_rank": 32},
+        {"precision": "nf4-double", "lora": "all-linear", "lora_rank": 32, "lora_alpha": 16, "offload": "paged-states"},
+    ),
+    ("open_instruct", {**INSTRUCT, "loss_type": "dpo_norm", "beta": 5}, {"task": "dpo", "seq_len": 4096}),
+    # MaxText e591f30c: without a model's name, base.yml's sizes; with one, other numbers of layers replace its own.
+    (
+        "maxtext",
+        {"per_device_batch_size": 2, "base_emb_dim": 1024},
+        {"sizes.hidden_size": 1024, "sizes.vocab_size": 32000},
+    ),
+    (
+        "maxtext",
+        {"per_device_batch_size": 2, "model_name": "gemma3-4b", "base_num_decoder_layers": 2},
+        {"model": "gemma-3-4b", "sizes.num_hidden_layers": 2, "sizes.hidden_size": None},
     ),
     # gpt-neox ea7aefd8: four times as wide; 50,257 tokens are filled up to a multiple of 128 times tp.
     ("gpt_neox", NEOX, {"sizes.intermediate_size": 16384, "sizes.vocab_size": 50304, "precision": "fp16-masters"}),
@@ -636,6 +672,16 @@ def test_arguments_of_a_shell_script_are_read_and_branches_are_named(tmp_path: P
         256,
         8,
     )
+    path.write_text(
+        SHELL.replace("GPUS=8;", ': "${GPUS:=8}" "${MICRO:=4}"\n').replace("ARGS=(", "declare -a ARGS=(", 1)
+    )
+    assert (again := read_files([str(path)]).step) == step.having("micro_batch_size", 4)
+    path.write_text(
+        path.read_text() + "python submit.py --priority 1 -- torchrun pretrain_gpt.py --clip-grad 2 --swiglu\n"
+    )
+    other = read_files([str(path)])
+    assert other.step == again
+    assert [each.key for each in other.unknown] == ["use-distributed-optimizer", "priority", "clip-grad", "swiglu"]
     path.write_text(SHELL.replace("${MICRO:-2}", "$MICRO"))
     assert "batch_size" in read_files([str(path)]).asks
     path.write_text(SHELL.replace("--hidden-size 1024", "--hidden-size $WIDTH"))
@@ -790,9 +836,19 @@ def test_settings_of_nanogpt_are_literal_assignments(tmp_path: Path) -> None:
         read_document(str(path))
 
 
+def test_arguments_in_yaml_are_those_of_megatron_and_the_last_of_two_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "model_config.yaml"
+    arguments = "--num-layers: 2\n  --hidden-size: 64\n  --num-attention-heads: 2\n  --max-position-embeddings: 8\n"
+    path.write_text(f"MODEL_ARGS:\n  {arguments}  --micro-batch-size: 4\n  --bf16: true\n  --micro-batch-size: 2\n")
+    reading = read_files([str(path)])
+    assert reading.frameworks[0].name == "megatron"
+    assert (reading.step.micro_batch_size, reading.step.precision) == (2, "bf16-masters-fp32-gradients")
+    assert [(each.key, each.value) for each in reading.unknown] == [("micro-batch-size", "4")]
+
+
 def test_a_copy_of_a_model_is_known_by_its_name_and_named(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
-    path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "somebody/gemma-7b-GPTQ"}))
+    path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "/data/somebody/gemma-7b-GPTQ/"}))
     found = lc.explain(str(path))
     assert found.command.split()[2] == "gemma-7b"
     assert "a copy of gemma-7b by its name, whose weights are quantized" in [
@@ -821,7 +877,7 @@ BAD = [
     ("a.yaml", EXPANDING, "more than 10,000 values"),
     ("a.yaml", "base_model: gpt2\nsequence_len: long\n", "line 2: sequence_len is 'long', not a whole number"),
     ("a.yaml", "base_model: gpt2\nsequence_len: 8\nrl: ebft\n", "rl is another step than fine-tuning"),
-    ("a.yaml", "base_model: a\nbase_model: b\n", "line 2: base_model has another value in line 1: keep one"),
+    ("a.yaml", "model_name_or_path: gpt2\ntemplate: llama3\n", "chat and api, which are no training"),
     ("a.yaml", "model_name_or_path: gpt2\nstage: sft\ndo_predict: true\n", "is an evaluation, which is no training"),
     ("a.yaml", "a: !!bool x\n", "holds a value that YAML cannot read"),
     ("a.yaml", "!!set {a}\n", "is no mapping of keys to values"),

@@ -8,7 +8,6 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -348,11 +347,13 @@ def _model(step: Step, reading: Reading) -> str:
 def _teacher(step: Step, reading: Reading) -> str:
     """Return the preset of a file's teacher. Raises `InputError` for an unknown one."""
     name = step.teacher or ""
-    own: dict[Any, str] = {}
-    for rule in [rule for framework in reading.frameworks for rule in framework.rules]:
-        if rule.fields and "model" in rule.fields:
-            own |= dict.fromkeys(chain(*rule.conditions.values()), rule.fields["model"])
-    known = named(own.get(name, name)) or copied(name)[0]
+    builders = (
+        str(rule.fields["model"])
+        for framework in reading.frameworks
+        for rule in framework.rules
+        if rule.fields and "model" in rule.fields and rule.holds(dict.fromkeys(rule.conditions, name), {})
+    )
+    known = named(next((each for each in builders if "$" not in each), name)) or copied(name)[0]
     if known is None:
         raise InputError(
             f"{printable(reading.files[0])}: the teacher {shown(name)} is no known preset: add --teacher MODEL"

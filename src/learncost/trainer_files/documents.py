@@ -38,7 +38,7 @@ class Document:
     """A file by its name, with its values by dotted keys; empty values are left out.
 
     lines     the line of each key, where the format has them
-    branches  the arguments that branches of a script add or change
+    branches  the arguments that branches of a script add or change, and earlier values of keys that stand twice
     """
 
     name: str
@@ -175,7 +175,12 @@ def _yaml(path: str, text: str) -> Document:
         raise
     except (RecursionError, ValueError, LookupError, AttributeError):  # the last two of wrong texts behind !!bool
         raise InputError(f"{where} holds a value that YAML cannot read") from None
-    return Document(path, _resolved(dict(flattened(values))), dict(_lines(node, yaml.MappingNode, where)))
+    keys = [*_keys(node, yaml.MappingNode)]
+    last = {name: text for name, _, text in keys}
+    twice = {name: text for name, _, text in keys if text != last[name]}
+    found: tuple[dict[str, Any], ...] = (_resolved(dict(flattened(values))), {name: at for name, at, _ in keys}, twice)
+    # arguments of a command, as in MODEL_ARGS of Megatron-LM's tests
+    return Document(path, *({key.rpartition(".--")[2]: each for key, each in every.items()} for every in found))
 
 
 def _resolved(values: dict[str, Any]) -> dict[str, Any]:
@@ -232,15 +237,10 @@ def _check_size(root: Any, where: str, collection: type) -> None:
                 left += [(part, depth + 1) for part in (each if isinstance(each, tuple) else (each,))]
 
 
-def _lines(node: Any, mapping: type, where: str, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the line of each key. Raises `InputError` for a key that stands twice with different values."""
-    before = dict[str, Any]()
+def _keys(node: Any, mapping: type, prefix: str = "") -> Iterator[tuple[str, int, str]]:
+    """Yield each key with its line and its text; PyYAML takes the last one of a key that stands twice."""
     for key, value in node.value:
-        name, line = f"{prefix}{key.value}", key.start_mark.line + 1
         if isinstance(value, mapping):
-            yield from _lines(value, mapping, where, f"{name}.")
-        elif str((first := before.setdefault(name, value)).value) != str(value.value):
-            other = first.start_mark.line + 1
-            raise InputError(f"{where}, line {line}: {printable(name)} has another value in line {other}: keep one")
+            yield from _keys(value, mapping, f"{prefix}{key.value}.")
         else:
-            yield name, line
+            yield f"{prefix}{key.value}", key.start_mark.line + 1, str(value.value)

@@ -14,7 +14,7 @@ from typing import Any
 
 from learncost.ir.dataclass import dataclass, field, fields, replace
 from learncost.ir.errors import InputError, printable
-from learncost.models.files import PYTHON, SHELL
+from learncost.models.files import PYTHON, SHELL, YAML
 from learncost.trainer_files.documents import Document
 
 FULL, SELECTIVE = "full", "selective"  # checkpointing of every block; of some, or of some operators
@@ -324,7 +324,7 @@ def _of_file(path: Path) -> Framework:
     if wrong := {name.partition(".")[0] for rule in rules for name in rule.fields or ()} - known:
         raise ValueError(f"{path.name}: no fields of a step: {sorted(wrong)}")
     recognised = {name: tuple(data["recognised"].get(name, ())) for name in ("needs", "some", "without")}
-    suffixes = {"shell": SHELL, "python": (PYTHON,), "": ()}[data["recognised"].get("language", "")]
+    suffixes = {"shell": (*SHELL, *YAML), "python": (PYTHON,), "": ()}[data["recognised"].get("language", "")]
     return Framework(
         name=path.stem,
         title=data["title"],

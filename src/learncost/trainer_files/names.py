@@ -22,7 +22,7 @@ def copied(name: str) -> tuple[Preset | None, bool]:
 
     A copy has the name of a known repository, of any owner, with endings such as -Instruct and -GPTQ or without.
     """
-    own = name.rpartition("/")[2].lower()
+    own = name.rstrip("/").rpartition("/")[2].lower()
     by_name = {hub.rpartition("/")[2].lower(): known for known in presets() for hub in known.hub}
     quantized = _names()["quantized"]
     for stored in ("", *_names()["stored"], *quantized):
@@ -34,7 +34,7 @@ def copied(name: str) -> tuple[Preset | None, bool]:
 
 def family_of(name: str) -> tuple[str, bool]:
     """Return the model_type of an unknown name, if its beginning tells it, and whether the family is known."""
-    own = name.rpartition("/")[2].lower()
+    own = name.rstrip("/").rpartition("/")[2].lower()
     found = [(beginning, family) for beginning, family in _names()["families"].items() if own.startswith(beginning)]
     family = max(found, key=lambda each: len(each[0]), default=("", ""))[1]
     return family, not {family, f"{family}_text"}.isdisjoint(family_names())
@@ -42,4 +42,4 @@ def family_of(name: str) -> tuple[str, bool]:
 
 def named(name: str) -> Preset | None:
     """Return the preset of a Hub id, or of a folder whose last two names are one."""
-    return preset(name) or preset("/".join(name.split("/")[-2:]))
+    return preset(name) or preset("/".join(name.rstrip("/").split("/")[-2:]))

@@ -207,7 +207,7 @@ class _FilePart:
             if key not in self.given
         ]
         branches = [
-            KeyRead(document.name, key, value, "of a branch of the script, which is not taken")
+            KeyRead(document.name, key, value, "of a branch, another command or an earlier line, which is not taken")
             for key, value in document.branches.items()
             if not framework.is_without_effect(key)
         ]

@@ -34,7 +34,7 @@ HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*\n(?:.*\n){0,1000}?[ \t]*\1[ \t
 ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)(\+?=)(.*)", re.DOTALL)
 
 VARIABLE = re.compile(
-    r"\$\(\((?P<sum>(?:[^()]|\([^()]*\))*)\)\)|\$\{(?P<name>\w+)(?:\[[@*]\])?(?::?[-=](?P<usual>[^}]{0,1000}))?\}|\$(?P<plain>\w+|\#)"
+    r"\$\(\((?P<sum>(?:[^()]|\([^()]*\))*)\)\)|\$\{(?P<name>\w+)(?:\[[@*]\])?(?::?(?P<sets>[-=])(?P<usual>[^}]{0,1000}))?\}|\$(?P<plain>\w+|\#)"
 )
 
 ARGUMENT = re.compile(r"--(?P<flag>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?|\+*(?P<key>[a-z][\w.]*)=(?P<text>.*)", re.DOTALL)
@@ -71,6 +71,9 @@ OPENS, CLOSES = ("if", "for", "while", "until", "case", "{"), ("fi", "done", "es
 PARTS = ("then", "elif", "else", "do")
 """The words between these."""
 
+DECLARES = ("export", "local", "readonly", "declare", "typeset", "-a", "-x", "-r")
+"""The words in front of an assignment."""
+
 RUNS, SKIPPED, DONE, UNKNOWN = "runs", "skipped", "done", "unknown"
 """States of the lines of a branch; done: an earlier branch of the same condition runs."""
 
@@ -98,7 +101,8 @@ class ShellScript:
 
 
 def arguments_of(text: str) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
-    """Return the arguments of the command with the most of them, their lines, and those that branches add or change.
+    """Return the arguments of the command with the most of them, their lines, and those that branches and
+    other commands of its script add or change.
 
     Arguments are named without dashes in front: `--num-layers 24` and `--num-layers=24` are `num-layers`. One without a
     value is True, one with several is their list,
@@ -123,6 +127,7 @@ def arguments_of(text: str) -> tuple[dict[str, Any], dict[str, int], dict[str, A
     given, line = max(outside, key=lambda each: len(each[0]), default=({}, 1))
     if len(given) < FEW:  # the command of the training is in a branch
         given, line = max(inside, key=lambda each: len(each[0]), default=(given, line))
+    inside += [each for each in outside if each[0] is not given and each[0].get("script", "") == given.get("script")]
     ambiguous = {key: value for each, _ in inside for key, value in each.items() if given.get(key) != value}
     ambiguous |= {key: value for key, value in given.items() if CHANGED in "".join(value)}
     values = {key: _valued(value) for key, value in given.items()}
@@ -172,7 +177,7 @@ def _decided(words: Sequence[str], script: ShellScript) -> str:
 def _add(script: ShellScript, line: int, words: Sequence[str], is_branch: bool) -> None:
     """Add a statement: its assignments, and the words of its command."""
     assigned = [found for word in words if (found := ASSIGNED.fullmatch(word))]
-    if not assigned or len(assigned) < len([word for word in words if word not in ("export", "local", "readonly")]):
+    if not assigned or len(assigned) < len([word for word in words if word not in DECLARES]):
         command = [part for word in words for part in WORD.findall(_expanded(word, script))]
         (script.branches if is_branch else script.commands).append((line, command))
         return
@@ -227,6 +232,8 @@ def _expanded(text: str, script: ShellScript) -> str:
             return _sum(
                 _expanded(re.sub(r"\b([A-Za-z_]\w*)", r"${\1}", re.sub(r"[${}]", "", found["sum"])), script), found[0]
             )
+        if found["sets"] == "=":
+            script.variables.setdefault(found["name"], found["usual"])
         value = script.variables.get(found["name"] or found["plain"])
         return value if value is not None else found[0] if found["usual"] is None else found["usual"]
 
@@ -263,10 +270,15 @@ def _arguments(words: Sequence[str]) -> dict[str, str | list[str]]:
             break
         if given := ARGUMENT.fullmatch(word):
             key = given["flag"] or ""
-            found[key or given["key"]] = [text] if (text := given["value"] or given["text"]) else []
+            text = given["value"] or given["text"]
+            if key or text:  # key="" leaves a key to its default
+                found[key or given["key"]] = [text] if text else []
         elif word in ("-np", "-n") and words[0].rpartition("/")[2] in MPI:
             key = "num_processes"
             found[key] = []
+        elif word == "--":  # behind it is the command that this one submits
+            key = ""
+            found.pop("script", None)
         elif word in LAUNCHERS or re.match("-[A-Za-z]", word):
             key = ""
         elif word.endswith(".py"):  # the script that a launcher runs

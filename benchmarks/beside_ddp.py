@@ -132,7 +132,7 @@ def work(given: argparse.Namespace) -> None:
     every = batches(given)
     for number, _ in enumerate(sys.stdin):
         if number == 1:  # after the first turn, in which all is made that stays
-            memory.forget_highest()
+            memory.reset_peak()
         losses, seconds, busy = [], [], process_time()
         for _ in range(given.steps):
             batch = next(every)

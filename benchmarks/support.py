@@ -18,12 +18,12 @@ from functools import partial
 from multiprocessing import Pool
 from typing import Any
 
-from learncost.cli.support import FILE, checksum, fields, kept_support, reason
+from learncost.cli.support import FILE, checksum, fields, reason, stored_support
 from learncost.models.families import FAMILIES
 
 
 def _family(name: str, begins: str) -> tuple[str, dict[str, Any]]:
-    reasons = dict(kept_support()[name]["reasons"]) if begins else {}
+    reasons = dict(stored_support()[name]["reasons"]) if begins else {}
     for field in fields():
         if not field.startswith(begins):
             continue
@@ -49,7 +49,7 @@ def main() -> int:
             found[name] = one
             wrong = [f"{field}: {text}" for field, text in one["reasons"].items() if text]
             print(f"{name}: {len(fields()) - len(wrong)} of {len(fields())}", *wrong, sep="\n  ", flush=True)
-    before = kept_support() if FILE.exists() else {}
+    before = stored_support() if FILE.exists() else {}
     if given.write:
         merged = {name: found.get(name, before.get(name)) for name in FAMILIES}
         FILE.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")

@@ -22,7 +22,7 @@ from typing import Any
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.devices.calibration import Calibration, own_file, save
+from learncost.devices.calibration import Calibration, calibration_path, save
 from timings import flat
 
 ODD = (
@@ -73,17 +73,17 @@ def good_calibration() -> dict[str, Any]:
     rates = {
         engine: {dtype: flat(ops={"gelu": 1e-9}) for dtype in ("fp32", "bf16")} for engine in ("operators", "kernels")
     }
-    save(Calibration("A machine", "2026-11-20", "PyTorch 9", rates, 2), own_file())
-    good = dict(json.loads(own_file().read_text(encoding="utf-8")))
-    own_file().unlink()  # the first one that is tried may be a folder
+    save(Calibration("A machine", "2026-11-20", "PyTorch 9", rates, 2), calibration_path())
+    good = dict(json.loads(calibration_path().read_text(encoding="utf-8")))
+    calibration_path().unlink()  # the first one that is tried may be a folder
     return good
 
 
 def _tried(chance: random.Random, good: dict[str, Any], spec: Path) -> str:
     """One file, and what went wrong with it."""
-    path = chance.choice((own_file(), spec / "own.json"))
+    path = chance.choice((calibration_path(), spec / "own.json"))
     kind = _put(chance, good, path)
-    on = "here" if path == own_file() else str(path)
+    on = "here" if path == calibration_path() else str(path)
     dtype = chance.choice(((), ("--dtype", "fp32"), ("--dtype", "bf16"), ("--dtype", "fp8")))
     line = (*chance.choice((MODEL, RUN)), "--on", on, *dtype, *chance.choice(((), ("--json",))))
     message = _ending(line)

@@ -44,7 +44,7 @@ from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen
 from learncost.training.torch_engine import TorchProgram
-from learncost.verification.check import sound_arrays
+from learncost.verification.check import finite_arrays
 
 SIZES = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
 ROLES = ("weights", "gradients", "states", "values", "inputs")
@@ -71,7 +71,7 @@ def differences(family, mesh_text, names, optimizer, plan=""):
     model, grid = build(small(family, **SIZES)), mesh(mesh_text)
     sizes = run_sizes(model, -(-8 // grid.devices) * grid.devices, *lengths_open(model.configuration, 8, 8))
     table = planned(without_gradients(step(model, "bp", optimizer)), plan)
-    arrays = sound_arrays(table, sizes)
+    arrays = finite_arrays(table, sizes)
     placed = place(table, grid, chosen(None, names), sizes, plan=plan)
     devices = torch.distributed.device_mesh.init_device_mesh(
         "cpu", tuple(number for _, number in grid.axes), mesh_dim_names=grid.names

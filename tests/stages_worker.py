@@ -33,7 +33,7 @@ from learncost.sharding.devices import of_stage, part
 from learncost.sharding.mesh import mesh
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import pipeline_of
-from learncost.verification.check import sound_arrays, values_of
+from learncost.verification.check import finite_arrays, values_of
 from learncost.verification.placements import dividing
 
 WIDTHS = dict.fromkeys(("weights", "gradients", "states", "values", "inputs"), 8)
@@ -64,7 +64,7 @@ class Case:
             sizes[count] += int(parts or 1)
         self.large = {**sizes, "B": sizes["B"] * microbatches}
         self.arrays = {
-            name: _sound(array, whole.values[name]) for name, array in sound_arrays(whole, self.large).items()
+            name: _sound(array, whole.values[name]) for name, array in finite_arrays(whole, self.large).items()
         }
         self.expected = values_of(whole, self.arrays, self.large)
         update = StageUpdate(optimizer, plan, clips)

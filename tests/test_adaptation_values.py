@@ -21,7 +21,7 @@ from learncost.models.model import build
 from learncost.models.quantization import quantized
 from learncost.passes.lower import lower
 from learncost.procedures.step import step
-from learncost.verification.check import sound_arrays
+from learncost.verification.check import finite_arrays
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -293,7 +293,7 @@ def test_paths_of_experts_are_those_of_merged_matrices():
     model = adapted(plain, adaptation(lora=",".join(names), rank=RANK, alpha=ALPHA))
     lengths = {"B": 2, "M": 3}
     own, whole = step(model, "bp"), step(plain, "bp")
-    known = sound_arrays(own, {**model.sizes, **lengths})
+    known = finite_arrays(own, {**model.sizes, **lengths})
 
     def stacked(name, of=lambda weight: weight):
         """The arrays of all blocks."""

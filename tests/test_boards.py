@@ -16,7 +16,7 @@ from learncost.engines.boards import BOARDS, build, run
 from learncost.engines.boards.board import Board
 from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, configure
-from test_in_product import MLP
+from test_epilogue_update import MLP
 from tiny_models import GPT2, LLAMA
 
 MISSING = "; ".join(dict.fromkeys(board.missing for board in BOARDS.values() if board.missing))

@@ -11,7 +11,7 @@ import learncost as lc
 from learncost.calibration import calibrate as measuring
 from learncost.cli import calibrate as face
 from learncost.cli.command import main
-from learncost.devices.calibration import Calibration, calibration, load, own_file, save
+from learncost.devices.calibration import Calibration, calibration, calibration_path, load, save
 from learncost.devices.rates import rates
 from learncost.ops import canonical, entry
 from learncost.timing.rates import MatmulGrid, RateCurve
@@ -182,8 +182,8 @@ def test_the_command_writes_where_here_reads(monkeypatch, tmp_path, capsys):
     assert main(["calibrate"]) == 0
     printed = capsys.readouterr()
     assert "products" in printed.err
-    assert str(own_file()) in printed.out
-    assert own_file().is_relative_to(tmp_path)
+    assert str(calibration_path()) in printed.out
+    assert calibration_path().is_relative_to(tmp_path)
     assert main(["cost", "gpt2", "--on", "here"]) == 0
     assert "A machine" in capsys.readouterr().out
 

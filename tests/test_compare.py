@@ -12,7 +12,7 @@ from learncost.cli.command import main
 from learncost.ir.polynomial import Polynomial
 from learncost.models.small import contents
 from learncost.procedures.procedure import PROCEDURES
-from learncost.reports.crossing import coefficients, stretches
+from learncost.reports.crossing import coefficients, sign_intervals
 
 GENERIC = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 100}
 ENCODER = {**GENERIC, "num_hidden_layers": 3, "seq_len": 4}
@@ -30,7 +30,7 @@ def value(polynomial: list[int], at: int) -> int:
 @settings(deadline=None)
 @given(st.lists(st.integers(-60, 60), min_size=1, max_size=5), st.integers(1, 50))
 def test_every_sign_at_every_number(polynomial, last):
-    signs = stretches(polynomial, 1, last)
+    signs = sign_intervals(polynomial, 1, last)
     assert [s.sign for s in signs for _ in range(s.first, s.last + 1)] == [
         sign(value(polynomial, number)) for number in range(1, last + 1)
     ]
@@ -43,7 +43,7 @@ def test_every_root_however_close_or_far(roots, factor):
     polynomial = [factor]
     for root in roots:
         polynomial = [a - root * b for a, b in zip([0, *polynomial], [*polynomial, 0], strict=True)]
-    signs = stretches(polynomial)
+    signs = sign_intervals(polynomial)
     assert {s.first for s in signs if s.sign == 0} | set() <= set(roots)
     assert set(roots) == {number for s in signs if s.sign == 0 for number in range(s.first, s.last + 1)}
     for stretch in signs:

@@ -254,7 +254,7 @@ def test_a_step_over_a_mesh_has_one_time_and_one_peak_whoever_is_asked(model, me
     asked = {"mesh": mesh, "placement": placement, "batch_size": 8, "on": "DGX-H100", **more}
     asked |= {} if model == "vit-b-16" else {"seq_len": 128}
     cost, run = lc.cost(model, **asked), lc.run_cost(model, "1e9", **asked)
-    microbatches = run.spread.step.way.microbatches
+    microbatches = run.spread.step.parallel.microbatches
     names = {name for name in asked if name in Request.__dataclass_fields__}
     sizes = {name: value for name, value in asked.items() if name not in names}
     command = Request(model, **{name: asked[name] for name in names}, sizes=sizes).command("cost")

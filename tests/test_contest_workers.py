@@ -65,7 +65,7 @@ class Silent:
     ],
 )
 def test_what_is_no_worker_is_one_line(named, line, capsys, monkeypatch):
-    monkeypatch.setattr("learncost.training.contest.workers.PATIENCE", 1)
+    monkeypatch.setattr("learncost.training.contest.workers.SCHEDULER_TIMEOUT", 1)
     assert main(["contest", "digits", "--budget", "steps:1", "--workers", named]) == 2
     message = capsys.readouterr().err
     assert line in message

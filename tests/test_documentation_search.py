@@ -30,7 +30,7 @@ PAGES = {
     "trace": "Perfetto, chrome://tracing",
     "train": "checkpoint, resume",
     "trainer-files": "axolotl, torchtitan, DPO",
-    "ways": "feedback alignment",
+    "procedures": "feedback alignment",
 }
 """The words that people of the field search for, by the page that explains them."""
 HIGHEST_SCORE_OF_TEXT = 16

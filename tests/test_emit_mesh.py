@@ -23,7 +23,7 @@ from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen
 from learncost.sharding.zigzag import ordered
-from learncost.verification.check import sound_arrays, values_of
+from learncost.verification.check import finite_arrays, values_of
 
 
 def test_a_program_for_jax_says_how_every_array_is_cut():
@@ -111,7 +111,7 @@ def _worst(family, mesh_text, placement, plan, on=None):
     model, grid = build(small(family, **sizes_of_model)), mesh(mesh_text)
     sizes = run_sizes(model, 12, 8, None)
     table = planned(without_gradients(step(model, "bp", "sgd")), plan)
-    arrays = sound_arrays(table, sizes)
+    arrays = finite_arrays(table, sizes)
     expected = values_of(table, arrays, sizes)
     placed = place(table, grid, chosen(None, placement), sizes, plan=plan)
     arrays_by_name = (on or _on_jax)(placed, arrays, sizes)

@@ -35,9 +35,9 @@ def test_the_schedule_stands_in_the_program_as_a_value(flags, orders):
 def test_a_stage_sends_what_it_carries_and_waits_for_its_gradient():
     text = emitted(batch_size=4)
     first, last = text.partition("def stage_1(")[::2]
-    assert 'send(X_4_between_0, mesh, "pp", 1, "forth", sent)' in first
-    assert first.index("yield\n") < first.index('receive(w.wte.new_empty((B, M, d)), mesh, "pp", 1, "back")')
-    assert 'send(dX_4_between_0, mesh, "pp", 0, "back", sent)' in last
+    assert 'send(X_4_between_0, mesh, "pp", 1, "forward", sent)' in first
+    assert first.index("yield\n") < first.index('receive(w.wte.new_empty((B, M, d)), mesh, "pp", 1, "backward")')
+    assert 'send(dX_4_between_0, mesh, "pp", 0, "backward", sent)' in last
     assert text.count('all_reduce(gradients.wte, mesh, "pp")') == 2  # the embedding is the head
 
 
@@ -75,9 +75,9 @@ class Place:
 
 
 HELPERS = {
-    "along": lambda mesh, over, way, *places: None,
-    "send": lambda X, mesh, over, place, way, sent: mesh.device.send(over, place, X.clone()),
-    "receive": lambda X, mesh, over, place, way: mesh.device.receive(over, place),
+    "along": lambda mesh, over, direction, *places: None,
+    "send": lambda X, mesh, over, place, direction, sent: mesh.device.send(over, place, X.clone()),
+    "receive": lambda X, mesh, over, place, direction: mesh.device.receive(over, place),
     "all_reduce": lambda X, mesh, over: sum(mesh.device(over, X)[0]),
 }
 

@@ -19,7 +19,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.parse import parse_line
 from learncost.ir.polynomial import Polynomial, total
-from learncost.layers.layer import layer, shipped, shipped_layer, usual_names
+from learncost.layers.layer import layer, names_of_layers, shipped, shipped_layer
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.ops import op_called, plain
 from learncost.reports import notation as write
@@ -374,12 +374,12 @@ def test_what_people_call_layers(said: str, layer: str) -> None:
 
 
 def test_usual_names_are_of_one_layer_each() -> None:
-    assert all(usual_names()[plain(name)] == name for name in shipped())
+    assert all(names_of_layers()[plain(name)] == name for name in shipped())
     for name in shipped():
         text = (resources.files("learncost.layers") / "tables" / f"{name}.table").read_text(encoding="utf-8")
         for line in (line.removeprefix("also:") for line in text.splitlines() if line.startswith("also:")):
             for spelling in line.split(","):
-                assert usual_names()[plain(spelling)] == name
+                assert names_of_layers()[plain(spelling)] == name
                 assert op_called(spelling) is None, "a word is not a layer"
 
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import learncost as lc
 from learncost.importer.as_run import straight
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity, products, ran_both
+from learncost.verification.imported import parity, products, run_both
 
 LENGTHS = torch.tensor([2, 4, 1])
 
@@ -89,7 +89,7 @@ def test_a_recurrence_over_an_open_length_is_a_loop(make):
     assert imported.text.count("  repeat ") == module.num_layers * directions
     for length in (4, 7):
         x = torch.randn(2, length, 3)
-        ran = ran_both(module, (x,), imported, lc.layer(imported.text))
+        ran = run_both(module, (x,), imported, lc.layer(imported.text))
         assert max(ran.value, ran.gradient) < 1e-12
         with FlopCounterMode(display=False) as counter:
             deepcopy(module).double()(x.double())[0].sum().backward()

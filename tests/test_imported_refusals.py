@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import learncost as lc
 from learncost.cli.command import main
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity, ran_both
+from learncost.verification.imported import parity, run_both
 
 
 class Masked(nn.Module):
@@ -146,7 +146,7 @@ def test_an_operator_that_runs_a_function_costs_the_function_at_every_position(f
             return function(self.layer(x), self.weight)
 
     imported = read_module(Running(), (torch.randn(4, 6),), {"x": "B 6"})
-    ran = ran_both(Running(), (torch.randn(5, 6),), imported, lc.layer(imported.text))
+    ran = run_both(Running(), (torch.randn(5, 6),), imported, lc.layer(imported.text))
     assert max(ran.value, ran.gradient) < 1e-12
     costs = lc.cost(lc.layer(imported.text), B=5, price_book="matmul")
     product = 2 * 5 * 6 * 6

@@ -18,7 +18,7 @@ from learncost.engines.numpy_engine import Training
 from learncost.interpreter import execute
 from learncost.ir.errors import InputError
 from learncost.layers.layer import shipped_layer
-from learncost.layers.names import named_once, written_once
+from learncost.layers.names import propagate_copies, written_once
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.lower import lower
@@ -329,7 +329,7 @@ def test_names_are_given_once() -> None:
     for procedure in ("recompute", "mempepita"):
         training = _training(GPT2, procedure, "sgd", np.float64)
         prepared = training.prepare(**_batch())
-        for change in (named_once, written_once):
+        for change in (propagate_copies, written_once):
             values = dict(prepared.values)
             execute(lower(change(prepared.table)), values, prepared.sizes)
             other = _training(GPT2, procedure, "sgd", np.float64)

@@ -14,9 +14,9 @@ from learncost.devices.assumptions import (
     NEEDED,
     Observation,
     groups,
+    interval_coverage,
     power_groups,
     powers,
-    share_held,
     trusted,
     typical,
     utilizations,
@@ -100,7 +100,7 @@ def test_what_is_held_by_hand():
     )
     # Set aside a: of 1, 2, 3, 2, 9 from 1.0 x to 8.4; 1 is outside (the 2.5th percentile is 1.1). So is b's.
     # Set aside c: of 1, 1, 2, 2, 3, 3 from 1 to 3: 2 is inside, 9 is not.
-    assert share_held(rows) == pytest.approx(min(5 / 8, (2 / 3 + 2 / 3 + 1 / 2) / 3))
+    assert interval_coverage(rows) == pytest.approx(min(5 / 8, (2 / 3 + 2 / 3 + 1 / 2) / 3))
 
 
 def test_the_narrowest_group_that_holds_what_is_set_aside():

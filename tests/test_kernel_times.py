@@ -15,7 +15,7 @@ from learncost.importer.recorder import device
 from learncost.ir.errors import InputError
 from learncost.program.program import Buffer, Operand, Program, ProgramOp
 from learncost.timing.clocks import entered, program_time
-from learncost.timing.kernels import LEAST, RAMP, WAVE, KernelModel, matmul_seconds
+from learncost.timing.kernels import RAMP, SHORTEST, WAVE, KernelModel, matmul_seconds
 
 H100, A100 = gpu(lc.device("H100-SXM")), gpu(lc.device("A100-SXM-80GB"))
 
@@ -61,7 +61,7 @@ def test_one_tile_more_than_a_wave_takes_two():
 def test_a_product_of_one_row_takes_as_long_as_its_weights_are_read():
     """A decoder's product of one token: 4,096 x 16,384 weights of 2 bytes, at 0.866 of 3,350 GB/s."""
     read = 2 * (4096 * 16384 + 4096 + 16384) / (0.866 * 3350e9)
-    assert matmul_seconds(H100, 1, 16384, 4096, 1, "bfloat16") >= LEAST + read
+    assert matmul_seconds(H100, 1, 16384, 4096, 1, "bfloat16") >= SHORTEST + read
     assert matmul_seconds(H100, 1, 16384, 4096, 1, "bfloat16") < 1.7 * read
 
 
@@ -86,7 +86,7 @@ def test_a_large_pointwise_kernel_is_bound_by_its_bytes():
     each = [operand(place, 2**28) for place in range(3)]
     (kernel,) = kernels(op("add", each[:2], each[2:]))
     assert kernel.kind == "pointwise"
-    assert kernel.seconds == pytest.approx(LEAST + 3 * 2**29 / (0.866 * 3350e9))
+    assert kernel.seconds == pytest.approx(SHORTEST + 3 * 2**29 / (0.866 * 3350e9))
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_a_fused_optimizer_moves_seven_numbers_per_weight():
     most 36 tensors and 21 million elements, which are 5."""
     lists = [operand(place, 2**20, dtype="float32") for place in range(400)]
     (kernel,) = kernels(op("_fused_adamw_", lists, [], "optimizer"))
-    assert kernel.seconds == pytest.approx(5 * LEAST + 7 * 4 * 100 * 2**20 / (0.866 * 3350e9))
+    assert kernel.seconds == pytest.approx(5 * SHORTEST + 7 * 4 * 100 * 2**20 / (0.866 * 3350e9))
 
 
 def test_an_operator_of_lists_reads_as_many_as_it_has():
     large = [operand(place, 2**24, dtype="float32") for place in range(3)]
     scaled = op("_foreach_mul_", large[:1], [], "optimizer")._replace(overload="Scalar")
     added = op("_foreach_addcmul_", large, [], "optimizer")._replace(overload="Scalar")
-    seconds = [kernels(each)[0].seconds - LEAST for each in (scaled, added)]
+    seconds = [kernels(each)[0].seconds - SHORTEST for each in (scaled, added)]
     assert seconds[1] == pytest.approx(2 * seconds[0])  # 3 reads and a write, and 1 read and a write
 
 
@@ -171,7 +171,7 @@ def test_a_step_of_small_kernels_is_bound_by_the_cpu():
     ops = [op("exp", [x], [operand(place + 1, 8)]) for place in range(1000)]
     took = program_time(program(*ops), H100)
     assert took.seconds == pytest.approx(1000 * H100.host.operator, rel=0.01)
-    assert took.busy == pytest.approx(1000 * (LEAST + 32 / H100.cache_bandwidth), rel=0.01)
+    assert took.busy == pytest.approx(1000 * (SHORTEST + 32 / H100.cache_bandwidth), rel=0.01)
     assert took.waiting == pytest.approx(took.seconds - took.busy)
     assert took.low < 0.7 * took.seconds < took.seconds < took.high
 

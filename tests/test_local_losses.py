@@ -13,7 +13,7 @@ from learncost.models.small import small
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.verification.check import count_operations, sound_arrays, values_of
+from learncost.verification.check import count_operations, finite_arrays, values_of
 from learncost.verification.sample import small_sizes
 from planned import given, results, sizes_of, table_of
 
@@ -23,7 +23,7 @@ FAMILIES = ["gpt2", "llama", "bert", "vit", "gemma2", "bart", "albert"]
 def setting(family, **more):
     model = build(small(family))
     sizes = small_sizes(model.table) | more
-    return model, sizes, sound_arrays(model.table, sizes) | {"dloss": np.asarray(1.0)}
+    return model, sizes, finite_arrays(model.table, sizes) | {"dloss": np.asarray(1.0)}
 
 
 def gradients(model, procedure, sizes, arrays):
@@ -40,7 +40,7 @@ def gradients(model, procedure, sizes, arrays):
 def test_every_count_is_that_of_counting_arrays(family, procedure):
     table = step(build(small(family)), procedure, "adamw")
     sizes = small_sizes(table)
-    assert count_operations(family, table, sound_arrays(table, sizes), sizes).passed
+    assert count_operations(family, table, finite_arrays(table, sizes), sizes).passed
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "vit"])
@@ -91,7 +91,7 @@ def test_a_group_learns_what_bp_of_the_table_cut_behind_it_makes_it_learn():
 def test_every_count_of_groups_is_that_of_counting_arrays(family):
     table = step(build(small(family)), "local-groups", "momentum")
     sizes = small_sizes(table)
-    assert count_operations(family, table, sound_arrays(table, sizes), sizes).passed
+    assert count_operations(family, table, finite_arrays(table, sizes), sizes).passed
 
 
 def gradients_of_head(model, sizes, arrays):
@@ -163,7 +163,7 @@ def test_feedback_that_follows_comes_nearer_by_the_same_share_at_every_step():
 def test_it_goes_at_once():
     model, sizes, arrays = setting("gpt2")
     table = without_gradients(step(model, "kolen-pollack", "momentum"))
-    arrays = sound_arrays(table, sizes)
+    arrays = finite_arrays(table, sizes)
     expected, found = (values_of(each, arrays, sizes) for each in (table, planned(table, "fused-update")))
     assert all(np.array_equal(found[name], expected[name]) for name in table.outputs)
     assert {"attn.WQ.new", "attn.WQ.F.new", "attn.WQ.V.new"} <= set(table.outputs)
@@ -199,14 +199,14 @@ def test_heads_of_blocks_take_turns_over_sequences_too(model, procedure):
         assert computed.keys() == plain.keys()
         for name, array in plain.items():
             np.testing.assert_allclose(computed[name], array, 1e-12, 1e-12, err_msg=f"{name} under {text}")
-        assert count_operations(model, turned, sound_arrays(turned, sizes), sizes).passed, text
+        assert count_operations(model, turned, finite_arrays(turned, sizes), sizes).passed, text
 
 
 def test_the_gradient_that_blocks_add_up_is_nothing_that_they_hand_on():
     """The decoder's turns add up what the encoder's turns go backwards with: `flash` takes it for no block's input."""
     table = step(build(small("bart")), "local-shared", "sgd")
     sizes = small_sizes(table)
-    arrays = sound_arrays(table, sizes)
+    arrays = finite_arrays(table, sizes)
     plain, fast = (values_of(each, arrays, sizes) for each in (table, planned(table, "flash")))
     for name in table.renewed.values():
         np.testing.assert_allclose(fast[name], plain[name], 1e-12, 1e-14, err_msg=name)

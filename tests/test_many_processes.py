@@ -315,7 +315,7 @@ def test_a_process_that_has_ended_is_not_gone(store, monkeypatch):
     first, second = (rendezvous.Heartbeat(store.clone(), rank, 2, gone.set) for rank in range(2))
     second.end()
     assert not gone.wait(0.7)
-    store.set(rendezvous.LOST, "")  # by another one
+    store.set(rendezvous.LOST_KEY, "")  # by another one
     assert gone.wait(5)
     first.end()
 

@@ -127,12 +127,7 @@ def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator
 def parallel(layers, sequences):
     """The plan of `parallelize_module` for a Llama, with sequences sharded between blocks or not."""
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-    )
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
     between = {"output_layouts": Shard(1)} if sequences else {}
     head = {"input_layouts": Shard(1)} if sequences else {}

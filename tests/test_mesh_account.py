@@ -112,7 +112,9 @@ def test_memory_run_cost_and_cost_have_the_same_bytes_and_seconds(number):
     assert cost.over_time.seconds == run_cost["figures"]["step"]["value"], shown
     assert cost.memory.peak == found.peak, shown
     assert sum(row.time or 0 for row in cost.rows) == pytest.approx(cost.timing.seconds), shown
-    assert cost.over_time.way.stages == 1 or cost.timing.seconds == pytest.approx(cost.over_time.lines, rel=1e-9), shown
+    assert cost.over_time.parallel.stages == 1 or cost.timing.seconds == pytest.approx(
+        cost.over_time.lines, rel=1e-9
+    ), shown
     assert sum(found.split.values()) == found.peak, shown
     levels = [0] * len(found.curve)
     for array in found.arrays:
@@ -197,8 +199,10 @@ def test_every_answer_has_microbatches_of_one_sequence_over_stages_and_recompute
         asked = {**PIPELINES, "on": "DGX H100", **given}
         cost, memory, place = (ask("llama-3-8b", **asked) for ask in (lc.cost, lc.memory, lc.place))
         run = lc.run_cost("llama-3-8b", "1e9", **{**asked, "batch_size": cost.batch_size})
-        ways = cost.over_time.way, run.spread.step.way, place.over.way
-        assert {(way.microbatches, way.microbatch) for way in ways} == {(number, given.get("microbatch", 1))}
+        configs = cost.over_time.parallel, run.spread.step.parallel, place.over.parallel
+        assert {(parallel.microbatches, parallel.microbatch) for parallel in configs} == {
+            (number, given.get("microbatch", 1))
+        }
         assert memory.accumulate == number
         assert memory.peak == run.spread.peak == cost.memory.peak == place.memory.peak
         assert cost.over_time.seconds == run.spread.step.seconds
@@ -310,13 +314,13 @@ def test_the_weights_of_a_block_are_gathered_in_one_call():
     lengths = run_sizes(model, 8, 32, None)
     fully = clauses("B over dp, * over dp of weights gradients states")
     account = MeshAccount(model, lengths, mesh("dp=8"), StepConfig(fully, PRECISIONS["bf16-masters"], ""))
-    way = ParallelConfig({"dp": 8})
-    sizes = account.sizes.filled(sizes_of(account, way, lengths))
+    parallel = ParallelConfig({"dp": 8})
+    sizes = account.sizes.filled(sizes_of(account, parallel, lengths))
 
     def moved(sending, _):
         return Transfer(sending.op, MeshGroup(8, 8), 1.0, 1.0, "", "", latency=1.0, moving=0.0)
 
     times = DeviceTimes({}, moved, 0.0, sustained(lc.device("H100-SXM"), "bf16"))
-    (stage,) = stages_of(account, way, lengths)
-    exposed = {name: each[2] for name, each in stage_seconds(account, stage, sizes, way, times).items()}
+    (stage,) = stages_of(account, parallel, lengths)
+    exposed = {name: each[2] for name, each in stage_seconds(account, stage, sizes, parallel, times).items()}
     assert (exposed["F"], exposed["B"], exposed["W"]) == (4 + 2, 4, 4)

@@ -9,7 +9,7 @@ from learncost.devices.device import devices
 from learncost.devices.rates import core_of, cores, rates_of
 from learncost.ir.errors import InputError
 from learncost.models.model import from_layer
-from test_in_product import MLP
+from test_epilogue_update import MLP
 
 SMALL = {name: device for name, device in devices().items() if device.core}
 
@@ -35,14 +35,7 @@ def test_every_microcontroller_has_a_core_memory_and_a_source() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kib"),
-    [
-        ("stm32h743", 1024),
-        ("nRF52840", 256),
-        ("RP2350", 520),
-        ("rp2040", 264),
-        ("esp32-s3", 512),
-        ("STM32F407", 192),
-    ],
+    [("stm32h743", 1024), ("nRF52840", 256), ("RP2350", 520), ("rp2040", 264), ("esp32-s3", 512), ("STM32F407", 192)],
 )
 def test_memories_are_whole_binary_numbers(name: str, kib: int) -> None:
     assert lc.device(name).ram == kib * 1024

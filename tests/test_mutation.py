@@ -212,7 +212,7 @@ def changed_words():
 
 SYMMETRIC = "it does not matter which of the two is which"
 GUARDED = "the maximum and the sum of the body keep what is outside away by themselves; only the cost differs"
-UNSEEN = "no sample is 0, or a row without anything; tests/test_words.py has both"
+UNSEEN = "no sample is 0, or a row without anything; tests/test_ops.py has both"
 BELOW = "1e-20 is below the rounding of every sum that is not zero"
 EQUIVALENT_WORDS = {
     "max gradient: E[_ n] = equal(Y[_], X[_ n]) <- E[_ n] = equal(X[_ n], Y[_])": SYMMETRIC,

@@ -8,7 +8,7 @@ from learncost.models.model import build
 from learncost.models.small import small
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
-from learncost.verification.check import count_operations, sound_arrays, values_of
+from learncost.verification.check import count_operations, finite_arrays, values_of
 from learncost.verification.known import known
 from learncost.verification.sample import small_sizes
 
@@ -19,7 +19,7 @@ READS = "schedule = ['forward', 'backward reading F for weights, update"
 def test_a_file_is_a_procedure():
     table = step(build(small("gpt2")), FILE, "adamw")
     sizes = small_sizes(table)
-    assert count_operations("own", table, sound_arrays(table, sizes), sizes).passed
+    assert count_operations("own", table, finite_arrays(table, sizes), sizes).passed
     assert lc.cost("gpt2", FILE, seq_len=8).total.flops == lc.cost("gpt2", "skip", seq_len=8).total.flops
     assert lc.compare("gpt2", procedures=f"bp,{FILE}", seq_len=8).procedures == ("bp", FILE)
     training = lc.Training("gpt2", FILE, n_layer=2, n_embd=8, n_head=2, vocab_size=10, learning_rate=0.01)
@@ -32,7 +32,7 @@ def test_with_the_weights_for_matrices_and_one_block_it_is_bp():
     model = build(small("gpt2"))
     own, bp = step(model, FILE), step(model, "bp")
     sizes = small_sizes(bp) | {"n_layer": 1}
-    arrays = sound_arrays(bp, sizes)
+    arrays = finite_arrays(bp, sizes)
     fixed = {name: arrays[own.values[name].of] for name in own.inputs if own.values[name].role == "projection"}
     found, expected = values_of(own, arrays | fixed, sizes), values_of(bp, arrays, sizes)
     assert fixed
@@ -56,20 +56,14 @@ def test_with_the_weights_for_matrices_and_one_block_it_is_bp():
             "needs update by tangents or given SIGNAL",
         ),
         (f"{READS}, G follows weights'] ", "it is F that follows weights, not G"),
-        (
-            f"{READS}, F follows weights']\nlines = ['F[_] = sign(W[_])']",
-            "so that no line makes it",
-        ),
+        (f"{READS}, F follows weights']\nlines = ['F[_] = sign(W[_])']", "so that no line makes it"),
         (f"{READS}']\nlines = ['G[_] = sign(W[_])']", "for weights, F: they make G"),
         (
             f"{READS}']\nlines = ['F[_] = softmax[n](W[_])']",
             r"F\[_\] = softmax.*: a matrix must be computed entry by entry",
         ),
         (f"{READS}']\nlines = ['F[_] = W[_] D[d]']", "a matrix must be computed entry by entry"),
-        (
-            "schedule = ['forward', 'backward, update']\nlines = ['F[_] = sign(W[_])']",
-            "does not read their results",
-        ),
+        ("schedule = ['forward', 'backward, update']\nlines = ['F[_] = sign(W[_])']", "does not read their results"),
         (
             "schedule = ['forward', 'backward, given error at blocks, given gradient at blocks, update']",
             "gives blocks two signals",
@@ -91,7 +85,7 @@ def test_lines_may_have_numbers_and_are_no_fault_of_the_proof(tmp_path):
     path.write_text(f"{given}\nlines = ['S[_] = sign(W[_])', 'F[_] = S[_] 0.5[]']", encoding="utf-8")
     table = step(model, str(path))
     sizes = small_sizes(table)
-    arrays = sound_arrays(table, sizes)
+    arrays = finite_arrays(table, sizes)
     values = values_of(table, arrays, sizes)
     assert np.array_equal(values["wte.F"], 0.5 * np.sign(arrays["wte"]))
     assert [check.passed for check in known(model, find_procedure(str(path)), "")] == [True]
@@ -104,7 +98,7 @@ def test_a_way_of_a_paper_is_one_file(name):
     model = build(small("gpt2"))
     table = step(model, file, "adamw")
     sizes = small_sizes(table)
-    arrays = sound_arrays(table, sizes)
+    arrays = finite_arrays(table, sizes)
     assert count_operations(name, table, arrays, sizes).passed
     # Where the weights are their signs, or what is read is the weights, it is the procedure that it changes.
     plain = step(model, "bp" if name == "sign-concordant" else "local")
@@ -129,7 +123,7 @@ def test_targets_are_looked_up_where_errors_are_multiplied():
     model = build(small("gpt2"))
     table = step(model, file, "adamw")
     sizes = small_sizes(table)
-    assert count_operations("targets", table, sound_arrays(table, sizes), sizes).passed
+    assert count_operations("targets", table, finite_arrays(table, sizes), sizes).passed
     checks = list(known(model, find_procedure(file), file))
     compared = [f"gradients with bp's where {what} exact" for what in ("what is given is", "the matrices are")]
     assert [check.compared for check in checks] == compared

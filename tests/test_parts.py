@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import learncost as lc
-from learncost.models.storage import NOTHING, WriteAdvice
+from learncost.models.storage import NO_ADVICE, WriteAdvice
 from learncost.training import parts
 from learncost.training.parts import ArrayPart
 
@@ -27,7 +27,7 @@ def wholes(arrays):
 
 @pytest.fixture
 def saved(tmp_path):
-    parts.save(tmp_path, wholes(ARRAYS), 7, {"metrics.jsonl": 3}, NOTHING)
+    parts.save(tmp_path, wholes(ARRAYS), 7, {"metrics.jsonl": 3}, NO_ADVICE)
     return parts.newest(tmp_path, "put a copy there")
 
 
@@ -47,7 +47,7 @@ def test_what_was_saved_is_read_whole_and_in_other_parts(saved):
 def test_parts_that_lie_apart_are_saved(tmp_path):
     whole = ARRAYS["model.w"]
     apart = tuple(ArrayPart(whole[first : first + 2], (first, 0), whole.shape) for first in (2, 0))
-    parts.save(tmp_path, {"model.w": apart}, 7, {}, NOTHING)
+    parts.save(tmp_path, {"model.w": apart}, 7, {}, NO_ADVICE)
     np.testing.assert_array_equal(parts.read_whole(parts.newest(tmp_path, ""), "")["model"]["w"], whole)
 
 
@@ -96,10 +96,10 @@ def test_a_full_disk_leaves_the_checkpoint_before(saved, tmp_path):
 
 
 def test_a_checkpoint_without_its_last_file_is_none(saved, tmp_path):
-    parts.save(tmp_path, wholes(ARRAYS), 8, {}, NOTHING)
-    (tmp_path / "checkpoint-8" / parts.FACTS).unlink()
+    parts.save(tmp_path, wholes(ARRAYS), 8, {}, NO_ADVICE)
+    (tmp_path / "checkpoint-8" / parts.METADATA_FILE).unlink()
     assert parts.newest(tmp_path, "") == saved
-    parts.save(tmp_path, wholes(ARRAYS), 8, {}, NOTHING)
+    parts.save(tmp_path, wholes(ARRAYS), 8, {}, NO_ADVICE)
     parts.forget(tmp_path, 8)
     assert parts.newest(tmp_path, "").steps == 8
     assert not saved.path.exists()
@@ -107,5 +107,5 @@ def test_a_checkpoint_without_its_last_file_is_none(saved, tmp_path):
 
 def test_numbers_that_are_not_finite_are_not_saved(tmp_path):
     with pytest.raises(lc.InputError, match=r"step 1: model.w holds numbers that are not finite"):
-        parts.save(tmp_path, wholes({"model.w": np.array([np.nan])}), 1, {}, NOTHING)
+        parts.save(tmp_path, wholes({"model.w": np.array([np.nan])}), 1, {}, NO_ADVICE)
     assert not list(tmp_path.iterdir())

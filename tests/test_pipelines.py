@@ -55,7 +55,7 @@ def test_microbatches_in_flight(devices):
 def test_every_pass_runs_once_after_what_it_needs(name, devices, microbatches):
     chunks = 3 if KINDS[name].several else 1
     made = schedule(name, devices, microbatches, chunks)
-    kinds = ("F", "B", "W") if made.parted else ("F", "B")
+    kinds = ("F", "B", "W") if made.splits_backward else ("F", "B")
     every = {(kind, c, m) for kind in kinds for c in range(chunks) for m in range(microbatches)}
     for order in made.orders:
         assert len(order) == len(every)
@@ -118,7 +118,7 @@ def test_the_peak_of_a_device_is_that_of_walking_through_its_order(number):
             stage = task.chunk * devices + device
             held -= {"F": 0, "B": kept[stage], "W": waiting[stage]}[task.kind]
             most = max(most, held + {"F": forward, "B": backward, "W": update}[task.kind][stage])
-            held += {"F": kept[stage], "B": waiting[stage] if made.parted else 0, "W": 0}[task.kind]
+            held += {"F": kept[stage], "B": waiting[stage] if made.splits_backward else 0, "W": 0}[task.kind]
             most = max(most, held)
         peaks.append(most)
         assert peak(made, device, kept, forward, backward, waiting, update) == most, (SEED, arguments)
@@ -160,7 +160,7 @@ def test_very_many_passes_are_counted_as_they_run(name, monkeypatch):
     stages = 8 * chunks
     times = [1.0 + 0.05 * (stage % 3) for stage in range(stages)], [2.0] * stages, [0.9] * stages
     exact = seconds(name, 8, 128, chunks, StageTimes(*times, 0.02))
-    monkeypatch.setattr("learncost.program.pipeline.MANY", 10)
+    monkeypatch.setattr("learncost.program.pipeline.ESTIMATED_FROM", 10)
     assert seconds(name, 8, 128, chunks, StageTimes(*times, 0.02)) == pytest.approx(exact, rel=0.03)
 
 

@@ -30,7 +30,7 @@ from learncost.sharding.padding import check_filled, paddable
 from learncost.sharding.place import place
 from learncost.sharding.presets import PLACEMENTS, chosen
 from learncost.sharding.zigzag import ordered
-from learncost.verification.check import sound_arrays, values_of
+from learncost.verification.check import finite_arrays, values_of
 from learncost.verification.placements import small_model, verify_placements
 
 SIZES = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
@@ -42,7 +42,7 @@ def whole(family, optimizer="sgd"):
     model = build(small(family, **SIZES))
     sizes = run_sizes(model, 8, 8, None)
     table = without_gradients(step(model, "bp", optimizer))
-    arrays = sound_arrays(table, sizes)
+    arrays = finite_arrays(table, sizes)
     return table, sizes, arrays, values_of(table, arrays, sizes)
 
 
@@ -94,11 +94,7 @@ def test_parts_of_axes_have_sizes_and_first_positions():
 @pytest.mark.parametrize(
     ("mesh_text", "place_text", "message"),
     [
-        (
-            "tp=3",
-            "h over tp",
-            r"h \(heads\) is 4, .* by the 3 devices of tp: the next divisible size is 6",
-        ),
+        ("tp=3", "h over tp", r"h \(heads\) is 4, .* by the 3 devices of tp: the next divisible size is 6"),
         ("tp=2", "h over dp", "names the axis dp, which is not in the mesh"),
         ("tp=2,dp=2", "h over tp", "nothing is sharded over dp"),
         ("tp=2", "y over tp", "shards y, which the model has not: give --placement or --place for tp without it"),
@@ -195,7 +191,7 @@ def test_what_may_be_filled_up_is_no_choice_and_no_width(family, axes):
 
 @pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("procedure", ["local", "local-shared", "evolution", "kolen-pollack", "dfa-linear"])
-def test_ways_to_learn_are_placed(procedure):
+def test_learning_procedures_are_placed(procedure):
     model = build(small("gpt2", **SIZES))
     for mesh_text, placement in (("dp=2", "fsdp"), ("tp=2", "megatron")):
         found = list(verify_placements(model, mesh_text, None, placement, procedure=procedure, optimizer="adamw"))
@@ -237,7 +233,7 @@ def test_rows_that_are_as_many_as_are_priced_are_still_rows():
     model = build(small("mixtral", **SIZES))
     table = without_gradients(step(model, "bp", "sgd"))
     sizes = run_sizes(model, 4, 6, None) | {"e": 2, "t": 2}
-    arrays = sound_arrays(table, sizes)
+    arrays = finite_arrays(table, sizes)
     values = values_of(table, arrays, sizes)
     placed = place(table, mesh("ep=2"), chosen(None, "ep"), sizes)
     devices = run_placed(placed, arrays, sizes)
@@ -366,7 +362,7 @@ def clipped():
 def test_clipping_takes_the_norm_of_parts_that_are_filled_up():
     table, placed, sizes = clipped()
     arrays = {name: abs(array) + 0.1 if table.values[name].role == "number" else array
-              for name, array in sound_arrays(table, sizes).items()}  # fmt: skip
+              for name, array in finite_arrays(table, sizes).items()}  # fmt: skip
     expected, devices = values_of(table, arrays, sizes), run_placed(placed, arrays, sizes)
     assert placed.filled["d/dp"] == -(-sizes["d"] // 3)
     for name in table.outputs:

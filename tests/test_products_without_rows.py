@@ -11,7 +11,7 @@ import learncost as lc
 from learncost.importer.walk import read_module
 from learncost.verification.imported import parity
 from sampling import sampled
-from test_imported_ones import With
+from test_imported_unit_dims import With
 
 
 def randn(*shape, gradient=False):

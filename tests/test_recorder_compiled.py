@@ -15,7 +15,7 @@ from learncost.importer.recorder.device import compiled
 from learncost.ir.errors import InputError
 from learncost.program.program import REREAD, ROW, Buffer, Operand, Program, ProgramOp
 from learncost.timing.clocks import program_time
-from learncost.timing.kernels import FUSED, LEAST, SPILLED, KernelModel
+from learncost.timing.kernels import FUSED, SHORTEST, SPILLED, KernelModel
 
 H100 = gpu(device("H100-SXM"))
 FOLDER = Path(__file__).parent
@@ -55,7 +55,7 @@ def test_a_generated_kernel_takes_what_it_reads_and_writes_also_in_place():
     op = generated("poi_fused_add_0", 2**28, (0, 0))
     (kernel,) = KernelModel(H100, program(op)).kernels(op)
     assert kernel.kind == FUSED
-    assert kernel.seconds == pytest.approx(LEAST + 2 * 2**30 / (0.866 * 3350e9))
+    assert kernel.seconds == pytest.approx(SHORTEST + 2 * 2**30 / (0.866 * 3350e9))
 
 
 def test_rows_longer_than_the_cache_are_read_again_from_memory():

@@ -41,12 +41,12 @@ def test_microbatches_chunks_and_plans_are_those_that_are_asked_for():
     several = {"schedule": "interleaved", "microbatch": 4, "chunks": "2", "plan": "flash,fused,recompute=block"}
     run = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", **several, **sizes)
     ones = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", **sizes)
-    way = run.spread.step.way
-    assert (way.microbatch, way.microbatches, way.chunks) == (4, 4, 2)
-    assert (ones.spread.step.way.microbatch, ones.spread.step.way.microbatches) == (1, 16)
+    parallel = run.spread.step.parallel
+    assert (parallel.microbatch, parallel.microbatches, parallel.chunks) == (4, 4, 2)
+    assert (ones.spread.step.parallel.microbatch, ones.spread.step.parallel.microbatches) == (1, 16)
     asked = {"on": "DGX H100", "mesh": "dp=4,tp=2", **sizes}
     usual, cost = lc.run_cost("llama-2-7b", 10**9, **asked).spread.step, lc.cost("llama-2-7b", **asked).over_time
-    assert (usual.way.microbatch, usual.seconds) == (8, cost.seconds)
+    assert (usual.parallel.microbatch, usual.seconds) == (8, cost.seconds)
     assert run.spread.step.stages[1].activations < 4 * ones.spread.step.stages[1].activations
     for wrong, why in (
         ({"microbatch": 5}, "a batch shard of 4 is not microbatches of 5"),
@@ -67,15 +67,14 @@ def test_a_vocabulary_that_does_not_divide_is_said_to_be_filled_up():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "placement", "heads", "keys"),
-    [("tp=8", "megatron", 8, 8), ("tp=4", None, 8, 1), ("tp=3", None, 9, 3)],
+    ("mesh", "placement", "heads", "keys"), [("tp=8", "megatron", 8, 8), ("tp=4", None, 8, 1), ("tp=3", None, 9, 3)]
 )
 def test_what_is_cut_has_to_divide_and_nothing_else(mesh, placement, heads, keys):
     """Of groups of heads that share keys the first with several places is cut: 8 heads of one key by their 8 groups."""
     over = {"mesh": mesh, "placement": placement, "num_attention_heads": heads, "num_key_value_heads": keys}
     sizes = SIZES | {"hidden_size": 288, "intermediate_size": 576, "seq_len": 72} | over
     step = lc.run_cost("llama-3-8b", 10**9, "DGX H100", **sizes).spread.step
-    assert step.way.mesh == {"tp": int(mesh[3:])}
+    assert step.parallel.mesh == {"tp": int(mesh[3:])}
 
 
 def test_a_clause_cuts_the_blocks_into_stages():

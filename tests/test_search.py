@@ -11,7 +11,7 @@ import pytest
 
 import learncost as lc
 from learncost.autoshard.account import MeshAccount
-from learncost.autoshard.candidates import MICROBATCHES, StructureCost, meshes, structures, ways
+from learncost.autoshard.candidates import MICROBATCHES, StructureCost, configs, meshes, structures
 from learncost.autoshard.placed_step import StepConfig, parts_of
 from learncost.autoshard.step import ParallelConfig, memory_of, step_of
 from learncost.cli.command import main
@@ -43,7 +43,7 @@ def test_what_is_found_fits_and_the_fastest_stands_first(found):
     times = [each.step.seconds for each in found.found]
     assert times == sorted(times)
     assert all(each.step.peak <= found.memory for each in found.found)
-    assert all(each.step.way.devices == 16 for each in found.found)
+    assert all(each.step.parallel.devices == 16 for each in found.found)
     best, second = found.found[:2]
     assert not best.worse
     assert (
@@ -77,10 +77,15 @@ def test_what_needs_no_product_is_made_again_before_whole_blocks(found):
 
 def test_what_is_shown_of_a_mesh_is_what_is_said_where_it_is_asked_for(found):
     for each in found.found[:2]:
-        way, step = each.step.way, each.step
+        parallel, step = each.step.parallel, each.step
         if each.zero == "zero-1":
-            how = {"schedule": way.schedule, "microbatch": way.microbatch, "plan": each.plan, "mesh": str(way)}
-            how |= {"chunks": way.chunks} if way.chunks > 1 else {}
+            how = {
+                "schedule": parallel.schedule,
+                "microbatch": parallel.microbatch,
+                "plan": each.plan,
+                "mesh": str(parallel),
+            }
+            how |= {"chunks": parallel.chunks} if parallel.chunks > 1 else {}
             request = Request(
                 "llama-2-7b", batch_size=64, seq_len=64, precision="bf16-masters", devices=16, sizes=SMALL
             )
@@ -113,7 +118,7 @@ def test_where_nothing_fits_the_least_is_told():
 def test_an_axis_that_cannot_be_cut_is_left_out_and_told():
     """197 positions of a vision transformer, a class beside 14 x 14 patches, are no even number."""
     found = lc.search("vit-base-patch16-224", "DGX H100", 4, batch_size=16, top=2, num_hidden_layers=2)
-    assert all("tp" not in each.step.way.mesh for each in found.found)
+    assert all("tp" not in each.step.parallel.mesh for each in found.found)
     assert "Not sharded over tp: M (positions) is 197, which is not divisible by the" in " ".join(str(found).split())
 
 
@@ -170,16 +175,16 @@ def test_configurations_evaluated_together_have_the_bytes_and_time_of_each_alone
     plan = ",".join(filter(None, ("flash,fused", again)))
     for structure in structures(model, [BF16], [plan], axes, [context]):
         reading = StructureCost(model, sizes, structure, cluster)
-        several = [way for shape in meshes(16, axes, sizes, 8, 8, 64, ()) for way in ways(shape, 64, 8)]
-        several = [way for way in several if reading.allows(way)]
-        assert {way.microbatch for way in several} == set(MICROBATCHES)
-        assert {way.schedule for way in several} == {"1f1b", "interleaved", "zb-h1"}
+        several = [parallel for shape in meshes(16, axes, sizes, 8, 8, 64, ()) for parallel in configs(shape, 64, 8)]
+        several = [parallel for parallel in several if reading.allows(parallel)]
+        assert {parallel.microbatch for parallel in several} == set(MICROBATCHES)
+        assert {parallel.schedule for parallel in several} == {"1f1b", "interleaved", "zb-h1"}
         bytes_of, times = reading.memory(several), reading.times(several, rates)
-        for way, size, time in list(zip(several, bytes_of, times, strict=True))[::5]:
-            step = step_of(reading.account, way, sizes, cluster, rates, length)
-            assert size == step.peak, way
-            assert time.seconds == pytest.approx(step.seconds, 1e-9), way
-            assert time.least <= step.seconds * (1 + 1e-9), way
+        for parallel, size, time in list(zip(several, bytes_of, times, strict=True))[::5]:
+            step = step_of(reading.account, parallel, sizes, cluster, rates, length)
+            assert size == step.peak, parallel
+            assert time.seconds == pytest.approx(step.seconds, 1e-9), parallel
+            assert time.least <= step.seconds * (1 + 1e-9), parallel
 
 
 def test_what_a_device_spends_on_each_step_is_spent_over_a_mesh_too():
@@ -187,16 +192,18 @@ def test_what_a_device_spends_on_each_step_is_spent_over_a_mesh_too():
     found, sizes = account("B over dp", "dp=2")
     cluster = lc.cluster("DGX H100")
     rates = sustained(cluster.device, "bf16")
-    way = ParallelConfig({"dp": 2}, 1, 4)
-    none, more = (step_of(found, way, sizes, cluster, replace(rates, step=step), 64).seconds for step in (0.0, 0.25))
+    parallel = ParallelConfig({"dp": 2}, 1, 4)
+    none, more = (
+        step_of(found, parallel, sizes, cluster, replace(rates, step=step), 64).seconds for step in (0.0, 0.25)
+    )
     assert more - none == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_a_ring_sends_what_the_placed_table_of_so_many_devices_does(devices):
     """One structure over two devices has the turns of every ring: one fewer than the devices."""
-    way = {"placement": "cp", "plan": "ring", "batch_size": 1, "seq_len": 64, **SMALL}
-    placed = lc.place("llama-2-7b", f"cp={devices}", **way)
+    parallel = {"placement": "cp", "plan": "ring", "batch_size": 1, "seq_len": 64, **SMALL}
+    placed = lc.place("llama-2-7b", f"cp={devices}", **parallel)
     ops = [row for row in placed.collectives if row.op == "pass_on"]
     model = build(configure("llama-2-7b", SMALL), "fp32")
     lengths = run_sizes(model, 1, 64, None)
@@ -250,8 +257,8 @@ def test_one_structure_is_every_mesh():
     text = "h f v over tp, M over tp of values, B over dp, * over dp of states"
     small, sizes = account(text, "dp=2,tp=2")
     large, _ = account(text, "dp=4,tp=4")
-    way = ParallelConfig({"dp": 4, "tp": 4}, 1, 2)
-    assert memory_of(small, way, sizes) == memory_of(large, way, sizes)
+    parallel = ParallelConfig({"dp": 4, "tp": 4}, 1, 2)
+    assert memory_of(small, parallel, sizes) == memory_of(large, parallel, sizes)
 
 
 def test_weights_and_activations_are_those_of_one_device():
@@ -290,8 +297,8 @@ def test_segments_are_the_stages_that_tables_are_cut_into():
 def test_uneven_stages_are_said_by_their_blocks():
     """Llama 3 405B takes a block off the first and the last stage (Dubey et al. 2024, section 3.3.2)."""
     found, sizes = account("B over dp", "dp=1")
-    way = ParallelConfig({"pp": 4}, 1, 8, layers=(1, 3, 3, 1))
-    stages = memory_of(found, way, sizes)
+    parallel = ParallelConfig({"pp": 4}, 1, 8, layers=(1, 3, 3, 1))
+    stages = memory_of(found, parallel, sizes)
     assert [stage.layers for stage in stages] == [1, 3, 3, 1]
     even = memory_of(found, ParallelConfig({"pp": 4}, 1, 8), sizes)
     assert max(stage.peak for stage in stages) != max(stage.peak for stage in even)
@@ -302,12 +309,12 @@ def test_uneven_stages_are_said_by_their_blocks():
 def test_flat_parts_need_not_divide():
     """ZeRO's states over six devices: no axis of 256, 512 or 1,024 is a multiple of three."""
     found = lc.search("llama-2-7b", "DGX H100", 6, batch_size=12, seq_len=64, top=3, **SMALL)
-    assert any(each.step.way.mesh.get("dp", 1) % 3 == 0 for each in found.found)
+    assert any(each.step.parallel.mesh.get("dp", 1) % 3 == 0 for each in found.found)
 
 
 def test_one_sequence_goes_over_meshes_without_dp():
     found = lc.search("llama-2-7b", "DGX H100", 8, batch_size=1, seq_len=2048, top=100, **SMALL)
-    assert {"tp": 4, "pp": 2} in [dict(each.step.way.mesh) for each in found.found]
+    assert {"tp": 4, "pp": 2} in [dict(each.step.parallel.mesh) for each in found.found]
     assert len(found.found) == found.fit
 
 
@@ -316,9 +323,9 @@ def test_zero_3_is_a_way_of_its_own_where_devices_share_weights():
     """Where none do, on one device or on tensor-parallel ones alone, it is zero-1, and stands once."""
     for devices in (1, 2):
         found = lc.search("gpt2", "DGX H100", devices, batch_size=8, top=100).found
-        ways = [(str(each.step.way), each.step.way.microbatch, each.zero) for each in found]
-        apart = {zero for way, _, zero in ways if way.startswith("dp=") and "dp=1" not in way}
-        assert {zero for way, _, zero in ways if "dp=" not in way or "dp=1" in way} == {"zero-1"}
+        configs = [(str(each.step.parallel), each.step.parallel.microbatch, each.zero) for each in found]
+        apart = {zero for parallel, _, zero in configs if parallel.startswith("dp=") and "dp=1" not in parallel}
+        assert {zero for parallel, _, zero in configs if "dp=" not in parallel or "dp=1" in parallel} == {"zero-1"}
         assert apart == ({"zero-1", "zero-3"} if devices == 2 else set())
 
 
@@ -331,10 +338,10 @@ def test_it_recommends_nothing_that_run_cost_refuses(model):
     sizes = {"seq_len": 512, "batch_size": 16, "num_hidden_layers": 8}
     found = lc.search(model, "DGX H100", 8, top=10, **sizes)
     assert any("Meshes with both ep and tp are not modelled" in text for text in found.refused)
-    axes = [{axis for axis, size in each.step.way.mesh.items() if size > 1} for each in found.found]
+    axes = [{axis for axis, size in each.step.parallel.mesh.items() if size > 1} for each in found.found]
     assert any("ep" in several for several in axes) or any("tp" in several for several in axes)
     assert not any({"ep", "tp"} <= several for several in axes)
-    best = found.best.step.way
+    best = found.best.step.parallel
     mesh = ",".join(f"{axis}={size}" for axis, size in best.mesh.items())
     assert lc.run_cost(model, "1e9", "DGX H100", mesh=mesh, **sizes, microbatch=best.microbatch).days > 0
 
@@ -391,7 +398,7 @@ def test_each_row_of_a_drawn_sample_has_the_command_that_gives_it_to_the_byte_an
     found = lc.search(model, "DGX H100", devices, top=10**6, **sizes).found
     seed = int(os.environ.get("LEARNCOST_TEST_SEED") or random.randrange(2**32))
     drawn = random.Random(seed).sample(found, min(4, len(found)))
-    axes = {axis for each in found for axis in each.step.way.mesh}
+    axes = {axis for each in found for axis in each.step.parallel.mesh}
     assert {"experts": "ep", "long": "cp"}.get(case, "dp") in axes
     assert {each.zero for each in found} == {"zero-1", "zero-3"}
     for each in drawn:
@@ -402,8 +409,8 @@ def test_each_row_of_a_drawn_sample_has_the_command_that_gives_it_to_the_byte_an
         assert run["mesh"]["memory"] == each.step.peak, shown
         assert run["mesh"]["split"] == dict(each.split), shown
         assert sorted(row["sent"] for row in run["mesh"]["sent"]) == sorted(row.sent for row in each.step.sent), shown
-        way = each.step.way
-        if not {*way.mesh} <= {"dp", "cp"}:  # by hand: Adam's two numbers of fp32 over every device
+        parallel = each.step.parallel
+        if not {*parallel.mesh} <= {"dp", "cp"}:  # by hand: Adam's two numbers of fp32 over every device
             continue
         parameters = lc.cost(model, **{**sizes, "batch_size": 1}).parameters
         assert each.split["optimizer state"] == pytest.approx(8 * parameters / devices, rel=0.1), shown

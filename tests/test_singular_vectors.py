@@ -21,7 +21,7 @@ from learncost.procedures.projection import singular_vectors
 from learncost.procedures.step import step
 from learncost.training.contest.entrant import Entrant, EntrantTraining, Setting, costs
 from learncost.training.contest.problem import vit
-from learncost.verification.check import count_operations, sound_arrays
+from learncost.verification.check import count_operations, finite_arrays
 
 RANK, HELD, RATE, SCALE = 3, 4, 0.05, 0.25
 SIZES = {"n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 10}
@@ -130,7 +130,7 @@ def test_every_count_of_the_step_that_finds_them():
     model = build(small("llama", num_hidden_layers=1))
     table = without_gradients(step(model, "galore", "adamw", iteration=1))
     sizes = {**dict.fromkeys(("B", "M"), 2), **model.sizes}
-    arrays = sound_arrays(table, sizes)
+    arrays = finite_arrays(table, sizes)
     assert count_operations("llama", table, arrays, sizes).passed
 
 

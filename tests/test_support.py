@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from learncost.cli.command import main
-from learncost.cli.support import UNTRIED, checksum, fields, kept_support, reason
+from learncost.cli.support import UNTRIED, checksum, fields, reason, stored_support
 from learncost.ir.errors import InputError
 from learncost.models.families import FAMILIES
 from learncost.procedures.procedure import LEARNING, procedure
@@ -28,7 +28,7 @@ def sample() -> list[tuple[str, str]]:
 
 def test_the_matrix_is_of_the_tables_of_today() -> None:
     """After a change of tables: python benchmarks/support.py --write."""
-    for name, family in kept_support().items():
+    for name, family in stored_support().items():
         assert family["reasons"].keys() == fields().keys()
         assert family["table"] in ("", checksum(name)), name
 
@@ -45,12 +45,12 @@ def test_a_procedure_of_a_file_is_asked_of_nobody_else(tmp_path: Path) -> None:
 
 def test_three_fields_are_as_they_were_found() -> None:
     for family, field in sample():
-        before, now = kept_support()[family]["reasons"][field], reason(family, field)
+        before, now = stored_support()[family]["reasons"][field], reason(family, field)
         assert now == before or (before == UNTRIED and not now.startswith("wrong")), (family, field)
 
 
 def test_no_other_field_is_wrong_and_every_family_trains_on_every_engine() -> None:
-    for family, entry in kept_support().items():
+    for family, entry in stored_support().items():
         assert not [field for field, text in entry["reasons"].items() if text.startswith("wrong")], family
         trained = [text for field, text in entry["reasons"].items() if field.startswith("train ")]
         assert not any(text for text in trained if text != UNTRIED), family

@@ -18,7 +18,7 @@ from learncost.models.small import small
 from learncost.ops import entries
 from learncost.procedures.procedure import LEARNING
 from learncost.procedures.step import step
-from learncost.verification.check import count_operations, sound_arrays, values_of
+from learncost.verification.check import count_operations, finite_arrays, values_of
 from learncost.verification.sample import small_sizes
 from learncost.verification.verify import along, op_layer, with_tangent
 
@@ -51,7 +51,7 @@ def test_of_a_family(family):
 def test_it_is_linear_in_the_direction():
     table = with_tangent(shipped_layer("feed_forward").table)
     sizes = small_sizes(table)
-    arrays = sound_arrays(table, sizes)
+    arrays = finite_arrays(table, sizes)
     twice = {name: 2 * array if name.endswith(">") else array for name, array in arrays.items()}
     np.testing.assert_allclose(values_of(table, twice, sizes)["Y>"], 2 * values_of(table, arrays, sizes)["Y>"], 1e-12)
 
@@ -59,7 +59,7 @@ def test_it_is_linear_in_the_direction():
 def setting(family):
     model = build(small(family))
     sizes = small_sizes(step(model, "bp"))
-    arrays = sound_arrays(model.table, sizes) | {"dloss": np.asarray(1.0)}
+    arrays = finite_arrays(model.table, sizes) | {"dloss": np.asarray(1.0)}
     return model, sizes, arrays
 
 
@@ -76,7 +76,7 @@ def gradients(model, procedure, sizes, arrays, draw=4711.0):
 def test_every_count_is_that_of_counting_arrays(family, procedure):
     table = step(build(small(family)), procedure, "sgd")
     sizes = small_sizes(table)
-    assert count_operations(family, table, sound_arrays(table, sizes), sizes).passed
+    assert count_operations(family, table, finite_arrays(table, sizes), sizes).passed
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "vit", "albert", "bart"])
@@ -111,7 +111,7 @@ def test_the_mean_over_signs_without_correlation_of_what_linears_make_is_the_gra
     """Columns of a Hadamard matrix stand for the drawn signs: the mean of what is of second order in them is exact."""
     model = build(small("gpt2"))
     sizes = {"n_layer": 2, "B": 1, "M": 2, "v": 4, "d": 3, "p": 2, "h": 2, "k": 2, "f": 3}
-    arrays = sound_arrays(model.table, sizes) | {"dloss": np.asarray(1.0)}
+    arrays = finite_arrays(model.table, sizes) | {"dloss": np.asarray(1.0)}
     entries_drawn, signs = {}, []  # the last of `signs` stands
 
     def coin(x, z):

@@ -14,7 +14,7 @@ import learncost as lc
 from learncost.engines.options import Options
 from learncost.layers.layer import shipped_layer
 from learncost.training.engine import engine
-from learncost.verification.check import sound_arrays
+from learncost.verification.check import finite_arrays
 from learncost.verification.sample import small_sizes
 from sampling import LEARNING
 
@@ -42,7 +42,7 @@ def module_of(name, dtype=torch.float64):
     """A layer at small, pairwise different sizes with sound inputs and weights, in fp64."""
     table = shipped_layer(name).table
     sizes = small_sizes(table)
-    arrays = {key: torch.tensor(array) for key, array in sound_arrays(table, sizes).items()}
+    arrays = {key: torch.tensor(array) for key, array in finite_arrays(table, sizes).items()}
     arrays = {key: array.to(dtype) if array.is_floating_point() else array for key, array in arrays.items()}
     stands = {axis.rstrip("'") for key in table.inputs for axis in table.axes[key]}
     axes_of_weights = {axis.rstrip("'") for key in table.weights for axis in table.axes[key]}

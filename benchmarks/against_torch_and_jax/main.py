@@ -16,7 +16,7 @@ from typing import NoReturn
 from against_torch_and_jax.rounds import bench
 from against_torch_and_jax.sides import PEERS, peers
 from against_torch_and_jax.subject import USUAL, subjects
-from learncost.interrupt import like_ctrl_c
+from learncost.interrupt import signals_as_interrupts
 from learncost.ir.errors import InputError
 from learncost.models.storage import write_json
 from learncost.procedures.procedure import procedure as find_procedure
@@ -28,7 +28,7 @@ BAD_INPUT, INTERRUPTED = 2, 130
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print, and return the exit code; bad input is one line on standard error."""
-    with like_ctrl_c():
+    with signals_as_interrupts():
         try:
             return _measured(_parser().parse_args(words))
         except InputError as error:

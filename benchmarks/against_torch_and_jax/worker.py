@@ -22,7 +22,7 @@ import numpy as np
 from against_torch_and_jax.sides import SIDES, Side
 from against_torch_and_jax.subject import Subject
 from learncost.ir.errors import InputError
-from learncost.training.memory import forget_highest, highest
+from learncost.training.memory import highest, reset_peak
 
 
 class Worker:
@@ -45,7 +45,7 @@ class Worker:
 
     def _begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.side.begin(Subject(**request["subject"]))
-        forget_highest()
+        reset_peak()
         return facts
 
     def _gradients(self, request: Mapping[str, Any]) -> dict[str, Any]:

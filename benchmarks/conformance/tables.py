@@ -185,8 +185,7 @@ SAID: dict[str, Stated] = {
         tuple(f"block_{n}.attention.{way}{name}" for n in (1, 2) for way in ("down", "up") for name in "QV"),
     ),
     "mixture of experts": Stated(
-        EXPERTS,
-        sizes={"e": cases.EXPERTS, "c": cases.TOKENS * cases.CHOSEN // cases.EXPERTS, "f": cases.HIDDEN},
+        EXPERTS, sizes={"e": cases.EXPERTS, "c": cases.TOKENS * cases.CHOSEN // cases.EXPERTS, "f": cases.HIDDEN}
     ),
 }
 """How learncost says every case; one that is not here it cannot say."""

@@ -15,7 +15,7 @@ from prediction import gpt2, llama
 from learncost.engines.weights import generator
 from learncost.ir.table import Table
 from learncost.models.model import run_sizes
-from learncost.reports.memory.planner import chosen, nearly_free
+from learncost.reports.memory.planner import cheap_recomputation, chosen
 from on_gpu.asked import Asked
 
 
@@ -98,4 +98,4 @@ def subjects(asked: Asked) -> tuple[Text, ...]:
 
 def leanest(table: Table, sizes: Mapping[str, int], dtype: str) -> str:
     """Return the plan of the pass for memory: activations and norms are made again."""
-    return ",".join(dict.fromkeys((*chosen(table, sizes, dtype).split(","), *nearly_free(table))))
+    return ",".join(dict.fromkeys((*chosen(table, sizes, dtype).split(","), *cheap_recomputation(table))))

@@ -67,7 +67,7 @@ def _answered(row: Mapping[str, Any]) -> Answer:
     if not is_memory and _in_fp8(row):
         raise InputError("computes in FP8")
     case = case_of(row)
-    if why := case.account().sizes.divides(sizes_of(case.account(), case.way, case.sizes())):
+    if why := case.account().sizes.divides(sizes_of(case.account(), case.parallel, case.sizes())):
         raise InputError(why)
     if not is_memory:
         published, unit = measured(row)

@@ -79,11 +79,13 @@ def any_source(row: Mapping[str, Any]) -> Case:
     overlap = fully or not old
     schedule = str(config.get("schedule") or ("interleaved" if chunks > 1 else "1f1b")).lower()
     layers = tuple(map(int, config.get("stages") or ()))
-    way = ParallelConfig(axes, micro, microbatches, schedule, chunks, layers, overlap, **FRAMEWORKS[framework].of_a_way)
+    parallel = ParallelConfig(
+        axes, micro, microbatches, schedule, chunks, layers, overlap, **FRAMEWORKS[framework].of_config
+    )
     plan = _with(FRAMEWORKS[framework].plan, _recomputed(config))
     text = _placement(config, axes, old, fully, framework in WITH_THE_SEQUENCE)
-    key = key_of(name, overrides, False, way, text, plan, framework, seq)
-    return Case(key, way, seq, framework, machine.name if machine else "", network_gbps=network_of_row(config))
+    key = key_of(name, overrides, False, parallel, text, plan, framework, seq)
+    return Case(key, parallel, seq, framework, machine.name if machine else "", network_gbps=network_of_row(config))
 
 
 def _recomputed(config: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A published training's configuration as learncost takes it: the model, the placement, the way, the machine."""
+"""A published training's configuration: the model, the placement, the parallel configuration, the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from published_trainings.frameworks import FRAMEWORKS, ZERO_1
 
 @dataclass(frozen=True)
 class Case:
-    """A row's configuration: what its account is of, and the way.
+    """A row's configuration: what its account is of, and how it is parallel.
 
     on             the cluster by name; empty where a row does not say, which time needs
     bandwidth_gbs  of the row's device, where it is not the usual one; and its watts
@@ -33,7 +33,7 @@ class Case:
     """
 
     key: tuple[Any, ...]
-    way: ParallelConfig
+    parallel: ParallelConfig
     seq: int
     framework: str
     on: str = ""
@@ -71,15 +71,15 @@ def key_of(
     name: str,
     overrides: Mapping[str, Any],
     dropout: bool,
-    way: ParallelConfig,
+    parallel: ParallelConfig,
     text: str,
     plan: str,
     framework: str,
     seq: int,
 ) -> tuple[Any, ...]:
     """What `account` is asked for."""
-    inner = tuple((axis, size) for axis, size in way.mesh.items() if axis != "pp")
-    return name, tuple(overrides.items()), dropout, inner, text, plan, framework, seq, way.microbatch
+    inner = tuple((axis, size) for axis, size in parallel.mesh.items() if axis != "pp")
+    return name, tuple(overrides.items()), dropout, inner, text, plan, framework, seq, parallel.microbatch
 
 
 def mesh_of(**axes: int) -> dict[str, int]:

@@ -32,8 +32,8 @@ class Framework:
     once_a_node: bool = False
 
     @property
-    def of_a_way(self) -> dict[str, Any]:
-        """What a way has of it."""
+    def of_config(self) -> dict[str, Any]:
+        """What a parallel configuration has of it."""
         return {"workspace": self.workspace, "sorted_rows": self.sorted_rows, "once_a_node": self.once_a_node}
 
 
@@ -41,16 +41,8 @@ _MIXED = PRECISIONS["bf16-masters"]
 
 ON_H100 = attention_rates(
     989,
-    {
-        64: (282, 306, 318, 321, 322, 324),
-        128: (309, 350, 362, 368, 370, 370),
-        256: (275, 313, 321, 323, 324, 326),
-    },
-    {
-        64: (198, 238, 264, 279, 280, 282),
-        128: (216, 273, 300, 320, 322, 322),
-        256: (193, 244, 266, 281, 282, 284),
-    },
+    {64: (282, 306, 318, 321, 322, 324), 128: (309, 350, 362, 368, 370, 370), 256: (275, 313, 321, 323, 324, 326)},
+    {64: (198, 238, 264, 279, 280, 282), 128: (216, 273, 300, 320, 322, 322), 256: (193, 244, 266, 281, 282, 284)},
 )
 """FlashAttention-2 on H100: forward figure 5 of Shah et al. 2024, FlashAttention-3; backward 0.70, 0.78, 0.83 of it and
 then 0.87, as their figure 6 begins for heads of 64, and as the 335 TFLOP/s of both passes end (Dao 2023, figure 7)."""

@@ -15,7 +15,7 @@ from published_trainings.case import Case
 
 def at_the_peak(case: Case) -> int:
     """Bytes on the fullest device."""
-    return max(stage.peak for stage in memory_of(case.account(), case.way, case.sizes()))
+    return max(stage.peak for stage in memory_of(case.account(), case.parallel, case.sizes()))
 
 
 PRECISIONS = {"deepspeed": "fp16-masters", "fsdp-eager": "bf16-masters", "fsdp-compile": "bf16-masters"}
@@ -29,18 +29,18 @@ def by_eager(case: Case) -> int:
     the end of each backward pass (runtime/pipe/engine.py: update_hp_grads(clear_lp_grads=False)).
     """
     name, overrides, _, _, text, plan, framework, seq, microbatch = case.key
-    way, fully = case.way, framework.startswith("fsdp")
-    shares = prod(size for axis, size in way.mesh.items() if axis in ("dp", "ep"))
-    pipeline = {"schedule": way.schedule} if way.stages > 1 else {}
+    parallel, fully = case.parallel, framework.startswith("fsdp")
+    shares = prod(size for axis, size in parallel.mesh.items() if axis in ("dp", "ep"))
+    pipeline = {"schedule": parallel.schedule} if parallel.stages > 1 else {}
     flags = {
-        "mesh": ",".join(f"{axis}={size}" for axis, size in way.mesh.items()),
-        "place": f"blocks over pp, {text}" if way.stages > 1 else text,
-        "batch_size": microbatch * shares * way.microbatches,
-        "accumulate": way.microbatches,
+        "mesh": ",".join(f"{axis}={size}" for axis, size in parallel.mesh.items()),
+        "place": f"blocks over pp, {text}" if parallel.stages > 1 else text,
+        "batch_size": microbatch * shares * parallel.microbatches,
+        "accumulate": parallel.microbatches,
         "precision": PRECISIONS.get(framework, "bf16-masters-fp32-gradients"),
         "module": "transformers-uncached" if fully else "plain",
         "checkpoint_every": "op" if "norm+silu" in plan else 1,
-        "chunks": way.chunks if way.chunks > 1 else None,
+        "chunks": parallel.chunks if parallel.chunks > 1 else None,
         **pipeline,
     }
     found = lc.memory(
@@ -58,20 +58,22 @@ def by_eager(case: Case) -> int:
 
 def held(case: Case) -> float:
     """Bytes of weights, gradients and states of the first device, of its blocks alone."""
-    account, way, sizes = case.account(), case.way, case.sizes()
-    inner = sizes_of(account, way, sizes)
-    several = stages_of(account, way, sizes)[:: way.stages]
+    account, parallel, sizes = case.account(), case.parallel, case.sizes()
+    inner = sizes_of(account, parallel, sizes)
+    several = stages_of(account, parallel, sizes)[:: parallel.stages]
     return float(sum(account.weights.static(inner, StagePart(each.iterations, frozenset())).total for each in several))
 
 
 def activations(case: Case) -> float:
     """Bytes that the first device of a pipeline keeps of microbatches, of its blocks alone."""
-    account, way, sizes = case.account(), case.way, case.sizes()
-    inner = sizes_of(account, way, sizes)
-    kept = [float(account.passes.activations(inner, _blocks(part)).kept) for part in stages_of(account, way, sizes)]
-    most = min(way.microbatches, 8 * way.stages * way.chunks)
-    most = max(way.stages, most // way.stages * way.stages) if way.chunks > 1 else most
-    return peak(schedule(way.schedule, way.stages, most, way.chunks), 0, kept)
+    account, parallel, sizes = case.account(), case.parallel, case.sizes()
+    inner = sizes_of(account, parallel, sizes)
+    kept = [
+        float(account.passes.activations(inner, _blocks(part)).kept) for part in stages_of(account, parallel, sizes)
+    ]
+    most = min(parallel.microbatches, 8 * parallel.stages * parallel.chunks)
+    most = max(parallel.stages, most // parallel.stages * parallel.stages) if parallel.chunks > 1 else most
+    return peak(schedule(parallel.schedule, parallel.stages, most, parallel.chunks), 0, kept)
 
 
 def _blocks(part: StagePart) -> StagePart:

@@ -28,7 +28,7 @@ def korthikanti(row: Mapping[str, Any]) -> Case:
     tensor = SEQUENCE if "sequence" in mode or "SP" in mode else TENSOR
     tensor = tensor if config["tp"] > 1 else ""
     pipeline, chunks = config["pp"], config["interleave"]
-    way = ParallelConfig(
+    parallel = ParallelConfig(
         mesh_of(pp=pipeline, tp=config["tp"]),
         config["micro_batch"],
         config["global_batch"] // config["micro_batch"] // config["dp"],
@@ -36,8 +36,8 @@ def korthikanti(row: Mapping[str, Any]) -> Case:
         chunks,
         overlap=False,
     )
-    key = key_of("gpt2", overrides, True, way, tensor, plan, "megatron-2022", config["seq"])
-    return Case(key, way, config["seq"], "megatron-2022", "DGX A100")
+    key = key_of("gpt2", overrides, True, parallel, tensor, plan, "megatron-2022", config["seq"])
+    return Case(key, parallel, config["seq"], "megatron-2022", "DGX A100")
 
 
 def simumax(row: Mapping[str, Any]) -> Case:
@@ -53,12 +53,14 @@ def simumax(row: Mapping[str, Any]) -> Case:
         overrides["num_key_value_heads"] = config["kv_heads"]
     experts = config["ep"]
     axes = mesh_of(pp=config["pp"], dp=config["dp"] // experts, ep=experts, cp=config["cp"], tp=config["tp"])
-    way = ParallelConfig(
-        axes, config["micro_batch"], config["micro_batches"], overlap=False, **FRAMEWORKS["megatron-te"].of_a_way
+    parallel = ParallelConfig(
+        axes, config["micro_batch"], config["micro_batches"], overlap=False, **FRAMEWORKS["megatron-te"].of_config
     )
     plan = FRAMEWORKS["megatron-te"].plan
-    key = key_of(names[config["model"]], overrides, False, way, cut(axes, ZERO_1), plan, "megatron-te", config["seq"])
-    return Case(key, way, config["seq"], "megatron-te", "DGX B200")
+    key = key_of(
+        names[config["model"]], overrides, False, parallel, cut(axes, ZERO_1), plan, "megatron-te", config["seq"]
+    )
+    return Case(key, parallel, config["seq"], "megatron-te", "DGX B200")
 
 
 def torchtitan(row: Mapping[str, Any]) -> Case:
@@ -76,12 +78,12 @@ def torchtitan(row: Mapping[str, Any]) -> Case:
     pipeline = axes.get("pp", 1)
     batch = config["local_batch"]
     several = config.get("schedule") == "Interleaved1F1B"
-    way = ParallelConfig(axes, 1 if pipeline > 1 else batch, batch if pipeline > 1 else 1,
+    parallel = ParallelConfig(axes, 1 if pipeline > 1 else batch, batch if pipeline > 1 else 1,
               "interleaved" if several else "1f1b", 2 if several else 1,
               overlapped_axes=("tp",) if "async" in config.get("mode", "").lower() else ())  # fmt: skip
     overrides = {"max_position_embeddings": config["seq"]}
-    key = key_of(name, overrides, False, way, text, plan, framework, config["seq"])
-    return Case(key, way, config["seq"], framework, "DGX H100", bandwidth_gbs=2400, watts=500)
+    key = key_of(name, overrides, False, parallel, text, plan, framework, config["seq"])
+    return Case(key, parallel, config["seq"], framework, "DGX H100", bandwidth_gbs=2400, watts=500)
 
 
 def bridge(row: Mapping[str, Any]) -> Case:
@@ -92,42 +94,42 @@ def bridge(row: Mapping[str, Any]) -> Case:
     names |= {"LLAMA3.1_405B": "llama-3.1-405b"}
     systems = {"DGX-GB300": "GB300 NVL72", "DGX-GB200": "GB200 NVL72", "DGX-B200": "DGX B200", "DGX-H100": "DGX H100"}
     framework = bridge_of(config["model"])
-    parallel = config["tp"] * config["pp"] * config["cp"] * config["ep"]
-    if config["gpus"] % parallel:
+    degrees = config["tp"] * config["pp"] * config["cp"] * config["ep"]
+    if config["gpus"] % degrees:
         raise InputError("experts lie over other axes than the mesh has")
     chunks = int(config["vp"]) if str(config["vp"]).isdigit() else 1
-    axes = mesh_of(pp=config["pp"], dp=config["gpus"] // parallel, ep=config["ep"], cp=config["cp"], tp=config["tp"])
+    axes = mesh_of(pp=config["pp"], dp=config["gpus"] // degrees, ep=config["ep"], cp=config["cp"], tp=config["tp"])
     text = cut(axes, ZERO_3 if config["fsdp"] else ZERO_1)
     # What some rows print as accumulation is not what batch and mesh leave; the batch is taken.
     microbatches = max(1, config["gbs"] // config["mbs"] // (axes.get("dp", 1) * axes.get("ep", 1)))
     schedule = "interleaved" if chunks > 1 and config["pp"] > 1 else "1f1b"
-    way = ParallelConfig(axes, config["mbs"], microbatches, schedule,
-              chunks if config["pp"] > 1 else 1, **FRAMEWORKS[framework].of_a_way)  # fmt: skip
+    parallel = ParallelConfig(axes, config["mbs"], microbatches, schedule,
+              chunks if config["pp"] > 1 else 1, **FRAMEWORKS[framework].of_config)  # fmt: skip
     plan = FRAMEWORKS[framework].plan
-    key = key_of(names[config["model"]], {}, False, way, text, plan, framework, config["seq"])
-    return Case(key, way, config["seq"], framework, systems[config["system"]])
+    key = key_of(names[config["model"]], {}, False, parallel, text, plan, framework, config["seq"])
+    return Case(key, parallel, config["seq"], framework, systems[config["system"]])
 
 
 def bigscience(row: Mapping[str, Any]) -> Case:
     """Megatron-DeepSpeed on A100s, as BigScience's chronicles tell: gigabytes as nvidia-smi shows them."""
     config = row["config"]
-    parallel = {key: told(config["parallel"], key) for key in ("dp", "tp", "pp")} | {
+    degrees = {key: told(config["parallel"], key) for key in ("dp", "tp", "pp")} | {
         "zero": config["parallel"].get("zero") or 0
     }
     overrides = {
         "n_embd": config["hidden"], "n_head": config["heads"], "n_layer": told(config, "layers"),
         "n_positions": config["seq"], "vocab_size": config["vocab"], "n_inner": config["ffn"],
     }  # fmt: skip
-    if config.get("activation_checkpointing") != "full" or parallel.get("zero", 0) > 1:
+    if config.get("activation_checkpointing") != "full" or degrees.get("zero", 0) > 1:
         raise InputError("only full recomputation and ZeRO-1 of this source are known here")
     plan = "fused,recompute=block"
-    axes = mesh_of(pp=parallel["pp"], dp=parallel["dp"], tp=parallel["tp"])
-    text = cut(axes, ZERO_1 if parallel["zero"] else "B over dp", TENSOR)
-    microbatches = told(config, "global_batch") // told(config, "micro_batch") // parallel["dp"]
-    way = ParallelConfig(axes, config["micro_batch"], max(1, microbatches), overlap=False)
+    axes = mesh_of(pp=degrees["pp"], dp=degrees["dp"], tp=degrees["tp"])
+    text = cut(axes, ZERO_1 if degrees["zero"] else "B over dp", TENSOR)
+    microbatches = told(config, "global_batch") // told(config, "micro_batch") // degrees["dp"]
+    parallel = ParallelConfig(axes, config["micro_batch"], max(1, microbatches), overlap=False)
     framework = "deepspeed-fp32" if "fp32 grad" in config["precision"] else "deepspeed"
-    key = key_of("gpt2", overrides, False, way, text, plan, framework, config["seq"])
-    return Case(key, way, config["seq"], framework, "DGX A100")
+    key = key_of("gpt2", overrides, False, parallel, text, plan, framework, config["seq"])
+    return Case(key, parallel, config["seq"], framework, "DGX A100")
 
 
 def composer(row: Mapping[str, Any]) -> Case:

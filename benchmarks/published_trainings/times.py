@@ -33,7 +33,7 @@ def step_takes(case: Case) -> StepUsage:
         rates = replace(rates, inner=attention_grid(share, kernel, peak, rates.products["NN"]))
     if case.watts:  # a device with less power has its clock lowered in products: in proportion, it is assumed
         rates = slower(rates, case.watts / float(machine.device.tdp_w or case.watts))
-    return step_of(case.account(), case.way, case.sizes(), machine, rates, case.seq)
+    return step_of(case.account(), case.parallel, case.sizes(), machine, rates, case.seq)
 
 
 def _machine(case: Case) -> Cluster:
@@ -70,8 +70,8 @@ def flops_of(case: Case, again: bool) -> float:
         table = planned(table, "recompute=block", model.sizes)
     sizes = {**case.sizes(), "B": 1}
     priced = Price("matmul", price(table, {}, book("matmul")).rows, sizes)
-    axes = case.way.mesh
-    sequences = case.way.microbatch * case.way.microbatches * axes.get("dp", 1) * axes.get("ep", 1)
+    axes = case.parallel.mesh
+    sequences = case.parallel.microbatch * case.parallel.microbatches * axes.get("dp", 1) * axes.get("ep", 1)
     return float(priced.flops) * sequences
 
 
@@ -79,12 +79,12 @@ def _teraflops(case: Case, takes: StepUsage, row: Mapping[str, Any]) -> float:
     """Of a device: with what is repeated where the row says so, as hardware's are."""
     said = " ".join(str(row.get(key, "")) for key in ("quantity", "notes", "unit")).lower()
     again = "recompute=block" in case.key[5] and ("hardware" in said or "recomput" in said)
-    return flops_of(case, again) / takes.seconds / takes.way.devices / 1e12
+    return flops_of(case, again) / takes.seconds / takes.parallel.devices / 1e12
 
 
 def _utilization(case: Case, takes: StepUsage, row: Mapping[str, Any]) -> float:
     peak = _machine(case).device.peak_tflops[_type(case)]
-    return flops_of(case, again=False) / takes.seconds / takes.way.devices / 1e12 / peak
+    return flops_of(case, again=False) / takes.seconds / takes.parallel.devices / 1e12 / peak
 
 
 def _sequences(case: Case, takes: StepUsage, row: Mapping[str, Any]) -> float:
@@ -95,7 +95,7 @@ UNITS: Mapping[str, Callable[[Case, StepUsage, Mapping[str, Any]], float]] = {
     "s": lambda case, takes, row: takes.seconds,
     "ms": lambda case, takes, row: 1e3 * takes.seconds,
     "tok/s/GPU": lambda case, takes, row: takes.tokens_per_second,
-    "tokens/s": lambda case, takes, row: takes.tokens_per_second * takes.way.devices,
+    "tokens/s": lambda case, takes, row: takes.tokens_per_second * takes.parallel.devices,
     "samples/s": _sequences,
     "TFLOP/s": _teraflops,
     "TFLOP/s/GPU": _teraflops,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-OTHERS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+TERMINATION_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """The signals that `kill`, a job scheduler and a closed terminal send to end a process."""
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[Callable[[], bool]]:
+def stop_requested() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether Ctrl-C or an equivalent signal was received while the block runs."""
     heard = list[int]()
 
@@ -21,18 +21,18 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         heard.append(number)
 
-    with _handled((signal.SIGINT, *OTHERS), handle):
+    with _handled((signal.SIGINT, *TERMINATION_SIGNALS), handle):
         yield lambda: bool(heard)
 
 
 @contextmanager
-def like_ctrl_c() -> Iterator[None]:
+def signals_as_interrupts() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise KeyboardInterrupt while the block runs, so that they save as Ctrl-C does."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with _handled(OTHERS, handle):
+    with _handled(TERMINATION_SIGNALS, handle):
         yield
 
 
@@ -40,7 +40,9 @@ def like_ctrl_c() -> Iterator[None]:
 def _handled(numbers: tuple[int, ...], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Handle signals by a function, except outside the main thread, and SIGHUP if nohup ignores it."""
     kept = {number: signal.getsignal(number) for number in numbers}
-    caught = [number for number in numbers if number not in OTHERS[1:] or kept[number] is not signal.SIG_IGN]
+    caught = [
+        number for number in numbers if number not in TERMINATION_SIGNALS[1:] or kept[number] is not signal.SIG_IGN
+    ]
     try:
         for number in caught:
             signal.signal(number, handle)

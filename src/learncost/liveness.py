@@ -29,7 +29,7 @@ from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, IdentityKey
 from learncost.layers.layer import Layer, table_of
 from learncost.program.calls import AS_WRITTEN, IN_KERNELS, ScheduleRules, scheduled
-from learncost.program.lifetimes import Lifetimes, ScheduledArray, Walked, every_iteration, some_iterations
+from learncost.program.lifetimes import Lifetimes, ScheduledArray, WalkedIterations, every_iteration, some_iterations
 from learncost.program.program import IntervalSet
 
 
@@ -131,15 +131,15 @@ class Live(Displayed):
     live_at_peak: tuple[LiveArray, ...]
     curve: tuple[ProgramPoint, ...]
     dtype: str
-    _stays: Callable[[], tuple[LiveInterval, ...]] = field(default=tuple, repr=False, compare=False)
+    _intervals: Callable[[], tuple[LiveInterval, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
-    def stays(self) -> tuple[LiveInterval, ...]:
+    def intervals(self) -> tuple[LiveInterval, ...]:
         """Every array with the first and the last line of the curve at which it is live, and its bytes there.
 
         Their sum at a line is the curve. Empty where sizes were arrays.
         """
-        return self._stays()
+        return self._intervals()
 
     @property
     def kept_bytes(self) -> Any:
@@ -212,9 +212,9 @@ def live_arrays(arrays: Sized, sizes: Mapping[str, Any]) -> list[LiveArray]:
 def live_intervals(arrays: Sized, moments: Sequence[int], sizes: Mapping[str, Any]) -> Iterator[LiveInterval]:
     """Yield the live intervals over some moments; those of a stack that are equal are one."""
     groups: dict[Any, list[tuple[ScheduledArray, int]]] = {}
-    stretches = IntervalSet(moments)
+    program_points = IntervalSet(moments)
     for array, size in arrays:
-        for ends in stretches.within(array.first, array.last):
+        for ends in program_points.within(array.first, array.last):
             groups.setdefault((array.group, array.axes, *ends), []).append((array, size))
     for (*_, first, end), several in groups.items():
         last = several[-1][0]
@@ -333,7 +333,7 @@ class Walk:
         table: Table,
         rules: ScheduleRules,
         iterations: Mapping[str, int | None],
-        walked: Walked = some_iterations,
+        walked: WalkedIterations = some_iterations,
     ) -> None:
         lifetimes = Lifetimes(table, scheduled(table, rules.calls), iterations.__getitem__, walked)
         self.lines, last = lifetimes.lines, len(lifetimes.lines)
@@ -474,7 +474,7 @@ def moments(
     dtype: str = "fp32",
     widths: Mapping[str, int] | None = None,
     rules: ScheduleRules = IN_KERNELS,
-    iterations: Walked = every_iteration,
+    iterations: WalkedIterations = every_iteration,
 ) -> Iterator[tuple[Line, tuple[int, ...], int]]:
     """Yield every line in execution order, with the numbers of the iterations around it and the bytes that are live.
 
@@ -505,7 +505,7 @@ def levels(
     return tuple(level for level, fell, grows_then in every if not fell and not grows_then)
 
 
-def stretches(
+def symbolic_liveness(
     table: Table,
     widths: Mapping[str, int],
     rules: ScheduleRules = IN_KERNELS,

@@ -12,7 +12,7 @@ from learncost.ir.scope import settle, show_declared
 from learncost.ir.term import Axis, Literal, Operand, Term
 from learncost.ir.value import Role, Value, axes_of
 from learncost.layers.gradient_plan import GradientPlan, GradientSource
-from learncost.layers.spelling import behind_another, merging, operand, place_of, primed, spell, tiled, with_one
+from learncost.layers.spelling import merging, operand, place_of, primed, spell, stacking_line, tiled, with_one
 from learncost.ops import applied, entry
 
 
@@ -63,7 +63,7 @@ class GradientSum:
                 names[-1] = f"{name}:{place}"
                 self.values[names[-1]] = self.values[several[0]]
                 self.add(names[-1], several)
-        self.out.append(behind_another(Term(name, self.values[name].axes), names, number, self.meta))
+        self.out.append(stacking_line(Term(name, self.values[name].axes), names, number, self.meta))
         return True
 
     def _put_once(self, name: str, parts: Sequence[str]) -> list[str]:
@@ -331,15 +331,7 @@ class Reverse:
         name = f"J{target.name}"
         axes = (*loops, *line.axes, *second.values())
         self.derived_values[name] = Value(axes, "inner", line.name)
-        derived = Op(
-            (Term(name, axes),),
-            right,
-            op=op.name,
-            axes=line.axes,
-            part="jacobian",
-            given=reads,
-            gives=("J",),
-        )
+        derived = Op((Term(name, axes),), right, op=op.name, axes=line.axes, part="jacobian", given=reads, gives=("J",))
         meta = Meta(local=f"J{line.meta.locals[i]}", equation=line.meta.jacobian)
         self._emit(replace(derived, meta=meta), line, i)
         gradient = bindings[f"d{op.outputs[0]}"]

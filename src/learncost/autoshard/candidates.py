@@ -18,7 +18,7 @@ from learncost.autoshard.account import MeshAccount, SegmentPass, SymbolicCollec
 from learncost.autoshard.passes import ONCE, SUMMED
 from learncost.autoshard.placed_step import StagePart, StepConfig
 from learncost.autoshard.step import (
-    ALONE,
+    ONE_DEVICE,
     PIPELINE,
     DeviceTimes,
     ParallelConfig,
@@ -69,7 +69,7 @@ CONTEXTS = {
 """Gathered keys and values, ring attention with balanced shards of causal sequences, or heads sharded in place of
 sequences (Jacobs et al. 2023, DeepSpeed Ulysses)."""
 
-WHOLE = next(iter(CONTEXTS))
+NO_CONTEXT_PARALLELISM = next(iter(CONTEXTS))
 """The placeholder for all of them if no sequence is sharded."""
 
 ZERO = {"zero-1": "states", "zero-3": "weights gradients states"}
@@ -84,7 +84,7 @@ PLANS = {
 """The recompute plans with their text for screens; each saves less than the one before and is never faster: save all
 needed activations, recompute those without a product, or save only each block's input."""
 
-KEEPING_ALL = next(iter(PLANS))
+NO_RECOMPUTATION = next(iter(PLANS))
 
 MICROBATCHES = (1, 2, 4, 8)
 CHUNKS = (2, 4)
@@ -101,7 +101,7 @@ class ShardedStructure:
     kind: Precision
     axes: tuple[str, ...]
     text: str
-    context: str = WHOLE
+    context: str = NO_CONTEXT_PARALLELISM
     again: str = ""
 
     @property
@@ -118,7 +118,7 @@ class Candidate:
     """A parallel configuration with its structure and the bytes on the fullest device."""
 
     structure: ShardedStructure
-    way: ParallelConfig
+    parallel: ParallelConfig
     memory: int
 
 
@@ -127,7 +127,7 @@ def structures(
 ) -> list[ShardedStructure]:
     """Return the sharding structures of a model over some mesh axes."""
     result = []
-    several = (contexts or tuple(CONTEXTS)) if "cp" in axes else (WHOLE,)
+    several = (contexts or tuple(CONTEXTS)) if "cp" in axes else (NO_CONTEXT_PARALLELISM,)
     for kind, plan, context, (zero, cut) in product(kinds, plans, several, ZERO.items()):
         attends = CONTEXTS[context]
         text = [f"{attends.place}, * over cp of {cut}"] if "cp" in axes else []  # tp gathers a part of it
@@ -201,7 +201,7 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // size for size in small)})
 
 
-def ways(shape: Mapping[str, int], batch: int, layers: int) -> Iterator[ParallelConfig]:
+def configs(shape: Mapping[str, int], batch: int, layers: int) -> Iterator[ParallelConfig]:
     """Return the schedules and microbatches of a mesh for a batch."""
     each = batch // (shape["dp"] * shape["ep"])
     cut_mesh = {axis: size for axis, size in shape.items() if size > 1} or {"dp": 1}
@@ -224,11 +224,11 @@ def ways(shape: Mapping[str, int], batch: int, layers: int) -> Iterator[Parallel
 class StageGroup:
     """Stages of several configurations with the same segments and loops: sizes and iterations are arrays over them.
 
-    ways  the configuration of each stage, by its place
+    configs  the configuration of each stage, by its place
     """
 
     part: StagePart
-    ways: tuple[int, ...]
+    configs: tuple[int, ...]
     sizes: Mapping[str, Any]
 
 
@@ -251,7 +251,7 @@ class ConfigLinks:
     def __call__(self, sending: SymbolicCollective, sizes: Mapping[str, Any]) -> LinkSeconds:
         key = sending.op, sending.mesh_axis
         if key not in self.known:
-            groups_of = [each.get(sending.mesh_axis, ALONE) for each in self.several]
+            groups_of = [each.get(sending.mesh_axis, ONE_DEVICE) for each in self.several]
             takes = {group: transfer(sending.op, 1.0, group, self.cluster) for group in {*groups_of}}
             columns = ([getattr(takes[group], name) for group in groups_of] for name in ("latency", "moving"))
             latency, per_byte = map(np.array, columns)
@@ -277,28 +277,28 @@ class StructureCost:
         self._devices: dict[tuple[int, int], tuple[StagePart, ...]] = {}
         self._allowed: dict[tuple[Any, ...], bool] = {}
 
-    def parts(self, way: ParallelConfig) -> tuple[StagePart, ...]:
+    def parts(self, parallel: ParallelConfig) -> tuple[StagePart, ...]:
         """Return the stages of a configuration."""
-        number = way.stages * way.chunks
+        number = parallel.stages * parallel.chunks
         if number not in self._parts:
-            self._parts[number] = stages_of(self.account, way, self.sizes)
+            self._parts[number] = stages_of(self.account, parallel, self.sizes)
         return self._parts[number]
 
-    def devices(self, way: ParallelConfig) -> tuple[StagePart, ...]:
+    def devices(self, parallel: ParallelConfig) -> tuple[StagePart, ...]:
         """Return what each device of the pipeline of a configuration has of its stages."""
-        key = way.stages, way.chunks
+        key = parallel.stages, parallel.chunks
         if key not in self._devices:
-            self._devices[key] = devices_of(self.parts(way), way)
+            self._devices[key] = devices_of(self.parts(parallel), parallel)
         return self._devices[key]
 
-    def allows(self, way: ParallelConfig) -> bool:
+    def allows(self, parallel: ParallelConfig) -> bool:
         """Return whether a mesh can shard the sizes, with timed collectives and blocks split into stages."""
-        key = way.microbatch, tuple(way.mesh.items()), way.chunks
+        key = parallel.microbatch, tuple(parallel.mesh.items()), parallel.chunks
         if key not in self._allowed:
             try:
-                check_timed(self.structure.clauses, way.mesh)
-                self.parts(way)
-                why = self.account.sizes.divides(sizes_of(self.account, way, self.sizes))
+                check_timed(self.structure.clauses, parallel.mesh)
+                self.parts(parallel)
+                why = self.account.sizes.divides(sizes_of(self.account, parallel, self.sizes))
                 self._allowed[key] = not why
             except InputError:
                 self._allowed[key] = False
@@ -306,8 +306,10 @@ class StructureCost:
 
     def _arrays(self, several: Sequence[ParallelConfig]) -> dict[str, Any]:
         """Return the sizes of a microbatch of several configurations, as arrays."""
-        shapes = {axis: np.array([way.mesh.get(axis, 1) for way in several], float) for axis in self.structure.axes}
-        batch = np.array([way.microbatch for way in several], float)
+        shapes = {
+            axis: np.array([parallel.mesh.get(axis, 1) for parallel in several], float) for axis in self.structure.axes
+        }
+        batch = np.array([parallel.microbatch for parallel in several], float)
         for axis in self.account.sizes.batch_axes:
             batch = batch * shapes[axis]
         return {**self.sizes, **shapes, "B": batch}
@@ -323,10 +325,10 @@ class StructureCost:
         rows: dict[tuple[Any, ...], list[tuple[int, StagePart]]] = {}
         places: list[dict[StagePart, tuple[int, int]]] = []
         order: dict[tuple[Any, ...], int] = {}
-        for number, way in enumerate(several):
+        for number, parallel in enumerate(several):
             places.append({})
-            for part in dict.fromkeys((*self.parts(way), *(() if by_gradients else self.devices(way)))):
-                key = part.outside, tuple(part.iterations), way.gradients if by_gradients else SUMMED
+            for part in dict.fromkeys((*self.parts(parallel), *(() if by_gradients else self.devices(parallel)))):
+                key = part.outside, tuple(part.iterations), parallel.gradients if by_gradients else SUMMED
                 mine = rows.setdefault(key, [])
                 places[number][part] = order.setdefault(key, len(order)), len(mine)
                 mine.append((number, part))
@@ -344,11 +346,11 @@ class StructureCost:
         columns = []
         for gradients, group in groups_of:
             static = self.account.weights.static(group.sizes, group.part, gradients != ONCE).total
-            columns.append(np.broadcast_to(static, len(group.ways)).tolist())
+            columns.append(np.broadcast_to(static, len(group.configs)).tolist())
         result = []
-        for way, place in zip(several, places, strict=True):
-            every_stage = [columns[place[part][0]][place[part][1]] for part in self.parts(way)]
-            result.append(int(max(sum(every_stage[device :: way.stages]) for device in range(way.stages))))
+        for parallel, place in zip(several, places, strict=True):
+            every_stage = [columns[place[part][0]][place[part][1]] for part in self.parts(parallel)]
+            result.append(int(max(sum(every_stage[device :: parallel.stages]) for device in range(parallel.stages))))
         return result
 
     def memory(self, several: Sequence[ParallelConfig]) -> list[int]:
@@ -359,16 +361,16 @@ class StructureCost:
             values = self.account.passes.activations(group.sizes, group.part, gradients)
             static = self.account.weights.static(group.sizes, group.part, gradients != ONCE).total
             every = (static, values.kept, values.forward, values.backward, values.waiting, values.update)
-            columns.append([np.broadcast_to(each, len(group.ways)).tolist() for each in every])
+            columns.append([np.broadcast_to(each, len(group.configs)).tolist() for each in every])
         result = []
-        for way, place in zip(several, places, strict=True):
-            parts, order, most = self.parts(way), order_in_flight(way), 0
+        for parallel, place in zip(several, places, strict=True):
+            parts, order, most = self.parts(parallel), order_in_flight(parallel), 0
             every_stage = [[column[place[part][1]] for column in columns[place[part][0]]] for part in parts]
             statics, *values_of = map(list, zip(*every_stage, strict=True))
-            for device in range(way.stages):
-                same = device and parts[device :: way.stages] == parts[device - 1 :: way.stages]
+            for device in range(parallel.stages):
+                same = device and parts[device :: parallel.stages] == parts[device - 1 :: parallel.stages]
                 if not same or device not in order.lighter:
-                    static = int(sum(statics[device :: way.stages]))
+                    static = int(sum(statics[device :: parallel.stages]))
                     most = max(most, static + int(peak(order, device, *values_of)))
             result.append(most)
         return result
@@ -379,30 +381,33 @@ class StructureCost:
         computed, mesh_groups = self._computed(several, rates), [groups(w.mesh, self.cluster.devices) for w in several]
         columns = []
         for _, group in groups_of:
-            mine = np.array(group.ways)
-            moved = ConfigLinks(self.cluster, [mesh_groups[way] for way in mine])
+            mine = np.array(group.configs)
+            moved = ConfigLinks(self.cluster, [mesh_groups[parallel] for parallel in mine])
             here = {where: each[mine] for where, each in computed.items()}
             taken = stage_seconds(
                 self.account, group.part, group.sizes, several[0], DeviceTimes(here, moved, self.cluster.shared, rates)
             )
             columns.append([np.broadcast_to(sum(taken[name]), len(mine)).tolist() for name in "FBWO"])
         result = []
-        for way, place, of_axes in zip(several, places, mesh_groups, strict=True):
-            parts = self.parts(way)
+        for parallel, place, of_axes in zip(several, places, mesh_groups, strict=True):
+            parts = self.parts(parallel)
             each = [[column[place[part][1]] for column in columns[place[part][0]]] for part in parts]
             forward, backward, update, _ = map(list, zip(*each, strict=True))
-            once = [columns[place[part][0]][-1][place[part][1]] for part in self.devices(way)]
-            way_sizes = self.account.sizes.filled(sizes_of(self.account, way, self.sizes))
-            send = between_stages(self.account, way_sizes, of_axes, self.cluster)
-            tied = tied_sums(self.account, way_sizes, self.devices(way), self.cluster, of_axes.get(PIPELINE, ALONE))
+            once = [columns[place[part][0]][-1][place[part][1]] for part in self.devices(parallel)]
+            local_sizes = self.account.sizes.filled(sizes_of(self.account, parallel, self.sizes))
+            send = between_stages(self.account, local_sizes, of_axes, self.cluster)
+            tied = tied_sums(
+                self.account, local_sizes, self.devices(parallel), self.cluster, of_axes.get(PIPELINE, ONE_DEVICE)
+            )
             times = StageTimes(forward, backward, update, send)
-            result.append(ConfigTime(way, times, once_per_step(once, tied) + rates.step))
+            result.append(ConfigTime(parallel, times, once_per_step(once, tied) + rates.step))
         return result
 
     def _computed(self, several: Sequence[ParallelConfig], rates: Rates) -> dict[SegmentPass, Any]:
         """Return the seconds of one iteration of each segment in each pass, of every configuration."""
         inner = [
-            (way.mesh.get("cp", 1), way.mesh.get("ep", 1), way.mesh.get("tp", 1), way.microbatch) for way in several
+            (parallel.mesh.get("cp", 1), parallel.mesh.get("ep", 1), parallel.mesh.get("tp", 1), parallel.microbatch)
+            for parallel in several
         ]
         points = sorted({*inner})
         result: dict[SegmentPass, Any] = {}
@@ -428,13 +433,16 @@ def _one_pass(point: tuple[int, int, int, int]) -> ParallelConfig:
 class ConfigTime:
     """The seconds of a configuration: of its stages, and of what runs once per step."""
 
-    way: ParallelConfig
+    parallel: ParallelConfig
     stages: StageTimes
     once: float
 
     def _by(self, seconds_of: Callable[..., float]) -> float:
-        way = self.way
-        return seconds_of(way.schedule, way.stages, way.microbatches, way.chunks, self.stages) + self.once
+        parallel = self.parallel
+        return (
+            seconds_of(parallel.schedule, parallel.stages, parallel.microbatches, parallel.chunks, self.stages)
+            + self.once
+        )
 
     @property
     def least(self) -> float:

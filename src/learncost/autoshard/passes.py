@@ -18,12 +18,12 @@ from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Axes
-from learncost.liveness import SizedArray, SymbolicPoint, stretches
+from learncost.liveness import SizedArray, SymbolicPoint, symbolic_liveness
 from learncost.ops import entry
 from learncost.ops.collectives import KIND
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.quantized import bytes_of_array
-from learncost.passes.stages import parted
+from learncost.passes.stages import split_backward
 from learncost.procedures.accumulation import check_accumulates
 from learncost.procedures.needed import needed
 from learncost.procedures.optimizer import OptimizerState, state_of
@@ -81,7 +81,7 @@ def updated_in_place(placed: Placed) -> Table:
     )
 
 
-ONCE, SUMMED, PARTED = "once", "summed", "parted"
+ONCE, SUMMED, SPLIT = "once", "summed", "split"
 """The lifetime of gradients: those of a single microbatch live until the optimizer reads them, the sums of several
 throughout; the third is the second with weight updates as a separate pass."""
 
@@ -199,13 +199,13 @@ class MicrobatchPasses:
         check_accumulates(self.step.placed.table)
         if gradients == SUMMED:
             return self._read(self._passes, gradients)
-        apart = parted(self._passes)
+        apart = split_backward(self._passes)
         updates = apart.table.lines[len(apart.table.lines) - apart.updates :]
         return self._read(apart.table, gradients, frozenset(name for line, _ in walk(updates) for name in line.makes))
 
     def _read(self, passes: Table, gradients: str, late: frozenset[str] = frozenset()) -> LiveIntervals:
         """Return the moments of passes and the arrays over them; `late` are results of separate weight updates."""
-        liveness = stretches(passes, self._widths(passes, gradients), width=self.step.kind.value)
+        liveness = symbolic_liveness(passes, self._widths(passes, gradients), width=self.step.kind.value)
         walker, again = Walker(self.step.blocks), Walker(self.step.blocks)
         moments = []
         for at in liveness.points:
@@ -257,7 +257,7 @@ class MicrobatchPasses:
     def activations(self, sizes: Mapping[str, Any], part: StagePart, gradients: str = SUMMED) -> StageActivations:
         """Return the bytes of a microbatch in a stage; arrays if sizes are arrays.
 
-        gradients  how long gradients live: `ONCE`, `SUMMED` or `PARTED`
+        gradients  how long gradients live: `ONCE`, `SUMMED` or `SPLIT`
         """
         alive, part_sizes = self.of_stage(part, gradients), self.sizes.of_stage(sizes, part)
         values = alive.bytes(part_sizes)

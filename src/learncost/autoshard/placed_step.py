@@ -22,7 +22,7 @@ from learncost.passes.stages import shares_of
 from learncost.procedures.optimizer import DEFAULT, StoredStates, without_gradients
 from learncost.procedures.procedure import PAPER
 from learncost.procedures.step import step
-from learncost.sharding.clauses import FILLED, Clause, ShardSpecs, in_words
+from learncost.sharding.clauses import PADDED_ROLES, Clause, ShardSpecs, in_words
 from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.padding import Padded, paddable, padded_of
@@ -187,7 +187,7 @@ class ShardedStep:
         mesh axes, the sharded axes decide what is sent over each.
         """
         other = self.specs.over(mesh, _padded(self.model, self.config.clauses, mesh, sizes))
-        values = {n: value for n, value in self.whole.known.items() if self.specs.kind(n, value)[0] in FILLED}
+        values = {n: value for n, value in self.whole.known.items() if self.specs.kind(n, value)[0] in PADDED_ROLES}
         values |= {f"{name}.state": Value(self.whole.axes[name], "state", name) for name in self.whole.weights}
         for name, value in values.items():
             ours, theirs = self.specs.winners(name, value), other.winners(name, value)

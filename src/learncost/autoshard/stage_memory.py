@@ -35,20 +35,22 @@ def kind_of(account: MeshAccount, array: LiveArray | LiveInterval) -> str:
 
 def split_of(account: MeshAccount, step: StepUsage, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the peak of the fullest device by what it holds."""
-    return StageMemory(account, step.way, sizes, max(step.stages, key=lambda stage: stage.peak)).split
+    return StageMemory(account, step.parallel, sizes, max(step.stages, key=lambda stage: stage.peak)).split
 
 
 class StageMemory:
     """The memory of a device with one or several stages, as `memory_of` has its peak.
 
-    way, stage  the configuration, and one of its devices
+    parallel, stage  the configuration, and one of its devices
     """
 
-    def __init__(self, account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int], stage: StageUsage) -> None:
-        self.account, self.way, self.stage = account, way, stage
+    def __init__(
+        self, account: MeshAccount, parallel: ParallelConfig, sizes: Mapping[str, int], stage: StageUsage
+    ) -> None:
+        self.account, self.parallel, self.stage = account, parallel, stage
         self.part = stage.at_peak.part
-        self.sizes = account.sizes.of_stage(account.sizes.filled(sizes_of(account, way, sizes)), self.part)
-        self.alive = account.passes.of_stage(self.part, way.gradients)
+        self.sizes = account.sizes.of_stage(account.sizes.filled(sizes_of(account, parallel, sizes)), self.part)
+        self.alive = account.passes.of_stage(self.part, parallel.gradients)
         self._bytes = [int(each) for each in self.alive.bytes(self.sizes)]
         self.levels = [int(level) for level in self.alive.at(np.array(self._bytes, float), self.sizes)]
 
@@ -145,7 +147,7 @@ class StageMemory:
         """Return the line at the peak."""
         return self.alive.moments[self.worst].at.moment(self.stage.peak, self.sizes)
 
-    def stays(self) -> Iterator[LiveInterval]:
+    def intervals(self) -> Iterator[LiveInterval]:
         """Yield the arrays over the lines of the curve, at each of which their bytes sum to it."""
         last, update = len(self._highest) - 1, int(self._updates_at_end)
         for weight in self._weights:

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass, SymbolicCollective
-from learncost.autoshard.passes import ONCE, PARTED, SUMMED, StaticBytes
+from learncost.autoshard.passes import ONCE, SPLIT, SUMMED, StaticBytes
 from learncost.autoshard.placed_step import StagePart, parts_of, together
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, Transfer, groups, transfer
@@ -27,7 +27,7 @@ from learncost.sharding.clauses import check_timed
 from learncost.sharding.padding import Padded
 from learncost.timing.rates import Rates
 
-ALONE = MeshGroup(1, 1)
+ONE_DEVICE = MeshGroup(1, 1)
 """The devices of a mesh axis that is not there."""
 
 OVERLAPPED_ROLES = ("weights", "gradients")
@@ -89,7 +89,7 @@ class ParallelConfig:
         """Return the lifetime of gradients: the sums of several microbatches and those of pipelines live throughout."""
         if self.microbatches == 1 and self.stages == 1:
             return ONCE
-        return PARTED if KINDS[self.schedule].parted else SUMMED
+        return SPLIT if KINDS[self.schedule].splits_backward else SUMMED
 
     @property
     def order(self) -> str:
@@ -115,12 +115,12 @@ class PassTime:
     ring_seconds: Any = 0.0
     shared: float = 0.0
 
-    def send(self, sending: SymbolicCollective, seconds: Any, way: ParallelConfig) -> None:
+    def send(self, sending: SymbolicCollective, seconds: Any, parallel: ParallelConfig) -> None:
         """Add a collective's seconds."""
         self.add(
             seconds,
             sending.rounds,
-            way.overlap and (sending.role in OVERLAPPED_ROLES or sending.mesh_axis in way.overlapped_axes),
+            parallel.overlap and (sending.role in OVERLAPPED_ROLES or sending.mesh_axis in parallel.overlapped_axes),
         )
 
     def add(self, seconds: Any, rounds: bool, overlaps: bool) -> None:
@@ -207,7 +207,7 @@ class StepUsage(Displayed):
     busiest    the number of this device, whose stages take longest
     """
 
-    way: ParallelConfig
+    parallel: ParallelConfig
     cluster: Cluster
     stages: tuple[StageUsage, ...]
     sent: tuple[StepTraffic, ...]
@@ -250,14 +250,14 @@ class StepUsage(Displayed):
     @property
     def lines(self) -> float:
         """Return the seconds of all that the busiest device computes."""
-        if self.way.stages > 1:
+        if self.parallel.stages > 1:
             return self.computing + self.updating
         return self.seconds - self.waits - self.exposed
 
     @property
     def tokens_per_second(self) -> float:
         """The tokens per second of a device."""
-        return self.tokens / self.seconds / self.way.devices
+        return self.tokens / self.seconds / self.parallel.devices
 
     @property
     def causes(self) -> dict[str, float]:
@@ -270,83 +270,88 @@ class StepUsage(Displayed):
         }
 
 
-def stages_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StagePart, ...]:
+def stages_of(account: MeshAccount, parallel: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StagePart, ...]:
     """Return the stages of a configuration by number. Raises `InputError` for impossible splits of blocks."""
-    number = way.stages * way.chunks
+    number = parallel.stages * parallel.chunks
     total = iterations_of(account.step.model.table, sizes)
-    if way.layers and len(way.layers) != number:
-        raise InputError(f"give one number of blocks for each of the {number} stages, not {len(way.layers)}")
+    if parallel.layers and len(parallel.layers) != number:
+        raise InputError(f"give one number of blocks for each of the {number} stages, not {len(parallel.layers)}")
     if total < number and number > 1:
-        chunks = f" x {way.chunks} --chunks" if way.chunks > 1 else ""
-        raise InputError(f"{total} blocks are too few for --mesh pp={way.stages}{chunks}: at most {total} stages")
-    layers = way.layers or tuple(total // number + (place < total % number) for place in range(number))
+        chunks = f" x {parallel.chunks} --chunks" if parallel.chunks > 1 else ""
+        raise InputError(f"{total} blocks are too few for --mesh pp={parallel.stages}{chunks}: at most {total} stages")
+    layers = parallel.layers or tuple(total // number + (place < total % number) for place in range(number))
     return parts_of(account.step.model.table, sizes, layers)
 
 
-def devices_of(parts: Sequence[StagePart], way: ParallelConfig) -> tuple[StagePart, ...]:
+def devices_of(parts: Sequence[StagePart], parallel: ParallelConfig) -> tuple[StagePart, ...]:
     """Return what each device of a pipeline has of the stages: it updates all of its weights together."""
-    return tuple(together(parts[device :: way.stages]) for device in range(way.stages))
+    return tuple(together(parts[device :: parallel.stages]) for device in range(parallel.stages))
 
 
-def sends_of(way: ParallelConfig, device: int) -> int:
+def sends_of(parallel: ParallelConfig, device: int) -> int:
     """Return how often a device sends to the stage before or after one of its stages, for each microbatch."""
-    return 2 * way.chunks - (device == 0) - (device == way.stages - 1)
+    return 2 * parallel.chunks - (device == 0) - (device == parallel.stages - 1)
 
 
-def sizes_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
+def sizes_of(account: MeshAccount, parallel: ParallelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the global sizes of one microbatch, for all mesh axes except the pipeline's."""
-    batch = way.microbatch * prod(way.mesh.get(axis, 1) for axis in account.sizes.batch_axes)
+    batch = parallel.microbatch * prod(parallel.mesh.get(axis, 1) for axis in account.sizes.batch_axes)
     one_of_each = dict.fromkeys(account.step.two.names, 1)
-    return {**sizes, **one_of_each, **{axis: size for axis, size in way.mesh.items() if axis != PIPELINE}, "B": batch}
+    return {
+        **sizes,
+        **one_of_each,
+        **{axis: size for axis, size in parallel.mesh.items() if axis != PIPELINE},
+        "B": batch,
+    }
 
 
-def order_in_flight(way: ParallelConfig) -> Schedule:
+def order_in_flight(parallel: ParallelConfig) -> Schedule:
     """Return the schedule with as many microbatches as have the memory of all: a full pipeline has no more in flight.
 
     This is not so of gpipe.
     """
-    most = way.microbatches
-    if way.schedule != "gpipe":
-        most = min(most, 2 * way.stages)
-        most = max(way.stages, most // way.stages * way.stages) if way.chunks > 1 else most
-    return schedule(way.schedule, way.stages, most, way.chunks)
+    most = parallel.microbatches
+    if parallel.schedule != "gpipe":
+        most = min(most, 2 * parallel.stages)
+        most = max(parallel.stages, most // parallel.stages * parallel.stages) if parallel.chunks > 1 else most
+    return schedule(parallel.schedule, parallel.stages, most, parallel.chunks)
 
 
-def static_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StaticBytes, ...]:
+def static_of(account: MeshAccount, parallel: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StaticBytes, ...]:
     """Return the static memory of every device of the pipeline."""
-    way_sizes, parts = account.sizes.filled(sizes_of(account, way, sizes)), stages_of(account, way, sizes)
-    of_part = {part: account.weights.static(way_sizes, part, way.gradients != ONCE) for part in {*parts}}
+    local_sizes, parts = (account.sizes.filled(sizes_of(account, parallel, sizes)), stages_of(account, parallel, sizes))
+    of_part = {part: account.weights.static(local_sizes, part, parallel.gradients != ONCE) for part in {*parts}}
     result = []
-    for device in range(way.stages):
-        several = [of_part[part] for part in parts[device :: way.stages]]
+    for device in range(parallel.stages):
+        several = [of_part[part] for part in parts[device :: parallel.stages]]
         names = ("weights", "gradients", "states", "masters")
         total = {name: int(sum(getattr(each, name) for each in several)) for name in names}
-        result.append(StaticBytes(**total, communication_buffers=way.communication_buffers))
+        result.append(StaticBytes(**total, communication_buffers=parallel.communication_buffers))
     return tuple(result)
 
 
 def memory_of(
     account: MeshAccount,
-    way: ParallelConfig,
+    parallel: ParallelConfig,
     sizes: Mapping[str, int],
     times: Mapping[int, tuple[float, ...]] = {},
 ) -> tuple[StageUsage, ...]:
     """Return the memory of every device of the pipeline; `times` are the seconds of its passes, if they are known."""
-    way_sizes, parts = account.sizes.filled(sizes_of(account, way, sizes)), stages_of(account, way, sizes)
-    values = {part: account.passes.activations(way_sizes, part, way.gradients) for part in {*parts}}
-    order = order_in_flight(way)
+    local_sizes, parts = (account.sizes.filled(sizes_of(account, parallel, sizes)), stages_of(account, parallel, sizes))
+    values = {part: account.passes.activations(local_sizes, part, parallel.gradients) for part in {*parts}}
+    order = order_in_flight(parallel)
     names = ("kept", "forward", "backward", "waiting", "update")
     of_stages = [[float(getattr(values[part], name)) for part in parts] for name in names]
     result = []
-    for device, static in enumerate(static_of(account, way, sizes)):
-        mine = parts[device :: way.stages]
+    for device, static in enumerate(static_of(account, parallel, sizes)):
+        mine = parts[device :: parallel.stages]
         size, letter, chunk = worst(order, device, *of_stages)
         result.append(
             StageUsage(
                 sum(part.layers for part in mine),
                 static,
                 int(size),
-                account.weights.workspace(way_sizes) if way.workspace else 0,
+                account.weights.workspace(local_sizes) if parallel.workspace else 0,
                 PeakPass(letter, mine[chunk]),
                 *times.get(device, (0.0, 0.0, 0.0, 0.0)),
             )
@@ -356,7 +361,7 @@ def memory_of(
 
 def step_of(
     account: MeshAccount,
-    way: ParallelConfig,
+    parallel: ParallelConfig,
     sizes: Mapping[str, int],
     cluster: Cluster,
     rates: Rates,
@@ -370,48 +375,48 @@ def step_of(
     memory  whether the memory of the stages is asked for, too
     Raises `InputError` for sizes that are not divisible and for a mesh without links in the cluster.
     """
-    check_timed(account.step.specs.clauses, way.mesh)
-    way_sizes = sizes_of(account, way, sizes)
-    if why := account.sizes.divides(way_sizes):
+    check_timed(account.step.specs.clauses, parallel.mesh)
+    local_sizes = sizes_of(account, parallel, sizes)
+    if why := account.sizes.divides(local_sizes):
         raise InputError(why)
-    padded, way_sizes = account.sizes.padded(way_sizes), account.sizes.filled(way_sizes)
-    parts = stages_of(account, way, sizes)
-    mesh_groups = groups(way.mesh, cluster.devices)
-    computed, products = account.computed(way_sizes, rates, account.step.kind.values)
+    padded, local_sizes = account.sizes.padded(local_sizes), account.sizes.filled(local_sizes)
+    parts = stages_of(account, parallel, sizes)
+    mesh_groups = groups(parallel.mesh, cluster.devices)
+    computed, products = account.computed(local_sizes, rates, account.step.kind.values)
 
     def moved(sending: SymbolicCollective, sizes: Mapping[str, Any]) -> Transfer:
-        return _moved(sending, sizes, mesh_groups, cluster, way)
+        return _moved(sending, sizes, mesh_groups, cluster, parallel)
 
     times_of = DeviceTimes(computed, moved, cluster.shared, rates)
-    devices = devices_of(parts, way)
-    made = {part: stage_seconds(account, part, way_sizes, way, times_of) for part in {*parts, *devices}}
+    devices = devices_of(parts, parallel)
+    made = {part: stage_seconds(account, part, local_sizes, parallel, times_of) for part in {*parts, *devices}}
     passes, updates = [made[part] for part in parts], [made[part]["O"] for part in devices]
     columns = {name: [sum(entry[name]) for entry in passes] for name in "FBW"}
-    send = between_stages(account, way_sizes, mesh_groups, cluster)
+    send = between_stages(account, local_sizes, mesh_groups, cluster)
     of_stages = StageTimes(columns["F"], columns["B"], columns["W"], send)
-    pipeline = seconds(way.schedule, way.stages, way.microbatches, way.chunks, of_stages)
+    pipeline = seconds(parallel.schedule, parallel.stages, parallel.microbatches, parallel.chunks, of_stages)
     per_device = [
-        [sum(columns[name][chunk * way.stages + device] for chunk in range(way.chunks)) for name in "FBW"]
-        for device in range(way.stages)
+        [sum(columns[name][chunk * parallel.stages + device] for chunk in range(parallel.chunks)) for name in "FBW"]
+        for device in range(parallel.stages)
     ]
-    tied = tied_sums(account, way_sizes, devices, cluster, mesh_groups.get(PIPELINE, ALONE))
+    tied = tied_sums(account, local_sizes, devices, cluster, mesh_groups.get(PIPELINE, ONE_DEVICE))
     once = once_per_step(map(sum, updates), tied) + rates.step
-    busiest = max(range(way.stages), key=lambda device: sum(per_device[device]))
-    busy = way.microbatches * sum(per_device[busiest])
-    mine = passes[busiest :: way.stages]
-    waited = way.microbatches * sum(sum(entry[name][1:]) for entry in mine for name in "FBW")
-    late = way.microbatches * sum(entry[name][2] for entry in mine for name in "FBW")
-    times = {device: (*per_device[device], send) for device in range(way.stages)}
-    sent = _sent(account, way_sizes, devices, way, mesh_groups, cluster, tied)
-    batch = way_sizes["B"] * way.microbatches
+    busiest = max(range(parallel.stages), key=lambda device: sum(per_device[device]))
+    busy = parallel.microbatches * sum(per_device[busiest])
+    mine = passes[busiest :: parallel.stages]
+    waited = parallel.microbatches * sum(sum(entry[name][1:]) for entry in mine for name in "FBW")
+    late = parallel.microbatches * sum(entry[name][2] for entry in mine for name in "FBW")
+    times = {device: (*per_device[device], send) for device in range(parallel.stages)}
+    sent = _sent(account, local_sizes, devices, parallel, mesh_groups, cluster, tied)
+    batch = local_sizes["B"] * parallel.microbatches
     total = pipeline + once
     low = rates.low
     if rates.most and total:
-        low = min(1.0, max(low, way.microbatches * _most_products(account, products, devices, rates) / total))
+        low = min(1.0, max(low, parallel.microbatches * _most_products(account, products, devices, rates) / total))
     return StepUsage(
-        way,
+        parallel,
         cluster,
-        memory_of(account, way, sizes, times) if memory else (),
+        memory_of(account, parallel, sizes, times) if memory else (),
         sent,
         total,
         once,
@@ -466,7 +471,7 @@ class DeviceTimes:
 
 
 def stage_seconds(
-    account: MeshAccount, part: StagePart, way_sizes: Mapping[str, Any], way: ParallelConfig, times: DeviceTimes
+    account: MeshAccount, part: StagePart, local_sizes: Mapping[str, Any], parallel: ParallelConfig, times: DeviceTimes
 ) -> dict[str, tuple[Any, Any, Any]]:
     """Return `exposed` of a stage; arrays if sizes are arrays."""
     rates = times.rates
@@ -475,23 +480,25 @@ def stage_seconds(
         seconds_of = each * _iterations(account, part, where.segment, where.place)
         spent[where.letter].compute += seconds_of
         spent[where.letter].rounds += seconds_of if where.rounds else 0.0
-    spent["O"].compute = account.weights.optimizer_seconds(way_sizes, part, rates)
-    inner, flat = account.sizes.of_stage(way_sizes, part), set[tuple[object, ...]]()
+    spent["O"].compute = account.weights.optimizer_seconds(local_sizes, part, rates)
+    inner, flat = account.sizes.of_stage(local_sizes, part), set[tuple[object, ...]]()
     for sending in account.sendings:
         if not account.step.within((sending.segment,), part):
             continue
         name = PASSES.get(sending.phase, "F")
         calls = calls_of(account, part, sending, inner)
-        takes = times.moved(sending, inner if name == "O" else way_sizes)
+        takes = times.moved(sending, inner if name == "O" else local_sizes)
         # The weights of a block, and its gradients, are one flat array, as in FSDP, or in few buckets, as in DDP.
         array = sending.role, sending.op, sending.mesh_axis, sending.segment, name
         begins = 0.0 if array in flat else takes.latency
         flat |= {array} if sending.role in OVERLAPPED_ROLES else set()
-        spent[name].send(sending, calls * (begins + takes.moving), way)
-        if way.sorted_rows and sending.copies and takes.group.devices > 1:  # every copy of a row is read and written
-            copied = calls * way.sorted_rows * 2 * takes.payload
+        spent[name].send(sending, calls * (begins + takes.moving), parallel)
+        if (
+            parallel.sorted_rows and sending.copies and takes.group.devices > 1
+        ):  # every copy of a row is read and written
+            copied = calls * parallel.sorted_rows * 2 * takes.payload
             spent[name].compute += copied / (rates.permuted * rates.bandwidth(float("inf")))
-    return exposed(spent, way.overlap)
+    return exposed(spent, parallel.overlap)
 
 
 def exposed(spent: Mapping[str, PassTime], overlap: bool = True) -> dict[str, tuple[Any, Any, Any]]:
@@ -524,14 +531,14 @@ def calls_of(account: MeshAccount, part: StagePart, sending: SymbolicCollective,
 
 def _moved(
     sending: SymbolicCollective,
-    way_sizes: Mapping[str, int],
+    local_sizes: Mapping[str, int],
     mesh_groups: Mapping[str, MeshGroup],
     cluster: Cluster,
-    way: ParallelConfig,
+    parallel: ParallelConfig,
 ) -> Transfer:
-    group = mesh_groups.get(sending.mesh_axis, ALONE)
-    copies = int(sending.copies.at(way_sizes)) if sending.copies and way.once_a_node else 0
-    return transfer(sending.op, float(sending.payload.at(way_sizes)), group, cluster, copies=copies)
+    group = mesh_groups.get(sending.mesh_axis, ONE_DEVICE)
+    copies = int(sending.copies.at(local_sizes)) if sending.copies and parallel.once_a_node else 0
+    return transfer(sending.op, float(sending.payload.at(local_sizes)), group, cluster, copies=copies)
 
 
 def carried(account: MeshAccount) -> Polynomial:
@@ -544,17 +551,17 @@ def carried(account: MeshAccount) -> Polynomial:
 
 
 def between_stages(
-    account: MeshAccount, way_sizes: Mapping[str, int], mesh_groups: Mapping[str, MeshGroup], cluster: Cluster
+    account: MeshAccount, local_sizes: Mapping[str, int], mesh_groups: Mapping[str, MeshGroup], cluster: Cluster
 ) -> float:
     """Return the seconds of a send from a stage to the next one; nothing without a pipeline."""
-    if mesh_groups.get(PIPELINE, ALONE).devices == 1:
+    if mesh_groups.get(PIPELINE, ONE_DEVICE).devices == 1:
         return 0.0
-    size = float(carried(account).at(way_sizes)) * account.step.kind.value
+    size = float(carried(account).at(local_sizes)) * account.step.kind.value
     return transfer("send", size, mesh_groups[PIPELINE], cluster).seconds
 
 
 def tied_gradients(
-    account: MeshAccount, way_sizes: Mapping[str, int], devices: Sequence[StagePart]
+    account: MeshAccount, local_sizes: Mapping[str, int], devices: Sequence[StagePart]
 ) -> Iterator[tuple[str, int, frozenset[int]]]:
     """Yield the trained weights that several devices of a pipeline have: name, bytes of the gradient, and devices.
 
@@ -565,12 +572,12 @@ def tied_gradients(
         outside = held.learns and all(segment % 2 == 0 for segment in held.segments)
         having = (number for number, part in enumerate(devices) if account.step.within(held.segments, part))
         if outside and len(those := frozenset(having)) > 1:
-            yield held.name, int(held.gradient.at(way_sizes)) * account.step.kind.gradient, those
+            yield held.name, int(held.gradient.at(local_sizes)) * account.step.kind.gradient, those
 
 
 def tied_sums(
     account: MeshAccount,
-    way_sizes: Mapping[str, int],
+    local_sizes: Mapping[str, int],
     devices: Sequence[StagePart],
     cluster: Cluster,
     pipeline: MeshGroup,
@@ -578,15 +585,15 @@ def tied_sums(
     """Return the all_reduces of `tied_gradients` over the links of a cluster, and the devices that take part."""
     return [
         (transfer("all_reduce", float(size), MeshGroup(len(those), min(len(those), pipeline.inside)), cluster), those)
-        for _, size, those in tied_gradients(account, way_sizes, devices)
+        for _, size, those in tied_gradients(account, local_sizes, devices)
     ]
 
 
 def _sent(
     account: MeshAccount,
-    way_sizes: Mapping[str, int],
+    local_sizes: Mapping[str, int],
     devices: Sequence[StagePart],
-    way: ParallelConfig,
+    parallel: ParallelConfig,
     mesh_groups: Mapping[str, MeshGroup],
     cluster: Cluster,
     tied: Sequence[tuple[Transfer, frozenset[int]]],
@@ -595,7 +602,7 @@ def _sent(
     best: tuple[StepTraffic, ...] = ()
     seen: set[tuple[object, ...]] = set()
     for device, part in enumerate(devices):
-        ends = sends_of(way, device)
+        ends = sends_of(parallel, device)
         if (ends, part) in seen:
             continue
         seen.add((ends, part))
@@ -603,16 +610,16 @@ def _sent(
         for sending in account.sendings:
             if not account.step.within((sending.segment,), part):
                 continue
-            inner = account.sizes.of_stage(way_sizes, part)
-            moved = _moved(sending, inner, mesh_groups, cluster, way)
-            times = 1 if PASSES.get(sending.phase) == "O" else way.microbatches
+            inner = account.sizes.of_stage(local_sizes, part)
+            moved = _moved(sending, inner, mesh_groups, cluster, parallel)
+            times = 1 if PASSES.get(sending.phase) == "O" else parallel.microbatches
             calls = int(calls_of(account, part, sending, inner)) * times
             if moved.group.devices > 1:
                 add_traffic(table, (sending.op, sending.mesh_axis, sending.role), moved, calls)
-        if way.stages > 1:
-            size = float(carried(account).at(way_sizes)) * account.step.kind.value
+        if parallel.stages > 1:
+            size = float(carried(account).at(local_sizes)) * account.step.kind.value
             moved = transfer("send", size, mesh_groups[PIPELINE], cluster)
-            add_traffic(table, ("send", PIPELINE, "values"), moved, way.microbatches * ends)
+            add_traffic(table, ("send", PIPELINE, "values"), moved, parallel.microbatches * ends)
         for moved, those in tied:
             if device in those:
                 add_traffic(table, ("all_reduce", PIPELINE, "gradients"), moved, 1)

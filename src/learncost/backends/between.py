@@ -93,12 +93,12 @@ ALONG = '''\
 GROUPS = {}
 
 
-def along(mesh, over, way, *places):
-    """The processes at some places of an axis of the mesh, or at all, as a group that sends one way.
+def along(mesh, over, direction, *places):
+    """The processes at some places of an axis of the mesh, or at all, as a group that sends in one direction.
 
     The first time all processes of the mesh ask for it.
     """
-    key = mesh, over, way, places
+    key = mesh, over, direction, places
     if key not in GROUPS:
         GROUPS[key] = None
         lines = mesh.mesh.movedim(mesh.mesh_dim_names.index(over), -1)
@@ -137,10 +137,13 @@ HEADS: Mapping[str, tuple[str, str]] = {
         "What the device before this one along an axis of the mesh has; the next one gets what this one has.",
     ),
     "send": (
-        "X, mesh, over, place, way, sent",
+        "X, mesh, over, place, direction, sent",
         "An array goes to the device at a place of an axis of the mesh, while this one computes on.",
     ),
-    "receive": ("X, mesh, over, place, way", "The next array that the device at a place of an axis of the mesh sends."),
+    "receive": (
+        "X, mesh, over, place, direction",
+        "The next array that the device at a place of an axis of the mesh sends.",
+    ),
     "all_reduce_among": (
         "X, mesh, over, *places",
         "The sum of the arrays of the devices at some places of an axis of the mesh.",
@@ -193,9 +196,9 @@ _TORCH = {
     return {_SENT}.wait_tensor(Y).view(X.shape)""",
     # Backward sends use a separate group: NCCL processes each group in order, which could deadlock otherwise.
     "send": """\
-    sent.append(torch.distributed.isend(X.contiguous(), group=along(mesh, over, way), group_dst=place))""",
+    sent.append(torch.distributed.isend(X.contiguous(), group=along(mesh, over, direction), group_dst=place))""",
     "receive": """\
-    torch.distributed.recv(X, group=along(mesh, over, way), group_src=place)
+    torch.distributed.recv(X, group=along(mesh, over, direction), group_src=place)
     return X""",
     "all_reduce_among": f"""\
     group = along(mesh, over, "together", *places).group_name

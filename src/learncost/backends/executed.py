@@ -14,7 +14,7 @@ from learncost.ir.errors import InputError, to_install
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.layers.spelling import condition_names
-from learncost.program.fake_arrays.numpy import OBJECTS, NumPyRun, line_that_runs
+from learncost.program.fake_arrays.numpy import OBJECTS, NumPyRun, running_line
 from learncost.program.program import Program, ProgramBuilder, peak
 
 TYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
@@ -97,7 +97,7 @@ def recorded(
     mesh: Mapping[str, int] | None,
 ) -> Program:
     """Record the run of a step's text on arrays without values; labels are the numbers of its lines."""
-    builder = ProgramBuilder(where=line_that_runs)
+    builder = ProgramBuilder(where=running_line)
     with (run := run_of(library, builder)):
         names = run.load(written.text)
         parameters = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
@@ -121,7 +121,7 @@ class _NoKernels:
 
 def communication_buckets(program: InPlace, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> int:
     """Return the communication buckets of a step in place, outside its arena."""
-    builder = ProgramBuilder(where=line_that_runs)
+    builder = ProgramBuilder(where=running_line)
     with (run := run_of("torch", builder)):
         names = run.load(program.text)
         given = {name: run.array(shape_of(axes, sizes), IN_PLACE[kind]) for name, (axes, kind) in program.given.items()}

@@ -66,18 +66,18 @@ def _stages(scope: FunctionScope, line: Op, name: str) -> Code:
     over = f'{MESH}, "{mesh_axis}", {", ".join(places)}'
     if name not in _ENDS:
         return Code(f"{name}({scope.settled(line.right[0].name).text}, {over})")
-    way = f'"{"forth" if line.meta.phase == "forward" else "back"}"'
+    direction = f'"{"forward" if line.meta.phase == "forward" else "backward"}"'
     if name == "send":
         source, sent = line.right[0].name, line.left[0].name
         code = scope.settled(source)
         if (source in scope.low) != (sent in scope.low):  # who receives it knows it by its name there
             code = scope.backend.cast(code, "bf16" if sent in scope.low else "fp32")
-        return Code(f"send({code.text}, {over}, {way}, {SENT})")
+        return Code(f"send({code.text}, {over}, {direction}, {SENT})")
     left = line.left[0]
     asked = [shape(scope.shape(left.declared))]
     if scope.low:
         asked.append(f"dtype=torch.{'bfloat16' if left.name in scope.low else 'float32'}")
-    return Code(f"receive({scope.like}.new_empty({', '.join(asked)}), {over}, {way})")
+    return Code(f"receive({scope.like}.new_empty({', '.join(asked)}), {over}, {direction})")
 
 
 def _part(scope: FunctionScope, line: Op) -> Code:

@@ -14,7 +14,7 @@ from learncost.backends.scope import FIRST, FunctionScope, Layout
 from learncost.backends.scope import EmittedStatement as Made
 from learncost.ir.dataclass import dataclass, field
 from learncost.ir.loop import Loop, Statement, walk
-from learncost.ir.polynomial import base, comes_round, sharded_over
+from learncost.ir.polynomial import base, is_received_shard, sharded_over
 from learncost.ir.table import Table
 from learncost.ir.value import INDICES
 from learncost.program.calls import CallLoop, every_call
@@ -269,7 +269,7 @@ class _LoopWriter:
     def _function(self, opened: int) -> None:
         inner, line = self.inner, self.line
         inner.put(returned(self.returned), ())
-        own = {key for key in inner.masks if line.around and any(map(comes_round, key[:2]))}
+        own = {key for key in inner.masks if line.around and any(map(is_received_shard, key[:2]))}
         masks = function.masks(inner, own)
         sizes, missing = function.sizes(inner, self.sources)
         self.parameters += [
@@ -290,7 +290,7 @@ class _LoopWriter:
 
     def _size(self, size: str) -> str:
         """Return a size as an argument of an iteration; for a shard of a ring, the start of this iteration's shard."""
-        if not (size.endswith(FIRST) and comes_round(size)):
+        if not (size.endswith(FIRST) and is_received_shard(size)):
             return self.scope.size(size)
         axis, backend, place = base(size.removesuffix(FIRST)), self.scope.backend, Code("0")
         self.scope.meets = True
@@ -322,8 +322,8 @@ class _LoopWriter:
         call_text = call(self.name, arguments, f"{', '.join(self.targets)} = ", 8).replace("\n", "\n    ")
         scope.read = [*read, *(carry.final for carry in line.carry), *self.lists.values()]
         scope.put(f"for {self.iteration} in {iterations}:\n    {call_text}", ())
-        side, title, way = self.title.partition(_what(line))
-        scope.statements[first].heading = f"the {side.replace('_', ' ')}{title}s{way.replace('_', ', ')}"
+        side, title, rest = self.title.partition(_what(line))
+        scope.statements[first].heading = f"the {side.replace('_', ' ')}{title}s{rest.replace('_', ', ')}"
         for variable, text in self.stacked.items():
             scope.read = [self.lists[variable]]
             scope.put(f"{variable} = {text}", (self.lists[variable],))

@@ -18,13 +18,13 @@ from learncost.ir.dataclass import dataclass
 from learncost.ir.polynomial import base, whole
 from learncost.ir.table import Table
 from learncost.ops.collectives import is_collective
-from learncost.passes.stages import parted
+from learncost.passes.stages import split_backward
 from learncost.program.pipeline import Schedule
 
 BATCH = "B"
 """The axis along which a batch is split into microbatches."""
 
-_NAMES: tuple[str, ...] = ("WAYS", "ORDERS", "STAGES", "BATCH", "GROUPS", "MICROBATCHES", "along", "send")
+_NAMES: tuple[str, ...] = ("PROCESS_GROUPS", "ORDERS", "STAGES", "BATCH", "GROUPS", "MICROBATCHES", "along", "send")
 _NAMES += ("receive", "added", "called", "step")
 
 _STEP = '''\
@@ -49,8 +49,8 @@ def step(given, mesh: DeviceMesh):
     """
     place = mesh.get_local_rank("{axis}")
     sent, running, made = [], {{}}, {{}}
-    for way in WAYS:  # before anybody waits
-        along(mesh, "{axis}", *way)
+    for group in PROCESS_GROUPS:  # before anybody waits
+        along(mesh, "{axis}", *group)
     for task in ORDERS[place].split():
         number, _, chunk = task[1:].partition(".")
         stage = place + len(ORDERS) * int(chunk or 0)
@@ -123,7 +123,7 @@ def stages_program(
     functions: list[str] = []
     rows, described, batch, reserved = [], [], dict[str, int](), list(_NAMES)
     for number, (tables, numbers) in enumerate(zip(stages, sizes, strict=True)):
-        stage = _StageWriter(number, tables, numbers, reserved, dtype, schedule.parted)
+        stage = _StageWriter(number, tables, numbers, reserved, dtype, schedule.splits_backward)
         described.append(stage.functions)
         rows.append(stage.row)
         batch |= stage.batch
@@ -132,7 +132,7 @@ def stages_program(
             helpers |= writer.helpers.texts
             functions += writer.iterations.functions
         records += map(str, (*stage.gather.weights.records, *stage.gather.iterations.records))
-    passes = "forward, backward or weight update" if schedule.parted else "forward or backward"
+    passes = "forward, backward or weight update" if schedule.splits_backward else "forward or backward"
     orders = "".join(f'    "{" ".join(map(str, order))}",\n' for order in schedule.orders)
     values = (
         f"MICROBATCHES = {schedule.microbatches}",
@@ -140,7 +140,7 @@ def stages_program(
         + (", and its stage of several" if schedule.chunks > 1 else ""),
         f"ORDERS = (\n{orders})",
         "# groups of processes: what is sent forth and back, what stages with the same weight sum together",
-        f"WAYS = {_ways(stages)}",
+        f"PROCESS_GROUPS = {_process_groups(stages)}",
         "# of each stage: a microbatch, what comes of it, the update, what is new",
         f"STAGES = (\n{''.join(rows)})",
         "# along which axis of an array the microbatches lie",
@@ -155,11 +155,11 @@ def stages_program(
     return StagesProgram("\n\n\n".join(body), tuple(described))
 
 
-def _ways(stages: Iterable[StageTables]) -> str:
+def _process_groups(stages: Iterable[StageTables]) -> str:
     """Return the process groups that the stages require, as arguments of `along`."""
     lines = [line for tables in stages for line in tables.update.lines if is_collective(line)]
     among = dict.fromkeys(shape(('"together"', *line.axes[1:])) for line in lines if len(line.axes) > 1)
-    return shape(('("forth",)', '("back",)', *among))
+    return shape(('("forward",)', '("backward",)', *among))
 
 
 class _StageWriter:
@@ -177,9 +177,11 @@ class _StageWriter:
         library, given = backend("torch"), dict(sizes)
         first, last = f"stage_{number}", f"update_{number}"
         names = (*reserved, first, last)
-        passes = parted(tables.gather).table if updates_apart else tables.gather
+        passes = split_backward(tables.gather).table if updates_apart else tables.gather
         gather, low = in_types(passes, library, dtype)
-        stops = Stops(parted(gather).updates if updates_apart else None)  # a precision has copies among the lines
+        stops = Stops(
+            split_backward(gather).updates if updates_apart else None
+        )  # a precision has copies among the lines
         self.gather = FunctionWriter(closed(gather), library, first, "", given, low, names, None, True, stops)
         taken, parameters, made, _ = self.gather.written()
         update, low = in_types(tables.update, library, dtype)

@@ -19,7 +19,7 @@ from learncost.calibration.operations import Bench, TimedCall
 from learncost.devices.calibration import Calibration
 from learncost.engines import processor
 from learncost.ir.dataclass import dataclass, replace
-from learncost.timing.rates import FRESH, ORIENTATIONS, MatmulGrid, RateCurve, Rates
+from learncost.timing.rates import MMAP_THRESHOLD, ORIENTATIONS, MatmulGrid, RateCurve, Rates
 
 Report: TypeAlias = Callable[[str], None]
 
@@ -156,8 +156,8 @@ class _Measuring:
 
     def _fresh(self) -> float:
         """Measure the extra seconds per byte of a result in newly allocated memory instead of existing memory."""
-        new, existing = (self._time(operation) for operation in self.bench.fill(2 * FRESH))
-        return max(0.0, new - existing) / (2 * FRESH)
+        new, existing = (self._time(operation) for operation in self.bench.fill(2 * MMAP_THRESHOLD))
+        return max(0.0, new - existing) / (2 * MMAP_THRESHOLD)
 
     def _operators(self, launch: float) -> Iterator[tuple[str, float]]:
         self.report("operators")

@@ -111,11 +111,7 @@ def fitted(timed: tuple[TimedCollective, ...], processes: int, backend: str) -> 
     """Return 10^9 bytes per second and microseconds per step, by least squares of relative errors."""
     convention = algorithm("gloo" if backend == "gloo" else "ring")
     rows = [
-        (
-            float(convention.sent(each.op, processes)) * each.payload,
-            convention.steps(each.op, processes),
-            each.seconds,
-        )
+        (float(convention.sent(each.op, processes)) * each.payload, convention.steps(each.op, processes), each.seconds)
         for each in timed
     ]
     sides = np.array([[sent / seconds, steps / seconds] for sent, steps, seconds in rows])

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from learncost.calibration.calibrate import calibrate as measure
-from learncost.devices.calibration import Calibration, check_place, own_file, save
+from learncost.devices.calibration import Calibration, calibration_path, check_place, save
 from learncost.ir.errors import InputError, counted, shown
 from learncost.reports.question import question
 from learncost.reports.sheet import wrapped
@@ -40,7 +40,7 @@ def calibrate(*, out: str | None = None, quick: bool = False, processes: int | s
     learncost calibrate --processes 2 --out link.json
         Measure collectives between two processes, as a link.
     """
-    path = own_file() if out is None else Path(out)
+    path = calibration_path() if out is None else Path(out)
     if out is not None and (path.is_dir() or path.suffix.lower() != ".json"):
         raise InputError(f"--out must be a file that ends in .json, not {shown(out)}")
     check_place(path)

@@ -17,7 +17,7 @@ from typing import Any
 
 from learncost import __version__
 from learncost.cli.typed import read
-from learncost.interrupt import like_ctrl_c
+from learncost.interrupt import signals_as_interrupts
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.reports.question import FLAGS, Flag, flags_of, in_flags, schema_of
@@ -122,14 +122,10 @@ _COMMANDS: Mapping[str, Command] = {
     ),
     "run-cost": Command("reports.run_cost.run_cost:run_cost", "Time, energy, CO2 and price of a whole training run."),
     "search": Command(
-        "reports.search.search:search",
-        "The fastest parallel configurations of a training step on a cluster.",
+        "reports.search.search:search", "The fastest parallel configurations of a training step on a cluster."
     ),
     "import": Command(
-        "cli.import_module:import_module",
-        "Import a PyTorch module from a Python file as a table.",
-        (),
-        False,
+        "cli.import_module:import_module", "Import a PyTorch module from a Python file as a table.", (), False
     ),
     "calibrate": Command(
         "cli.calibrate:calibrate",
@@ -154,9 +150,7 @@ _COMMANDS: Mapping[str, Command] = {
     "sample": Command("cli.sample:sample", "Continue a text with a trained model.", (), False),
     "verify": Command("cli.verify:verify", "Verify counts and gradients by running the tables."),
     "emit": Command(
-        "cli.emit:emit",
-        "The step as source for NumPy, PyTorch or JAX, or as C99 for a microcontroller.",
-        (),
+        "cli.emit:emit", "The step as source for NumPy, PyTorch or JAX, or as C99 for a microcontroller.", ()
     ),
     "report": Command(
         "viz.report:report", "One HTML file with cost, memory, time and formulas, with sliders.", (), False
@@ -230,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*following(sys.argv[1:]), sep="\n")
         return GOOD
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with like_ctrl_c():
+    with signals_as_interrupts():
         return _ended(words)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from learncost.interrupt import asked_to_stop
+from learncost.interrupt import stop_requested
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, named_one, shown
 from learncost.models.sizes import check_size
@@ -155,7 +155,7 @@ def contest(
     try:
         problem = _problem(data, request.model, {name: value for name, value in sizes.items() if value is not None})
         setting = Setting(problem, optimizers[0] if optimizers else problem.optimizer, dtype, request.price_book)
-        with reporter() as report, asked_to_stop() as stop, who_trains(workers, stop) as trainers:
+        with reporter() as report, stop_requested() as stop, who_trains(workers, stop) as trainers:
             result = compete(setting, design, report, stop, write, trainers)
     except MemoryError:
         raise InputError("there is not enough memory for that: give smaller sizes or a smaller --batch-size") from None

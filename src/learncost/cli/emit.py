@@ -37,10 +37,10 @@ IN_PLACE = ("c", "triton")
 """The dialects that write into one arena: products of PyTorch's, kernels in C or Triton, for arrays of one size."""
 
 
-BETWEEN = ("numpy", "torch", "jax")
+DISTRIBUTED_LIBRARIES = ("numpy", "torch", "jax")
 """The libraries by which devices exchange arrays."""
 
-ALONE = "c99"
+FREESTANDING = "c99"
 """The dialect that needs no library and no operating system, for models: a file in C and its header."""
 
 
@@ -193,9 +193,11 @@ def emit(
     of_stages = {"schedule": request.schedule, "microbatches": microbatches}
     if request.mesh is None and any(of_stages.values()):
         raise InputError(WITHOUT_STAGES)
-    if request.is_sharded and backend not in BETWEEN:
-        raise InputError(f"--mesh requires --backend {', '.join(BETWEEN[:-1])} or {BETWEEN[-1]}")
-    if backend == ALONE:
+    if request.is_sharded and backend not in DISTRIBUTED_LIBRARIES:
+        raise InputError(
+            f"--mesh requires --backend {', '.join(DISTRIBUTED_LIBRARIES[:-1])} or {DISTRIBUTED_LIBRARIES[-1]}"
+        )
+    if backend == FREESTANDING:
         if phase != "step":
             raise InputError(
                 "--phase applies to layers in Python: use --entry step, predict or both with --backend c99"

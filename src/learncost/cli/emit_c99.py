@@ -45,7 +45,7 @@ from learncost.procedures.optimizer import DEFAULT, check_unrounded, without_gra
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.statistics import check_batches, over_batch, statistics_of
 from learncost.procedures.step import trained_by
-from learncost.reports.memory.planner import frugal
+from learncost.reports.memory.planner import smallest_arena_plan
 from learncost.reports.request import ADAPTING, Request
 from learncost.reports.run import lengths_of
 from learncost.training.train import number
@@ -251,7 +251,7 @@ def _tables(
     first = next(iter(tables.values()), step)
     plan = settings.plan
     if plan is None:
-        plan = frugal(first, sizes, settings.dtype)
+        plan = smallest_arena_plan(first, sizes, settings.dtype)
     tables = {entry: planned(table, _fitting(plan, entry), sizes) for entry, table in tables.items()}
     if settings.entry != "step":
         evaluated = trained_by(training.evaluated, training.settings.procedure, training.iteration)

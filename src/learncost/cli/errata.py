@@ -14,12 +14,7 @@ from learncost.reports.sheet import FACTS, WIDTH, Sheet, TableColumn, TabularAns
 
 
 @question()
-def errata(
-    name: str | None = None,
-    /,
-    *,
-    like: str | None = None,
-) -> Errata:
+def errata(name: str | None = None, /, *, like: str | None = None) -> Errata:
     """List errata of the publications behind learncost: place, printed text, correction, and effect on a total.
 
     Parameters

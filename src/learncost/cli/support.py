@@ -194,7 +194,7 @@ def checksum(family: str) -> str:
     return sha256("\n".join((str(table), *map(str, table.inputs))).encode()).hexdigest()[:12]
 
 
-def kept_support() -> dict[str, Any]:
+def stored_support() -> dict[str, Any]:
     """Return the `table` checksum and `reasons` by field of each family, as stored."""
     tried: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     untried = {"table": "", "reasons": dict.fromkeys(fields(), UNTRIED)}

@@ -36,16 +36,16 @@ STEPS, BATCH_SIZE, SEQ_LEN = 5, 2, 8
 NEAR = 1e-10
 """The largest difference of losses and weights from NumPy's in fp64, relative to the largest of each array."""
 
-SLACK = 1.05
+ARENA_TOLERANCE = 1.05
 """The largest ratio of an arena to the live bytes: mostly they are equal, else the search reports the idle bytes."""
 
-FAR = 1e-6
+DIFFERENCE_TOLERANCE = 1e-6
 """The largest difference where NumPy's own is as large when it begins one rounding apart.
 
 Updates by PEPITA are differences of two passes that are nearly the same.
 """
 
-NOTHING = 1e-12
+NEGLIGIBLE_GRADIENT = 1e-12
 """A gradient that is less than this share of the largest is nothing: what the optimizer makes of it is noise."""
 
 ALLOWED = ("memcpy", "memset")
@@ -262,7 +262,7 @@ def _without_gradient(program: FirmwareProgram, batch: Mapping[str, Any]) -> lis
     """Return weights whose gradient is zero except for rounding, such as a key's bias under a softmax."""
     updates = program.training.updates(**batch)
     largest = max((float(np.max(np.abs(array))) for array in updates.values()), default=0.0)
-    return [name for name, array in updates.items() if float(np.max(np.abs(array))) <= NOTHING * largest]
+    return [name for name, array in updates.items() if float(np.max(np.abs(array))) <= NEGLIGIBLE_GRADIENT * largest]
 
 
 def _parity(program: FirmwareProgram, name: str, steps: int) -> Iterator[Check]:
@@ -280,7 +280,7 @@ def _parity(program: FirmwareProgram, name: str, steps: int) -> Iterator[Check]:
     text += f"; without {', '.join(errors.nothing)} (zero gradient)" if errors.nothing else ""
     if errors.aside:
         text += f"; NumPy's own weights are off by {errors.aside:.1e} where they begin one rounding aside"
-    allowed = max(near, min(errors.aside, FAR))
+    allowed = max(near, min(errors.aside, DIFFERENCE_TOLERANCE))
     yield Check(name, compared, text, max(errors.losses, errors.weights, errors.scores) <= allowed)
 
 
@@ -360,7 +360,7 @@ def _memory(program: FirmwareProgram, name: str) -> Iterator[Check]:
     alive = in_all(layouts, together(layout.alive for layout in layouts))
     lost = f", {arena - alive:,} of them between arrays" if arena > alive else ""
     text = f"{arena:,} bytes{lost}, {alive:,} live at the peak"
-    yield Check(name, "the arena against the most live bytes", text, arena <= SLACK * alive)
+    yield Check(name, "the arena against the most live bytes", text, arena <= ARENA_TOLERANCE * alive)
     compiled = alone.compiled(firmware)
     text = f"{compiled.ram:,} bytes of variables, {firmware.program_memory.ram:,} predicted"
     if compiled.between:

@@ -53,7 +53,7 @@ _OVERRIDES: dict[tuple[str, str], Override] = {
     ("jiang_block", "dO"): _SKIP_OF_COLUMNS,
 }
 
-_SLIPS: dict[tuple[str, str], Override] = {("attention", "dS"): _SLICE, ("cross_attention", "dS"): _SLICE}
+_ERRATA: dict[tuple[str, str], Override] = {("attention", "dS"): _SLICE, ("cross_attention", "dS"): _SLICE}
 
 # Section 5.2, section 5.6.2 and Algorithms 1 and 2 count neither positions, nor the loss, nor the optimizer step.
 _UNPRICED = frozenset({"positions", "sinusoidal_positions", "token_types", "dropout", "padding", "loss", "optimizer"})
@@ -115,7 +115,7 @@ BOOKS: Mapping[str, Book] = {
             "printed",
             True,
             _WORDS,
-            _OVERRIDES | _SLIPS,
+            _OVERRIDES | _ERRATA,
             _UNPRICED,
             {("attention", "JS"): "E3", ("cross_attention", "JS"): "E3"},
             _ONE_HOT,

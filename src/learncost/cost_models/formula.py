@@ -76,7 +76,7 @@ def priced(model: Model, book: Book, procedure: str) -> tuple[PricedLine, ...]:
     for need in formula.needs:
         if refusal := _NEEDS[need](reading):
             name = model.configuration.name
-            raise InputError(f"price book {book.name} is a formula of {_MEANT[need]}: {name} {refusal}")
+            raise InputError(f"price book {book.name} is a formula of {_CONDITIONS[need]}: {name} {refusal}")
     letters = {letter: reading.quantity(meaning) for letter, meaning in formula.letters.items()}
     return tuple(_rows(formula, letters, reading.blocks, procedure == "recompute"))
 
@@ -293,7 +293,7 @@ _NEEDS: Mapping[str, Callable[[FormulaValues], str]] = {
 }
 """The conditions of formulas: each function returns how a model violates the condition, or ""."""
 
-_MEANT = {
+_CONDITIONS = {
     "one stack": "one stack of blocks with attention among its tokens",
     "dense": "dense models",
     "own weights": "blocks that have each their own weights",

@@ -34,8 +34,8 @@ class Observation:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The statistics of a group of observations: `middle` is the median of the sources' medians, `share_held` the
-    leave-one-source-out coverage of the interval."""
+    """The statistics of a group of observations: `middle` is the median of the sources' medians, `interval_coverage`
+    the leave-one-source-out coverage of the interval."""
 
     group: str
     middle: float
@@ -43,12 +43,12 @@ class Evidence:
     high: float
     rows: int
     sources: int
-    share_held: float
+    interval_coverage: float
 
     @property
     def trusted(self) -> bool:
         """Return whether there are enough rows and sources and the interval covers the rows of left-out sources."""
-        return self.rows >= FEWEST_ROWS and self.sources >= FEWEST_SOURCES and self.share_held >= NEEDED
+        return self.rows >= FEWEST_ROWS and self.sources >= FEWEST_SOURCES and self.interval_coverage >= NEEDED
 
     @property
     def many(self) -> str:
@@ -64,7 +64,7 @@ class Evidence:
         if self.sources == 1:
             return f"{ends}; with one source it cannot be tested on another"
         short = "" if self.trusted else ", which is less than nine in ten"
-        return f"{ends}; leave-one-source-out coverage: {self.share_held:.0%}{short}"
+        return f"{ends}; leave-one-source-out coverage: {self.interval_coverage:.0%}{short}"
 
 
 def percentile(values: Iterable[float], share: float) -> float:
@@ -82,7 +82,7 @@ def ends(rows: Sequence[Observation]) -> tuple[float, float]:
     return percentile(values, ENDS[0]), percentile(values, ENDS[1])
 
 
-def share_held(rows: Sequence[Observation]) -> float:
+def interval_coverage(rows: Sequence[Observation]) -> float:
     """Return the leave-one-source-out coverage: the share of a source's rows inside the interval of the other sources.
 
     It is the smaller of the share of all rows and the mean share per source, so that a large source does not dominate.
@@ -105,7 +105,7 @@ def _of(rows: tuple[Observation, ...], group: str) -> Evidence | None:
         return None
     sources = sorted({row.source for row in of_group})
     middle = median(median(row.value for row in of_group if row.source == source) for source in sources)
-    return Evidence(group, middle, *ends(of_group), len(of_group), len(sources), share_held(of_group))
+    return Evidence(group, middle, *ends(of_group), len(of_group), len(sources), interval_coverage(of_group))
 
 
 def typical(rows: tuple[Observation, ...], groups: Sequence[str]) -> Evidence:

@@ -27,29 +27,13 @@ def attention_rates(
 ATTENTION_RATES: Mapping[str, AttentionRates] = {
     "cuDNN": attention_rates(
         989,
-        {
-            64: (335, 373, 395, 408, 412, 413),
-            128: (497, 574, 617, 609, 600, 595),
-            256: (470, 546, 580, 581, 580, 581),
-        },
-        {
-            64: (266, 348, 395, 417, 432, 433),
-            128: (305, 408, 465, 499, 518, 516),
-            256: (260, 350, 395, 424, 440, 440),
-        },
+        {64: (335, 373, 395, 408, 412, 413), 128: (497, 574, 617, 609, 600, 595), 256: (470, 546, 580, 581, 580, 581)},
+        {64: (266, 348, 395, 417, 432, 433), 128: (305, 408, 465, 499, 518, 516), 256: (260, 350, 395, 424, 440, 440)},
     ),
     "FlashAttention-2": attention_rates(
         312,
-        {
-            64: (145, 170, 181, 186, 190, 192),
-            128: (155, 188, 203, 213, 222, 227),
-            256: (155, 188, 203, 213, 222, 227),
-        },
-        {
-            64: (118, 142, 154, 160, 164, 165),
-            128: (112, 145, 165, 180, 191, 196),
-            256: (112, 145, 165, 180, 191, 196),
-        },
+        {64: (145, 170, 181, 186, 190, 192), 128: (155, 188, 203, 213, 222, 227), 256: (155, 188, 203, 213, 222, 227)},
+        {64: (118, 142, 154, 160, 164, 165), 128: (112, 145, 165, 180, 191, 196), 256: (112, 145, 165, 180, 191, 196)},
     ),
 }
 """Attained TFLOP/s of attention in bf16 without a mask, by head size, at `LENGTHS`, on a GPU of that peak.
@@ -59,7 +43,7 @@ cuDNN: figures 5 and 6 of Shah et al. 2024, FlashAttention-3 (arXiv 2407.08608),
 backward), at shorter lengths and with heads of 64 less by assumption, as in that paper's figures 4 to 6.
 """
 
-USUAL = ATTENTION_RATES["cuDNN"]
+DEFAULT_RATES = ATTENTION_RATES["cuDNN"]
 """The kernel whose dependence on head size and length stands for that of kernels without a published one."""
 
 

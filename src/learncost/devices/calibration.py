@@ -33,7 +33,7 @@ class Calibration:
     threads: int = 1
 
 
-def own_file() -> Path:
+def calibration_path() -> Path:
     """Return the path of this machine's calibration, in $XDG_DATA_HOME/learncost or ~/.local/share/learncost."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "learncost" / "device.json"
 
@@ -98,7 +98,7 @@ def calibration(row: Mapping[str, Any], where: str) -> Calibration:
 
 
 def _rates(row: Mapping[str, Any], where: str, name: str, dtype: str, source: str) -> Rates:
-    products = {way: _grid(_table(row, "products", where), way, where) for way in ORIENTATIONS}
+    products = {orientation: _grid(_table(row, "products", where), orientation, where) for orientation in ORIENTATIONS}
     ops = {
         _text(op, "ops", where): _number(value, f"ops.{op}", where, 0.0)
         for op, value in _table(row, "ops", where).items()

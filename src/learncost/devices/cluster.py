@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from learncost.devices.device import LARGEST, Device, above_0, device, inherited
+from learncost.devices.device import LARGEST, Device, device, inherited, positive_number
 from learncost.ir.dataclass import HIDDEN, Key, Serializable, dataclass, field, fields
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, nearest, shown
@@ -230,7 +230,7 @@ def _link(row: object, where: str) -> Link:
     checked = _checked(row, Link, where, "link")
     for key in ("gbs", "latency_us", "attained"):
         if key in checked:
-            checked[key] = above_0(key, checked[key], where)
+            checked[key] = positive_number(key, checked[key], where)
     for key in ("links", "dimensions"):
         if key in checked:
             checked[key] = _whole(key, checked[key], where)
@@ -241,7 +241,7 @@ def _link(row: object, where: str) -> Link:
         raise InputError(f"{where}: topology must be one of {kinds}, not {shown(checked['topology'])}")
     if "reduces" in checked:
         pair = _checked(checked["reduces"], Reduces, where, "reduces")
-        share, devices = above_0("share", pair["share"], where), _whole("devices", pair["devices"], where)
+        share, devices = positive_number("share", pair["share"], where), _whole("devices", pair["devices"], where)
         checked["reduces"] = Reduces(share, devices)
     sources = checked.get("sources", {})
     if not isinstance(sources, dict) or not all(isinstance(text, str) for text in sources.values()):

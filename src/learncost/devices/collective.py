@@ -33,7 +33,7 @@ CALL, COMPILED = 23.6e-6, 5e-6
 fixed_latency_us of all_reduce, all_gather and reduce_scatter, measured), and in a program compiled for a TPU, as of any
 kernel (devices/rates.py)."""
 
-USUAL = "ring"
+DEFAULT_ALGORITHM = "ring"
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def transfer(op: str, payload: float, group: MeshGroup, cluster: Cluster, name: 
     link, speed = _bounding(kind, group, cluster, copies)
     reduces = link.reduces
     by_switch = kind == "all_reduce" and group.nodes == 1 and reduces is not None and group.devices >= reduces.devices
-    chosen = algorithm(name or ("switch" if by_switch else USUAL))
+    chosen = algorithm(name or ("switch" if by_switch else DEFAULT_ALGORITHM))
     sent = float(chosen.sent(op, group.devices)) * payload
     called = COMPILED if link.topology == "torus" else CALL
     latency = called + chosen.steps(op, group.devices) * link.latency_us * 1e-6

@@ -337,9 +337,9 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
             several = value if isinstance(value, list) else [value]
             if not several:
                 raise InputError(f"{where}: {key} has no number")
-            checked[key] = tuple(above_0(key, each, where) for each in several)
+            checked[key] = tuple(positive_number(key, each, where) for each in several)
         elif key in ("tdp_w", "host_gbs", "flash_gb", "clock_mhz", "ua_per_mhz", "volts"):
-            checked[key] = above_0(key, value, where)
+            checked[key] = positive_number(key, value, where)
         elif key == "regions":
             checked[key] = regions_of(value, where)
         elif key == "flash_begin":
@@ -378,10 +378,10 @@ def _rates(key: str, value: object, where: str) -> Mapping[str, float]:
             raise InputError(
                 f"{where}: {key} has the data types {', '.join(RATES)}, not {shown(name)}{nearest(name, RATES)}"
             )
-    return {name: above_0(f"{key}.{name}", rate, where) for name, rate in value.items()}
+    return {name: positive_number(f"{key}.{name}", rate, where) for name, rate in value.items()}
 
 
-def above_0(key: str, value: object, where: str) -> float:
+def positive_number(key: str, value: object, where: str) -> float:
     """Return a positive number from a file. Raises `InputError`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not SMALLEST <= value <= LARGEST:
         raise InputError(f"{where}: {key} must be a number from 10^-12 to 10^9, not {shown(value)}")

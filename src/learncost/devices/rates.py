@@ -11,7 +11,7 @@ from pathlib import Path
 
 from learncost.devices import assumptions
 from learncost.devices.assumptions import groups, utilizations
-from learncost.devices.calibration import is_calibration, load, own_file
+from learncost.devices.calibration import calibration_path, is_calibration, load
 from learncost.devices.device import FILES, Device, devices
 from learncost.devices.device import device as find_device
 from learncost.ir.dataclass import dataclass
@@ -20,7 +20,7 @@ from learncost.ir.precision import check_stored
 from learncost.models.files import looks_like_path, read_path
 from learncost.timing.rates import ORIENTATIONS, MatmulGrid, RateCurve, Rates
 
-WORDS = 0.5
+WORDS_PER_CYCLE = 0.5
 """Four-byte words that a core loads or stores per cycle: a load takes two cycles on a Cortex-M4 (Arm, Cortex-M4
 Technical Reference Manual, table of instructions)."""
 
@@ -108,19 +108,19 @@ def rates_of(device: Device) -> Rates:
     return Rates(
         dict.fromkeys(ORIENTATIONS, grid),
         grid,
-        RateCurve((1.0,), (4 * WORDS * clock,)),
+        RateCurve((1.0,), (4 * WORDS_PER_CYCLE * clock,)),
         operators=False,
         low=CYCLES_INTERVAL[0] * low / middle,
         high=CYCLES_INTERVAL[1] * high / middle,
         name=device.name,
         dtype="fp32",
         source=f"modelled: {middle:.2g} cycles a MACC at {device.clock_mhz:g} MHz, between those published{of_whom}: "
-        f"{who}; a word in {1 / WORDS:g} cycles{supply} ({device.cited})",
+        f"{who}; a word in {1 / WORDS_PER_CYCLE:g} cycles{supply} ({device.cited})",
         watts=None if watts is None else (watts, watts, watts),
     )
 
 
-HERE = "here"
+THIS_MACHINE = "here"
 
 TILE = 128
 """Rows or columns of a product at which a published device attains half of its best rate. Its libraries split products
@@ -187,8 +187,8 @@ def calibrated(on: object, dtype: str | None = None, engine: str = "operators") 
     """Return measured rates: "here", a calibration's file, or rates; None if `on` is none of these."""
     if isinstance(on, Rates):
         return on
-    if on == HERE:
-        path = own_file()
+    if on == THIS_MACHINE:
+        path = calibration_path()
         if not path.exists():
             raise InputError("this machine is not calibrated: run `learncost calibrate` (about a minute)")
         return _measured(path, dtype, engine)

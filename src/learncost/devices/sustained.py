@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from learncost.devices.attention import ATTENTION_RATES, USUAL, kernel_of
+from learncost.devices.attention import ATTENTION_RATES, DEFAULT_RATES, kernel_of
 from learncost.devices.device import Device, devices, inherited
 from learncost.devices.rates import BANDWIDTH, TILE, best_product, highest, published
 from learncost.ir.dataclass import replace
@@ -85,7 +85,7 @@ def sustained(device: Device, dtype: str, engine: str = "kernels") -> Rates:
 
     rate = products * peak
     grid = MatmulGrid(_SIZES, tuple(rate * filled(m) * filled(n) * filled(k) for m, n, k in product(_SIZES, repeat=3)))
-    inner = attention_grid(attention, kernel_of(device) or USUAL, peak, grid)
+    inner = attention_grid(attention, kernel_of(device) or DEFAULT_RATES, peak, grid)
     source = (
         f"sustained in training: products at {products:.0%} and attention at {attention:.0%} of the dense "
         f"{peak / 1e12:,.0f} TFLOP/s in {dtype} ({derivation}); {usual.source.partition('; ')[2]}"
@@ -95,7 +95,7 @@ def sustained(device: Device, dtype: str, engine: str = "kernels") -> Rates:
         usual = replace(usual, bandwidth=RateCurve((1.0,), (moved * max(device.bandwidth_gbs) * 1e9,)))
         source = source.replace(f"{BANDWIDTH:.0%} of the published", f"{moved:.0%} (measured) of the published")
     products_of = dict.fromkeys(ORIENTATIONS, grid)
-    most = max(usual.most, rate)  # as `most_of_peak`
+    most = max(usual.most, rate)  # as `highest_share_of_peak`
     return replace(
         usual,
         most=most,
@@ -107,7 +107,7 @@ def sustained(device: Device, dtype: str, engine: str = "kernels") -> Rates:
     )
 
 
-def most_of_peak(device: Device, dtype: str) -> float:
+def highest_share_of_peak(device: Device, dtype: str) -> float:
     """Return the highest measured share of the peak of a product or a full training on devices of this family."""
     return max(highest(device, dtype), shares(device, dtype)[0] if dtype in device.peak_tflops else 0.0)
 

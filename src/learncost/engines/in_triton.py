@@ -21,7 +21,7 @@ from learncost.engines.in_place import InPlace
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 
-LEAST = (8, 0)
+MIN_CAPABILITY = (8, 0)
 """The least compute capability for which the kernels are compiled: that of an A100."""
 
 
@@ -46,11 +46,11 @@ def check_gpu(device: str) -> None:
     if is_interpreted():
         return
     check_device(device)
-    if (found := torch.cuda.get_device_capability(device)) < LEAST:
+    if (found := torch.cuda.get_device_capability(device)) < MIN_CAPABILITY:
         name, (major, minor) = torch.cuda.get_device_name(device), found
         raise InputError(
-            f"--device {device} needs compute capability {LEAST[0]}.{LEAST[1]}, that of an A100, and {name} has "
-            f"{major}.{minor}: give --device cpu"
+            f"--device {device} needs compute capability {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]}, that of "
+            f"an A100, and {name} has {major}.{minor}: give --device cpu"
         )
 
 
@@ -193,8 +193,8 @@ class ProgramInTriton:
 
     @classmethod
     def of(cls, table: Table, sizes: Mapping[str, int], dtype: str, device: torch.device) -> ProgramInTriton | None:
-        """Return the program; None for a table that has no step in place, and for a GPU below `LEAST`."""
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < LEAST:
+        """Return the program; None for a table that has no step in place, and for a GPU below `MIN_CAPABILITY`."""
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
             return None
         try:
             return cls(table, sizes, dtype)
@@ -206,7 +206,7 @@ class ProgramInTriton:
         given = {name: values[name].to(kind).contiguous() for name, kind in self.given.items()}
         device = next(iter(values.values())).device
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        with _ONE_AT_A_TIME, on_device(device):
+        with _LOCK, on_device(device):
             arena = _ARENAS.get((device, stream))
             if arena is None or len(arena.memory) < self.program.bytes:
                 memory = torch.empty(self.program.bytes, dtype=torch.uint8, device=device)
@@ -285,7 +285,7 @@ class SharedArena(NamedTuple):
 
 
 _ARENAS: dict[tuple[torch.device, int], SharedArena] = {}
-_ONE_AT_A_TIME = Lock()
+_LOCK = Lock()
 
 
 def names_of(text: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ Arrays = dict[str, Any]
 MASKS: Mapping[str, str] = {"mask": "M", "encoder_mask": "N"}
 """Return the name of the padding mask of an axis: true at tokens, false at padding."""
 
-ALSO: Mapping[str, str] = {"token_types": "types"}
+ALIASES: Mapping[str, str] = {"token_types": "types"}
 """Other names of data: transformers'."""
 
 
@@ -167,7 +167,7 @@ class Batch:
         self.model, self.name = model, model.configuration.name
         self.gradients = dict(gradients or {})
         self._data = data(model)
-        data_given = {ALSO.get(name, name): array for name, array in data_given.items() if array is not None}
+        data_given = {ALIASES.get(name, name): array for name, array in data_given.items() if array is not None}
         self._check_names(data_given)
         self.keeps: Arrays = {}
         self.arrays = {

@@ -19,7 +19,7 @@ from learncost.procedures.optimizer import DEFAULT
 LEARNS = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
 """The options for the trainable parameters."""
 
-SELDOM = 50
+MINIMUM_INTERVAL = 50
 """The fewest steps between validations and between samples, each of which takes as long as several steps."""
 
 MINUTES = 2.0
@@ -181,9 +181,9 @@ class Options(Serializable):
             self,
             steps=steps,
             warm_up=min(100, steps // 10) if self.warm_up is None else self.warm_up,
-            validate_every=self.validate_every or max(SELDOM, steps // 10),
+            validate_every=self.validate_every or max(MINIMUM_INTERVAL, steps // 10),
             save_every=self.save_every or max(1, steps // 10),
-            sample_every=self.sample_every or max(SELDOM, steps // 4),
+            sample_every=self.sample_every or max(MINIMUM_INTERVAL, steps // 4),
         )
 
     def title(self, family: str) -> str:
@@ -279,13 +279,13 @@ def presets() -> Mapping[str, TrainingPreset]:
     return {name: TrainingPreset(**table) for name, table in tomllib.loads(text).items()}
 
 
-USUAL: Mapping[str, Any] = {"batch_size": 8, "seq_len": 256, "learning_rate": 3e-4}
+DEFAULTS: Mapping[str, Any] = {"batch_size": 8, "seq_len": 256, "learning_rate": 3e-4}
 """Defaults for a model without preset; the learning rate is similar to those in Brown et al. 2020, table 2.1."""
 
 
 def suited(options: Options, configuration: Configuration) -> Options:
     """Return the options with the preset's or default batch size, lengths (within positions) and learning rate."""
-    preset_options = presets()[options.model].options if options.model in presets() else USUAL
+    preset_options = presets()[options.model].options if options.model in presets() else DEFAULTS
     missing = {name: value for name, value in preset_options.items() if getattr(options, name) is None}
     most = configuration.sizes.get("max_position_embeddings", 0)
     length = options.seq_len or (min(missing["seq_len"], most) if most else missing["seq_len"])

@@ -59,7 +59,7 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
             raise InputError(unkept)
     except (GradientInForwardError, RequiresGradChangedError) as error:
         try:
-            written, asked_names = written_through(module, values, str(error))
+            written, asked_names = with_traced_gradients(module, values, str(error))
         except GradientInForwardError:
             raise InputError(str(error)) from error
         if asked_names:
@@ -229,7 +229,7 @@ TOLERANCE = 1e-3
 """The allowed difference of both gradients in the module's precision, relative to the largest."""
 
 
-def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[Any, set[str]]:
+def with_traced_gradients(module: Any, values: Mapping[str, Any], by: str) -> tuple[Any, set[str]]:
     """Return an equivalent module in which the gradients taken in forward are operations, and the names of inputs for
     which it sets requires_grad.
 

@@ -198,7 +198,7 @@ def leaves(axes: Sequence[AxisClass]) -> Iterator[AxisClass]:
         yield from axis.leaves
 
 
-def make_same(left: Sequence[AxisClass], right: Sequence[AxisClass]) -> None:
+def unify_axes(left: Sequence[AxisClass], right: Sequence[AxisClass]) -> None:
     """Unify two sequences of classes, splitting the coarser where the finer ends. Raises `AxisSplitError`."""
     for _ in range(MOST_PARTS):
         ours, theirs = list(leaves(left)), list(leaves(right))

@@ -24,7 +24,7 @@ from learncost.ops.op_def import OpDef
 Loop: TypeAlias = tuple[Hashable, int]
 """An index over which a line loops: one of its letters and an axis with this letter."""
 
-EITHER_WAY = ("maximum", "minimum")
+COMMUTATIVE = ("maximum", "minimum")
 """Commutative ops of two operands."""
 
 
@@ -273,7 +273,7 @@ def _orders(rule: Line, equation: Equation) -> list[tuple[Operand, ...]]:
     operands = _operands(equation)
     free = isinstance(rule, Product) or (isinstance(rule, Sum) and set(rule.signs) == {1})
     if isinstance(rule, Op):
-        free = rule.op in EITHER_WAY
+        free = rule.op in COMMUTATIVE
     return list(permutations(operands)) if free else [operands]
 
 

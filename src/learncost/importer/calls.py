@@ -27,9 +27,9 @@ from learncost.importer.functions import (
     memory_of,
     moved,
     node_of,
-    own_functions_held,
+    user_functions_as_operators,
 )
-from learncost.importer.nodes import AGAIN, mark, operator_name
+from learncost.importer.nodes import CHECKPOINT_KEY, mark, operator_name
 from learncost.importer.replaced import WRITTEN_OUT, attributes_replaced, calling, root, unchecked
 from learncost.importer.tried import has_numbers
 from learncost.ir.dataclass import dataclass, field
@@ -88,7 +88,7 @@ def answered(module: Any, *others: Mapping[Any, Callable[..., Any]], changes: bo
     named: dict[tuple[Any, str], Any] = {(part, "to"): moved(part) for part in module.modules()}
     named |= {(math, "sqrt"): root}
     try:
-        with unchecked(), switched(), own_functions_held(), attributes_replaced(named):
+        with unchecked(), switched(), user_functions_as_operators(), attributes_replaced(named):
             yield forward
     finally:
         modes.close()  # under an export, PyTorch does not call the hook after an error
@@ -138,7 +138,7 @@ class TracedCalls(TorchFunctionMode):
         if around:
             for node in (each for each in _behind(before) if each.op == "call_function"):
                 marks = "/".join(f"{each.name}{'-' if node in each.kept else ''}" for each in around)
-                mark(node, AGAIN, marks)
+                mark(node, CHECKPOINT_KEY, marks)
         return result
 
     def _answer(self, function: Any, args: Any, named: Mapping[str, Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
-from learncost.importer.axes import AxisClass, AxisSplitError, make_same, product
+from learncost.importer.axes import AxisClass, AxisSplitError, product, unify_axes
 from learncost.importer.constants import Mask
 from learncost.importer.views import AxisIndex, Dimension, Index, IndexedAxis, StoredValue, View, ViewAxis, in_one
 from learncost.ir.dataclass import dataclass, field, replace
@@ -349,7 +349,7 @@ class EquationRecorder:
             assert isinstance(read, NamedView)
             rows.append([slot.axis for slot in read.view.fresh().dims[dim]])
         try:
-            make_same(*rows)
+            unify_axes(*rows)
         except AxisSplitError as error:
             for side, (number, dim) in enumerate(places):
                 read = reads[number]

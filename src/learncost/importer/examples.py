@@ -98,7 +98,7 @@ def size_at(size: str, sizes: Mapping[str, int]) -> int:
     return times * sizes[letter] + more
 
 
-APART = (2, 5, 7, 11, 13, 17, 19, 23)
+DISTINCT_SIZES = (2, 5, 7, 11, 13, 17, 19, 23)
 """Sizes of examples, all different: PyTorch treats two equal ones as the same, and a size of 1 as broadcasting."""
 
 
@@ -124,8 +124,10 @@ def distinct_examples(given: Mapping[str, Any], symbols: Mapping[str, str]) -> l
     values = {size_at(op, sizes) for op in every}
     if len(values) == len(every) and 1 not in values:
         return [given]
-    several = all_different(sizes, every, lambda letter: (sizes[letter] * times for times in (1, 2, 3, *APART)))
-    few = all_different(sizes, every, lambda letter: (sizes[letter], *APART))
+    several = all_different(
+        sizes, every, lambda letter: (sizes[letter] * times for times in (1, 2, 3, *DISTINCT_SIZES))
+    )
+    few = all_different(sizes, every, lambda letter: (sizes[letter], *DISTINCT_SIZES))
     return [at_sizes(given, several, symbols), at_sizes(given, few, symbols), given]
 
 
@@ -162,7 +164,7 @@ def at_sizes(given: Mapping[str, Any], sizes: Mapping[str, int], symbols: Mappin
 # Modules without wrappers, and results of types that an export takes
 
 
-_AROUND: Mapping[str, str] = {
+_WRAPPERS: Mapping[str, str] = {
     "DataParallel": "module",
     "DistributedDataParallel": "module",
     "OptimizedModule": "_orig_mod",
@@ -183,8 +185,8 @@ def readable(module: Any) -> Any:
     """
     from torch import nn
 
-    while type(module).__module__.startswith("torch.") and type(module).__name__ in _AROUND:
-        module = getattr(module, _AROUND[type(module).__name__])
+    while type(module).__module__.startswith("torch.") and type(module).__name__ in _WRAPPERS:
+        module = getattr(module, _WRAPPERS[type(module).__name__])
     for path, part in module.named_modules():
         for spec, what in _OTHER_FORMS.items():
             if any(kind.__module__.startswith(spec) for kind in type(part).__mro__):

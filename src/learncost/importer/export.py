@@ -16,7 +16,7 @@ from torch._export.utils import _is_preservable_cia_op, node_inline_
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils.flop_counter import flop_registry
 
-from learncost.importer.as_run import SELECTING, written_through
+from learncost.importer.as_run import SELECTING, with_traced_gradients
 from learncost.importer.calls import answered, decided
 from learncost.importer.composed import WRITTEN_OUT
 from learncost.importer.examples import (
@@ -249,7 +249,7 @@ def traced(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
         return _graph(module, given, shapes)
     except (GradientInForwardError, RequiresGradChangedError) as error:
         try:
-            written, asked = written_through(module, given, str(error))
+            written, asked = with_traced_gradients(module, given, str(error))
         except GradientInForwardError:
             raise error from None
         names = [name for name in given if name in inspect.signature(written.forward).parameters]
@@ -272,10 +272,7 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
     row, by_name = as_called(module, given)
     hook = module.register_forward_hook(_of_known_types)
     try:
-        with (
-            answered(module, unpacked(), decided()) as forward,
-            named_inputs(module, by_name),
-        ):
+        with answered(module, unpacked(), decided()) as forward, named_inputs(module, by_name):
             try:
                 program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
             except InputError:

@@ -339,7 +339,7 @@ def has_same_sizes(first: StoredValue, second: StoredValue) -> bool:
     return len(ours) == len(theirs) and all(equal(a.size, b.size) for a, b in zip(ours, theirs, strict=True))
 
 
-def carried_again(fold: Fold) -> Iterator[tuple[StoredValue, StoredValue]]:
+def read_after_update(fold: Fold) -> Iterator[tuple[StoredValue, StoredValue]]:
     """Yield the loop-carried values whose old value is read after the new one was made."""
     for before, made, _ in fold.carry:
         behind = False

@@ -34,7 +34,7 @@ TOLERANCE = 1e-6
 
 
 @contextmanager
-def own_functions_held() -> Iterator[None]:
+def user_functions_as_operators() -> Iterator[None]:
     """Make users' functions operators while they are traced, if their backward pass is not that of their lines."""
     known: dict[Any, bool] = {}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from learncost.importer.axes import AxisClass
 from learncost.importer.equations import Equation, Fold, Item, NamedView
 from learncost.importer.export import Exported
-from learncost.importer.fold import carried_again, every_item
+from learncost.importer.fold import every_item, read_after_update
 from learncost.importer.text import TextWriter, identifier, tail
 from learncost.importer.views import StoredValue, View
 from learncost.ir.dataclass import dataclass, field, replace
@@ -80,7 +80,7 @@ class LayerText:
                 continue
             later = {s for other in (*items[place + 1 :], *around) for s in other.reads} | set(self.results)
             aliases = []
-            again = {before for before, _ in carried_again(item)}
+            again = {before for before, _ in read_after_update(item)}
             for before, made, last in item.carry:
                 start = before
                 if (
@@ -123,7 +123,7 @@ class LayerText:
             carried = dict.fromkeys(names[before] for before, *_ in item.carry)
             yield f"{indent}repeat {self.counts[item]} carry {' '.join(carried)}{self._each(item)}{self._shared(item)}:"
             yield from self.lines(item.body, depth + 1)
-            again = [made for before, made in carried_again(item)]
+            again = [made for before, made in read_after_update(item)]
             for before, made, last in item.carry:
                 if made in again:
                     renamed = StoredValue("", made.axes)

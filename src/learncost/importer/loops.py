@@ -14,7 +14,7 @@ from learncost.importer.text import needed, through
 from learncost.importer.views import AxisIndex, Index, IndexedAxis, StoredValue, View, ViewAxis
 from learncost.ir.dataclass import dataclass, replace
 
-LEAST = 3
+MINIMUM_STEPS = 3
 """The fewest equal steps of a loop."""
 
 _PLACE = re.compile(r"=\d+\[\]")
@@ -41,11 +41,11 @@ def _with_a_scan(items: list[Item], outputs: set[StoredValue], looks: LineFacts)
     known: dict[str, int] = {}
     labels = [known.setdefault(_label(item, looks), len(known)) for item in items]
     runs = []
-    for length in range(1, len(items) // LEAST + 1):
+    for length in range(1, len(items) // MINIMUM_STEPS + 1):
         start = 0
         for equal, run in groupby(map(int.__eq__, labels, labels[length:])):
             many = sum(1 for _ in run)
-            if equal and many >= length * (LEAST - 1):
+            if equal and many >= length * (MINIMUM_STEPS - 1):
                 runs.append((-(many // length + 1) * length, length, start, start + many))
             start += many
     for _, length, start, end in sorted(runs):
@@ -59,7 +59,7 @@ def _with_a_scan(items: list[Item], outputs: set[StoredValue], looks: LineFacts)
             stop = begin + (end - begin) // length * length + length
             rows = [items[at : at + length] for at in range(begin, stop, length)]
             blocks = [ModuleBlock([each for each in row if isinstance(each, Equation)], ()) for row in rows]
-            loop = UnrolledLoop.of(blocks, looks) if len(rows) >= LEAST else None
+            loop = UnrolledLoop.of(blocks, looks) if len(rows) >= MINIMUM_STEPS else None
             if loop and (answer := loop.written(items[:begin], items[stop:], outputs)) is not None:
                 return answer
     return None

@@ -42,7 +42,7 @@ def operator_name(target: Any) -> str:
     return str(target).removeprefix("aten.").removesuffix(".default")
 
 
-LOOKS = ("detach", "alias", "clone", "_to_copy", "view", "unsqueeze", "squeeze", "expand")
+SHAPE_OPERATORS = ("detach", "alias", "clone", "_to_copy", "view", "unsqueeze", "squeeze", "expand")
 """Operators that only change the shape or type of their argument."""
 
 
@@ -50,7 +50,7 @@ def name_of(node: Any) -> str:
     """Return the name of an outside value: that of the node that makes it, before views and scaling."""
     while node.op == "call_function" and len(node.all_input_nodes) == 1:
         name = operator_name(node.target).partition(".")[0]
-        if name not in (*LOOKS, "mul", "div"):
+        if name not in (*SHAPE_OPERATORS, "mul", "div"):
             break
         node = node.all_input_nodes[0]
     return str(node.name)
@@ -82,7 +82,7 @@ def module_of(node: Any) -> str:
     return re.sub(r"\.slice\([^)]*\)", "", str(path))  # layers[:2].0 is layers.0
 
 
-AGAIN = "again"
+CHECKPOINT_KEY = "again"
 """The metadata key for the checkpoints around a node, outermost first, as in `Meta.again`."""
 
 
@@ -105,7 +105,7 @@ def mark(node: Any, key: str, value: str) -> None:
     node.meta["custom"] = {**(node.meta.get("custom") or {}), key: value}
 
 
-def mark_of(node: Any, key: str = AGAIN) -> str:
+def mark_of(node: Any, key: str = CHECKPOINT_KEY) -> str:
     """Return the checkpoints around a node, or other metadata that decompositions keep."""
     return str((node.meta.get("custom") or {}).get(key, ""))
 

@@ -21,7 +21,7 @@ from learncost.importer.refusals import (
     NotExportedError,
     SpecializedSizeError,
     exports,
-    raises_too,
+    fails_on_shapes,
 )
 from learncost.importer.tried import copied
 from learncost.importer.walk import ImportedModule, read_exported
@@ -138,7 +138,7 @@ def table_of(
     for sizes, values, symbols in tries:
         at = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
         if first:
-            if raises_too(module, values, first):  # without its export, which takes longer
+            if fails_on_shapes(module, values, first):  # without its export, which takes longer
                 continue
             observer.stage(f"reading {name}, tried with {at}")
         try:
@@ -154,7 +154,7 @@ def table_of(
             first = type(error)(
                 f"{error} (tried with {at}; if the code needs one size, write it in place of {letters})"
             )
-    if options.as_run or not isinstance(first, ExportOnlyError) or raises_too(module, values, first):
+    if options.as_run or not isinstance(first, ExportOnlyError) or fails_on_shapes(module, values, first):
         raise first
     raise type(first)(f"{first}; --as-run (in Python as_run=True) traces one run")
 

@@ -51,7 +51,7 @@ from learncost.ir.errors import InputError, shown
 AS_RUN = "; its size depends on values: --as-run (in Python as_run=True) takes those of one run"
 
 
-SAME_NUMBERS = ("_to_copy", "clone", "lift_fresh_copy", "detach", "alias", "expand", "view", "select.int")
+COPIES = ("_to_copy", "clone", "lift_fresh_copy", "detach", "alias", "expand", "view", "select.int")
 """Operators that return the numbers of their operand unchanged, or some of them."""
 
 
@@ -240,7 +240,7 @@ class GraphReader:
             return 0.0
         if name in ("ones", "ones_like", "new_ones"):
             return 1.0
-        if name in SAME_NUMBERS:
+        if name in COPIES:
             inner = self.values.get(node.args[0])
             return self.constant(inner) if isinstance(inner, GivenTensor) else None
         known = self.constants.tensors.get(node)

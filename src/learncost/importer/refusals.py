@@ -214,7 +214,7 @@ def is_by_func(error: BaseException) -> bool:
     return takes or any(ops in str(error) for ops in _DERIVATIVES)
 
 
-def raises_too(module: Any, values: Mapping[str, Any], error: InputError) -> bool:
+def fails_on_shapes(module: Any, values: Mapping[str, Any], error: InputError) -> bool:
     """Return whether a run with shapes only, without an export, raises the refused error."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode

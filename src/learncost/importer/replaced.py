@@ -18,7 +18,7 @@ from torch.nn.attention import flex_attention
 
 from learncost.ir.errors import InputError
 
-NO_CHANCE = -1e30
+LOG_OF_ZERO = -1e30
 """The logarithm of probability 0, as a finite number, so that sums of such terms have gradients, which are 0."""
 
 
@@ -51,15 +51,15 @@ def temporal_classification(
     skips = torch.nn.functional.pad((labels[:, 2:] != labels[:, :-2]) & (labels[:, 2:] != blank), (2, 0))
     chances = logarithms.gather(2, labels.expand(logarithms.shape[0], -1, -1))
     first = torch.arange(labels.shape[1], device=device) < 2
-    state = torch.where(first, chances[0], NO_CHANCE)
+    state = torch.where(first, chances[0], LOG_OF_ZERO)
     for time in range(1, logarithms.shape[0]):
-        one, two = (torch.nn.functional.pad(state, (by, -by), value=NO_CHANCE) for by in (1, 2))
-        ways = torch.logaddexp(torch.logaddexp(state, one), torch.where(skips, two, NO_CHANCE))
-        state = torch.where((many > time).unsqueeze(-1), ways + chances[time], state)
+        one, two = (torch.nn.functional.pad(state, (by, -by), value=LOG_OF_ZERO) for by in (1, 2))
+        scores = torch.logaddexp(torch.logaddexp(state, one), torch.where(skips, two, LOG_OF_ZERO))
+        state = torch.where((many > time).unsqueeze(-1), scores + chances[time], state)
     ends = state.gather(1, 2 * lasts.unsqueeze(-1)).squeeze(-1)
     labelled = state.gather(1, (2 * lasts - 1).clamp_min(0).unsqueeze(-1)).squeeze(-1)
-    each = -torch.logaddexp(ends, torch.where(lasts > 0, labelled, NO_CHANCE))
-    each = torch.where(each < -NO_CHANCE / 2, each, 0.0 if zero_infinity else math.inf)
+    each = -torch.logaddexp(ends, torch.where(lasts > 0, labelled, LOG_OF_ZERO))
+    each = torch.where(each < -LOG_OF_ZERO / 2, each, 0.0 if zero_infinity else math.inf)
     if reduction == 1:
         return (each / lasts.clamp_min(1)).mean()
     return each.sum() if reduction else each[0] if alone else each

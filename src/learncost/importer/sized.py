@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def plain(expression: Any) -> Any:
     """Rewrite an expression of a graph with sympy's own functions."""
-    ways = {
+    replacements = {
         theirs.ToFloat: lambda x: x,
         theirs.FloatPow: sympy.Pow,
         theirs.PowByNatural: sympy.Pow,
@@ -39,8 +39,8 @@ def plain(expression: Any) -> Any:
         theirs.OpaqueUnaryFn_log: sympy.log,
         theirs.OpaqueUnaryFn_exp: sympy.exp,
     }
-    for kind, way in ways.items():
-        expression = expression.replace(kind, way)
+    for kind, replacement in replacements.items():
+        expression = expression.replace(kind, replacement)
     return expression
 
 

@@ -122,7 +122,7 @@ def allocate(module: Any) -> None:
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.device.type == "meta":
                 there = torch.zeros_like(buffer, device="cpu")
-                setattr(there, INVENTED, True)
+                setattr(there, UNKNOWN_VALUES, True)
                 setattr(part, name, there)
         for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
             if type(parameter) is not nn.Parameter or parameter.device.type != "meta":
@@ -137,13 +137,13 @@ def allocate(module: Any) -> None:
             setattr(part, name, empty)
 
 
-INVENTED = "_is_invented"
+UNKNOWN_VALUES = "_is_invented"
 """The attribute that marks a buffer whose values were not given."""
 
 
 def has_numbers(buffer: Any) -> bool:
     """Return whether the values of a buffer are the module's."""
-    return buffer.device.type != "meta" and not hasattr(buffer, INVENTED)
+    return buffer.device.type != "meta" and not hasattr(buffer, UNKNOWN_VALUES)
 
 
 @contextmanager

@@ -52,11 +52,11 @@ def as_given(stored: StoredValue, shape: Sequence[Any], kept: Sequence[int]) -> 
     view = View.of(stored, [1 if place in kept else 0 for place in range(len(shape))])
     for place in kept:
         if equal(shape[place], 1):
-            view = at_its_place(view, place)
+            view = at_only_position(view, place)
     return view
 
 
-def at_its_place(view: View, dim: int) -> View:
+def at_only_position(view: View, dim: int) -> View:
     """Return a view that reads an axis of size one at its only position."""
     return view.read(dim, (), ())
 
@@ -108,7 +108,7 @@ def matrix_product(recorder: EquationRecorder, x: View, z: View, row_x: Letters,
                 added.append(alone[-1])
     result = recorder.matmul(list(zip(views, letters, strict=True)), out)
     for letter in added:
-        result = at_its_place(result, list(out).index(letter))
+        result = at_only_position(result, list(out).index(letter))
     return result
 
 

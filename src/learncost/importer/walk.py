@@ -231,28 +231,23 @@ def _outputs(reader: GraphReader, exported: Exported, node: Any, changes: bool) 
     if not every and not changes:
         raise InputError("the module returns no float tensor that depends on its weights or its float inputs")
     for _, value, node_name in every:
-        ways = () if value.dims else _ways(reader.recorder.equations, value.stored)
-        if ways and all(other.stored in ways for _, other, _ in every):
+        ancestors = () if value.dims else _ancestors(reader.recorder.equations, value.stored)
+        if ancestors and all(other.stored in ancestors for _, other, _ in every):
             return [("loss", value, node_name)]
     return every
 
 
-def _ways(equations: Sequence[Equation], end: StoredValue) -> set[StoredValue]:
+def _ancestors(equations: Sequence[Equation], end: StoredValue) -> set[StoredValue]:
     """Return every value through which an end passes a gradient."""
-    ways = {end}
+    ancestors = {end}
     for equation in reversed(equations):
-        if equation.op != "stop_gradient" and any(read.view.stored in ways for read in equation.left):
-            ways.update(equation.reads)
-    return ways
+        if equation.op != "stop_gradient" and any(read.view.stored in ancestors for read in equation.left):
+            ancestors.update(equation.reads)
+    return ancestors
 
 
 def _written(
-    reader: GraphReader,
-    exported: Exported,
-    weights: dict[StoredValue, str],
-    name: str,
-    fold: bool,
-    writer: TextWriter,
+    reader: GraphReader, exported: Exported, weights: dict[StoredValue, str], name: str, fold: bool, writer: TextWriter
 ) -> ImportedModule:
     """Return the layer of a graph whose nodes are recorded."""
     changed = changes(reader, exported, weights)

@@ -90,7 +90,7 @@ def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int)
     return positions
 
 
-def beyond_of(term: Term) -> list[tuple[int, float]]:
+def fill_values(term: Term) -> list[tuple[int, float]]:
     """Return the axes that may be read out of bounds, each with its fill value; 0 for a sharded axis."""
     parts = [(place, 0.0) for place, axis in enumerate(term.axes) if isinstance(axis, Read) and sharded_over(axis.axis)]
     return [*((place, at.outside) for place, at in term.beyond), *parts]

@@ -17,8 +17,8 @@ from learncost.interpreter.moves import (
     Exchange,
     Reader,
     Sizes,
-    beyond_of,
     collected,
+    fill_values,
     index_of,
     move_of,
     reader,
@@ -186,7 +186,7 @@ def _moving(line: Product, roles: Mapping[str, Value]) -> Operation:
 
 
 def _gathering(term: Term, want: tuple[str, ...], declared: tuple[str, ...]) -> Operation:
-    beyond = beyond_of(term)
+    beyond = fill_values(term)
 
     def gathered(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
         array, index = values[term.name], index_of(term, values, sizes, term.loops, declared)
@@ -200,7 +200,7 @@ def _gathering(term: Term, want: tuple[str, ...], declared: tuple[str, ...]) -> 
 
 
 def _scattering(left: Term, term: Term, declared: tuple[str, ...]) -> Operation:
-    want, beyond = left.loops, beyond_of(left)
+    want, beyond = left.loops, fill_values(left)
 
     def scattered(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
         array, shape = values[term.name], [*shape_of(declared, sizes)]

@@ -76,10 +76,7 @@ ATTEMPTS: tuple[tuple[str, Advice], ...] = (
         r"∑|Σ|\bsum_\w+|\b(?:reduce_sum|add_reduce)\s*[\[(]",
         "an axis that is not on the left is summed, and the sum of one value over d is Y[M] = sum[d](X[M d])",
     ),
-    (
-        r"\b(?:average|avg|reduce_mean)\s*[\[(]",
-        "the mean over d is Y[M] = mean[d](X[M d])",
-    ),
+    (r"\b(?:average|avg|reduce_mean)\s*[\[(]", "the mean over d is Y[M] = mean[d](X[M d])"),
     (r"\bmax(?:imum)?\s*\(|\bclamp\b|\bclip\b", "the larger of two is maximum(X[M], 0[]), and of 0 and X relu(X[M])"),
     (
         r"(?i)\b(?:layer_?norm|batch_?norm|group_?norm)\b",
@@ -119,7 +116,7 @@ def advice(text: str) -> str:
     return ""
 
 
-def in_two_lines(text: str) -> str:
+def as_two_lines(text: str) -> str:
     """Return the correction of a line that multiplies and adds, after a semicolon: a product, then the sum."""
     left, _, right = (part.strip() for part in text.partition("="))
     terms = re.split(r"(?<=\])\s*([-+])\s*", right)

@@ -108,11 +108,11 @@ def header_advice(line: str) -> str:
     return header_advice(line)
 
 
-def in_two_lines(line: str) -> str:
+def as_two_lines(line: str) -> str:
     """Return a line that multiplies and adds as two lines."""
-    from learncost.ir.attempts import in_two_lines
+    from learncost.ir.attempts import as_two_lines
 
-    return in_two_lines(line)
+    return as_two_lines(line)
 
 
 RETIRED: Mapping[str, Mapping[str, str]] = {
@@ -120,9 +120,9 @@ RETIRED: Mapping[str, Mapping[str, str]] = {
         "table": "graph",
         "autograd": "eager",
         **{
-            f"{name}-{way}": f"eager {flags}"
+            f"{name}-{suffix}": f"eager {flags}"
             for name in ("eager", "autograd")
-            for way, flags in (
+            for suffix, flags in (
                 ("foreach", "--optimizer-implementation foreach"),
                 ("for-loop", "--optimizer-implementation for-loop"),
                 ("in-backward", "--plan fused-update"),

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from math import isinf
 
 from learncost.ir.affine import Affine, AffineTerm, total
-from learncost.ir.errors import in_two_lines
+from learncost.ir.errors import as_two_lines
 from learncost.ir.line import Condition, Line, Op, Product, Sum
-from learncost.ir.parsed import OWN, LayerCall
+from learncost.ir.parsed import OWN_NAMES, LayerCall
 from learncost.ir.polynomial import LARGEST
 from learncost.ir.term import Literal, Operand, Read, Term
 
@@ -24,7 +24,7 @@ def is_name(text: str) -> bool:
     return bool(re.fullmatch(_NAME, text)) and f"_{text.replace('.', '_')}".isidentifier()
 
 
-class UnexpectedTokenError(Exception):
+class TokenError(Exception):
     """A token that cannot be parsed, with a correction where one is known."""
 
     def __init__(self, message: str, advice: str = "") -> None:
@@ -32,11 +32,11 @@ class UnexpectedTokenError(Exception):
         self.advice = advice
 
 
-def check_whole(digits: str) -> int:
-    """Return the integer that the digits write. Raises `UnexpectedTokenError` for one that is larger than `LARGEST`."""
+def integer_of(digits: str) -> int:
+    """Return the integer that the digits write. Raises `TokenError` for one that is larger than `LARGEST`."""
     number = int(digits)
     if number > LARGEST:
-        raise UnexpectedTokenError(f"{number:g} is larger than {LARGEST:,}, the largest whole number in a table")
+        raise TokenError(f"{number:g} is larger than {LARGEST:,}, the largest whole number in a table")
     return number
 
 
@@ -65,9 +65,7 @@ class LineReader:
 
     def expect(self, mark: str) -> None:
         if not self.take(mark):
-            raise UnexpectedTokenError(
-                f"expected {mark!r}" + (f" before {self.peek!r}" if not self.done else " at the end")
-            )
+            raise TokenError(f"expected {mark!r}" + (f" before {self.peek!r}" if not self.done else " at the end"))
 
     def kind(self, ahead: int = 0) -> str:
         at = self.position + ahead
@@ -79,39 +77,39 @@ class LineReader:
 
     def name(self) -> str:
         if self.kind() != "name":
-            raise UnexpectedTokenError(f"expected a name{f' before {self.peek!r}' if self.peek else ' at the end'}")
+            raise TokenError(f"expected a name{f' before {self.peek!r}' if self.peek else ' at the end'}")
         if not is_name(self.value().rstrip("'")):
-            raise UnexpectedTokenError(f"{self.value()!r} is not a name: use letters, digits and _")
+            raise TokenError(f"{self.value()!r} is not a name: use letters, digits and _")
         self.position += 1
         return self.tokens[self.position - 1][1]
 
     def iterations(self) -> str:
         """Parse the trip count of a loop, as a number."""
-        if self.kind() != "number" or not self.value().isdecimal() or check_whole(self.value()) < 1:
-            raise UnexpectedTokenError(f"expected the name of an axis or a whole number of iterations, not {self.peek}")
+        if self.kind() != "number" or not self.value().isdecimal() or integer_of(self.value()) < 1:
+            raise TokenError(f"expected the name of an axis or a whole number of iterations, not {self.peek}")
         self.position += 1
         return self.value(-1)
 
     def number(self) -> float:
         if self.kind() != "number":
-            raise UnexpectedTokenError("expected a number")
+            raise TokenError("expected a number")
         number = float(self.value())
         if isinf(number) and not self.value().endswith("inf"):
-            raise UnexpectedTokenError(f"{self.value()} is larger than the largest floating-point number")
+            raise TokenError(f"{self.value()} is larger than the largest floating-point number")
         self.position += 1
         return number
 
     def term(self) -> Term:
         operand = self.operand()
         if isinstance(operand, Literal):
-            raise UnexpectedTokenError("expected a value, not a number")
+            raise TokenError("expected a value, not a number")
         return operand
 
     def size(self) -> str:
         """Parse a size: a name, an integer, or in parentheses a sum of sizes and integers."""
         if not self.take("("):
             if self.kind() == "number" and self.value().isdecimal():
-                check_whole(self.value())
+                integer_of(self.value())
                 self.position += 1
                 return self.value(-1)
             return self.name()
@@ -122,18 +120,18 @@ class LineReader:
                 if self.kind() == "name" or (self.kind() == "number" and sign):
                     sign = "*"  # as in 2 M
                 elif sign not in ("", "+", "-"):
-                    raise UnexpectedTokenError("sizes are added, as in #(M+N)^-1[]")
+                    raise TokenError("sizes are added, as in #(M+N)^-1[]")
                 else:
                     self.position += bool(sign)
                 text += sign
             if self.kind() == "number" and self.value().lstrip("-").isdecimal():
-                check_whole(self.value().lstrip("-"))
+                integer_of(self.value().lstrip("-"))
                 text += self.value()
                 self.position += 1
             else:
                 text += self.name()
         if not text:
-            raise UnexpectedTokenError("sizes are added, as in #(M+N)^-1[]")
+            raise TokenError("sizes are added, as in #(M+N)^-1[]")
         return text
 
     def operand(self) -> Operand:
@@ -148,13 +146,13 @@ class LineReader:
                 sizes.append(self.size())
             power = self.number() if self.take("^") else 1.0
             if isinf(power):
-                raise UnexpectedTokenError("a size is raised to a number, not to infinity")
+                raise TokenError("a size is raised to a number, not to infinity")
             self.expect("[")
             self.expect("]")
             return Literal(1.0, tuple(sizes), power)
         name = self.name()
         if name.endswith("'"):
-            raise UnexpectedTokenError(f"{name!r}: a prime belongs to an axis, not to a name")
+            raise TokenError(f"{name!r}: a prime belongs to an axis, not to a name")
         self.expect("[")
         axes: list[str | Read] = []
         while not self.take("]"):
@@ -163,7 +161,7 @@ class LineReader:
         term = Term(name, tuple(axes))
         plain = [axis for axis in axes if isinstance(axis, str)]
         if len(set(plain)) < len(plain):
-            raise UnexpectedTokenError(*twice(term))
+            raise TokenError(*twice(term))
         return term
 
     def place(self) -> Term | Affine:
@@ -192,7 +190,7 @@ class LineReader:
             value = self.number()
             if not (value.is_integer() and abs(value) <= LARGEST):
                 limit = f"whole numbers up to {LARGEST:,}" if abs(value) > LARGEST else "whole numbers"
-                raise UnexpectedTokenError(f"an index on an axis takes {limit}, not {value:g}", ": y=2 i + u - 1")
+                raise TokenError(f"an index on an axis takes {limit}, not {value:g}", ": y=2 i + u - 1")
             factor *= int(value)
         while self.take("#"):
             sizes.append(self.name())
@@ -200,16 +198,14 @@ class LineReader:
         if self.kind() == "name" and self.value(1) not in ("=", "["):
             axis = self.name()
         if not number and not sizes and not axis:
-            raise UnexpectedTokenError(
-                "an index on an axis is written as in y=2 i + u - 1, or as an index array T[B M]"
-            )
+            raise TokenError("an index on an axis is written as in y=2 i + u - 1, or as an index array T[B M]")
         return AffineTerm(factor, tuple(sizes), axis, over)
 
     def whole_number(self) -> int:
         """Parse an integer from 1."""
         value = self.number()
         if not (value.is_integer() and 1 <= value <= LARGEST):
-            raise UnexpectedTokenError(f"a size is divided by a whole number from 1 to {LARGEST:,}, not by {value:g}")
+            raise TokenError(f"a size is divided by a whole number from 1 to {LARGEST:,}, not by {value:g}")
         return int(value)
 
     def right(self, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Line | LayerCall:
@@ -234,11 +230,11 @@ class LineReader:
         if len(terms) == 1 and signs == [1]:
             while not self.done:
                 if self.peek in ("+", "-"):
-                    raise UnexpectedTokenError("a line is a product or a sum, not both", in_two_lines(self.body))
+                    raise TokenError("a line is a product or a sum, not both", as_two_lines(self.body))
                 terms.append(self.operand())
             return Product(left, tuple(terms), where)
         if not self.done:
-            raise UnexpectedTokenError("a line is a product or a sum, not both", in_two_lines(self.body))
+            raise TokenError("a line is a product or a sum, not both", as_two_lines(self.body))
         return Sum(left, tuple(terms), where, signs=tuple(signs))
 
     def _applied_with_axes(self) -> bool:
@@ -258,13 +254,13 @@ class LineReader:
         bare = self.kind() == "name" and self.value(1) in (",", ")", ";")
         if bare or self.peek == ";":
             if axes:
-                raise UnexpectedTokenError("a call takes names without axes before its parenthesis")
+                raise TokenError("a call takes names without axes before its parenthesis")
             return self.call(name, left, where)
         operands: list[Operand] = []
         while not self.take(")"):
             operands.append(self.operand())
             if not self.take(",") and self.peek != ")":
-                raise UnexpectedTokenError(f"{name} takes operands separated by commas")
+                raise TokenError(f"{name} takes operands separated by commas")
         return Op(left, tuple(operands), where, op=name, axes=axes)
 
     def call(self, layer: str, left: tuple[Term, ...], where: tuple[Condition, ...]) -> LayerCall:
@@ -276,23 +272,21 @@ class LineReader:
             self.take(",")
         if self.take(";"):
             while self.peek != ")":
-                name = OWN if self.take(OWN) else self.name()
-                if name != OWN and self.take("="):
+                name = OWN_NAMES if self.take(OWN_NAMES) else self.name()
+                if name != OWN_NAMES and self.take("="):
                     axes.append((name, self.name() if self.kind() == "name" else self.iterations()))
                 else:
                     weights.append(name)
                 self.take(",")
         self.expect(")")
         if primed := [name for name in weights if name.endswith("'")]:
-            raise UnexpectedTokenError(
-                f"{primed[0]!r}: a prime belongs to an axis, not to a weight", "; an axis has N = M'"
-            )
-        if OWN in weights and len(weights) > 1:
-            raise UnexpectedTokenError(
-                f"{OWN} stands for all weights of {layer}", "; give it alone, or a name for each weight"
+            raise TokenError(f"{primed[0]!r}: a prime belongs to an axis, not to a weight", "; an axis has N = M'")
+        if OWN_NAMES in weights and len(weights) > 1:
+            raise TokenError(
+                f"{OWN_NAMES} stands for all weights of {layer}", "; give it alone, or a name for each weight"
             )
         if len(dict(axes)) < len(axes):
-            raise UnexpectedTokenError(f"an axis of {layer} is named twice", "; write N = M' once")
+            raise TokenError(f"an axis of {layer} is named twice", "; write N = M' once")
         return LayerCall(left, layer, tuple(arguments), tuple(weights), tuple(axes), where, self.text)
 
 
@@ -312,7 +306,7 @@ def _tokens(body: str) -> Iterator[tuple[str, str]]:
     while position < len(body.rstrip()):
         match = _TOKEN.match(body, position)
         if not match:
-            raise UnexpectedTokenError(f"{body[position]!r} is not expected")
+            raise TokenError(f"{body[position]!r} is not expected")
         kind, value = match.lastgroup or "", match.group(match.lastgroup or "")
         # A minus sign right after a term is a sign between terms, not a part of the number.
         if kind == "number" and value.startswith("-") and body[:position].rstrip().endswith("]"):

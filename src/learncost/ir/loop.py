@@ -12,7 +12,7 @@ from learncost.ir.line import Line, Op, Sum
 from learncost.ir.term import Term
 from learncost.ir.value import Value, axes_of
 
-ONE_TURN = "turn."
+AT_MOST_ONCE = "turn."
 """The beginning of the name of the trip count of a loop that runs once at most."""
 
 
@@ -50,7 +50,7 @@ class Loop:
     @property
     def runs_once(self) -> bool:
         """Return whether no iteration has a previous one; stages count such a loop by a name."""
-        return self.count == "1" or self.count.startswith(ONE_TURN)
+        return self.count == "1" or self.count.startswith(AT_MOST_ONCE)
 
     @cached_property
     def axes(self) -> Mapping[str, tuple[str, ...]]:
@@ -191,7 +191,7 @@ def repeats(lines: Iterable[Statement]) -> Iterator[Loop]:
     return (line for line, _ in visit(lines) if isinstance(line, Loop))
 
 
-def round_rings(lines: Iterable[Statement]) -> Iterator[Line]:
+def lines_in_rings(lines: Iterable[Statement]) -> Iterator[Line]:
     """Yield the lines of loops in which shards move round a ring of devices."""
     return (line for line, nest in walk(lines) if any(loop.around for loop in nest.loops))
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError, NotationError, advice, header_advice
 from learncost.ir.line import Condition, Line, Meta, Op, Opaque, RunningStatistics
-from learncost.ir.line_reader import LineReader, UnexpectedTokenError, check_whole, is_name
+from learncost.ir.line_reader import LineReader, TokenError, integer_of, is_name
 from learncost.ir.loop import Carry
 from learncost.ir.parsed import Header, LayerCall, Parsed, ParsedLoop
 from learncost.ir.polynomial import Polynomial
@@ -37,7 +37,7 @@ _OPAQUE = re.compile(
 _RUNNING = re.compile(
     r"\srunning\s+([^\s\[\]]+)\[([^\[\]]*)\]\s+([^\s\[\]]+)\[\2\](?:\s+([^\s\[\]]+)\[\])?\s+momentum\s+(\S+)\s*$"
 )
-_TURNED = {">": "<", ">=": "<="}
+_MIRRORED = {">": "<", ">=": "<="}
 
 
 def split_names(text: str | None) -> tuple[str, ...]:
@@ -197,8 +197,8 @@ def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term
             left.append(reader.term())
         line = reader.right(tuple(left), where)
         if not reader.done:
-            raise UnexpectedTokenError(f"{reader.peek!r} is not expected")
-    except UnexpectedTokenError as refused:
+            raise TokenError(f"{reader.peek!r} is not expected")
+    except TokenError as refused:
         raise NotationError(f"{refused}{refused.advice or advice(body) or advice(text)}", text) from None
     return left, line
 
@@ -208,8 +208,8 @@ def _whole(side: str, line: str) -> int:
     if side and not side.isdecimal() and not is_name(side.rstrip("'")):
         raise NotationError(f"{side!r} is not a name: use letters, digits and _", line)
     try:
-        return check_whole(side) if side.isdecimal() else 0
-    except UnexpectedTokenError as refused:
+        return integer_of(side) if side.isdecimal() else 0
+    except TokenError as refused:
         raise NotationError(str(refused), line) from None
 
 
@@ -227,9 +227,9 @@ def _condition(text: str, line: str) -> Condition:
     if lower.isdigit() and upper.isdigit():
         raise NotationError(f"where {lower} {relation} {upper} has no axis", line)
     if window is None:
-        if relation in _TURNED or (relation not in ("<", "<=") and lower.isdigit()):
+        if relation in _MIRRORED or (relation not in ("<", "<=") and lower.isdigit()):
             lower, upper = upper, lower
-        return Condition(lower, upper, _TURNED.get(relation, relation))
+        return Condition(lower, upper, _MIRRORED.get(relation, relation))
     if lower.isdigit() or upper.isdigit() or relation not in ("<", "<="):
         raise NotationError("a window needs two axes, as in `where N <= M < N + w`", line)
     if start != lower:

@@ -9,7 +9,7 @@ from learncost.ir.line import Condition, Line
 from learncost.ir.loop import Carry
 from learncost.ir.term import Term
 
-OWN = "*"
+OWN_NAMES = "*"
 """In place of a call's weights: weights and values inside keep the names that the called layer has for them."""
 
 
@@ -39,7 +39,7 @@ class LayerCall:
     @property
     def is_own(self) -> bool:
         """Return whether the called lines are inlined under their own names."""
-        return self.weights == (OWN,)
+        return self.weights == (OWN_NAMES,)
 
 
 @dataclass(frozen=True)

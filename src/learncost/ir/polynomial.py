@@ -33,10 +33,10 @@ def base(axis: str) -> str:
 
 def marked(axis: str) -> str:
     """Return the size with the mark of a received shard: `M/cp~` for `M/cp~'`."""
-    return base(axis) + (ROUND if comes_round(axis) else "")
+    return base(axis) + (ROUND if is_received_shard(axis) else "")
 
 
-def comes_round(axis: str) -> bool:
+def is_received_shard(axis: str) -> bool:
     """Return whether an axis is a shard received from another device of a ring."""
     return ROUND in axis
 
@@ -107,7 +107,7 @@ def sharded_over(axis: str) -> tuple[str, ...]:
     return tuple(part for part in base(axis).split("/")[1:] if not part.isdigit())
 
 
-def down_to(axis: str, mesh_axis: str) -> str:
+def sharding_prefix(axis: str, mesh_axis: str) -> str:
     """Return an axis with its sharding up to and including a mesh axis: `e/tp/ep` of `e/tp/ep/dp`."""
     names = sharded_over(axis)
     return "/".join((base(axis).partition("/")[0], *names[: names.index(mesh_axis) + 1]))
@@ -136,7 +136,7 @@ def held(axis: str, sizes: Mapping[str, Any]) -> tuple[int, int]:
     mesh_axes, outer = sharded_over(axis), whole(axis)
     first, many = 0, int(size_of(outer, sizes))
     for mesh_axis in mesh_axes:
-        is_round = mesh_axis == mesh_axes[-1] and comes_round(axis)
+        is_round = mesh_axis == mesh_axes[-1] and is_received_shard(axis)
         outer = f"{base(outer)}/{mesh_axis}"
         size, place = int(size_of(outer, sizes)), sizes[here(f"{mesh_axis}{ROUND}" if is_round else mesh_axis)]
         first, many = first + min(place * size, many), max(0, min(size, many - place * size))

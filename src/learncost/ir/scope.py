@@ -9,7 +9,7 @@ from learncost.ir.errors import NotationError, advice, close_to
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.line_reader import twice
 from learncost.ir.loop import Carry, Loop, Statement, walk
-from learncost.ir.parsed import OWN, Header, LayerCall, Parsed, ParsedLoop
+from learncost.ir.parsed import OWN_NAMES, Header, LayerCall, Parsed, ParsedLoop
 from learncost.ir.polynomial import base, names_of_sizes
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
@@ -282,7 +282,7 @@ class _TableScope:
                 raise NotationError(f"{name} is not defined before it is read", call.text)
         expansion = self.expand(call, lambda name: self.axes.get(self.current.get(name, "")))
         if call.is_own and (twice := sorted(expansion.made & self.taken)):
-            problem = f"{twice[0]} is a value of {call.layer} and of this layer: give a prefix in place of {OWN}"
+            problem = f"{twice[0]} is a value of {call.layer} and of this layer: give a prefix in place of {OWN_NAMES}"
             raise NotationError(problem, call.text)
         self.roles |= {name: value for name, value in expansion.roles.items() if name not in self.roles}
         for name in (*expansion.weights, *expansion.drawn):

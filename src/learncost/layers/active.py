@@ -106,7 +106,7 @@ PART = "part:"
 SHOWN = "shown as:"
 NAMES = "names:"
 
-SAID = (PART, SHOWN, NAMES)
+SHIPPED_KEYWORDS = (PART, SHOWN, NAMES)
 """The keywords of lines that only the files of shipped layers have."""
 
 NO_LAYER = "shared_weights"  # the layer of lines that add gradients of weights shared by iterations
@@ -155,5 +155,5 @@ def _said(name: str) -> Mapping[str, str]:
     if not name.isidentifier() or not file.is_file():
         return {}
     lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    said = {key: [line.removeprefix(key).strip() for line in lines if line.startswith(key)] for key in SAID}
+    said = {key: [line.removeprefix(key).strip() for line in lines if line.startswith(key)] for key in SHIPPED_KEYWORDS}
     return {key: ", ".join(several) for key, several in said.items() if several}

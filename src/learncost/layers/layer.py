@@ -22,7 +22,7 @@ from learncost.ir.stated import check as check_roles
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
-from learncost.layers.active import SAID
+from learncost.layers.active import SHIPPED_KEYWORDS
 from learncost.layers.called import expanded, own_equations
 from learncost.layers.gradient_plan import GradientPlan
 from learncost.layers.spelling import differentiable, spell
@@ -181,7 +181,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     ('A',)
     """
     if isinstance(text, str) and re.fullmatch(r"\s*[\w .-]+\s*", text, re.ASCII) and "\n" not in text.strip():
-        return shipped_layer(usual_names().get(plain(text), text.strip()))
+        return shipped_layer(names_of_layers().get(plain(text), text.strip()))
     if not isinstance(text, str):
         raise NotationError(f"a layer must be a text in the notation, not {text!r}")
     text, *others = _EVALUATION.split(text.removeprefix("\ufeff"), maxsplit=1)
@@ -209,7 +209,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
             declarations.append(line)
         elif stated.take(line):
             declarations.append(line)
-        elif line.strip() and not line.strip().startswith((ALSO, *SAID)):  # only in files of shipped layers
+        elif line.strip() and not line.strip().startswith((ALSO, *SHIPPED_KEYWORDS)):  # only in files of shipped layers
             lines.append(line)
     header = parse_header(lines[0] if lines else "")
     parsed = defined(header, parse_lines(lines[1:]), layers or {}, spelled(roles, header), equations)
@@ -452,7 +452,7 @@ def shipped() -> tuple[str, ...]:
 
 
 @cache
-def usual_names() -> Mapping[str, str]:
+def names_of_layers() -> Mapping[str, str]:
     """Map the names and synonyms of shipped layers, as `plain` spells them, to the layers' names."""
     usual: dict[str, str] = {}
     for name in shipped():

@@ -16,7 +16,7 @@ from learncost.ir.value import Value
 from learncost.ops import is_log_softmax
 
 
-def named_once(table: Table) -> Table:
+def propagate_copies(table: Table) -> Table:
     """Return the table without lines that only rename an array; lines that read the new name read the original. Outputs
     keep their names."""
     return replace(table, lines=_named(table.lines, table.axes, set(table.outputs), {}))

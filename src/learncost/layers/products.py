@@ -132,7 +132,7 @@ BOTH_GRADIENTS = frozenset({"_euclidean_dist"})
 tools/autograd/derivatives.yaml, _euclidean_dist_backward)."""
 
 
-SEEN_BACKWARD = frozenset({"addbmm"})
+COUNTED_BACKWARD = frozenset({"addbmm"})
 """Operators without a formula in FlopCounterMode whose gradients autograd computes by bmm, which has one (torch 2.13.0,
 tools/autograd/derivatives.yaml).
 """
@@ -141,7 +141,7 @@ tools/autograd/derivatives.yaml).
 def has_a_formula(line: Line, operators: Collection[str]) -> bool:
     """Return whether a counter with formulas of these operators counts a line."""
     operator = operator_name(line.meta.operator)
-    return operator in operators or (operator in SEEN_BACKWARD and line.meta.phase in ("backward", "weight_update"))
+    return operator in operators or (operator in COUNTED_BACKWARD and line.meta.phase in ("backward", "weight_update"))
 
 
 def is_in_a_kernel(line: Product) -> bool:

@@ -128,7 +128,7 @@ def with_one(axes: Sequence[Axis], number: int) -> tuple[Axis, ...]:
     return (*axes[:number], one, *axes[number + 1 :])
 
 
-def behind_another(left: Term, names: Iterable[str], number: int, meta: Meta) -> Line:
+def stacking_line(left: Term, names: Iterable[str], number: int, meta: Meta) -> Line:
     """Return a line that concatenates arrays along an axis in which each has length 1."""
     along = str(left.axes[number])
     declared = with_one(left.axes, number)

@@ -223,7 +223,7 @@ def _apart(
     )
 
 
-def learned_text(model: Model, learned: Adaptation | TrainableWeights) -> str:
+def trainable_text(model: Model, learned: Adaptation | TrainableWeights) -> str:
     """Return a description of the trainable parameters, with a note if a tied head and embedding are trained
     together."""
     read = [name for line in model.table.lines for name in line.reads]

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError, nearest, printable, shown
-from learncost.layers.layer import Layer, shipped, shipped_layer, usual_names
+from learncost.layers.layer import Layer, names_of_layers, shipped, shipped_layer
 from learncost.models.families import names as family_names
 from learncost.models.files import NOTATION, looks_like_path, read_layer, read_path, read_stream
 from learncost.ops import plain
@@ -292,7 +292,7 @@ def layer_or_model(name: str | Layer) -> Layer | str:
     """
     if isinstance(name, Layer):
         return name
-    if layer_name := usual_names().get(plain(name)):
+    if layer_name := names_of_layers().get(plain(name)):
         return shipped_layer(layer_name)
     if name.endswith(NOTATION):
         return read_layer(Path(name))

@@ -87,7 +87,7 @@ class Rewriting:
     when: str = ""
 
 
-USUAL_LENGTH = 4096
+DEFAULT_LENGTH = 4096
 """The longest default length of a sequence.
 
 Llama 2, DeepSeek-V2 and V3, Qwen2.5 and Phi-4 are pretrained at 4,096 tokens, and a last, short stage extends the
@@ -181,8 +181,8 @@ class Family:
         return self._usual(self.target_length) if self.target_length else ""
 
     def _usual(self, context: str) -> str:
-        """Return an expression for the shorter of a context and `USUAL_LENGTH`, or the length that a layer states."""
-        return context if self.layer is not None else f"min({context}, {USUAL_LENGTH})"
+        """Return an expression for the shorter of a context and `DEFAULT_LENGTH`, or the length that a layer states."""
+        return context if self.layer is not None else f"min({context}, {DEFAULT_LENGTH})"
 
     @property
     def makes(self) -> frozenset[str]:

@@ -19,7 +19,7 @@ from learncost.models.adaptation import TrainableWeights
 from learncost.models.model import Model
 from learncost.models.modules import module_of
 from learncost.models.parts import NamedParts
-from learncost.models.purposes import weighs_tokens
+from learncost.models.purposes import is_attention_softmax
 
 _PATHS = ("lora_A", "lora_B")
 
@@ -255,7 +255,7 @@ def _is_head(path: str) -> bool:
 def _kinds(lines: list[Line], stacks: list[str]) -> tuple[tuple[str, ...], ...]:
     """Return the weights of each block of an iteration; several blocks are distinguished by the prefixes of their
     weights."""
-    if sum(map(weighs_tokens, lines)) < 2:
+    if sum(map(is_attention_softmax, lines)) < 2:
         return (tuple(stacks),)
     kinds: dict[str, list[str]] = {}
     for name in stacks:

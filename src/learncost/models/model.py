@@ -24,7 +24,7 @@ from learncost.models.compose import CompositionPlan, PlannedLayer, plan
 from learncost.models.configuration import PROJECTED, Configuration, family_of, of_layer
 from learncost.models.expression import evaluate, names
 from learncost.models.families import instead
-from learncost.models.tables import RUN, check_limits, check_open, family_of_layer, letters, looked_up
+from learncost.models.tables import RUN, check_limits, check_open, family_of_layer, letters, lookup_axes
 
 if TYPE_CHECKING:
     from learncost.passes.quantized import Quantized
@@ -129,7 +129,7 @@ class Model:
             return axes["B"], axes["N"], axes["M"]
         if "M" in axes_of(self.table):
             return axes["B"], axes["M"], None
-        rows = max((prod(axes[base(axis)] for axis in each) for each in looked_up(self.table)), default=0)
+        rows = max((prod(axes[base(axis)] for axis in each) for each in lookup_axes(self.table)), default=0)
         return axes["B"], rows // axes["B"] or 1, None  # of the largest embedding, whatever the length is called
 
     def tokens(self, axes: Mapping[str, int]) -> int:

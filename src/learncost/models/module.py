@@ -8,18 +8,18 @@ from learncost.models.expression import evaluate
 from learncost.models.families import ACTIVATIONS, FAMILIES
 from learncost.models.model import Model
 from learncost.models.modules import joint
-from learncost.program.autograd.module import MODULES, USUAL_MODULE, Module, UserModule
+from learncost.program.autograd.module import DEFAULT_MODULE, MODULES, Module, UserModule
 
 
-def usual_module(model: Model, recomputes: bool = False) -> str:
+def default_module(model: Model, recomputes: bool = False) -> str:
     """Return the name of the default code of a model: transformers' for a model of a family, otherwise a layer's lines
     or an imported module."""
     if model.configuration.layer is None:
-        return USUAL_MODULE
-    return Module.name if recomputes or runs_otherwise(model) else UserModule.name
+        return DEFAULT_MODULE
+    return Module.name if recomputes or why_not_runnable(model) else UserModule.name
 
 
-def runs_otherwise(model: Model) -> str:
+def why_not_runnable(model: Model) -> str:
     """Return the reason why a model's imported module cannot run; "" if it can."""
     layer = model.configuration.layer
     if layer is None:
@@ -32,7 +32,7 @@ def runs_otherwise(model: Model) -> str:
     return ""
 
 
-def learns_otherwise(model: Model) -> bool:
+def trains_other_weights(model: Model) -> bool:
     """Return whether the model's trainable weights differ from those of the imported module."""
     layer = model.configuration.layer
     return layer is not None and {*model.learning} != {*layer.table.weights} - {*layer.frozen}

@@ -12,7 +12,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.models.model import Model
 from learncost.models.modules import is_module, joint, names, weights_named
-from learncost.models.purposes import layers_that, linear_layers
+from learncost.models.purposes import layers_with, linear_layers
 from learncost.ops import is_normalization
 from learncost.passes.rewrite_lora import LoraTarget, is_linear, is_lookup, is_of_experts
 
@@ -79,7 +79,7 @@ class NamedParts:
         if not places:
             last = max((n for n, line in enumerate(after) if self._multiplies(line)), default=0)
             after = after[last:]
-        norms = layers_that(self.lines, is_normalization) - layers_that(self.lines, self._multiplies)
+        norms = layers_with(self.lines, is_normalization) - layers_with(self.lines, self._multiplies)
         self.head = self.read_by(line for line in after if isinstance(line, Line) and line.meta.layer not in norms)
         self.embeddings = tuple(w for w in self.table.weights if any(_looks_up(line, w) for line in outside))
         linear = linear_layers(model)

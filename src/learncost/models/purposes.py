@@ -14,7 +14,7 @@ from learncost.ops import entry, is_choice, is_softmax
 from learncost.passes.rewrite_lora import is_linear
 
 
-def layers_that(lines: Iterable[Line], does: Callable[[Line], bool]) -> frozenset[str]:
+def layers_with(lines: Iterable[Line], does: Callable[[Line], bool]) -> frozenset[str]:
     """Return the layers with a line that satisfies a condition."""
     return frozenset(line.meta.layer for line in lines if does(line))
 
@@ -24,7 +24,7 @@ def activates(line: Line) -> bool:
     return isinstance(line, Op) and entry(line.op).pointwise and len(line.right) == 1
 
 
-def weighs_tokens(line: Line) -> bool:
+def is_attention_softmax(line: Line) -> bool:
     """Return whether a line is the softmax of self-attention."""
     if not is_softmax(line):
         return False
@@ -34,13 +34,13 @@ def weighs_tokens(line: Line) -> bool:
 
 def attentions(lines: Collection[Line]) -> tuple[frozenset[str], frozenset[str]]:
     """Return the layers with self-attention, and those with cross-attention."""
-    made = {line.name for line in lines if is_softmax(line) and not weighs_tokens(line)}
+    made = {line.name for line in lines if is_softmax(line) and not is_attention_softmax(line)}
 
     def sums_values(line: Line) -> bool:
         return is_sum_of_products(line) and line.sides.are_of_matrices and bool(made & {*line.reads})
 
-    attending = layers_that(lines, weighs_tokens)
-    return attending, layers_that(lines, sums_values) - attending
+    attending = layers_with(lines, is_attention_softmax)
+    return attending, layers_with(lines, sums_values) - attending
 
 
 def linear_layers(model: Model) -> frozenset[str]:

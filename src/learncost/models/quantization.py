@@ -65,10 +65,5 @@ def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
     if not learns or (trained is None and not kind.learns):
         trained = model.learning if learns else ()
     return replace(
-        model,
-        table=table,
-        sizes={**model.sizes, **block_counts},
-        quantized=stored,
-        plain=model.table,
-        trained=trained,
+        model, table=table, sizes={**model.sizes, **block_counts}, quantized=stored, plain=model.table, trained=trained
     )

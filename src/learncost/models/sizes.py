@@ -60,7 +60,7 @@ RUN_SIZES = (
 CANONICAL = {spelling: size.name for size in MODEL_SIZES + RUN_SIZES for spelling in (size.name, *size.spellings)}
 """Every accepted spelling and its canonical name."""
 
-OF_A_RUN = {spelling: size.name for size in RUN_SIZES for spelling in (size.name, *size.spellings)}
+RUN_SPELLINGS = {spelling: size.name for size in RUN_SIZES for spelling in (size.name, *size.spellings)}
 """The spellings of the sizes of one step."""
 
 

@@ -36,7 +36,7 @@ class WriteAdvice:
         return f"; {sentence}" if sentence else ""
 
 
-NOTHING = WriteAdvice()
+NO_ADVICE = WriteAdvice()
 
 
 def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
@@ -51,7 +51,7 @@ def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
 
 
 @contextmanager
-def written(path: Path, kept: WriteAdvice = NOTHING) -> Iterator[Path]:
+def written(path: Path, kept: WriteAdvice = NO_ADVICE) -> Iterator[Path]:
     """Yield a temporary path, whose file replaces `path` after it has been written to disk.
 
     Raises InputError, and leaves `path` unchanged, if writing fails.
@@ -85,7 +85,7 @@ _ADVICE: Mapping[int, str] = {
 """The advice for some errors of the operating system."""
 
 
-def cannot_write(path: Path, error: OSError, kept: WriteAdvice = NOTHING) -> InputError:
+def cannot_write(path: Path, error: OSError, kept: WriteAdvice = NO_ADVICE) -> InputError:
     """Return the error for a file or a folder that cannot be written, with the cause and advice."""
     return InputError(f"cannot write {path}: {_reason(path, error)}{kept.after(_ADVICE.get(error.errno or 0, ''))}")
 
@@ -148,18 +148,18 @@ def _to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, content: bytes, kept: WriteAdvice = NOTHING) -> None:
+def write_bytes(path: Path, content: bytes, kept: WriteAdvice = NO_ADVICE) -> None:
     """Write a file atomically."""
     with written(path, kept) as temporary:
         temporary.write_bytes(content)
 
 
-def write_text(path: Path, text: str, kept: WriteAdvice = NOTHING) -> None:
+def write_text(path: Path, text: str, kept: WriteAdvice = NO_ADVICE) -> None:
     """Write a text file atomically."""
     write_bytes(path, text.encode(), kept)
 
 
-def write_json(path: Path, value: Mapping[str, Any], kept: WriteAdvice = NOTHING) -> None:
+def write_json(path: Path, value: Mapping[str, Any], kept: WriteAdvice = NO_ADVICE) -> None:
     """Write an indented JSON file atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n", kept)
 
@@ -187,7 +187,7 @@ def safetensors() -> Any:
     return imported("safetensors", "training needs the package safetensors", "train")
 
 
-def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: WriteAdvice = NOTHING) -> str:
+def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: WriteAdvice = NO_ADVICE) -> str:
     """Write named arrays with metadata and a digest of the arrays to a safetensors file; return the digest.
 
     Arrays are written one after the other, so that only one is copied at a time.

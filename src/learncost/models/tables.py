@@ -127,7 +127,7 @@ def has_batch(table: Table) -> bool:
     return any("B" in axes for axes in table.axes.values())
 
 
-def looked_up(table: Table) -> Iterator[tuple[str, ...]]:
+def lookup_axes(table: Table) -> Iterator[tuple[str, ...]]:
     """Yield the axes of the indices by which lines look up rows of a weight, such as those of tokens."""
     for line, _ in walk(table.lines):
         if isinstance(line, Product) and len(line.right) == 1 and line.right[0].name in table.weights:
@@ -139,7 +139,7 @@ def check_batch(table: Table, name: str, layer: Layer | None) -> None:
     several lengths of tokens."""
     if layer is not None and "M" not in letters(layer):
         fixed = {"B", *layer.sizes, *layer.follows}
-        symbolic = (" ".join(axis for axis in axes if axis not in fixed) for axes in looked_up(table) if "B" in axes)
+        symbolic = (" ".join(axis for axis in axes if axis not in fixed) for axes in lookup_axes(table) if "B" in axes)
         lengths = dict.fromkeys(filter(None, symbolic))
     else:
         lengths = {}

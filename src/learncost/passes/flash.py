@@ -16,9 +16,9 @@ from learncost.ir.loop import Loop, Statement, defined, map_scopes, repeats, wal
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.ir.term import terms_of
-from learncost.layers.names import KernelNames, named_once
+from learncost.layers.names import KernelNames, propagate_copies
 from learncost.ops import entry, is_softmax
-from learncost.passes.recompute import inverted, kept_again
+from learncost.passes.recompute import inverted, saving_block_inputs
 from learncost.passes.rematerialization import recomputed, run_once
 
 QUERIES = 32
@@ -34,8 +34,8 @@ def flash(table: Table) -> Table:
     If full blocks are recomputed, as in the procedure `recompute`, the kernel is recomputed with them. Dao et al. 2022,
     FlashAttention, algorithms 1 and 4, here with complete rows of a tile's scores.
     """
-    given, table = table, named_once(table)
-    kept = kept_again(table)
+    given, table = table, propagate_copies(table)
+    kept = saving_block_inputs(table)
     once = run_once(kept)
     pairs = scores(once)
     if not pairs:

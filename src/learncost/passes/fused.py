@@ -14,10 +14,10 @@ from learncost.ir.loop import Loop, Statement, in_kernel, map_scopes, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
-from learncost.layers.names import KernelNames, named_once
+from learncost.layers.names import KernelNames, propagate_copies
 from learncost.layers.spelling import ONE
 
-_APART = ("zeros", "eye", "append", "join", "inside")
+_NOT_FUSED = ("zeros", "eye", "append", "join", "inside")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Axes:
 
 def fused(table: Table) -> Table:
     """Return the table with all lines in kernels except matrix products; kernels of other plans remain."""
-    table = named_once(table)
+    table = propagate_copies(table)
     axes, names = _Axes.of(table), KernelNames(table)
     return replace(table, lines=map_scopes(table.lines, lambda lines: _fused(lines, axes, names)))
 
@@ -115,7 +115,7 @@ def _fused(lines: Sequence[Statement], axes: _Axes, names: KernelNames) -> tuple
 
 def _rows(line: Line, axes: _Axes) -> tuple[str, ...] | None:
     """Return the axes of rows of a kernel with this line, which are no feature axes; None if the line is not fused."""
-    if _multiplies(line) or (isinstance(line, Op) and line.op in _APART):
+    if _multiplies(line) or (isinstance(line, Op) and line.op in _NOT_FUSED):
         return None
     if line.meta.phase == "optimizer_step":
         return () if isinstance(line, Op) else None  # elementwise

@@ -20,7 +20,7 @@ from learncost.ir.loop import Loop, Statement, defined, map_loops, repeats
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.layers.names import KernelNames, named_once
+from learncost.layers.names import KernelNames, propagate_copies
 from learncost.ops import entry
 
 
@@ -180,7 +180,7 @@ def epilogue_update(table: Table) -> Table:
     Raises `InputError` if a line of the optimizer reads several gradients, as clipping by their norm does.
     """
     try:
-        table = named_once(fused_update(table))
+        table = propagate_copies(fused_update(table))
     except InputError as error:
         raise InputError(str(error).replace("fused-update", "epilogue-update")) from None
     names = KernelNames(table)

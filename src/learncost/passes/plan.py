@@ -172,7 +172,7 @@ def applies(table: Table, text: str) -> bool:
         return False
 
 
-def usual_plan(table: Table) -> str:
+def default_plan(table: Table) -> str:
     """Return the plan of a step or a pass where none is given: fused attention where it applies, else empty."""
     from learncost.passes.flash import is_fused  # imported where it is needed: start-up counts
 
@@ -186,7 +186,7 @@ def by_eager(table: Table, asked: str | None) -> str | None:
     """
     if asked == "":
         return ""
-    usual, several = usual_plan(table), plan_of(asked or "")
+    usual, several = default_plan(table), plan_of(asked or "")
     texts = {plan.name: f"{plan.name}={'+'.join(parts)}" if parts else plan.name for plan, parts in several}
     supported = all(PLANS[name].eager or text == CHECKPOINTS for name, text in texts.items())
     if not supported or (FUSED_ATTENTION in texts and not usual):

@@ -93,11 +93,7 @@ class _LoopPair:
         return replace(line, count=str(self.iterations), lines=lines, carry=carry, keep=keep)
 
     def outer(
-        self,
-        line: Loop,
-        inside: list[Loop],
-        each: Iterable[tuple[str, str]],
-        keep: Iterable[tuple[str, str]],
+        self, line: Loop, inside: list[Loop], each: Iterable[tuple[str, str]], keep: Iterable[tuple[str, str]]
     ) -> Loop:
         """Return a loop over segments."""
         stacks = tuple(dict.fromkeys(outer for _, outer in each))
@@ -234,7 +230,7 @@ def inverted(table: Table) -> Table:
     return replace(again, lines=tuple(lines), values=values)
 
 
-def kept_again(table: Table) -> Table:
+def saving_block_inputs(table: Table) -> Table:
     """Return the step in which block inputs are saved instead of recomputed; the step itself if none are recomputed.
 
     The lines that recompute them remain as recomputation.

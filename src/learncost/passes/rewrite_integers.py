@@ -34,7 +34,7 @@ FIXED = {"lr": (-24, WORD), "share": (-29, WORD)}
 DATA, OTHERS, RESULTS = -7, -20, -16
 """The exponents of inputs, which are from -1 to 1; of weights that are not quantized; of results, such as the loss."""
 
-ONE = "dloss"
+LOSS_GRADIENT = "dloss"
 """The gradient of the loss, which is 1."""
 
 ORDERED = frozenset(("maximum", "minimum", "less", "equal", "select", "abs"))
@@ -68,7 +68,7 @@ class Integers(Shifts):
             if value.dtype == "int8":
                 self.numbers[name] = ScaledInteger(name, Power(), CODE)
                 continue
-            if name == ONE:
+            if name == LOSS_GRADIENT:
                 self.numbers[name] = ScaledInteger(name, Power(), 1)
                 continue
             of = value.of if value.role == "number" else value.role
@@ -162,7 +162,7 @@ class Integers(Shifts):
             return self._times(line, left, first, second)
         a, b = self.read(first), self.read(second)
         for one, other, term in ((a, b, second), (b, a, first)):
-            if one.name in ("", ONE) and term.loops == left.loops:  # only a power of two
+            if one.name in ("", LOSS_GRADIENT) and term.loops == left.loops:  # only a power of two
                 return replace(other, power=other.power + one.power)
         phase, meta = line.meta.phase, replace(line.meta, locals=())
         if line.sides.are_of_matrices or is_whole(line):

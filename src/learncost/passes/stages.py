@@ -18,7 +18,7 @@ from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.loop import ONE_TURN, Carry, Loop, Statement, groups, in_kernel, walk
+from learncost.ir.loop import AT_MOST_ONCE, Carry, Loop, Statement, groups, in_kernel, walk
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.table import Table
 from learncost.ir.value import Value
@@ -99,7 +99,7 @@ def cut(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> Stages
     layers  the number of blocks of each stage, from the first to the last
     Raises `InputError` if they do not sum to the number of blocks.
     """
-    return _StagePieces(counted_apart(table), len(layers)).stages(shares_of(table, sizes, layers))
+    return _StagePieces(with_separate_trip_counts(table), len(layers)).stages(shares_of(table, sizes, layers))
 
 
 def shares_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> list[list[tuple[int, int, int]]]:
@@ -124,12 +124,12 @@ def shares_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> 
     return result
 
 
-def counted_apart(table: Table) -> Table:
+def with_separate_trip_counts(table: Table) -> Table:
     """Return the table with a separate name for the trip count of each loop, as stages set each one."""
     counts, values, lines = Counter(repeat.count for repeat in table.repeats), dict(table.values), list[Statement]()
     for line in table.lines:
         if isinstance(line, Loop) and (counts[line.count] > 1 or line.count.isdecimal()):
-            count = f"{ONE_TURN if line.runs_once else 'turns.'}{sum(isinstance(each, Loop) for each in lines)}"
+            count = f"{AT_MOST_ONCE if line.runs_once else 'turns.'}{sum(isinstance(each, Loop) for each in lines)}"
             for _, stack in (*line.each, *line.keep):
                 values[stack] = values[stack].along((count, *values[stack].axes[1:]))
             line = replace(line, count=count)
@@ -255,17 +255,17 @@ class SplitBackward(Displayed):
     updates: int
 
 
-def parted(table: Table) -> SplitBackward:
+def split_backward(table: Table) -> SplitBackward:
     """Return a step of forward, backward and weight update with the weight update as a separate last pass.
 
     A step that is already split is unchanged. The optimizer's lines must be in another table.
     """
     values = dict(table.values)
-    before, behind = _parted(table.lines, values, {*table.outputs})
+    before, behind = _split_backward(table.lines, values, {*table.outputs})
     return SplitBackward(replace(table, lines=(*before, *behind), values=values), len(behind))
 
 
-def _parted(
+def _split_backward(
     lines: Sequence[Statement], values: Values, handed: Set[str], wanted: Set[str] = frozenset()
 ) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
     """Return the lines of a scope before the last pass, and those of the last pass; saved tensors are added to
@@ -313,7 +313,7 @@ def _parted_repeat(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[
     wanted |= {name for name, stack in repeat.keep if stack in soon}
     while True:
         own = dict(repeat.values)
-        first, second = _parted(repeat.lines, own, {*repeat.ends}, wanted)
+        first, second = _split_backward(repeat.lines, own, {*repeat.ends}, wanted)
         reads = [dict.fromkeys(name for line in lines for name in line.reads) for lines in (first, second)]
         late = {name for line in second for name in line.makes}
         # The first loop must not read a value that only the last pass carries.

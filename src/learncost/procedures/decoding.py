@@ -64,8 +64,7 @@ class Keys:
                         self._link(carry.start, carried, 0)
                     if any(name == carry.start for name, _ in self.windows):
                         raise refusal(
-                            self.name,
-                            f"earlier values of {carry.start} are read again, but no layer caches them",
+                            self.name, f"earlier values of {carry.start} are read again, but no layer caches them"
                         )
         if any(name in table.outputs for name, _ in self.windows):
             raise refusal(self.name, "earlier positions are read again, but no layer caches them")
@@ -163,7 +162,7 @@ class CachedValue:
         return replace(self, axes=tuple("".join((axis, *cut)) for axis, cut in zip(self.axes, cuts, strict=True)))
 
 
-def looked_back(term: Operand) -> tuple[int, Affine, str] | None:
+def lookback(term: Operand) -> tuple[int, Affine, str] | None:
     """Return where a term reads earlier positions of the tokens, and how many rows of them are kept; None if nowhere.
 
     Returned are the number of the axis, the index, and the kept rows: k for M - k, and the size of a kernel for
@@ -305,7 +304,7 @@ class Decoding:
         behind the lines that append these and keep the last."""
         right = list(line.right)
         for i, term in enumerate(line.right):
-            if not isinstance(term, Term) or (found := looked_back(term)) is None:
+            if not isinstance(term, Term) or (found := lookback(term)) is None:
                 continue
             place, at, kept = found
             array = CachedValue(cache(term.name), (), tokens=False, of=term.name, kept=kept)

@@ -34,7 +34,7 @@ from learncost.procedures.decoding import (
     cache,
     kept_axes,
     last_rows,
-    looked_back,
+    lookback,
     meta_of,
 )
 from learncost.procedures.needed import needed
@@ -214,7 +214,7 @@ def _prefill(table: Table, cached: Iterable[CachedValue]) -> Table:
     def kept(line: Line) -> Iterator[Line]:
         """Yield the lines that keep the last rows of what a line reads."""
         for term in line.right:
-            found = looked_back(term)
+            found = lookback(term)
             if found and isinstance(term, Term) and (name := cache(term.name)) in arrays and name not in values:
                 place, _, rows = found
                 left = declared(name, kept_axes(term, place, rows))

@@ -16,9 +16,9 @@ import numpy as np
 
 from learncost.ir.dataclass import Serializable, dataclass
 from learncost.ir.errors import InputError
-from learncost.program.lifetimes import FOREVER, Lifetimes, ScheduledArray
+from learncost.program.lifetimes import END_OF_STEP, Lifetimes, ScheduledArray
 
-AGAIN = 20
+RESTART_AFTER = 20
 """Changes of an order after which the search restarts; it rarely succeeds later."""
 
 
@@ -59,7 +59,7 @@ def _searched(block: _PackedBlock, least: int, effort: int) -> list[int]:
         order = _begun(block.pieces, heaviest, random)
         places = block.placed(order)
         assert places is not None
-        for _ in range(AGAIN):
+        for _ in range(RESTART_AFTER):
             if block.end(places) <= least:
                 return places
             changed = _changed(order, block.highest(places), random)
@@ -123,7 +123,7 @@ class _PackedBlock:
             else:
                 live = np.flatnonzero((firsts[:count] <= piece.last) & (lasts[:count] >= piece.first))
                 taken = np.maximum.accumulate(ends[live])
-                free = np.append(begins[live], FOREVER**2)
+                free = np.append(begins[live], END_OF_STEP**2)
                 free[1:] -= taken
                 gap = int(np.argmax(free >= piece.bytes))
                 place = int(taken[gap - 1]) if gap else 0
@@ -292,7 +292,7 @@ def _pieces(arrays: Iterable[ScheduledArray], aligned: int) -> list[Piece]:
     return [Piece(-(-array.bytes // aligned) * aligned, array.first, array.last) for array in arrays]
 
 
-TRIES = 20_000
+PLACEMENT_LIMIT = 20_000
 """The number of arrays placed in search of a layout, where the first one found does not fit all."""
 
 ARENA = "@"
@@ -328,7 +328,8 @@ def assigned(arrays: Mapping[str, int], regions: Sequence[Region]) -> dict[str, 
     """Return the region of every array, each of which must fit one region; None where no layout was found.
 
     arrays  bytes by name; "" stands for unnamed data, in the first region
-    The first region is filled first. A depth-first search, the largest array first, tries at most `TRIES` placements.
+    The first region is filled first. A depth-first search, the largest array first, tries at most
+    `PLACEMENT_LIMIT` placements.
     """
     order = sorted((name for name in arrays if name), key=lambda name: -arrays[name])
     free = [region.bytes for region in regions]
@@ -351,7 +352,7 @@ def _search(sizes: Sequence[int], free: list[int]) -> list[int] | None:
             return []
         tries += 1
         spaces = {space: place for place, space in reversed([*enumerate(free)]) if space >= sizes[at]}
-        for place in sorted(spaces.values()) if tries <= TRIES else ():
+        for place in sorted(spaces.values()) if tries <= PLACEMENT_LIMIT else ():
             left = [space - sizes[at] * (place == number) for number, space in enumerate(free)]
             rest = _first(sizes[at + 1 :], left) if at + 1 >= SEARCHED else placed(at + 1, left)
             if rest is not None:

@@ -18,7 +18,7 @@ from learncost.ir.polynomial import Polynomial
 from learncost.ir.table import Table
 from learncost.program.calls import Axes, Call, CallLoop, InPlaceSlot, Item, axes_within
 
-FOREVER = 10**9
+END_OF_STEP = 10**9
 """The end-of-step sentinel."""
 
 ITSELF = frozenset((0,))
@@ -115,7 +115,7 @@ class Stack:
 
 
 Names: TypeAlias = "dict[str, ScheduledArray | Stack]"
-Wanted: TypeAlias = "Mapping[str, frozenset[int]]"  # as full arrays: a name itself (0), its slices (1), theirs (2)
+FullArrays: TypeAlias = "Mapping[str, frozenset[int]]"  # as full arrays: a name itself (0), its slices (1), theirs (2)
 Path: TypeAlias = "tuple[tuple[int, int], ...]"  # the loops around, by number, with the iterations
 
 
@@ -128,7 +128,9 @@ class LoopIteration:
     times: int | Polynomial = 1
 
 
-Walked: TypeAlias = "Callable[[Loop, int | None], tuple[LoopIteration, ...]]"  # the iterations that are walked
+WalkedIterations: TypeAlias = (
+    "Callable[[Loop, int | None], tuple[LoopIteration, ...]]"  # the iterations that are walked
+)
 
 
 def every_iteration(repeat: Loop, count: int | None) -> tuple[LoopIteration, ...]:
@@ -171,7 +173,7 @@ class Lifetimes:
         table: Table,
         items: Iterable[Item],
         count: Callable[[str], int | None],
-        iterations: Walked = some_iterations,
+        iterations: WalkedIterations = some_iterations,
         wholes: bool = False,
     ) -> None:
         self.table, self.items, self.count, self.iterations, self.wholes = (
@@ -218,7 +220,9 @@ class Lifetimes:
             array.given = name if name in handed_in else ""
         fixed = {name for name in self.table.outputs if self.table.known[name].role == "new"}
         self._walk(self.items, names, axes, (), {name: ITSELF for name in self.table.outputs if name not in fixed})
-        self.moment = FOREVER  # outputs are read at the end of the step, and with a slice the array that contains it
+        self.moment = (
+            END_OF_STEP  # outputs are read at the end of the step, and with a slice the array that contains it
+        )
         for name in self.table.outputs:
             self.outputs[name] = lifetime = names[name]
             if isinstance(lifetime, ScheduledArray):
@@ -237,7 +241,7 @@ class Lifetimes:
         if array.part:
             self._touch(array.part[0])
 
-    def _walk(self, items: Sequence[Item], names: Names, axes: Axes, path: Path, handed: Wanted) -> None:
+    def _walk(self, items: Sequence[Item], names: Names, axes: Axes, path: Path, handed: FullArrays) -> None:
         self.fields.setdefault(path, {})
         for number, item in enumerate(items):
             if isinstance(item, CallLoop):
@@ -277,7 +281,7 @@ class Lifetimes:
     # Loops.
 
     def _loop(
-        self, loop: CallLoop, around: Sequence[Item], names: Names, axes: Axes, path: Path, handed: Wanted
+        self, loop: CallLoop, around: Sequence[Item], names: Names, axes: Axes, path: Path, handed: FullArrays
     ) -> None:
         repeat = loop.repeat
         number = self.loops.setdefault(loop, len(self.loops))
@@ -370,7 +374,7 @@ class Lifetimes:
         return self._parts[key]
 
 
-def _wanted(name: str, items: Iterable[Item], handed: Wanted) -> frozenset[int]:
+def _wanted(name: str, items: Iterable[Item], handed: FullArrays) -> frozenset[int]:
     """Return the depths at which a stack is read other than slice by slice, or leaves the scope."""
     depths = set(handed.get(name, ()))
     for item in items:

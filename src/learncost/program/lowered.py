@@ -21,7 +21,7 @@ VIEWS: Mapping[str, tuple[int, int]] = {
 flattens its operand and its result and transposes its weight; heads are views that are transposed; a result that is
 saved is detached, and so is a gradient where it is accumulated (`accumulate_grad.h`)."""
 
-OF_BIAS = 2
+BIAS_GRADIENT_VIEWS = 2
 """The views of the gradient of a bias, which is a sum that is reshaped and accumulated."""
 
 PRODUCTS = ("linear", "addmm", "bmm")
@@ -34,7 +34,7 @@ BACKWARD_OF: Mapping[str, str] = {
 }  # fmt: skip
 """The backward operators by the names of the forward ones, for those that are not elementwise."""
 
-TOGETHER = ("native_layer_norm", "_fused_rms_norm", "_log_softmax", "_softmax", "nll_loss", "split", "unbind")
+JOINT_BACKWARD = ("native_layer_norm", "_fused_rms_norm", "_log_softmax", "_softmax", "nll_loss", "split", "unbind")
 """The operators whose backward pass is one operator that reads all gradients and saved tensors."""
 
 ADDED = ("add", "add_", "_to_copy", "sum")
@@ -107,7 +107,7 @@ class _OfTape:
             self._add(op, BACKWARD_OF[name] if backward else name, given, outputs)
         elif not backward:
             self._add(op, "nll_loss_forward" if name == "nll_loss" else name, op.inputs, outputs)
-        elif name in TOGETHER:
+        elif name in JOINT_BACKWARD:
             self._add(op, BACKWARD_OF[name], op.inputs, outputs)
         else:  # every gradient is that of the result, with one of the saved tensors
             for at, result in enumerate(outputs):
@@ -152,7 +152,7 @@ class _OfTape:
                 self._add(op, "bmm" if batch > 1 else "mm", _matrices(gradient, factor, result, batch), [result])
                 continue
             self._add(op, "sum", [gradient], [result])
-            for _ in range(OF_BIAS):
+            for _ in range(BIAS_GRADIENT_VIEWS):
                 self._add(op, "view", [result], [result])
 
     def _attention(self, op: ProgramOp, outputs: Sequence[Operand]) -> None:

@@ -47,7 +47,7 @@ class InFlight(NamedTuple):
 CHUNKS = 2
 """The default number of stages per device of an interleaved schedule."""
 
-MANY = 4000
+ESTIMATED_FROM = 4000
 """The number of passes of one kind from which a pipeline is estimated instead of simulated."""
 
 
@@ -58,7 +58,7 @@ class Schedule(Displayed):
     devices       of the pipeline
     microbatches  of a step
     chunks        stages of each device
-    parted        whether the weight update is a separate pass
+    splits_backward  whether the weight update is a separate pass
     orders        of each device
     """
 
@@ -66,7 +66,7 @@ class Schedule(Displayed):
     devices: int
     microbatches: int
     chunks: int
-    parted: bool
+    splits_backward: bool
     orders: tuple[Order, ...]
 
     @property
@@ -77,7 +77,7 @@ class Schedule(Displayed):
     @cached_property
     def moments(self) -> tuple[tuple[InFlight, ...], ...]:
         """The moments of every device at which its microbatches may take the most memory."""
-        known = {order: _moments(order, self.chunks, self.parted) for order in {*self.orders}}
+        known = {order: _moments(order, self.chunks, self.splits_backward) for order in {*self.orders}}
         return tuple(known[order] for order in self.orders)
 
     @cached_property
@@ -111,7 +111,7 @@ def worst(
     waiting   bytes that it saves from B to the end of W, where a schedule separates them; by default those of `kept`
     forward, backward, update  peak bytes of one F, B or W; by default the saved bytes
     """
-    held = kept, (waiting or kept) if schedule.parted else [0.0] * schedule.stages
+    held = kept, (waiting or kept) if schedule.splits_backward else [0.0] * schedule.stages
     during = {"F": forward or kept, "B": backward or kept, "W": update or waiting or kept}
     most = 0.0, "", 0
     for kind, chunk, counts in schedule.moments[device]:
@@ -124,7 +124,7 @@ def worst(
     return most
 
 
-def _moments(order: Order, chunks: int, parted: bool) -> tuple[InFlight, ...]:
+def _moments(order: Order, chunks: int, splits_backward: bool) -> tuple[InFlight, ...]:
     """Return the moments of a device's order, without those that hold no more microbatches than another."""
     saved, waiting = [0] * chunks, [0] * chunks
     largest: dict[tuple[str, int], set[tuple[Counts, Counts]]] = {}
@@ -136,7 +136,7 @@ def _moments(order: Order, chunks: int, parted: bool) -> tuple[InFlight, ...]:
         largest.setdefault((task.kind, task.chunk), set()).add((tuple(saved), tuple(waiting)))
         if task.kind == "F":
             saved[task.chunk] += 1
-        if task.kind == "B" and parted:
+        if task.kind == "B" and splits_backward:
             waiting[task.chunk] += 1
         largest.setdefault(("", 0), set()).add((tuple(saved), tuple(waiting)))
     return tuple(
@@ -207,7 +207,7 @@ def run(
                 begin = max(ready, free[device])
                 seconds = {
                     "F": forward[stage],
-                    "B": backward[stage] + (0.0 if schedule.parted else updates[stage]),
+                    "B": backward[stage] + (0.0 if schedule.splits_backward else updates[stage]),
                     "W": updates[stage],
                 }[task.kind]
                 free[device] = ends[task.kind, stage, task.microbatch] = begin + seconds
@@ -251,7 +251,7 @@ class ScheduleKind(Displayed):
     title: str
     source: str
     make: Callable[[int, int, int], tuple[Order, ...]]
-    parted: bool = False
+    splits_backward: bool = False
     several: bool = False  # whether a device may have several stages
 
     def formula(self) -> str:
@@ -285,9 +285,7 @@ def _interleaved(devices: int, microbatches: int, chunks: int) -> tuple[Order, .
         def task(kind: str, number: int) -> Pass:
             chunk = number % group // devices
             return Pass(
-                kind,
-                chunk if kind == "F" else chunks - 1 - chunk,
-                number // group * devices + number % devices,
+                kind, chunk if kind == "F" else chunks - 1 - chunk, number // group * devices + number % devices
             )
 
         ahead = total if microbatches == devices else min(2 * (devices - device - 1) + (chunks - 1) * devices, total)
@@ -351,7 +349,7 @@ KINDS: Mapping[str, ScheduleKind] = {
             "the weight updates separate from the backward passes, where a device would wait",
             "Qi et al. 2023, Zero bubble pipeline parallelism (arXiv 2401.10241), section 2.2",
             _zero_bubble,
-            parted=True,
+            splits_backward=True,
         ),
     )
 }
@@ -375,7 +373,7 @@ def schedule(name: str, devices: int, microbatches: int, chunks: int = 1) -> Sch
             f"{microbatches} microbatches are not a multiple of the {devices} devices of an interleaved pipeline: "
             f"use {larger}"
         )
-    return Schedule(name, devices, microbatches, chunks, kind.parted, kind.make(devices, microbatches, chunks))
+    return Schedule(name, devices, microbatches, chunks, kind.splits_backward, kind.make(devices, microbatches, chunks))
 
 
 def schedule_of_batch(name: str, devices: int, batch: int, shards: int, microbatches: int | None) -> Schedule:
@@ -411,11 +409,11 @@ def seconds(name: str, devices: int, microbatches: int, chunks: int, times: Stag
     """Return the seconds of a step of a pipeline with many microbatches, by `run`, which is periodic once it is full.
 
     A run with as many microbatches as fill it is extrapolated by the difference to one with a few more, not below
-    `least_seconds`: stages of very different times are periodic later. Where that would be `MANY` passes, it is the
-    busiest device's time plus the bubble of the printed formula for the mean stage.
+    `least_seconds`: stages of very different times are periodic later. Where that would be `ESTIMATED_FROM` passes,
+    it is the busiest device's time plus the bubble of the printed formula for the mean stage.
     """
     few = 4 * devices * chunks
-    if min(microbatches, few) * devices * chunks > MANY:
+    if min(microbatches, few) * devices * chunks > ESTIMATED_FROM:
         return _printed(name, devices, microbatches, chunks, times)
     if microbatches <= few + 2 * devices:
         return run(schedule(name, devices, microbatches, chunks), *times).seconds
@@ -431,20 +429,20 @@ def least_seconds(name: str, devices: int, microbatches: int, chunks: int, times
     The first pass of a device waits for the forward passes of the stages before it, and the backward passes of these
     follow its last one; update passes of a schedule that separates them may run meanwhile.
     """
-    if min(microbatches, 4 * devices * chunks) * devices * chunks > MANY:
+    if min(microbatches, 4 * devices * chunks) * devices * chunks > ESTIMATED_FROM:
         return seconds(name, devices, microbatches, chunks, times)
     forward, backward, update, send = times
     shortest = min(send, default=0.0) if isinstance(send, Sequence) else send
-    parted, before, after, most = KINDS[name].parted, 0.0, 0.0, 0.0
+    splits_backward, before, after, most = KINDS[name].splits_backward, 0.0, 0.0, 0.0
     for device in range(devices):
         mine = range(device, devices * chunks, devices)
         late = sum(update[stage] for stage in mine)
         busy = microbatches * (sum(forward[stage] + backward[stage] for stage in mine) + late)
-        last = min(device + 1, microbatches) * late if parted else 0.0  # updates after its last backward pass
+        last = min(device + 1, microbatches) * late if splits_backward else 0.0  # updates after its last backward pass
         end = max(after, last) - last
         most = max(most, before + busy + end)
         before += forward[device] + shortest
-        after += shortest + backward[device] + (0.0 if parted else update[device])
+        after += shortest + backward[device] + (0.0 if splits_backward else update[device])
     return most
 
 
@@ -455,7 +453,7 @@ def _printed(name: str, devices: int, microbatches: int, chunks: int, times: Sta
     busiest = max(sum(totals[device::devices]) for device in range(devices))
     mean = sum(totals) / devices
     bubble = (devices - 1) * mean / chunks
-    if KINDS[name].parted:
+    if KINDS[name].splits_backward:
         bubble = (devices - 1) * max(0.0, sum(forward) + sum(backward) - sum(update)) / devices
     sends = sum(send) if isinstance(send, Sequence) else send * (devices * chunks - 1)
     return microbatches * busiest + bubble + 2 * sends

@@ -16,11 +16,11 @@ from learncost.models.configuration import family_of
 from learncost.models.families import instead
 from learncost.models.model import axes_of
 from learncost.procedures.procedure import several
-from learncost.reports.crossing import coefficients, stretches
+from learncost.reports.crossing import coefficients, sign_intervals
 from learncost.reports.record import Cost
 from learncost.reports.request import OF_KERNELS, ON_DEVICE, Request, takes_request
 from learncost.reports.run import PreparedRun, left_out_text, possible, prepare
-from learncost.reports.sheet import AnswerWithFigures
+from learncost.reports.sheet import FigureAnswer
 
 if TYPE_CHECKING:
     from learncost.reports.several_models import ModelComparison
@@ -58,7 +58,7 @@ class Crossover(Serializable):
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(AnswerWithFigures):
+class Comparison(FigureAnswer):
     """Ledgers of one step under several procedures and price books, and their crossovers.
 
     Attributes
@@ -279,7 +279,7 @@ def _overtaking(
             axes = length_axes(run, varied)
             counts = {procedure: total_in(run, procedure, book, quantity, axes) for procedure in names}
             for first, second in combinations(counts, 2):
-                signs = stretches(coefficients(counts[first] - counts[second], "L"))
+                signs = sign_intervals(coefficients(counts[first] - counts[second], "L"))
                 cheaper = tuple(
                     Cheaper(s.first, {-1: first, 0: None, 1: second}[s.sign], bool(learned and s.first > learned))
                     for s in signs

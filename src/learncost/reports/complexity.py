@@ -17,9 +17,18 @@ from learncost.ir.polynomial import Polynomial, base, total
 from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.sizes import check_size, resolve
-from learncost.reports.crossing import LETTERS, SignInterval, coefficients, lettered, order, python, stretches, text
+from learncost.reports.crossing import (
+    LETTERS,
+    SignInterval,
+    coefficients,
+    lettered,
+    order,
+    python,
+    sign_intervals,
+    text,
+)
 from learncost.reports.question import question
-from learncost.reports.sheet import AnswerWithFigures
+from learncost.reports.sheet import FigureAnswer
 
 VASWANI = "Vaswani et al. 2017, Attention is all you need, table 1 and section 4"
 
@@ -110,7 +119,7 @@ class LengthCrossing:
             return None
         polynomial = self.difference.at(others)
         assert isinstance(polynomial, Polynomial)
-        return Fraction(self.root.at(others), self.divisor), stretches(coefficients(polynomial, "n"))
+        return Fraction(self.root.at(others), self.divisor), sign_intervals(coefficients(polynomial, "n"))
 
     @property
     def difference(self) -> Polynomial:
@@ -130,7 +139,7 @@ class LengthCrossing:
 
 
 @dataclass(frozen=True, repr=False)
-class Complexity(AnswerWithFigures):
+class Complexity(FigureAnswer):
     """Costs of kinds of layers for one sequence, and the lengths at which they cross.
 
     `sizes` holds what was given, by letter; with it counts are numbers where every letter is known.

@@ -27,7 +27,7 @@ from learncost.reports.reasons import because
 from learncost.reports.record import Amount
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import PreparedRun, prepare
-from learncost.reports.sheet import AnswerWithFigures, AtLength
+from learncost.reports.sheet import AtLength, FigureAnswer
 
 if TYPE_CHECKING:
     from learncost.reports.memory.published import Peaks, PublishedMemory
@@ -165,7 +165,7 @@ class Convention(Serializable):
 
 
 @dataclass(frozen=True, repr=False)
-class Conventions(AtLength, AnswerWithFigures):
+class Conventions(AtLength, FigureAnswer):
     """The counts of all price books and counters for one step of backpropagation of one model.
 
     `found["matmul"]` is the entry of one book: its `counts`, their `difference` from the book `matmul`, and the

@@ -31,7 +31,7 @@ def coefficients(count: Polynomial, length: str) -> tuple[int, ...]:
     return tuple(factors.get(power, 0) for power in range(max(factors, default=0) + 1))
 
 
-def stretches(polynomial: Sequence[int], first: int = 1, last: int = LARGEST) -> tuple[SignInterval, ...]:
+def sign_intervals(polynomial: Sequence[int], first: int = 1, last: int = LARGEST) -> tuple[SignInterval, ...]:
     """Return the signs of a polynomial with integer coefficients at every integer from `first` to `last`.
 
     Between two changes of sign of p(n + 1) - p(n), whose degree is one less, p only rises or only falls; so bisection
@@ -40,7 +40,7 @@ def stretches(polynomial: Sequence[int], first: int = 1, last: int = LARGEST) ->
     if len(polynomial) < 2 or first == last:
         return (SignInterval(first, last, _sign(value_at(polynomial, first))),)
     merged: list[SignInterval] = []
-    for piece in stretches(_step(polynomial), first, last - 1):
+    for piece in sign_intervals(_step(polynomial), first, last - 1):
         start, end = piece.first, piece.last + 1
         while start <= end:
             sign = _sign(value_at(polynomial, start))

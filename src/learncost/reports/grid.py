@@ -192,10 +192,10 @@ def _complete(
     return {name: columns[name] for name in order if name in columns}, fixed
 
 
-_Wrong = tuple["NDArray[np.bool_]", Callable[[int], str]]
+_Violation = tuple["NDArray[np.bool_]", Callable[[int], str]]
 
 
-def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iterator[_Wrong]:
+def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iterator[_Violation]:
     """Yield violated constraints: a mask of the configurations, and a function for the error of configuration i."""
     family = family_of(configuration)
 
@@ -235,7 +235,9 @@ def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iter
             )
 
 
-def _within(family: Family, called: str, sizes: Mapping[str, Any], at: Callable[[Any, int], int]) -> Iterator[_Wrong]:
+def _within(
+    family: Family, called: str, sizes: Mapping[str, Any], at: Callable[[Any, int], int]
+) -> Iterator[_Violation]:
     """Yield violated limits of the sizes of a layer."""
     assert family.layer is not None
     for letter, limit in family.layer.limits.items():
@@ -246,7 +248,7 @@ def _within(family: Family, called: str, sizes: Mapping[str, Any], at: Callable[
         )
 
 
-def _checked(combinations: SweepGrid, wrong: list[_Wrong], skip_invalid: bool) -> SweepGrid:
+def _checked(combinations: SweepGrid, wrong: list[_Violation], skip_invalid: bool) -> SweepGrid:
     """Drop invalid combinations, or raise the error of the first."""
     count = combinations.configurations
     if not any(mask.any() for mask, _ in wrong):

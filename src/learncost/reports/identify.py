@@ -26,8 +26,8 @@ _WRITTEN = re.compile(
     r"([0-9][0-9,_]{0,30}(?:\.[0-9]{0,20})?)(?:e\+?([0-9]{1,2}))?\s*([kmgbtpez]?)(?:(flop|macc?)s?)?", re.IGNORECASE
 )
 
-TRIED = 4
-"""The nearest ways that are tried for lines that explain the whole rest."""
+NEAREST_COUNTS = 4
+"""The number of nearest counts for which lines are sought that explain the whole difference."""
 
 MOST_LINES = 3
 """Lines of the bridge that may explain the rest."""
@@ -97,9 +97,9 @@ class Identified(Serializable):
     number
         The number as it was given.
     matches
-        The ways of counting that give it, within the rounding of its digits: the usual ones first.
+        The counts that equal it within the rounding of its digits, the usual ones first.
     nearest
-        The way that comes nearest, where none gives it.
+        The nearest count, if none equals it.
     lines
         Terms by which conventions differ that explain the rest: what, and how much more or less.
     rest
@@ -133,18 +133,20 @@ def typed(number: object) -> ParsedNumber:
 def identify(run: PreparedRun, number: object, conventions: Conventions) -> Identified:
     """Return the conventions that give this number for this step. Raises `InputError`."""
     asked_number = typed(number)
-    ways = [way for way in all_ways(run, conventions) if way.value and asked_number.unit in ("", way.unit)]
-    exact = [way for way in ways if way.value == asked_number.value]
-    matches = exact or [way for way in ways if abs(way.value - asked_number.value) <= asked_number.rounding]
-    unique = {(way.convention, way.part, way.unit, way.per, way.value): way for way in reversed(_usual(matches))}
+    counts = [
+        each for each in convention_counts(run, conventions) if each.value and asked_number.unit in ("", each.unit)
+    ]
+    exact = [each for each in counts if each.value == asked_number.value]
+    matches = exact or [each for each in counts if abs(each.value - asked_number.value) <= asked_number.rounding]
+    unique = {(each.convention, each.part, each.unit, each.per, each.value): each for each in reversed(_usual(matches))}
     if matches:
         return Identified(asked_number, tuple(reversed(unique.values())), _usual(matches)[0])
-    usual = [way for way in _usual(ways) if not way.without and way.part in ("forward", "forward and backward")]
+    usual = [each for each in _usual(counts) if not each.without and each.part in ("forward", "forward and backward")]
     if not usual:
         raise InputError(f"no convention counts {asked_number.unit} for this model")
-    near = sorted(usual, key=lambda way: abs(way.value - asked_number.value))[:TRIED]
-    tries = [(way, _explained(asked_number, way, conventions)) for way in near]
-    left = [abs(asked_number.value - way.value - sum(amount for _, amount in lines)) for way, lines in tries]
+    near = sorted(usual, key=lambda each: abs(each.value - asked_number.value))[:NEAREST_COUNTS]
+    tries = [(each, _explained(asked_number, each, conventions)) for each in near]
+    left = [abs(asked_number.value - each.value - sum(amount for _, amount in lines)) for each, lines in tries]
     best = next((place for place, rest in enumerate(left) if rest <= asked_number.rounding), 0)
     nearest, lines = tries[best]
     return Identified(
@@ -152,12 +154,12 @@ def identify(run: PreparedRun, number: object, conventions: Conventions) -> Iden
     )
 
 
-def _usual(ways: Iterable[ConventionCount]) -> list[ConventionCount]:
+def _usual(counts: Iterable[ConventionCount]) -> list[ConventionCount]:
     """Return counts, the most common conventions first."""
-    return sorted(ways, key=lambda way: sum(_ODD.get(text, 0) for text in (way.part, way.without, way.per)))
+    return sorted(counts, key=lambda each: sum(_ODD.get(text, 0) for text in (each.part, each.without, each.per)))
 
 
-def all_ways(run: PreparedRun, conventions: Conventions) -> Iterator[ConventionCount]:
+def convention_counts(run: PreparedRun, conventions: Conventions) -> Iterator[ConventionCount]:
     """Yield the count of every counter and book for every choice of passes and unit."""
     sequences, tokens = run.axes["B"], run.model.tokens(run.axes)
     scales = {"a step": 1, "a sequence": sequences, "a token": tokens}
@@ -205,8 +207,8 @@ def _explained(
 ) -> tuple[tuple[str, Fraction], ...]:
     """Return the fewest terms of the bridge that remove the rest, or at least half of it each.
 
-    A term that the nearest way has is left out again, and one that it lacks is taken in, never the other way round.
-    Of the ways to count attention's products it has one, or none of these products.
+    A term that the nearest count includes can only be removed, and one that it lacks only added. Attention's products
+    are counted under one convention, or not at all.
     """
     rest = asked_number.value - nearest.value
     pool: dict[str, Fraction] = {}

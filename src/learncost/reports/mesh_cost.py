@@ -15,7 +15,7 @@ from learncost.cost_models import price
 from learncost.devices.collective import kind_of
 from learncost.ir.dataclass import HIDDEN, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
-from learncost.ir.loop import round_rings, walk
+from learncost.ir.loop import lines_in_rings, walk
 from learncost.ir.polynomial import shape_of, sharded_over, whole
 from learncost.ir.table import Table
 from learncost.models.model import Model, Structure
@@ -80,7 +80,7 @@ class OverMesh(Serializable):
         The pipeline of whose stages one is shown; None without one.
     stage
         That stage, its schedule and its microbatches, in words; empty without a pipeline.
-    way
+    parallel
         The mesh with its microbatches and schedule; None of a step of another kind.
     device, places
         Of a pipeline, the device of these stages, and the places of the lines that they run; None: all.
@@ -92,7 +92,7 @@ class OverMesh(Serializable):
     padded: tuple[Padded, ...] = field(default=(), metadata=Key(after="clauses").field)
     pipeline: Pipeline | None = field(default=None, metadata=HIDDEN)
     stage: str = field(default="", metadata=Key(optional=True, after="clauses").field)
-    way: ParallelConfig | None = field(default=None, metadata=HIDDEN)
+    parallel: ParallelConfig | None = field(default=None, metadata=HIDDEN)
     device: int | None = field(default=None, metadata=HIDDEN)
     places: frozenset[int] | None = field(default=None, metadata=HIDDEN)
 
@@ -102,11 +102,11 @@ class OverMesh(Serializable):
 
     def times(self, phase: str) -> int:
         """Return how often a phase runs for all microbatches: the optimizer step once after them."""
-        return 1 if phase == "optimizer_step" or self.way is None else self.way.microbatches
+        return 1 if phase == "optimizer_step" or self.parallel is None else self.parallel.microbatches
 
     def of_microbatch(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return sizes with the batch of a microbatch of all devices."""
-        return {**sizes, "B": sizes["B"] // self.way.microbatches} if self.way and "B" in sizes else {**sizes}
+        return {**sizes, "B": sizes["B"] // self.parallel.microbatches} if self.parallel and "B" in sizes else {**sizes}
 
     @property
     def grid(self) -> Mesh:
@@ -164,7 +164,7 @@ class OverMesh(Serializable):
     @cached_property
     def rounds(self) -> frozenset[int]:
         """Return the positions of the lines in ring iterations."""
-        inside = {id(line) for line in round_rings(self.placed.table.lines)}
+        inside = {id(line) for line in lines_in_rings(self.placed.table.lines)}
         return frozenset(place for place, (line, _) in enumerate(walk(self.placed.table.lines)) if id(line) in inside)
 
     @property
@@ -284,10 +284,10 @@ def over_mesh(request: Request, device: int | None = None) -> tuple[PreparedRun,
 def _placed(step_of: Unplaced, device: int | None = None) -> tuple[PreparedRun, OverMesh]:
     request, run, cut, _, table, sizes, padded = step_of
     placed = place(table, cut.inner, cut.clauses, sizes, plan=run.plan)
-    way = cut.way
-    if way.gradients != ONCE:
+    parallel = cut.parallel
+    if parallel.gradients != ONCE:
         check_accumulates(table)
-    over = OverMesh(placed, (), sizes, padded, cut.pipeline, way=way)
+    over = OverMesh(placed, (), sizes, padded, cut.pipeline, parallel=parallel)
     if cut.pipeline is not None:
         config = StepConfig(cut.clauses, request.kind(), run.plan, request.procedure, _optimizer(run))
         account = MeshAccount(run.model, over.of_microbatch(over.of_model), cut.inner, config)
@@ -308,8 +308,8 @@ def _placed(step_of: Unplaced, device: int | None = None) -> tuple[PreparedRun, 
 def _on_device(over: OverMesh, account: MeshAccount, run: PreparedRun, device: int | None) -> OverMesh:
     """Return the part of a step that a device of a pipeline runs."""
     assert over.pipeline is not None
-    assert over.way is not None
-    way, devices = over.way, devices_of(stages_of(account, over.way, over.sizes), over.way)
+    assert over.parallel is not None
+    parallel, devices = over.parallel, devices_of(stages_of(account, over.parallel, over.sizes), over.parallel)
     rows = price(over.placed.table, {}, run.book).rows
     several = []
     for mine in dict.fromkeys(devices) if device is None else (devices[device],):
@@ -319,11 +319,11 @@ def _on_device(over: OverMesh, account: MeshAccount, run: PreparedRun, device: i
         several.append((sum(row.flops.at(sizes) for row in rows if row.place in places), mine, counts, places))
     _, mine, counts, places = max(several, key=lambda each: each[0])
     number, most = devices.index(mine), "computes most" if device is None else "takes longest"
-    ends = sends_of(way, number)
-    sizes = account.sizes.filled(sizes_of(account, way, over.of_model))
+    ends = sends_of(parallel, number)
+    sizes = account.sizes.filled(sizes_of(account, parallel, over.of_model))
     size = int(carried(account).at(sizes)) * account.step.kind.value
-    why, of_step = "values and gradients between stages", ("forward", "", None, "values", way.stages, -1)
-    sends = [Collective("send", over.pipeline.axis, size, 0, "", "", ends * way.microbatches, *of_step, why)]
+    why, of_step = "values and gradients between stages", ("forward", "", None, "values", parallel.stages, -1)
+    sends = [Collective("send", over.pipeline.axis, size, 0, "", "", ends * parallel.microbatches, *of_step, why)]
     for name, summed, those in tied_gradients(account, sizes, devices):
         if number in those:
             why = f"stages {' and '.join(map(str, sorted(those)))} have the same weight: its gradients are summed"
@@ -335,7 +335,7 @@ def _on_device(over: OverMesh, account: MeshAccount, run: PreparedRun, device: i
         collectives=tuple(sends),
         places=places,
         device=number,
-        stage=f"Stage {number + 1} of {way.stages} {most} ({way.order}).",
+        stage=f"Stage {number + 1} of {parallel.stages} {most} ({parallel.order}).",
     )
 
 
@@ -367,15 +367,17 @@ def over_stages(request: Request) -> tuple[PreparedRun, tuple[OverMesh, ...]]:
         return run, (over,)
     if request.procedure != "bp":
         raise InputError(f"pipeline stages require --procedure bp, not {request.procedure}")
-    way = cut.way
-    sizes = {**sizes, "B": sizes["B"] // way.microbatches}
+    parallel = cut.parallel
+    sizes = {**sizes, "B": sizes["B"] // parallel.microbatches}
     layers = cut.pipeline.layers(iterations_of(model.table, sizes))
     steps = tuple(
         replace(each, table=planned(each.table, run.plan)) for each in staged(model, sizes, layers, _optimizer(run))
     )
     stages = place_stages(steps, cut.pipeline, parse_mesh(request.mesh or ""), sizes, table, run.plan)
     widths = widths_of(request.kind())
-    return run, tuple(OverMesh(each, collectives(each, sizes, widths), sizes, padded, way=way) for each in stages)
+    return run, tuple(
+        OverMesh(each, collectives(each, sizes, widths), sizes, padded, parallel=parallel) for each in stages
+    )
 
 
 def padded_step(

@@ -56,7 +56,7 @@ def notes(step: StepUsage) -> Iterator[str]:
     parts += [f"{seconds_of(step.waits)} of collectives without overlap"] if step.waits else []
     rest = seconds_of(step.exposed) if step.exposed else "nothing"
     parts += [f"{rest} exposed of {seconds_of(step.overlapping)} of overlapped collectives"] if step.overlapping else []
-    if step.way.stages > 1:
+    if step.parallel.stages > 1:
         parts = [f"{name} {seconds_of(each)}" for name, each in step.causes.items() if each]
     yield f"A step over {step.cluster.name} takes {seconds_of(step.seconds)}: {', '.join(parts)}."
     if step.moved:
@@ -89,8 +89,8 @@ def over_time(
     config = StepConfig(over.placed.clauses, kind, plan or run.plan, procedure, optimizer, every=run.every)
     account = MeshAccount(run.model, sizes, over.placed.mesh, config, table)
     shares = prod(over.placed.mesh.sizes[axis] for axis in account.sizes.batch_axes)
-    way = over.way or ParallelConfig(over.placed.mesh.sizes, sizes.get("B", shares) // shares)
-    devices = devices_of(stages_of(account, way, sizes), way)
+    parallel = over.parallel or ParallelConfig(over.placed.mesh.sizes, sizes.get("B", shares) // shares)
+    devices = devices_of(stages_of(account, parallel, sizes), parallel)
     part = together(devices) if over.device is None else devices[over.device]
     here, fewer = account.places_of(account.rows, part), account.fewer(part)
     rows_run = (row.with_counts(fewer[row.place].of) if row.place in fewer else row for row in account.rows)
@@ -98,9 +98,9 @@ def over_time(
     placed = account.step.placed
     widths = optimizer_widths(placed.table, kind, placed.whole, placed.holds)
     widths |= {name: 0 for name, value in placed.whole.known.items() if value.role == "number"}  # are no memory traffic
-    filled = {**account.sizes.filled(sizes_of(account, way, sizes)), **over.placed.iterations}
+    filled = {**account.sizes.filled(sizes_of(account, parallel, sizes)), **over.placed.iterations}
     lines = timing(as_run, filled, rates, kind.values, run.book, widths, (rows, plan))
-    return lines, step_of(account, way, sizes, cluster, rates, run.model.tokens({**sizes, "B": 1}), memory=False)
+    return lines, step_of(account, parallel, sizes, cluster, rates, run.model.tokens({**sizes, "B": 1}), memory=False)
 
 
 def collective_times(over: OverMesh, cluster: Cluster) -> tuple[StepTraffic, ...]:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import RETIRED, InputError, counted, shown
 from learncost.models.files import looks_like_path
-from learncost.models.sizes import CANONICAL, OF_A_RUN, spelled
+from learncost.models.sizes import CANONICAL, RUN_SPELLINGS, spelled
 
 QuestionFunction = TypeVar("QuestionFunction", bound=Callable[..., Any])
 
@@ -211,7 +211,7 @@ def asked(
             return call(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **canonical)
         except InputError as error:
             name, space, rest = error.written.partition(" ")
-            given = {OF_A_RUN.get(spelled(spelling), spelling): spelling for spelling in arguments}
+            given = {RUN_SPELLINGS.get(spelled(spelling), spelling): spelling for spelling in arguments}
             error.written = given.get(name, name) + space + rest  # such as B, of a table that calls its batch so
             error.args = (in_keywords(error.written, flags_of(function)),)
             raise
@@ -273,7 +273,7 @@ def _with_lengths(arguments: dict[str, Any], given: Sequence[str], parameters: M
     """Return the arguments with sizes of a run under their parameters' names, such as batch_size for B."""
     renamed = dict(arguments)
     for spelling in arguments:
-        name = OF_A_RUN.get(spelled(spelling), "")
+        name = RUN_SPELLINGS.get(spelled(spelling), "")
         if spelling in parameters or name not in parameters or name in given:
             continue
         value, earlier = renamed.pop(spelling), renamed.get(name)
@@ -351,14 +351,7 @@ def flags_of(function: Callable[..., Any]) -> tuple[Flag, ...]:
         if not flags and parameter.kind is Parameter.POSITIONAL_OR_KEYWORD and parameter.default is Parameter.empty:
             how = "argument"  # that it is about; others have names
         flags.append(
-            Flag(
-                parameter.name,
-                _kind(annotation),
-                parameter.default,
-                how,
-                meanings.get(parameter.name, ""),
-                about,
-            )
+            Flag(parameter.name, _kind(annotation), parameter.default, how, meanings.get(parameter.name, ""), about)
         )
     return tuple(flags)
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field
-from learncost.reports.sheet import AnswerWithFigures, AtLength
+from learncost.reports.sheet import AtLength, FigureAnswer
 
 if TYPE_CHECKING:
     from learncost.autoshard.step import StepUsage
@@ -130,7 +130,7 @@ _TRAINING = Key(when=attrgetter("is_training")).field
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Cost(AtLength, AnswerWithFigures):
+class Cost(AtLength, FigureAnswer):
     """The ledger of one step, as `lc.cost` returns it. Printed, it is the table; a notebook shows it as one.
 
     All counts are exact integers under the price book; one MACC is two FLOPs. Bytes count every operand read once and

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.devices.figure import Figure
 from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
-from learncost.models.module import runs_otherwise
+from learncost.models.module import why_not_runnable
 from learncost.program.autograd.module import UserModule
 from learncost.program.program import starred
 from learncost.reports.request import COMPILED, OF_KERNELS
@@ -127,11 +127,7 @@ class RecordedTime(Serializable):
     def notes(self) -> tuple[str, ...]:
         """Return the notes on the time and its constants."""
         issues = f" The CPU issues operators for {seconds_of(self.issue)}." if self.issue else ""
-        notes = [
-            f"{self.sentence}.{issues}",
-            self.made,
-            f"{self.assumed} {self.source}.",
-        ]
+        notes = [f"{self.sentence}.{issues}", self.made, f"{self.assumed} {self.source}."]
         if self.joules:
             low, usual, high = map(joules_of, self.joules)
             notes.append(f"Energy, modelled as time x power: {usual} a step, from {low} to {high}; {self.power}.")
@@ -203,7 +199,7 @@ def recorded_time(request: Request, model: Model, optimizer: str, cluster: Clust
         return elsewhere
     if request.procedure != "bp" or request.plan is not None:
         return "a recorded step is one of bp without a plan, as the module runs it"
-    if why := runs_otherwise(model):
+    if why := why_not_runnable(model):
         return f"with eager it {why}"
     try:
         asked = replace(request, budget=None, optimizer=optimizer, engine="eager", on=device.name)

@@ -20,13 +20,13 @@ from learncost.ir.term import Term
 from learncost.layers.layer import shipped_layer
 from learncost.layers.products import matrix_maccs
 from learncost.models.configuration import Configuration
-from learncost.models.purposes import activates, attentions, layers_that, weighs_tokens
+from learncost.models.purposes import activates, attentions, is_attention_softmax, layers_with
 from learncost.ops import is_softmax
 from learncost.reports.request import Request, takes_request
 from learncost.reports.rules_of_thumb import Case, ErrorPart, Number, Rule, RuleOfThumb, Rules, evaluate, rules_of_thumb
 from learncost.reports.run import PreparedRun, prepare
 
-_Keep = Callable[[PricedLine], bool]
+_LineFilter = Callable[[PricedLine], bool]
 
 
 def _always(row: PricedLine) -> bool:
@@ -60,7 +60,7 @@ class Measures:
         result: list[BlockMeasure] = []
         repeats = self.run.model.table.repeats
         for repeat in repeats:
-            softmaxes = [(line, nest.counts) for line, nest in walk([repeat]) if weighs_tokens(line)]
+            softmaxes = [(line, nest.counts) for line, nest in walk([repeat]) if is_attention_softmax(line)]
             kinds, number = len(softmaxes), self.at(total(Polynomial.of(iterations) for _, iterations in softmaxes))
             if not kinds:
                 continue
@@ -85,7 +85,7 @@ class Measures:
         self,
         procedure: str,
         book: str,
-        keep: _Keep = _always,
+        keep: _LineFilter = _always,
         block: BlockMeasure | None = None,
         unit: str = "flops",
     ) -> int | Fraction:
@@ -232,10 +232,10 @@ def _rule(key: str, cases: Iterable[Case]) -> Rule:
     return Rule(rules_of_thumb()[key], tuple(case for case in cases if case.exact))
 
 
-_Found = Iterator[tuple[str, list[Case]]]
+_Cases = Iterator[tuple[str, list[Case]]]
 
 
-def _training(measures: Measures, tokens: int) -> _Found:
+def _training(measures: Measures, tokens: int) -> _Cases:
     for key, procedure in (("6nd", "bp"), ("8nd", "recompute")):
         yield key, [_run_of(measures, tokens, rules_of_thumb()[key], procedure)]
     yield "nanogpt_mfu", [*_mfu_of(measures, tokens)]
@@ -292,7 +292,7 @@ def _run_of(measures: Measures, tokens: int, thumb: RuleOfThumb, procedure: str)
     return Case(f"{name}, {procedure}", thumb.at(N=count, D=tokens), exact, "matmul", _nonzero(parts))
 
 
-def _blocks(measures: Measures) -> _Found:
+def _blocks(measures: Measures) -> _Cases:
     axes = measures.run.axes
     for key, procedure, keep in (
         ("block", "bp", forward),
@@ -309,18 +309,18 @@ def _blocks(measures: Measures) -> _Found:
     )
 
 
-def _block(measures: Measures, thumb: RuleOfThumb, block: BlockMeasure, procedure: str, keep: _Keep) -> Case:
+def _block(measures: Measures, thumb: RuleOfThumb, block: BlockMeasure, procedure: str, keep: _LineFilter) -> Case:
     """Compare a block with a rule; its error is split by the operands of products."""
     axes = measures.run.axes
     letters = {"b": axes["B"], "s": axes[block.axis], "h": axes["d"]}
 
-    def exact(selects: _Keep) -> Number:
+    def exact(selects: _LineFilter) -> Number:
         return measures.flops(procedure, "matmul", lambda row: keep(row) and selects(row), block)
 
     lines = [line for line, _ in walk(measures.run.model.table.lines)]
     attending, crossing = attentions(lines)
-    networks = layers_that(lines, activates) - attending - crossing
-    operands: dict[str, tuple[str, _Keep]] = {
+    networks = layers_with(lines, activates) - attending - crossing
+    operands: dict[str, tuple[str, _LineFilter]] = {
         "projections": (
             "heads that are together not as wide as the model",
             lambda row: row.layer in attending and row.kind != "attention",
@@ -351,7 +351,7 @@ def _block_parameters(measures: Measures, block: BlockMeasure) -> Case:
     return Case(block.title, rule, every, "", _nonzero(parts))
 
 
-def _ratios(measures: Measures) -> _Found:
+def _ratios(measures: Measures) -> _Cases:
     """Return the ratios of backward to forward of products, layers and all."""
     cases = []
     for kind, title in (("linear", "products with weights"), ("attention", "products of attention")):
@@ -389,7 +389,7 @@ def _twice(title: str, once: Number, twice: Number, book: str) -> list[Case]:
     return [Case(title, rules_of_thumb()["backward"].at(), Fraction(twice) / once, book)] if once and twice else []
 
 
-def _products(measures: Measures) -> _Found:
+def _products(measures: Measures) -> _Cases:
     axes = measures.run.axes
     width = axes["d"]
     expressions = measures.run.model.rules

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 LARGEST_TRAINING = 10**18  # tokens
 
-LIGERS = "chunked-loss"
+LIGER_PLAN = "chunked-loss"
 """The plan that engine eager applies to modules whose table it does not change: Liger's loss of any head."""
 
 
@@ -153,14 +153,14 @@ class PreparedRun:
         """Return the fields of the request that a ledger repeats."""
         return {"plan": self.plan, "tokens": self.tokens, "_length_note": self.length_note}
 
-    def counted_apart(self) -> PreparedRun:
+    def with_separate_trip_counts(self) -> PreparedRun:
         """Return the run with a name for the trip count of every loop over blocks, of which pipeline stages have parts.
 
         Numbers are trip counts where adapters or a module cut a loop.
         """
-        from learncost.passes.stages import counted_apart  # imported where it is needed: start-up counts
+        from learncost.passes.stages import with_separate_trip_counts  # imported where it is needed: start-up counts
 
-        table = counted_apart(self.model.table)
+        table = with_separate_trip_counts(self.model.table)
         counts = zip(self.model.table.repeats, table.repeats, strict=True)
         named = {new.count: int(size_of(old.count, self.axes)) for old, new in counts if new.count != old.count}
         model = replace(self.model, table=table, sizes={**self.model.sizes, **named})
@@ -232,9 +232,9 @@ class PreparedRun:
         rows, chosen = self.rows(procedure, book), find_procedure(procedure)
         model, trained = trained_by(self.model, procedure), self.trained
         if (part := adaptation(chosen)) is not None:
-            from learncost.models.adaptation import learned_text  # imported where it is needed: start-up counts
+            from learncost.models.adaptation import trainable_text  # imported where it is needed: start-up counts
 
-            trained = learned_text(model, part)
+            trained = trainable_text(model, part)
         timed = None
         if on is not None:
             run = self.executed(procedure, book, on)
@@ -285,13 +285,13 @@ def executed_plan(table: Table, asked: str | None, engine: str, on: Rates) -> st
     table  without a plan
     Raises `InputError` for a plan that the engine does not support.
     """
-    from learncost.passes.plan import by_eager, usual_plan  # imported where it is needed: start-up counts
+    from learncost.passes.plan import by_eager, default_plan  # imported where it is needed: start-up counts
 
     if engine == "eager" and on.operators:
         if (plan := by_eager(table, asked)) is None:
             raise InputError(f"engine eager does not support --plan {asked}: give --engine graph")
         return plan
-    return usual_plan(table) if asked is None and engine == "graph" else asked or ""
+    return default_plan(table) if asked is None and engine == "graph" else asked or ""
 
 
 def prepare(request: Request, procedures: Iterable[str] | None = None) -> PreparedRun:
@@ -332,10 +332,10 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
     if chosen is not None:
         if learning_part := next((name for name in names if find_procedure(name).chooses), None):
             raise InputError(f"procedure {learning_part} fixes the trainable parameters: remove --train and --lora")
-        from learncost.models.adaptation import adapted, learned_text
+        from learncost.models.adaptation import adapted, trainable_text
 
         built = adapted(built, chosen)
-        learning = learned_text(built, chosen)
+        learning = trainable_text(built, chosen)
     if kind.quantized is not None:
         from learncost.models.quantization import quantized
 
@@ -353,11 +353,13 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
         axes = {**axes, **{f"{TEACHER}{name}": size for name, size in of_teacher.items()}}
     sizes_of_all = built, axes, book, request.optimizer, kind, tokens, learning
     again = _again(request, axes["B"])
-    run = PreparedRun(*sizes_of_all, request.plan, context, request.timed_by, again, teacher, every_of(request))
-    return run.counted_apart() if request.mesh is not None else run
+    run = PreparedRun(
+        *sizes_of_all, request.plan, context, request.timed_by, again, teacher, checkpoint_interval(request)
+    )
+    return run.with_separate_trip_counts() if request.mesh is not None else run
 
 
-def every_of(request: Request) -> int:
+def checkpoint_interval(request: Request) -> int:
     """Return of how many blocks the first is recomputed; operators are selected in every block."""
     return 1 if request.checkpoint_every == OPERATORS else check_size("checkpoint_every", request.checkpoint_every)
 
@@ -405,7 +407,7 @@ def _check_plan(request: Request, model: Model, procedures: tuple[str, ...]) -> 
     from learncost.passes.plan import check_plan  # imported where it is needed: start-up counts
 
     parts = map(str.strip, (request.plan or "").split(","))
-    plan = ",".join(part for part in parts if request.timed_by != "eager" or part != LIGERS or not model.learns)
+    plan = ",".join(part for part in parts if request.timed_by != "eager" or part != LIGER_PLAN or not model.learns)
 
     def check(name: str) -> None:
         table = step(Structure(model).model, name, request.optimizer or default_optimizer())

@@ -183,7 +183,7 @@ def microbatches_text(number: int) -> str:
     return f" in {number:,} microbatches" if number > 1 else ""
 
 
-class AnswerWithFigures(TabularAnswer):
+class FigureAnswer(TabularAnswer):
     """An answer with figures."""
 
     _figures: ClassVar[tuple[str, ...]] = ()

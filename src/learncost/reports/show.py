@@ -59,8 +59,8 @@ def sheets(cost: Cost, width: int = WIDTH) -> tuple[Sheet, ...]:
 def _fitting(cost: Cost, width: int) -> Sheet:
     moved = ("bytes",) if any(row.bytes for row in cost.rows) else ()  # formulas know nothing of bytes
     timed = _timed(cost)
-    ways = product((number, rounded), ((*moved, "share"), moved, ()))
-    return fitting((_sheet(cost, (*columns, *timed), written) for written, columns in ways), width)
+    variants = product((number, rounded), ((*moved, "share"), moved, ()))
+    return fitting((_sheet(cost, (*columns, *timed), written) for written, columns in variants), width)
 
 
 def _timed(cost: Cost) -> tuple[str, ...]:
@@ -185,8 +185,8 @@ def step_title(cost: Cost, procedure: str = "") -> str:
     step = "one step of " if cost.is_training or cost.context is not None else ""
     plan = plan_text(cost.plan, cost.timing.plan if cost.timing else "")
     over = f", on {cost.over.devices:,} devices together; counts of one device" if cost.over else ""
-    if cost.over and cost.over.way:
-        over = microbatches_text(cost.over.way.microbatches) + over
+    if cost.over and cost.over.parallel:
+        over = microbatches_text(cost.over.parallel.microbatches) + over
     return f"{name}, {procedure or f'{step}{procedure_of(cost)}'} in {cost.dtype}{plan}: {batch_of(cost)}{over}"
 
 

@@ -28,7 +28,7 @@ _COLUMNS = (
     *("attention_by_matmul", "attention_fused"),
 )
 MATCHES = 8
-"""Ways of counting that are shown; the JSON has all."""
+"""The number of matching counts that are shown; the JSON has all."""
 
 if TYPE_CHECKING:
     from learncost.reports.identify import Identified
@@ -48,8 +48,8 @@ def records(answer: Conventions) -> Iterator[dict[str, Any]]:
             row("difference", convention.book.name, reason.what, reason.amount) for reason in convention.reasons
         )
     if answer.identified:
-        for place, way in enumerate(answer.identified.matches, 1):
-            yield row("identified", answer.identified.number.text, f"{place}: {way.text}")
+        for place, match in enumerate(answer.identified.matches, 1):
+            yield row("identified", answer.identified.number.text, f"{place}: {match.text}")
     for counter in answer.counters:
         label = f"{counter.unit}, {counter.version}: {counter.rule}"
         yield row("counter", counter.name, label, None, counter.by_matmul, counter.fused)
@@ -69,7 +69,7 @@ def sheets(answer: Conventions, width: int = WIDTH) -> tuple[Sheet, ...]:
 
 def _identified(answer: Conventions, identified: Identified) -> Sheet:
     matches = identified.matches[:MATCHES]
-    rows = [SheetRow((way.text, number(round(way.value)))) for way in matches]
+    rows = [SheetRow((match.text, number(round(match.value)))) for match in matches]
     notes = []
     heading = f"{answer.model}: conventions that give {identified.number.text}"
     if len(identified.matches) > MATCHES:

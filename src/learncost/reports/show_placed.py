@@ -66,8 +66,8 @@ def _stages(step: PlacedStep) -> Sheet:
         )
         inside = sum(row.ring for row in over.sent if row.mesh_axis != axis)
         to = {
-            way: sum(collective.payload_bytes for collective in sends if (collective.phase == "forward") == way)
-            for way in (True, False)
+            is_forward: sum(each.payload_bytes for each in sends if (each.phase == "forward") == is_forward)
+            for is_forward in (True, False)
         }
         blocks = number(sum(over.placed.iterations.values()))
         cells = (str(place), blocks, number(weights), *(size_of(n) if n else "" for n in (*to.values(), tied, inside)))
@@ -98,7 +98,7 @@ def title(step: PlacedStep) -> str:
     note = step.memory.note if step.memory else ""
     plan = plan_text(step.plan, step.memory.plan if step.memory else "", "memory")
     batch = batch_text(step.batch_size, step.seq_len, step.target_len, length_note=step._length_note)
-    batch += microbatches_text(step.over.way.microbatches) if step.over.way else ""
+    batch += microbatches_text(step.over.parallel.microbatches) if step.over.parallel else ""
     over = f"over {step.over.mesh} ({number(step.over.devices)} devices{on})"
     what = f"{step.model}, one step of {step.procedure} with {step.optimizer} in {step.precision}{plan}"
     return f"{what}: {batch}, {over}{note}"

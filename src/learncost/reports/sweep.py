@@ -32,7 +32,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.grid import SweepGrid, grid_of
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_probability, left_out_text, possible, rows_of
-from learncost.reports.sheet import WIDTH, AnswerWithFigures, Sheet
+from learncost.reports.sheet import WIDTH, FigureAnswer, Sheet
 from learncost.reports.sheet import SheetRow as Cells
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ EXACT = 2.0**53  # every integer below it is a float64
 BLOCK = 2**13  # configurations at a time: their monomials stay in the processor's cache
 BY = ("total", "macro-operation")
 ALL = "all"
-UNREAD = "unread"  # stands for the parameters that nothing reads, among the axes
+UNUSED_PARAMETERS = "unread"  # stands for the parameters that nothing reads, among the axes
 
 
 TIMED = 1_000
@@ -85,7 +85,7 @@ def _lists(columns: Mapping[str, NDArray[Any]]) -> dict[str, list[Any]]:
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep(AnswerWithFigures):
+class Sweep(FigureAnswer):
     """Configurations with their counts, as arrays. Counts are float64; `exact` marks rows below 2^53.
 
     Attributes
@@ -172,8 +172,8 @@ class Sweep(AnswerWithFigures):
         rows = tuple(Cells(tuple(map(_cell, row))) for row in cells)
         notes = (f"{len(self) - SHOWN:,} more rows.",) if len(self) > SHOWN else ()
         left = frozenset(place for place, name in enumerate(columns) if name in ("procedure", "price_book"))
-        misfit = f"; {self.unfit:,} of them: does not fit the device" if self.unfit else ""
-        return (Sheet(f"{self.model}: {len(self):,} rows{misfit}", tuple(columns), rows, notes, left),)
+        too_large = f"; {self.unfit:,} of them: does not fit the device" if self.unfit else ""
+        return (Sheet(f"{self.model}: {len(self):,} rows{too_large}", tuple(columns), rows, notes, left),)
 
     def frame(self) -> Any:
         """Return the rows as a polars DataFrame (extra `sweep`): counts are Float64, sizes Int64, texts Categorical."""
@@ -282,7 +282,7 @@ def sweep(
     priced, refused = possible(lambda name: rows_of(built, name, books[0], request.optimizer), names)
     names, left_out = tuple(priced), left_out_text(refused)
     series_asked = _wanted(built, names, books, request.optimizer, by)
-    unread = Polynomial.of((UNREAD,)) if built.configuration.unread else Polynomial()
+    unread = Polynomial.of((UNUSED_PARAMETERS,)) if built.configuration.unread else Polynomial()
     counts = [parameters(built.table) + unread, *(count for _, _, _, pair in series_asked for count in pair)]
     values, bounds = evaluate(counts, combinations, built, progress)
     series = tuple(
@@ -323,12 +323,14 @@ def _on_device(request: Request, series: SweepSeries, combinations: SweepGrid) -
     return SweepOnDevice(np.array([answer.time for answer in answers]), np.array(known, float), np.array(fits))
 
 
-_Wanted = tuple[str, str, str | None, tuple[Polynomial, Polynomial]]
+_SeriesKey = tuple[str, str, str | None, tuple[Polynomial, Polynomial]]
 
 
-def _wanted(model: Model, names: Sequence[str], books: Sequence[str], optimizer: str | None, by: str) -> list[_Wanted]:
+def _wanted(
+    model: Model, names: Sequence[str], books: Sequence[str], optimizer: str | None, by: str
+) -> list[_SeriesKey]:
     """Return the polynomials of MACCs and FLOPs of every series."""
-    result: list[_Wanted] = []
+    result: list[_SeriesKey] = []
     for name, book in itertools.product(names, books):
         rows = rows_of(model, name, book, optimizer)
         if by == "total":
@@ -397,7 +399,7 @@ def _axes(combinations: SweepGrid, model: Model) -> tuple[dict[str, NDArray[np.f
         if name is None and combinations.columns.keys() & {"num_hidden_layers", "n_enc", "n_dec"}:
             raise InputError(f"sweep does not support {model.configuration.name}: its blocks are of several kinds")
     if model.configuration.unread:
-        values[UNREAD] = expression.evaluate(family_of(model.configuration).unread, sizes)
+        values[UNUSED_PARAMETERS] = expression.evaluate(family_of(model.configuration).unread, sizes)
     columns, constants = {}, {}
     for axis, column in values.items():
         if not isinstance(column, np.ndarray):

@@ -42,16 +42,13 @@ FLAGS = {"offload_activations": "offload"}
 WITHOUT_AUTOCAST = {name: training_precision(kind.values) for name, kind in PRECISIONS.items() if kind.autocast}
 """The precision of sharded weights, which are gathered in 16 bits, and the nearest one of engines without autocast."""
 
-USUAL = {"accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "fused"}
+DEFAULTS = {"accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "fused"}
 """The values of fields that questions need not say."""
 
-MODULES = (
-    *(f"self_attn.{name}_proj" for name in "qkvo"),
-    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
-)
+MODULES = (*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down")))
 """The linear modules of a block of Llama and its kin, by their names in transformers."""
 
-UNSAID = "preference"
+UNSPECIFIED_TASK = "preference"
 """The task of files that are of a step on pairs, and do not say of which."""
 
 LONGEST = 200  # characters of a pattern of modules
@@ -95,7 +92,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     Raises InputError if the files are no training that can be predicted, or do not say what is needed.
     """
     where = printable(reading.files[0])
-    if reading.refused and not (reading.step.task == UNSAID and given.get("task")):
+    if reading.refused and not (reading.step.task == UNSPECIFIED_TASK and given.get("task")):
         raise InputError(f"{where}: {reading.refused}")
     sizes = {name.replace("-", "_") for name in {**given, **given.get("sizes", {})}}
     step = _with_own_loss(reading.step.having("task", given.get("task") or reading.step.task))
@@ -168,7 +165,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         **({"schedule": "interleaved", "chunks": step.chunks} if has_chunks else {}),
         "sizes": {**step.sizes, **given.get("sizes", {})} if step.sizes and step.model and not model else None,
     }
-    return {name: value for name, value in keywords.items() if value is not None and USUAL.get(name) != value}
+    return {name: value for name, value in keywords.items() if value is not None and DEFAULTS.get(name) != value}
 
 
 def for_question(keywords: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -198,7 +195,7 @@ def _needs_eager(step: Step, precision: str | None) -> bool:
 def _counts(step: Step, name: str) -> bool:
     """Return whether a step has a field that engine eager alone counts, with another value than the usual one."""
     value = _implementation(step) if name == "optimizer_implementation" else step.get(name)
-    return bool(value) and value != USUAL.get(name)
+    return bool(value) and value != DEFAULTS.get(name)
 
 
 def _unwrapped(step: Step, placement: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
-from learncost.ir.polynomial import comes_round, down_to, sharded_over, whole
+from learncost.ir.polynomial import is_received_shard, sharded_over, sharding_prefix, whole
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ops import entry
@@ -124,7 +124,7 @@ class _LineCheck:
         inner_states = dict(states)
         for carry in line.carry:
             given = ZERO if carry.initial in self.zeros else states[carry.initial]
-            is_round = any(map(comes_round, line.axes[carry.start]))
+            is_round = any(map(is_received_shard, line.axes[carry.start]))
             allowed = {CUT: BEFORE, ZERO: CAME} if is_round else {PART: PART, ZERO: ZERO}
             if given not in allowed:
                 raise self.refuse(line, f"{carry.initial} cannot rotate as {given}")
@@ -146,7 +146,7 @@ class _LineCheck:
     def round_line(self, line: Line, along: set[str], states: States) -> None:
         """Check a line that reads a received shard, or the device's own shard in another role."""
         read = [states[name] for name in line.reads]
-        own = {axis for axis in along if not comes_round(axis)}
+        own = {axis for axis in along if not is_received_shard(axis)}
         known = {CUT, SAME, ZERO, CAME, PAIRS, PART}
         if isinstance(line, Sum) and sorted(read) == sorted((OTHERS, PART)) and min(line.signs) > 0:
             states[line.name] = self.summed(line.name)
@@ -164,7 +164,7 @@ class _LineCheck:
             if len(left) == 2:
                 states[term.name] = PAIRS
             else:
-                states[term.name] = CAME if any(map(comes_round, left)) else PART
+                states[term.name] = CAME if any(map(is_received_shard, left)) else PART
 
     def totals(self, line: Loop, inner_states: States, inner: _LineCheck) -> None:
         """Set the states of totals that begin as zeros to their states after an iteration."""
@@ -181,7 +181,7 @@ class _LineCheck:
             declared = (self.axes[term.name], term.declared)
             if declared[0] == declared[1]:
                 continue
-            cut_as = [[(self.mesh_axis in sharded_over(a), comes_round(a)) for a in axes] for axes in declared]
+            cut_as = [[(self.mesh_axis in sharded_over(a), is_received_shard(a)) for a in axes] for axes in declared]
             if cut_as[0] != cut_as[1]:
                 raise self.refuse(line, f"{term.name} is read as [{' '.join(term.declared)}]")
         if is_collective(line):
@@ -233,7 +233,7 @@ class _LineCheck:
         before, after = line.right[0].declared[place], line.left[0].declared[place]
         if states[name] not in (SAME, CUT) or (*sharded_over(before), self.mesh_axis) != sharded_over(after):
             raise self.refuse(line, f"it takes a shard of {name}, which is {states[name]}")
-        alone = CAME if comes_round(after) else CUT
+        alone = CAME if is_received_shard(after) else CUT
         states[line.name] = PAIRS if states[name] == CUT else alone
 
     def cut_axes(self, line: Line) -> set[str]:
@@ -292,7 +292,7 @@ class _LineCheck:
             raise self.refuse(line, "it sums dispatched rows")
         owners = {self.owners[name] for name, state in read_states.items() if state == SENT}
         owners |= {
-            down_to(axis.axis, self.mesh_axis)
+            sharding_prefix(axis.axis, self.mesh_axis)
             for axis in line.indexed_axes
             if self.mesh_axis in sharded_over(axis.axis)
         }

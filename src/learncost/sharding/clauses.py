@@ -29,7 +29,7 @@ LARGEST = "*"
 HEADS = "h"
 """The name of attention heads in clauses, which includes the channels of a recurrence."""
 
-FILLED = ("weights", "gradients", "states")
+PADDED_ROLES = ("weights", "gradients", "states")
 """Roles of values that are padded if they are not divisible: the padding is 0 and remains 0."""
 
 ROLES: Mapping[str, str] = {
@@ -317,7 +317,7 @@ class ShardSpecs:
         axes = [axis for axis in value.axes if base(axis) not in self._counts and not base(axis)[0].isdigit()]
         if not (dividing := [axis for axis in axes if left(axis) % number == 0]):
             role, owner = self.kind(name, value)
-            of_weight = self.known[owner].axes if role in FILLED else ()
+            of_weight = self.known[owner].axes if role in PADDED_ROLES else ()
             dividing = [axis for axis in axes if axis in of_weight and left(axis) > 1]
         return max(dividing, key=left) if dividing else None
 

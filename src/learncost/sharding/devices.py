@@ -25,7 +25,7 @@ from learncost.sharding.zigzag import ordered
 Array = Any
 Values = dict[str, Array]
 
-WAIT = 300.0
+TIMEOUT = 300.0
 """Seconds after which a waiting device gives up."""
 
 
@@ -58,7 +58,7 @@ class Communicator:
 
     def _next(self, arrays: queue.SimpleQueue[Array]) -> Array:
         """Return the next array of a queue. Raises `PeerFailedError` if a device failed."""
-        end = time.monotonic() + WAIT
+        end = time.monotonic() + TIMEOUT
         while time.monotonic() < end and not self.ended:
             try:
                 return arrays.get(timeout=0.2)
@@ -197,7 +197,7 @@ def part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array
     return array
 
 
-def own_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[Array, tuple[int, ...]]:
+def own_shard(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[Array, tuple[int, ...]]:
     """Return a device's shard without padding, and its offset in the global array along every axis."""
     places = [
         held(axis, sizes) if sharded_over(axis) else (0, length) for axis, length in zip(axes, array.shape, strict=True)
@@ -205,7 +205,7 @@ def own_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> t
     return array[tuple(slice(many) for _, many in places)], tuple(first for first, _ in places)
 
 
-def filled_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array:
+def padded_shard(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array:
     """Return a device's shard with padding."""
     for place, axis in enumerate(axes):
         if sharded_over(axis):
@@ -255,6 +255,6 @@ def _assembled(
             sizes[text] = length
     result = np.empty(shape, any_part.dtype)
     for key, array in parts.items():
-        real, first = own_part(array, axes, {**sizes, **{here(n): at for n, at in zip(names, key, strict=True)}})
+        real, first = own_shard(array, axes, {**sizes, **{here(n): at for n, at in zip(names, key, strict=True)}})
         result[tuple(slice(at, at + length) for at, length in zip(first, real.shape, strict=True))] = real
     return result

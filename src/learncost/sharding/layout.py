@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from learncost.ir.affine import Affine
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.polynomial import base, down_to
+from learncost.ir.polynomial import base, sharding_prefix
 from learncost.ir.term import Read, Term
 from learncost.ops import entry
 from learncost.sharding.clauses import Split
@@ -158,7 +158,7 @@ class RowChoice:
 
     def reads(self, axis: str, names: tuple[str, ...]) -> RowChoice:
         """Return the choice for an indexed axis that these mesh axes shard, outermost first."""
-        return replace(self, read=down_to(cut(axis, names), self.mesh_axis))
+        return replace(self, read=sharding_prefix(cut(axis, names), self.mesh_axis))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from learncost.sharding.clauses import Clause, ShardSpecs
 from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.padding import check_filled
-from learncost.sharding.ring import ringed
+from learncost.sharding.ring import with_rings
 from learncost.sharding.scope import CollectiveReason, ShardingScope, readers
 from learncost.sharding.zigzag import Zigzag, in_zigzag
 
@@ -162,7 +162,7 @@ def place(
     holds = {names.get(array, array): name for array, name in scope.holds.items()}
     plans = {each.name: arguments for each, arguments in plan_of(plan)}
     if "ring" in plans:
-        placed, holds = ringed(placed, table, mesh, holds)
+        placed, holds = with_rings(placed, table, mesh, holds)
     placed, stacks = keeping(placed, plans.get("keep", ()))
     placed, zigzag = in_zigzag(placed, mesh, sizes) if "zigzag" in plans else (placed, {})
     check_placed(placed, (pair for pair in mesh.axes if pair[1] > 1))

@@ -91,7 +91,7 @@ def chosen_for(
     return tuple(dict.fromkeys(result))
 
 
-USUAL: Mapping[str, str] = {  # cp before tp: what is gathered over tp is then a part of a sequence still
+DEFAULT_RULES: Mapping[str, str] = {  # cp before tp: what is gathered over tp is then a part of a sequence still
     "pp": "blocks over pp",
     "cp": "M over cp, * over cp of states",
     "tp": "h g f v over tp, M over tp of values",
@@ -103,9 +103,9 @@ USUAL: Mapping[str, str] = {  # cp before tp: what is gathered over tp is then a
 
 def usual(axes: Sequence[str]) -> str:
     """Return the default sharding rules of a mesh by the names of its axes. Raises `InputError` for other names."""
-    if others := [axis for axis in axes if axis not in USUAL]:
+    if others := [axis for axis in axes if axis not in DEFAULT_RULES]:
         raise InputError(
             f"mesh axis {others[0]} needs sharding rules: give --placement, as in --placement hsdp, or --place with "
-            f"clauses such as `h f over {others[0]}` ({', '.join(USUAL)} have defaults)"
+            f"clauses such as `h f over {others[0]}` ({', '.join(DEFAULT_RULES)} have defaults)"
         )
-    return ", ".join(text for axis, text in USUAL.items() if axis in axes)
+    return ", ".join(text for axis, text in DEFAULT_RULES.items() if axis in axes)

@@ -26,7 +26,7 @@ from learncost.sharding.ring_regions import RingError, RingRegion, refuse, regio
 from learncost.sharding.scope import unused
 
 
-def ringed(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
+def with_rings(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
     """Return a sharded table with its rings, and the values that the results of collectives hold.
 
     Raises `InputError` if no shard can rotate.

@@ -16,7 +16,7 @@ from learncost.ir.errors import InputError
 from learncost.program.program import CLIP, EVENT, MOVED, REREAD, ROW, Operand, Program, ProgramOp
 from learncost.timing.rates import GPU
 
-LEAST = 2e-6
+SHORTEST = 2e-6
 """The seconds from one short kernel to the next on one stream: a kernel that does nothing occupies the GPU for 1 to 2
 microseconds, and the next starts about one later (NVIDIA, Getting Started with CUDA Graphs, 2019: 2.9 and 0.5 on V100).
 """
@@ -33,7 +33,7 @@ TILES: Mapping[int, Mapping[tuple[int, int], float]] = {
 """The tiles of products by bytes of an element, and the share of the best rate that they attain. The tiles and their
 order are those of NVIDIA's guide, section 4.2; the shares are assumed."""
 
-TRITONS_TILE = (64, 64)
+TRITON_TILE = (64, 64)
 """The tile of the products that `learncost emit --backend triton` prints (`backends/triton/blocks.py`)."""
 
 STEP_OF_SUM = 64
@@ -152,10 +152,10 @@ def matmul_seconds(
             summed = ceil(k / parts / STEP_OF_SUM) * STEP_OF_SUM
             seconds = RAMP + waves * (2 * rows * columns * summed / (rate * share) + WAVE)
             if parts > 1:  # the parts, in float, mostly stay in the cache
-                seconds += LEAST + parts * m * n * batch * 4 / gpu.bandwidth
+                seconds += SHORTEST + parts * m * n * batch * 4 / gpu.bandwidth
             best = min(best, seconds)
     moved = batch * (m * k + k * n + m * n) * narrow
-    return max(best, LEAST + moved / gpu.bandwidth)
+    return max(best, SHORTEST + moved / gpu.bandwidth)
 
 
 def product_rate(gpu: GPU, dtype: str) -> float:
@@ -184,7 +184,7 @@ class KernelModel:
         if MOVED in op.arguments:
             launches = max(ceil(op.arguments["tensors"] / TENSORS), ceil(op.arguments["elements"] / ELEMENTS))
             self._moved += op.arguments[MOVED]
-            return [Kernel(UPDATE, LEAST * launches + op.arguments[MOVED] / self.gpu.bandwidth)]
+            return [Kernel(UPDATE, SHORTEST * launches + op.arguments[MOVED] / self.gpu.bandwidth)]
         if not operands or op.synchronizes or is_view(op) or all(each.buffer in self._host for each in operands):
             return []
         if collective := next((row for text, row in COLLECTIVES.items() if text in op.name), ""):
@@ -226,7 +226,7 @@ class KernelModel:
         """
         memory, total = self.touch(inputs, outputs)
         seconds = max(memory / (self.gpu.bandwidth * share), total / self.gpu.cache_bandwidth, scalar / self.gpu.scalar)
-        return LEAST + seconds
+        return SHORTEST + seconds
 
     def _pointwise(self, inputs: Sequence[Operand], outputs: Sequence[Operand], kind: str = POINTWISE) -> Kernel:
         """Return an elementwise kernel: vectorized if all operands have one type and lie in memory in one order."""
@@ -248,12 +248,12 @@ class KernelModel:
         m, k, n = *first.shape[-2:], second.shape[-1]
         seconds = matmul_seconds(self.gpu, m, n, k, batch, first.dtype)
         memory, _total = self.touch(op.inputs, op.outputs)
-        return [Kernel(PRODUCT, max(seconds, LEAST + memory / self.gpu.bandwidth), 2.0 * batch * m * n * k)]
+        return [Kernel(PRODUCT, max(seconds, SHORTEST + memory / self.gpu.bandwidth), 2.0 * batch * m * n * k)]
 
     def _tiled(self, op: ProgramOp, _: str) -> list[Kernel]:
         """Return a product in Triton, which has one tile and loads both factors of every tile from the cache."""
         batch, m, n, k = op.arguments["product"]
-        seconds = matmul_seconds(self.gpu, m, n, k, batch, op.arguments["dtype"], TRITONS_TILE)
+        seconds = matmul_seconds(self.gpu, m, n, k, batch, op.arguments["dtype"], TRITON_TILE)
         return [Kernel(TILED, max(seconds, self.moved(op.inputs, op.outputs)), 2.0 * batch * m * n * k)]
 
     def _generated(self, op: ProgramOp, name: str) -> list[Kernel]:
@@ -348,27 +348,27 @@ class KernelModel:
         again = (1 if "backward" in name else 2) * size_of_operand(x) if row >= SHARED else 0
         spills = row * 2 * self.gpu.multiprocessors > SPILLED
         seconds = (memory + again * spills) / (self.gpu.bandwidth * REDUCTION)
-        return [Kernel(SOFTMAX, LEAST + seconds + again * (not spills) / self.gpu.cache_bandwidth)]
+        return [Kernel(SOFTMAX, SHORTEST + seconds + again * (not spills) / self.gpu.cache_bandwidth)]
 
     def _loss(self, op: ProgramOp, _: str) -> list[Kernel]:
-        return [Kernel(LOSS, LEAST + prod(op.inputs[1].shape) / 1024 * 0.8e-6)]  # one block of 1,024 threads (Loss.cu)
+        return [Kernel(LOSS, SHORTEST + prod(op.inputs[1].shape) / 1024 * 0.8e-6)]
 
     def _loss_backward(self, op: ProgramOp, _: str) -> list[Kernel]:
-        return [Kernel(FILL, self.moved([], op.outputs)), Kernel(LOSS, LEAST + 3e-6)]
+        return [Kernel(FILL, self.moved([], op.outputs)), Kernel(LOSS, SHORTEST + 3e-6)]
 
     def _norm_backward(self, op: ProgramOp, _: str) -> list[Kernel]:
         """Return the gradients of the operand, and of the weights as sums of columns (`layer_norm_kernel.cu`)."""
         operands = op.inputs[:2]
         found = [Kernel(NORM, self.moved(op.inputs, op.outputs[:1], REDUCTION))]
         if op.outputs[1:]:
-            found += [Kernel(NORM, self.moved(operands, op.outputs[1:], REDUCTION)), Kernel(NORM, LEAST)]
+            found += [Kernel(NORM, self.moved(operands, op.outputs[1:], REDUCTION)), Kernel(NORM, SHORTEST)]
         return found
 
     def _sum(self, op: ProgramOp, _: str) -> list[Kernel]:
-        return [Kernel(SUM, self.moved(op.inputs[:1], op.outputs, REDUCTION) + LEAST / 2)]
+        return [Kernel(SUM, self.moved(op.inputs[:1], op.outputs, REDUCTION) + SHORTEST / 2)]
 
     def _running(self, op: ProgramOp, _: str) -> list[Kernel]:
-        return [Kernel(SUM, self.moved(op.inputs, op.outputs, 0.5) + LEAST)]
+        return [Kernel(SUM, self.moved(op.inputs, op.outputs, 0.5) + SHORTEST)]
 
     def _sort(self, op: ProgramOp, name: str) -> list[Kernel]:
         passes = 4 if name == "sort" else 2
@@ -415,7 +415,7 @@ class KernelModel:
         count, points = len(large) / lists, sum(prod(each.shape) for each in large) / lists
         launches = max(1, ceil(count / TENSORS), ceil(points / ELEMENTS))
         kind = CLIPPING if op.phase == CLIP else UPDATE
-        return [Kernel(kind, LEAST * launches + (total + written) / self.gpu.bandwidth)]
+        return [Kernel(kind, SHORTEST * launches + (total + written) / self.gpu.bandwidth)]
 
 
 LISTS = ("foreach", "fused_ada")

@@ -11,7 +11,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.polynomial import base, larger, smaller
 from learncost.ops.collectives import is_collective
-from learncost.timing.rates import FRESH, Rates
+from learncost.timing.rates import MMAP_THRESHOLD, Rates
 from learncost.timing.work import MatmulShape, Priced, Work, works
 
 
@@ -209,7 +209,7 @@ def _new(parts: Sequence[Work]) -> list[Any]:
     )
     result = []
     for work in parts:
-        several = (work.phase == "weight_update") & (gradients > FRESH)
-        new = sum(size * (several | (size > FRESH)) for size in work.result_bytes.values())
+        several = (work.phase == "weight_update") & (gradients > MMAP_THRESHOLD)
+        new = sum(size * (several | (size > MMAP_THRESHOLD)) for size in work.result_bytes.values())
         result.append(0 if work.phase == "optimizer_step" else new)
     return result

@@ -15,7 +15,7 @@ from learncost.ir.dataclass import dataclass, field
 from learncost.ir.displayed import Displayed
 from learncost.ir.polynomial import larger
 
-FRESH = 32 * 2**20
+MMAP_THRESHOLD = 32 * 2**20
 """The bytes above which the C library returns freed memory to the system and gets new pages: for a single array
 (DEFAULT_MMAP_THRESHOLD_MAX of glibc on 64 bits, mallopt(3)), or for all gradients of weights together, which PyTorch
 frees after every step.
@@ -117,7 +117,7 @@ class Rates(Displayed):
     products   the rates of products with all threads, by orientation
     inner      the rates of products inside a kernel or a batch, of one thread
     bandwidth  bytes read and written per second, by reuse distance in bytes
-    fresh      additional seconds per byte of an operator's result in new pages, for results larger than `FRESH`
+    fresh      additional seconds per byte of an operator's result in new pages, for those above `MMAP_THRESHOLD`
     ops        seconds per element, by operator and primitive; `op'` is a gradient; a missing operator is timed by its
                primitives, and a missing primitive takes no time
     launch     seconds to launch a kernel or product; `launch_backward` in the backward pass

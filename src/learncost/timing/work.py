@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum, alias, sides
 from learncost.ir.loop import check_derived, groups, in_kernel
-from learncost.ir.polynomial import Polynomial, base, comes_round, larger, size_of, smaller, whole
+from learncost.ir.polynomial import Polynomial, base, is_received_shard, larger, size_of, smaller, whole
 from learncost.ir.precision import BYTES
 from learncost.ir.term import Literal, Term, terms_of
 from learncost.layers.active import is_norm
@@ -106,7 +106,7 @@ class Work:
 Extent = tuple[tuple[str, ...], int]
 """Axes that are iterated over, and how often: the count is the product of their sizes times this number."""
 
-Touched = tuple[tuple[str, ...], int, tuple[str, ...]]
+AccessExtent = tuple[tuple[str, ...], int, tuple[str, ...]]
 """The extent of an access to an array, with the array's axes: a row that is read several times counts once."""
 
 
@@ -149,7 +149,7 @@ class WorkAxes:
     repeat: Polynomial
     phase: str
     bits: Mapping[str, int]
-    bytes: Mapping[str, tuple[Touched, ...]]
+    bytes: Mapping[str, tuple[AccessExtent, ...]]
     made: Mapping[str, Extent]
     width: int
     kernel: tuple[str, ...] | None = None
@@ -401,7 +401,7 @@ def _points_of(axes: Iterable[str], sizes: Mapping[str, Any]) -> Any:
     return prod(_size(axis, sizes) for axis in axes)
 
 
-def _touched(part: Touched, sizes: Mapping[str, Any]) -> Any:
+def _touched(part: AccessExtent, sizes: Mapping[str, Any]) -> Any:
     axes, often, extent_axes = part
     points = _points_of(axes, sizes)
     return often * (points if axes == extent_axes else smaller(points, _points_of(extent_axes, sizes)))
@@ -418,7 +418,9 @@ def queried(product: ProductAxes, blocks: TiledBlocks) -> str:
     """Return which length of a product has the queries of its tiles: m, k or n, and "" where they are a batch axis."""
     of = {"m": product.rows, "k": product.summed, "n": product.columns}
     queries = {name for names in of.values() for name in names if base(name) == base(blocks.axis)}
-    return next((length for length, names in of.items() if any(not comes_round(n) for n in queries & {*names})), "")
+    return next(
+        (length for length, names in of.items() if any(not is_received_shard(n) for n in queries & {*names})), ""
+    )
 
 
 def _in_blocks(axes: ProductAxes, blocks: TiledBlocks, sizes: Mapping[str, Any]) -> MatmulShape:
@@ -489,10 +491,10 @@ def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
     return {name: width for line in lines for name, width in bits_of(line, bits).items()}
 
 
-def _arrays(lines: Sequence[Line], leaves: set[str]) -> dict[str, tuple[Touched, ...]]:
+def _arrays(lines: Sequence[Line], leaves: set[str]) -> dict[str, tuple[AccessExtent, ...]]:
     """Return the accesses to every array that a unit reads from outside or writes for others."""
     makes = {term.name for line in lines for term in line.left}
-    extents_by_name: dict[str, tuple[Touched, ...]] = {}
+    extents_by_name: dict[str, tuple[AccessExtent, ...]] = {}
     for line in lines:
         read = (term for operand in line.right for term in terms_of(operand) if term.name not in makes)
         at_index = ((term, term.indexed and not term.beyond) for term in read)  # never out of bounds

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from learncost.engines import hugging_face
-from learncost.engines.inputs import ALSO, MASKS, data, derived_inputs
+from learncost.engines.inputs import ALIASES, MASKS, data, derived_inputs
 from learncost.engines.made import made_inputs, names_made
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base
@@ -64,7 +64,7 @@ class ModelModule(TableModule):
                  name, in the place of what it would be
         """
         values = {"tokens": tokens, "targets": targets, **others}
-        values = {ALSO.get(name, name): value for name, value in values.items() if value is not None}
+        values = {ALIASES.get(name, name): value for name, value in values.items() if value is not None}
         keeps = {axis: values.pop(name) for name, axis in MASKS.items() if name in values}
         loss = any(datum.name in values or datum.input in values for datum in self._data if datum.answers)
         if not loss and "targets" in values:

@@ -22,7 +22,7 @@ from learncost.engines import hugging_face
 from learncost.engines.options import LEARNS, MINUTES, Options
 from learncost.engines.processor import one_thread
 from learncost.engines.weights import shape
-from learncost.interrupt import asked_to_stop
+from learncost.interrupt import stop_requested
 from learncost.ir import displayed
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
@@ -32,14 +32,14 @@ from learncost.models.storage import WriteAdvice, cannot_write
 from learncost.timing.traced import Tracer
 from learncost.training import memory
 from learncost.training.begin import begin
-from learncost.training.data.columns import FACTS
+from learncost.training.data.columns import METADATA_FILE
 from learncost.training.data.task import Data, count, right
 from learncost.training.data.tasks import Text, next_token, task
 from learncost.training.engine import NumPyEngine, engine
 from learncost.training.folder import CONFIG, LOGS, Checkpoint, Folder, last_checkpoint
 from learncost.training.generate import Decoder, Sampling, sample
 from learncost.training.parts import read
-from learncost.training.processes import ALONE, Processes
+from learncost.training.processes import ONE_PROCESS, Processes
 
 INTERRUPTED = 130
 """The exit code of a command that was asked to stop, by convention of shells."""
@@ -144,7 +144,7 @@ def start(
     report: TrainingReporter,
     stop: Callable[[], bool] | None = None,
     trace: int = 0,
-    processes: Processes = ALONE,
+    processes: Processes = ONE_PROCESS,
 ) -> TrainingResult:
     """Train with the options in a new folder; `stop`, `trace` and `processes` as for `go_on`. Raises InputError.
 
@@ -174,7 +174,7 @@ def go_on(
     report: TrainingReporter,
     stop: Callable[[], bool] | None = None,
     trace: int = 0,
-    processes: Processes = ALONE,
+    processes: Processes = ONE_PROCESS,
     **changes: Any,
 ) -> TrainingResult:
     """Continue a run from its last checkpoint, bit-identical to an uninterrupted run. Raises InputError.
@@ -215,7 +215,7 @@ class _TrainingRun:
         self.data = self._data()
         self.engine: NumPyEngine = engine(self.configuration, self.options)
         held_bytes = sum(array.nbytes for array in _held(self.engine))
-        memory.forget_highest()
+        memory.reset_peak()
         self.before = memory.highest() - held_bytes
         logs = self._loaded()
         if self.options.steps is None:
@@ -261,7 +261,7 @@ class _TrainingRun:
         path = self.folder.path
 
         def prepare() -> None:
-            if not (path / FACTS).exists():
+            if not (path / METADATA_FILE).exists():
                 self.task.prepare(self.options, path, self.report.say)
 
         self.processes.of_first(prepare)
@@ -307,7 +307,7 @@ class _TrainingRun:
         if stop is not None:
             with self._threads():
                 return self._steps(stop)
-        with asked_to_stop() as asked, self._threads():
+        with stop_requested() as asked, self._threads():
             return self._steps(asked)
 
     def _steps(self, stop: Callable[[], bool]) -> TrainingResult:

@@ -16,7 +16,7 @@ def highest() -> int:
     return most
 
 
-def forget_highest() -> None:
+def reset_peak() -> None:
     """Reset the peak, if supported (clear_refs in proc(5)), so that initialization is not counted."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

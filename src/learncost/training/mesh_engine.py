@@ -32,7 +32,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.memory.planner import smallest
 from learncost.sharding.clauses import Clause, ShardSpecs
 from learncost.sharding.collective import bucketed
-from learncost.sharding.devices import filled_part, own_part, part, together
+from learncost.sharding.devices import own_shard, padded_shard, part, together
 from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh, mesh
 from learncost.sharding.place import Placed, place
@@ -336,7 +336,7 @@ class MeshEngine(NumPyEngine):
         here, parts = self._sizes_here(), dict[str, tuple[ArrayPart, ...]]()
         for kind, arrays in zip(KINDS, (super().weights, super().state), strict=True):
             for name, array in arrays.items():
-                real, first = own_part(array, self._cut_as(name), here)
+                real, first = own_shard(array, self._cut_as(name), here)
                 parts[f"{kind}.{name}"] = self._apart(name, real, first)
         return parts
 
@@ -352,7 +352,7 @@ class MeshEngine(NumPyEngine):
         here = self._sizes_here()
         weights, state = (
             {
-                (name := full.removeprefix(f"{kind}.")): filled_part(_joined(several), self._cut_as(name), here)
+                (name := full.removeprefix(f"{kind}.")): padded_shard(_joined(several), self._cut_as(name), here)
                 for full, several in parts.items()
                 if full.startswith(f"{kind}.")
             }

@@ -18,9 +18,9 @@ import numpy as np
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, imported
 from learncost.models.storage import WriteAdvice, cannot_write, check_finite, read_json, write_json
-from learncost.training.processes import ALONE, Processes, is_of_peers
+from learncost.training.processes import ONE_PROCESS, Processes, is_of_peers
 
-FACTS = "learncost.json"
+METADATA_FILE = "learncost.json"
 """The file that completes a checkpoint."""
 
 NAMED = "checkpoint-"
@@ -61,8 +61,8 @@ class SavedCheckpoint:
 
 def newest(run: Path, advice: str) -> SavedCheckpoint | None:
     """Return the last complete checkpoint in the folder of a run, if any. Raises InputError for a damaged one."""
-    paths = [path for path in run.glob(f"{NAMED}*") if (path / FACTS).exists()]
-    saved = [_saved(path, read_json(path / FACTS, advice), advice) for path in paths]
+    paths = [path for path in run.glob(f"{NAMED}*") if (path / METADATA_FILE).exists()]
+    saved = [_saved(path, read_json(path / METADATA_FILE, advice), advice) for path in paths]
     return max(saved, key=lambda each: each.steps, default=None)
 
 
@@ -70,11 +70,11 @@ def _saved(path: Path, facts: Mapping[str, Any], advice: str) -> SavedCheckpoint
     try:
         return SavedCheckpoint(path, int(facts["steps"]), dict(facts["logs"]), dict(facts["digests"]))
     except (KeyError, TypeError, ValueError):
-        raise InputError(f"{path / FACTS} was not saved by learncost train; {advice}") from None
+        raise InputError(f"{path / METADATA_FILE} was not saved by learncost train; {advice}") from None
 
 
 def save(
-    run: Path, parts: Parts, steps: int, logs: Mapping[str, int], kept: WriteAdvice, processes: Processes = ALONE
+    run: Path, parts: Parts, steps: int, logs: Mapping[str, int], kept: WriteAdvice, processes: Processes = ONE_PROCESS
 ) -> Path:
     """Write the parts of every process, and return the checkpoint's folder. Raises InputError.
 
@@ -90,7 +90,7 @@ def save(
         digests = processes.gathered({path.name: _digest(path) for path in mine})
         together = {name: digest for each in digests for name, digest in each.items()}
         facts = {"steps": steps, "logs": dict(logs), "digests": together}
-        processes.of_first(lambda: write_json(path / FACTS, facts, kept))
+        processes.of_first(lambda: write_json(path / METADATA_FILE, facts, kept))
     except InputError:
         if processes.first:
             rmtree(path, ignore_errors=True)
@@ -144,7 +144,7 @@ def _refusal(path: Path, failures: Iterable[tuple[BaseException, Any]], kept: Wr
     return InputError(f"cannot write {path}: {reason}{kept.after('')}")
 
 
-def read(saved: SavedCheckpoint, parts: Parts, advice: str, processes: Processes = ALONE) -> None:
+def read(saved: SavedCheckpoint, parts: Parts, advice: str, processes: Processes = ONE_PROCESS) -> None:
     """Fill the arrays of parts, of which every process has those that it needs. Raises InputError.
 
     Before PyTorch reads them all files are held to their digests, each by one process.
@@ -200,7 +200,7 @@ def forget(run: Path, kept: int) -> None:
     for path in run.glob(f"{NAMED}*"):
         if path.name != f"{NAMED}{kept}":
             with suppress(OSError):
-                (path / FACTS).unlink(missing_ok=True)  # first: what is no longer whole is no checkpoint
+                (path / METADATA_FILE).unlink(missing_ok=True)  # first: what is no longer whole is no checkpoint
             rmtree(path, ignore_errors=True)
 
 

@@ -18,15 +18,15 @@ from typing import Any, NoReturn
 
 from learncost.ir.errors import InputError, imported
 from learncost.sharding.mesh import Mesh
-from learncost.training.rendezvous import LOST, REFUSED, Heartbeat, meet
+from learncost.training.rendezvous import LOST_KEY, REFUSAL_EXIT_CODE, Heartbeat, meet
 
 LONG = timedelta(days=30)
 """The time that processes wait for what the first does alone, such as reading all texts."""
 
-SHORTLY = 5.0
+REFUSAL_GRACE = 5.0
 """Seconds that the first waits for others where something was refused: they are to hear of it, and may be gone."""
 
-GONE = 1
+LOST_PROCESS_EXIT_CODE = 1
 """The exit code where another process is gone."""
 
 
@@ -59,7 +59,7 @@ class Processes:
         return [value]
 
 
-ALONE = Processes()
+ONE_PROCESS = Processes()
 
 
 class ProcessGroup(Processes):
@@ -126,12 +126,12 @@ class ProcessGroup(Processes):
         def ask() -> None:
             with suppress(RuntimeError):
                 if lost:
-                    self._second_store.set(LOST, "")
+                    self._second_store.set(LOST_KEY, "")
                 said.append(self._second_store.add("reported", 1))
 
         asks = threading.Thread(target=ask, daemon=True)
         asks.start()
-        asks.join(SHORTLY)
+        asks.join(REFUSAL_GRACE)
         if not said and self._heartbeat.orphan:
             return os.environ.get("LOCAL_RANK") == "0"
         return said in ([], [1])
@@ -156,7 +156,7 @@ class ProcessGroup(Processes):
             )
         sys.stderr.flush()
         sys.stdout.flush()
-        os._exit(GONE)
+        os._exit(LOST_PROCESS_EXIT_CODE)
 
 
 def started() -> int:
@@ -170,7 +170,7 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def is_met() -> bool:
+def has_master_address() -> bool:
     """Return whether the environment has the address of the store."""
     return "MASTER_ADDR" in os.environ
 
@@ -198,7 +198,7 @@ def reported_once() -> Iterator[None]:
     except InputError:
         if is_first():
             raise
-        raise SystemExit(REFUSED) from None
+        raise SystemExit(REFUSAL_EXIT_CODE) from None
 
 
 @contextmanager
@@ -208,8 +208,8 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
     Where another process is gone, this one ends with a line and exit code 1.
     """
     check_started(mesh)
-    if mesh is None or not is_met():
-        yield ALONE
+    if mesh is None or not has_master_address():
+        yield ONE_PROCESS
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # whose warnings tell a loss at length, before our line
     distributed = imported("torch.distributed", "--mesh needs PyTorch", "torch")
@@ -222,10 +222,10 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
         yield processes
     except InputError:
         speaks = processes.speaks()
-        processes.end(SHORTLY)
+        processes.end(REFUSAL_GRACE)
         if speaks:
             raise
-        raise SystemExit(REFUSED) from None
+        raise SystemExit(REFUSAL_EXIT_CODE) from None
     except RuntimeError as error:
         if not is_of_peers(error):
             raise

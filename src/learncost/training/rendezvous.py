@@ -16,16 +16,16 @@ from secrets import token_hex
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
-REFUSED = 2
+REFUSAL_EXIT_CODE = 2
 """The exit code of a command that refuses."""
 
-UNREACHABLE = 20.0
+CONNECT_TIMEOUT = 20.0
 """Seconds after which a machine that does not answer, or whose name nobody knows, is taken to be wrong."""
 
-PATIENCE = 15.0
+NOTICE_AFTER = 15.0
 """Seconds after which a process says what it waits for."""
 
-LATE = 300.0
+JOIN_TIMEOUT = 300.0
 """Seconds that processes wait for one that has not begun: libraries are read from slow disks, too."""
 
 PORTS = 65_535
@@ -52,11 +52,11 @@ def meet(distributed: Any) -> tuple[Any, int, int, str]:
             port,
             number,
             keeps,
-            timedelta(seconds=UNREACHABLE),
+            timedelta(seconds=CONNECT_TIMEOUT),
             wait_for_workers=False,
             multi_tenant=True,
         )
-        store.set_timeout(timedelta(seconds=LATE))
+        store.set_timeout(timedelta(seconds=JOIN_TIMEOUT))
         return store, rank, number, _agreed(store, rank, number)
     except (RuntimeError, ValueError, OverflowError) as error:
         _refuse((str(error).partition("message: ")[2] or str(error)).splitlines()[0].rstrip(". "))
@@ -68,7 +68,7 @@ def _place() -> str:
 
 def _refuse(why: str) -> NoReturn:
     print(f"learncost: processes cannot meet at {_place()}: {why}", file=sys.stderr)
-    raise SystemExit(REFUSED)
+    raise SystemExit(REFUSAL_EXIT_CODE)
 
 
 def _check_reached(port: int) -> None:
@@ -77,10 +77,10 @@ def _check_reached(port: int) -> None:
     with _waiting("the first process, which has not connected yet") as notice:
         while True:
             try:
-                socket.create_connection((os.environ["MASTER_ADDR"], port), UNREACHABLE / 4).close()
+                socket.create_connection((os.environ["MASTER_ADDR"], port), CONNECT_TIMEOUT / 4).close()
                 return
             except OSError as error:
-                waits = LATE if isinstance(error, ConnectionRefusedError) else UNREACHABLE
+                waits = JOIN_TIMEOUT if isinstance(error, ConnectionRefusedError) else CONNECT_TIMEOUT
                 if monotonic() - began > waits:
                     _refuse(f"{getattr(error, 'strerror', None) or error}, for {waits:.0f} s")
             notice()
@@ -93,7 +93,7 @@ def _waiting(whom: str) -> Iterator[Any]:
     began, said = monotonic(), list[bool]()
 
     def notice() -> None:
-        if monotonic() - began > PATIENCE and not said:
+        if monotonic() - began > NOTICE_AFTER and not said:
             said.append(True)
             print(f"learncost: waiting at {_place()} for {whom}", file=sys.stderr, flush=True)
 
@@ -108,7 +108,7 @@ def _agreed(store: Any, rank: int, number: int) -> str:
     word = token_hex(8)
     if rank:
         store.set(f"learncost/word/{rank}", word)
-        store.wait([f"learncost/answer/{word}"], timedelta(seconds=LATE))
+        store.wait([f"learncost/answer/{word}"], timedelta(seconds=JOIN_TIMEOUT))
         name = str(store.get(f"learncost/answer/{word}").decode())
         store.set(f"learncost/heard/{name}/{rank}", "")
         return name
@@ -120,17 +120,17 @@ def _agreed(store: Any, rank: int, number: int) -> str:
                     store.set(f"learncost/answer/{store.get(f'learncost/word/{other}').decode()}", word)
                 if store.check([f"learncost/heard/{word}/{other}"]):
                     missing.discard(other)
-            if missing and monotonic() - began > LATE:
-                _refuse(f"{len(missing)} of {number} processes did not come within {LATE:.0f} s")
+            if missing and monotonic() - began > JOIN_TIMEOUT:
+                _refuse(f"{len(missing)} of {number} processes did not come within {JOIN_TIMEOUT:.0f} s")
             notice()
             sleep(0.02)
     return word
 
 
-BEAT = 1.0
+HEARTBEAT_INTERVAL = 1.0
 """Seconds from one sign of life to the next."""
 
-SILENCE = 20.0
+HEARTBEAT_TIMEOUT = 20.0
 """Seconds without one after which a process is gone; with those that all need to hear of it, it stays within 30.
 
 They are counted by who hears, a beat at a time: where the whole machine is starved its beats are longer, too."""
@@ -157,7 +157,7 @@ class Heartbeat:
         self._gone, self._ended, self._lost, self._silent = gone, threading.Event(), False, 0
         self._since = monotonic()
         self._parent = os.getppid() if LAUNCHED in os.environ else None
-        store.set_timeout(timedelta(seconds=SILENCE))
+        store.set_timeout(timedelta(seconds=HEARTBEAT_TIMEOUT))
         self._talks = threading.Thread(target=self._talk, daemon=True, name="heartbeat")
         self._talks.start()
         threading.Thread(target=self._watch, daemon=True, name="heartbeat's watch").start()
@@ -170,7 +170,7 @@ class Heartbeat:
     def end(self) -> None:
         """Mark this process as ended normally."""
         self._ended.set()
-        self._talks.join(SILENCE)
+        self._talks.join(HEARTBEAT_TIMEOUT)
         self._store.set(self._mine, DONE)
 
     def _talk(self) -> None:
@@ -182,16 +182,16 @@ class Heartbeat:
                 said = self._store.get(self._next) if heard or self._store.check([self._next]) else b""
                 if said in (b"", DONE) or said != heard:  # it has not come yet, or has ended, or lives
                     heard, self._silent, self._since = said, 0, monotonic()
-                self._lost = self._store.check([LOST])
-                self._ended.wait(BEAT)
+                self._lost = self._store.check([LOST_KEY])
+                self._ended.wait(HEARTBEAT_INTERVAL)
 
     def _watch(self) -> None:
-        while not self._ended.wait(BEAT):
+        while not self._ended.wait(HEARTBEAT_INTERVAL):
             self._silent += 1
-            silent = self._silent * BEAT > SILENCE or monotonic() - self._since > LONGEST
+            silent = self._silent * HEARTBEAT_INTERVAL > HEARTBEAT_TIMEOUT or monotonic() - self._since > LONGEST
             if self._lost or self.orphan or silent:
                 self._gone()
 
 
-LOST = "lost"
+LOST_KEY = "lost"
 """The key in the store once a process has noticed a loss."""

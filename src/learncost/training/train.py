@@ -21,7 +21,7 @@ from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.presets import chosen
 from learncost.training.folder import SAMPLES, Folder
 from learncost.training.loop import TrainingReporter, TrainingResult, TrainingStep, go_on, start
-from learncost.training.processes import Processes, is_met, joined, reported_once, started
+from learncost.training.processes import Processes, has_master_address, joined, reported_once, started
 
 PLACES: Mapping[str, str | None] = dict.fromkeys(("mesh", "place", "placement", "schedule", "microbatches"))
 """The options of distribution when a run begins or resumes; the result is the same."""
@@ -144,7 +144,7 @@ def _spread(options: dict[str, Any]) -> Mesh | None:
     if not options.get("mesh"):
         return None
     grid = parse_mesh(options["mesh"], started())
-    if grid.devices == 1 and not is_met():
+    if grid.devices == 1 and not has_master_address():
         _, place, placement, *_ = (options.pop(name, None) for name in PLACES)
         for clause in chosen(place, placement) if place or placement else ():
             clause.check(grid)

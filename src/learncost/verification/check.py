@@ -63,10 +63,10 @@ def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> Verific
     table = table_of(layer)
     name = layer.name if isinstance(layer, Layer) else table.title or "table"
     check_derived(table.lines, "it has no reference")
-    return VerificationReport(f"proof of {name}", tuple(survived(name, checks(table, name, meaning))))
+    return VerificationReport(f"proof of {name}", tuple(failures_as_checks(name, checks(table, name, meaning))))
 
 
-def survived(name: str, comparisons: Iterator[Check]) -> Iterator[Check]:
+def failures_as_checks(name: str, comparisons: Iterator[Check]) -> Iterator[Check]:
     """Yield the comparisons; an exception becomes a failed check with its text."""
     try:
         yield from comparisons
@@ -75,16 +75,11 @@ def survived(name: str, comparisons: Iterator[Check]) -> Iterator[Check]:
 
 
 def checks(
-    table: Table,
-    name: str,
-    meaning: Meaning | None = None,
-    seed: int = 0,
-    smallest: int = 2,
-    larger: float = LARGER,
+    table: Table, name: str, meaning: Meaning | None = None, seed: int = 0, smallest: int = 2, larger: float = LARGER
 ) -> Iterator[Check]:
     """Yield the comparisons of a table, cheap ones first; values are also compared at samples `larger` times larger."""
     sizes = small_sizes(table, smallest)
-    arrays = sound_arrays(table, sizes, seed)
+    arrays = finite_arrays(table, sizes, seed)
     derived = derive(table)
     values = values_of(derived.step, {**arrays, **seeds_of(table, sizes, seed)}, sizes)
     if meaning is not None:
@@ -101,13 +96,13 @@ def checks(
         yield gradients(name, table, derived.gradients, arrays, values, sizes, seed)
 
 
-def sound_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> Values:
+def finite_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> Values:
     """Return random arrays; positive ones where others give NaN, as under a logarithm or a root, and small ones where
     these do, too, as under exponentials of sums of many products.
     """
     drawn, found = random_arrays(table, sizes, seed), list[Values]()
-    for way in (np.asarray, lambda array: np.abs(array) + 0.1, lambda array: array / 10, lambda array: array / 100):
-        arrays = {name: way(array) if array.dtype.kind == "f" else array for name, array in drawn.items()}
+    for changed in (np.asarray, lambda array: np.abs(array) + 0.1, lambda array: array / 10, lambda array: array / 100):
+        arrays = {name: changed(array) if array.dtype.kind == "f" else array for name, array in drawn.items()}
         values = values_of(table, arrays, sizes)
         if all(np.isfinite(values[name]).all() for name in table.outputs):
             found.append(arrays)

@@ -34,7 +34,7 @@ from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.reports.memory.planner import smallest
 from learncost.timing.traced import EMITTED
 from learncost.verification import engine_in_place as in_place
-from learncost.verification.check import error, seeds_of, sound_arrays, survived, values_of, worst
+from learncost.verification.check import error, failures_as_checks, finite_arrays, seeds_of, values_of, worst
 from learncost.verification.engine_in_place import ExecutedLines
 from learncost.verification.report import Check, VerificationReport
 from learncost.verification.sample import small_sizes
@@ -162,13 +162,13 @@ def verify_layers(backend: str) -> Iterator[Check]:
         yield Check("every layer", f"as emitted for {backend}", f"{backend} is not installed", None)
         return
     for name in shipped():
-        yield from survived(name, verify_layer(derive(shipped_layer(name).table).step, name, backend))
+        yield from failures_as_checks(name, verify_layer(derive(shipped_layer(name).table).step, name, backend))
 
 
 def verify_layer(table: Table, name: str, backend: str) -> Iterator[Check]:
     """Compare a layer's values at small sizes with the interpreter's, and its products with their prices."""
     sizes = small_sizes(table)
-    arrays = {**seeds_of(table, sizes), **sound_arrays(table, sizes)}
+    arrays = {**seeds_of(table, sizes), **finite_arrays(table, sizes)}
     results, written, products = run(table, backend, arrays, sizes)
     expected = values_of(table, arrays, sizes)
     text, passed = worst({key: error(array, expected[key]) for key, array in results.items()})
@@ -209,7 +209,7 @@ def verify_engine(
         raise InputError(f"--engine {engine} needs {engine}: {to_install(engine)}")
     subject_found = layer_or_model(model)
     if isinstance(subject_found, Layer):
-        checks = survived(
+        checks = failures_as_checks(
             subject_found.name, verify_layer(derive(subject_found.table).step, subject_found.name, engine)
         )
         return VerificationReport(f"verification of {subject_found.name} on {engine}", tuple(checks))

@@ -75,8 +75,8 @@ class ModuleRun:
 
 def parity(module: Any, inputs: Any, imported: ImportedModule, seed: int = 0) -> ModuleParity:
     """Run a module in float64 under autograd, and its imported table with NumPy, and compare them."""
-    ran = ran_both(module, inputs, imported, layer(imported.text), seed)
-    own, _ = gradients_apart(module, ran)
+    ran = run_both(module, inputs, imported, layer(imported.text), seed)
+    own, _ = gradient_error(module, ran)
     return ModuleParity(
         ran.value,
         ran.gradient,
@@ -86,7 +86,7 @@ def parity(module: Any, inputs: Any, imported: ImportedModule, seed: int = 0) ->
     )
 
 
-def ran_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, seed: int = 0) -> ModuleRun:
+def run_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, seed: int = 0) -> ModuleRun:
     """Run a module's exported graph, and a table with NumPy on the same inputs."""
     import torch
 
@@ -291,7 +291,7 @@ def twin_of(module: Any) -> Any:
     return deepcopy(module, {id(leaf): leaf.detach().clone() for leaf in computed})
 
 
-def gradients_apart(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
+def gradient_error(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
     """Return the error of the module's gradients relative to the largest gradient of its graph; None
     where they cannot be compared, and why.
 
@@ -368,8 +368,8 @@ def products(module: Any, inputs: Any, imported: ImportedModule, table: Layer | 
     # The book has PyTorch's formula of convolutions, where their weight is a parameter: as bmm they are put right, too.
     put_right = _counted_of_table(_as_plain(read, lambda name: name.startswith("conv")), module, inputs, imported)
     lacking = {row.packet: row.flops for row in FORMULAS if row.packet not in flop_registry and imported.calls}
-    ways: list[tuple[dict[Any, Any], list[str]]] = [({}, []), (lacking, [_LACKING] * bool(lacking))]
-    for formulas, said in (*ways, (lacking | _formulas(), [*ways[1][1], _PUT_RIGHT])):
+    attempts: list[tuple[dict[Any, Any], list[str]]] = [({}, []), (lacking, [_LACKING] * bool(lacking))]
+    for formulas, said in (*attempts, (lacking | _formulas(), [*attempts[1][1], _CORRECTED])):
         if said and _counted(module, inputs, formulas) in (ours, put_right):
             return Products(ours, theirs, f"{', '.join(said)}: equal")
         if _counted_of_export(module, inputs, imported, formulas) in (ours, put_right):
@@ -388,7 +388,7 @@ def _as_plain(read: Layer, chosen: Callable[[str], bool]) -> Layer:
     return replace(read, table=replace(read.table, lines=map_lines(read.table.lines, change)))
 
 
-_PUT_RIGHT = "PyTorch's formulas of grouped convolutions backward, of mv, dot and addmm_, of complex numbers, put right"
+_CORRECTED = "PyTorch's formulas of grouped convolutions backward, of mv, dot and addmm_, of complex numbers, put right"
 _LACKING = "formulas of Fourier transforms and factorizations, which PyTorch lacks"
 _OF_EXPORT = (
     "the exported graph, without what the module computes and nothing reads, recomputes backward, or computes from "

@@ -23,7 +23,7 @@ from learncost.procedures.procedure import Procedure
 from learncost.procedures.projection import with_projection
 from learncost.procedures.signals import signals
 from learncost.procedures.step import iterations_of, run_by, step, trained_by
-from learncost.verification.check import sound_arrays, values_of
+from learncost.verification.check import finite_arrays, values_of
 from learncost.verification.known_given import exact, slope_of_activities
 from learncost.verification.report import Check
 from learncost.verification.sample import small_sizes
@@ -113,7 +113,7 @@ def _comes_nearer(model: Model, chosen: Procedure, name: str) -> Iterator[Check]
     """Check that weights approach their feedback: with equal updates and decay, the difference decays."""
     table = step(model, chosen, "momentum")
     sizes = small_sizes(table) | small_sizes(model.table)
-    values = values_of(table, sound_arrays(table, sizes), sizes)
+    values = values_of(table, finite_arrays(table, sizes), sizes)
     apart, after = {}, {}
     for other in table.following:
         weight = table.values[other].of
@@ -131,7 +131,7 @@ def _projected(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     lines = map_lines(table.lines, lambda line: () if drawn & set(line.makes) else (line,))
     table = replace(table, lines=lines, inputs=tuple(dict.fromkeys((*table.inputs, *matrices))))
     sizes = small_sizes(plain) | {base(axes[-2]): WHOLE for axes in matrices.values()}
-    arrays = sound_arrays(plain, sizes)
+    arrays = finite_arrays(plain, sizes)
     identity = (1.0 if chosen.finds else WHOLE**0.5) * np.eye(WHOLE)
     arrays |= {key: np.broadcast_to(identity, shape_of(axes, sizes)).copy() for key, axes in matrices.items()}
     arrays |= {key: np.asarray(1.0) for key in table.inputs if key not in arrays}
@@ -152,7 +152,7 @@ def _found(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     yield from _projected(model, chosen, name)
     table = step(replace(model, sizes={}), replace(_to(chosen, 2), held=2), "sgd", iteration=1)
     sizes = small_sizes(table)
-    values = values_of(table, sound_arrays(table, sizes), sizes)
+    values = values_of(table, finite_arrays(table, sizes), sizes)
     lengths, expected = {}, {}
     for state, found in table.renewed.items():
         if table.values[state].role != "state":
@@ -204,7 +204,7 @@ def _iterations(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     for iteration in sorted({0, last}):
         table, learning = step(model, chosen, iteration=iteration), trained_by(model, chosen, iteration).learning
         sizes = small_sizes(table) | counts
-        arrays = sound_arrays(table, sizes)
+        arrays = finite_arrays(table, sizes)
         stacks: dict[str, list[Any]] = {}
         first: dict[str, int] = {}
         for key in table.weights:
@@ -277,9 +277,9 @@ WHOLE = 12
 _BACKWARD = ("forward", "forward again", "backward", "update")
 _READING = (*_BACKWARD, "backward reading NAME for weights", "NAME follows weights")
 _TWO = ("forward at plus", "forward at minus", "times NUMBER")
-_Holds = Callable[[Model, Procedure, str], Iterator[Check]]
+_Checker = Callable[[Model, Procedure, str], Iterator[Check]]
 
-_KNOWN: tuple[tuple[str, tuple[str, ...], _Holds], ...] = (
+_KNOWN: tuple[tuple[str, tuple[str, ...], _Checker], ...] = (
     ("loss at blocks by HEAD", (*_BACKWARD, "groups of NUMBER"), _one_block),
     ("given SIGNAL at PLACE", (*_READING, "tangents along PLACE"), _given),
     ("stopped at PLACE", _BACKWARD, _stopped),

@@ -18,7 +18,7 @@ from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit
 from learncost.layers.layer import Layer, layer
-from learncost.verification.imported import SMALLEST, ModuleRun, gradients_apart, products, ran_both, twin_of
+from learncost.verification.imported import SMALLEST, ModuleRun, gradient_error, products, run_both, twin_of
 from learncost.verification.report import Check
 
 WITHIN = 1e-6
@@ -290,7 +290,7 @@ def _first(
             raise _NoNumbersError(one_line(error)) from error
         if values is None:
             break
-        ran = ran_both(whole, _of_run(live, imported, values), imported, table)
+        ran = run_both(whole, _of_run(live, imported, values), imported, table)
         if ran.value != float("inf") and not has_repeated_places(imported.exported.program, ran.graph.of_node):
             return values, ran
         first = first or (values, ran)
@@ -403,7 +403,7 @@ def _gradients(name: str, module: Any, ran: ModuleRun, own: _ModuleRecord) -> Ch
     compared = "gradients with the module's"
     worst, reason = ran.gradient, ""
     if worst <= WITHIN:
-        apart, reason = (None, "it draws random numbers") if own.random else gradients_apart(module, ran)
+        apart, reason = (None, "it draws random numbers") if own.random else gradient_error(module, ran)
         worst = max(worst, apart or 0.0)
     found = f"the largest difference is {worst:.1e} of the largest gradient"
     if worst <= WITHIN and reason:

@@ -35,7 +35,7 @@ from learncost.sharding.place import Placed, place
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import Pipeline, pipeline_of, place_stages
 from learncost.sharding.zigzag import causal_axes, ordered
-from learncost.verification.check import Values, sound_arrays, survived, values_of
+from learncost.verification.check import Values, failures_as_checks, finite_arrays, values_of
 from learncost.verification.report import Check
 from learncost.verification.sample import small_sizes
 
@@ -115,7 +115,9 @@ def verify_placements(
                 for op in (optimizer,) if optimizer else OPTIMIZERS:
                     said = ", ".join(filter(None, (names, f"plan {text}" if text else "", op)))
                     subject = f"{built.configuration.name} over {mesh(grid)}: {said}"
-                    yield from survived(subject, _case(subject, built, mesh(grid), clauses, text, procedure, op))
+                    yield from failures_as_checks(
+                        subject, _case(subject, built, mesh(grid), clauses, text, procedure, op)
+                    )
 
 
 @lru_cache(maxsize=8)
@@ -155,7 +157,7 @@ def _case(
         yield Check(subject, "a step", str(refusal), None)
         return
     for said, placed, own, large in cases:
-        yield from survived(said, _comparisons(said, table, placed, own, large))
+        yield from failures_as_checks(said, _comparisons(said, table, placed, own, large))
 
 
 def _step_of(model: Model, procedure: str, optimizer: str, plan: str) -> Table:
@@ -288,14 +290,10 @@ class _Outcome:
 
 
 def _comparisons(
-    subject: str,
-    table: Table,
-    placed: Placed | tuple[Placed, ...],
-    sizes: Mapping[str, int],
-    filled: Mapping[str, int],
+    subject: str, table: Table, placed: Placed | tuple[Placed, ...], sizes: Mapping[str, int], filled: Mapping[str, int]
 ) -> Iterator[Check]:
     """Yield the comparisons with a step of one device; `filled` are the devices' padded sizes."""
-    arrays = {name: _given(array, table.values[name].role) for name, array in sound_arrays(table, sizes).items()}
+    arrays = {name: _given(array, table.values[name].role) for name, array in finite_arrays(table, sizes).items()}
     expected = values_of(table, arrays, sizes)
     sent: list[tuple[str, int]] = []
     given = {name: _filled(array, table.axes[name], filled) for name, array in arrays.items()}

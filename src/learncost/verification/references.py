@@ -12,12 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.verification import (
-    encoder_references,
-    modern_references,
-    position_references,
-    scan_references,
-)
+from learncost.verification import encoder_references, modern_references, position_references, scan_references
 from learncost.verification.plain import (
     erf,
     gelu,
@@ -211,8 +206,8 @@ def adamw(W: Array, G: Array, M: Array, V: Array, *numbers: Array) -> tuple[Arra
 def lion(W: Array, G: Array, M: Array, *numbers: Array) -> tuple[Array, Array]:
     """Return the step of Chen et al. 2023, Algorithm 2: the sign of an interpolated gradient, by parts."""
     lr, b1, c1, b2, c2, decay = numbers
-    way = c1 * G + b1 * M
-    return decay * W + lr * np.where(way > 0, -1.0, np.where(way < 0, 1.0, 0.0)), c2 * G + b2 * M
+    direction = c1 * G + b1 * M
+    return decay * W + lr * np.where(direction > 0, -1.0, np.where(direction < 0, 1.0, 0.0)), c2 * G + b2 * M
 
 
 def rmsprop(W: Array, G: Array, V: Array, lr: Array, b2: Array, c2: Array, eps: Array) -> tuple[Array, Array]:

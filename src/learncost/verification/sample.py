@@ -75,10 +75,10 @@ def small_sizes(
     for axis, least_size in _covered(table, sizes):
         while sizes[axis] < least_size or clashes(axis):
             sizes[axis] += multiples.get(axis, 1)
-    ways: dict[str, list[list[str]]] = {}
+    splits: dict[str, list[list[str]]] = {}
     for joined_axis, parts in joined(table):
-        ways.setdefault(joined_axis, []).append(parts)
-    for joined_axis, several in ways.items():
+        splits.setdefault(joined_axis, []).append(parts)
+    for joined_axis, several in splits.items():
         if joined_axis in fixed:  # and so are its parts
             sizes |= {part: table.sizes[part] for parts in several for part in parts if part in table.sizes}
             continue
@@ -87,7 +87,7 @@ def small_sizes(
         if clashes(joined_axis) and last in sizes:
             sizes[last] = max(sizes.values()) + 1
             sizes[joined_axis] = _summed(several, sizes)
-    rows = [(axis, parts) for axis, several in ways.items() for parts in several]
+    rows = [(axis, parts) for axis, several in splits.items() for parts in several]
     if least.keys() <= table.sizes.keys() and any(
         sizes[axis] != sum(size_of(part, sizes) for part in parts) for axis, parts in rows
     ):  # axes that are joined again with others, as a packed batch is in both directions: those of the run

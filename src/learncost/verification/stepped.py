@@ -10,7 +10,7 @@ import numpy as np
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.models.model import Model
-from learncost.verification.check import error, sound_arrays, values_of, worst
+from learncost.verification.check import error, finite_arrays, values_of, worst
 from learncost.verification.report import Check
 from learncost.verification.sample import grouped, small_sizes
 
@@ -26,7 +26,7 @@ def arrays_of(model: Model, table: Table, sizes: Mapping[str, int]) -> dict[str,
 
     Substitutes of a weight, also those of each block, equal that weight.
     """
-    arrays = sound_arrays(model.table, sizes)
+    arrays = finite_arrays(model.table, sizes)
     for name in table.inputs:
         value = table.values[name]
         if name in arrays:
@@ -36,7 +36,7 @@ def arrays_of(model: Model, table: Table, sizes: Mapping[str, int]) -> dict[str,
             arrays[name] = np.broadcast_to(arrays[value.of], whole).copy()
         else:
             alone = Table((), table.values, (name,))
-            arrays |= sound_arrays(alone, sizes, seed=sum(map(ord, name)))
+            arrays |= finite_arrays(alone, sizes, seed=sum(map(ord, name)))
     return arrays
 
 

@@ -41,9 +41,9 @@ from learncost.verification.check import (
     checks,
     count_operations,
     error,
+    failures_as_checks,
+    finite_arrays,
     seeds_of,
-    sound_arrays,
-    survived,
     takes_complex,
     values_of,
     worst,
@@ -130,7 +130,7 @@ def _axes_after(lines: Iterable[Line], axes: Mapping[str, tuple[str, ...]]) -> d
     return {**axes, **axes_made}
 
 
-ENOUGH = 1e-12
+ROUNDING_TOLERANCE = 1e-12
 """Of the sum of all parts of a slope, how far two orders of adding them may be apart."""
 
 SMALLEST = 1e-3
@@ -155,7 +155,7 @@ def along(table: Table, name: str, smallest: int = 2) -> Iterator[Check]:
         yield Check(name, what, str(refusal), None)
         return
     sizes = small_sizes(table, smallest)
-    arrays, seeds = sound_arrays(table, sizes), seeds_of(table, sizes)
+    arrays, seeds = finite_arrays(table, sizes), seeds_of(table, sizes)
     generator = np.random.default_rng(5)
     names = tuple(derived.gradients)
     directions = {n: generator.standard_normal(np.shape(arrays[n])) for n in names}
@@ -171,13 +171,15 @@ def along(table: Table, name: str, smallest: int = 2) -> Iterator[Check]:
     least = SMALLEST * sum(float(np.sum(np.abs(direction))) for direction in directions.values())
     whole = max(sum(float(np.sum(np.abs(part))) for part in parts), least, 1e-300)
     difference = abs(slope - sum(float(np.sum(part)) for part in parts)) / whole
-    yield Check(name, what, f"relative difference {difference:.1e}", difference <= ENOUGH)
+    yield Check(name, what, f"relative difference {difference:.1e}", difference <= ROUNDING_TOLERANCE)
     if takes_complex(table):
         stepped = {n: arrays[n] + STEP * 1j * directions[n] if n in directions else arrays[n] for n in arrays}
         execute(lower(table), stepped, sizes)
         imaginary = sum(float(np.sum(seeds[f"d{o}"] * np.imag(stepped[o]))) for o in table.outputs) / STEP
         difference = abs(slope - imaginary) / whole
-        yield Check(name, "the tangent with a complex step", f"difference {difference:.1e}", difference <= ENOUGH)
+        yield Check(
+            name, "the tangent with a complex step", f"difference {difference:.1e}", difference <= ROUNDING_TOLERANCE
+        )
     yield count_operations(f"{name} and its tangent", moved, given, sizes)
 
 
@@ -309,10 +311,10 @@ def verify_table(
             "there is none in learncost.verification.references",
             False,
         )
-    yield from survived(name, checks(table, name, meaning, smallest=smallest, larger=larger))
-    yield from survived(name, along(table, name, smallest))
-    yield from survived(name, with_torch(table, name))
-    yield from survived(name, with_jax(table, name))
+    yield from failures_as_checks(name, checks(table, name, meaning, smallest=smallest, larger=larger))
+    yield from failures_as_checks(name, along(table, name, smallest))
+    yield from failures_as_checks(name, with_torch(table, name))
+    yield from failures_as_checks(name, with_jax(table, name))
 
 
 def with_torch(table: Table, name: str) -> Iterator[Check]:
@@ -356,7 +358,7 @@ def with_jax(table: Table, name: str) -> Iterator[Check]:
 def _autograd(table: Table, name: str, whose: str, autograd: Callable[..., tuple[dict[str, Any], ...]]) -> Check:
     """Compare outputs and gradients with those of a library's autograd."""
     sizes = small_sizes(table)
-    arrays, seeds = sound_arrays(table, sizes), seeds_of(table, sizes)
+    arrays, seeds = finite_arrays(table, sizes), seeds_of(table, sizes)
     derived = derive(table)
     values = values_of(derived.step, {**arrays, **seeds}, sizes)
     outputs, gradients = autograd(table, arrays, seeds, derived.gradients, sizes)
@@ -401,7 +403,7 @@ def verify_model(model: Model) -> Iterator[Check]:
     """Verify a model's table, then a step of every procedure with every optimizer."""
     name = model.configuration.name
     yield from verify_table(model.table, name)
-    yield from survived(name, verify_procedures(model, name))
+    yield from failures_as_checks(name, verify_procedures(model, name))
 
 
 def verify_procedures(model: Model, name: str, procedures: Iterable[str] = LEARNING) -> Iterator[Check]:
@@ -423,10 +425,10 @@ def verify_procedures(model: Model, name: str, procedures: Iterable[str] = LEARN
         for optimizer in {each.op: name for name, each in reversed(OPTIMIZERS.items())}.values():
             table = step(model, procedure, optimizer)
             sizes = small_sizes(table)
-            arrays = sound_arrays(table, sizes)
+            arrays = finite_arrays(table, sizes)
             yield count_operations(f"{name}, {procedure} with {optimizer}", table, arrays, sizes)
         results[procedure] = _new_weights(trained_by(model, procedure), procedure)
-        yield from survived(f"{name}, {procedure}", known(model, chosen, f"{name}, {procedure}"))
+        yield from failures_as_checks(f"{name}, {procedure}", known(model, chosen, f"{name}, {procedure}"))
     for first, weights in results.items():
         second = find_procedure(first).equals
         if second:

@@ -80,6 +80,6 @@ def _conventions(answer: Conventions) -> dict[str, Any]:
     bridges = {name: bridge(answer, REFERENCE_CONVENTION, name) for name in names}
     first = next(iter(bridges.values())).to_dict() if bridges else {}
     parts = ("items", "drawn", "reach")
-    ways = {name: {part: way.to_dict()[part] for part in parts} for name, way in bridges.items()}
-    findings = {name: way.finding for name, way in bridges.items()}
-    return {"bars": first.get("bars", []), "refused_books": first.get("refused", {}), "to": ways, "findings": findings}
+    shown = {name: {part: bridge.to_dict()[part] for part in parts} for name, bridge in bridges.items()}
+    findings = {name: bridge.finding for name, bridge in bridges.items()}
+    return {"bars": first.get("bars", []), "refused_books": first.get("refused", {}), "to": shown, "findings": findings}

@@ -29,7 +29,7 @@ LINES = 200
 """Lines of a table that are written as equations; of a larger one the first."""
 
 
-_SAID = {"maccs": "MACCs", "flops": "FLOPs"}
+_UNITS = {"maccs": "MACCs", "flops": "FLOPs"}
 
 
 def html_of(thing: Any) -> str:
@@ -106,7 +106,7 @@ def _of_rows(title: str, rows: Iterable[Mapping[str, Any]]) -> str:
     several = list(rows)
 
     def column(name: str, value: Any) -> TableColumn:
-        heading = _SAID.get(name, name.replace("_", " "))
+        heading = _UNITS.get(name, name.replace("_", " "))
         return TableColumn(heading, lambda row: _text_of(row[name]), words=isinstance(value, str))
 
     columns = (column(name, value) for name, value in (several[0].items() if several else ()))

@@ -27,7 +27,7 @@ from learncost.procedures.optimizer import DEFAULT, default_optimizer
 from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS
 from learncost.reports import notation as write
 from learncost.reports.cost import cost
-from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
+from learncost.reports.memory.engines import DEFAULT_ENGINE, GRAPH, memory_engines
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.question import flags_of
@@ -117,7 +117,7 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
     try:
         answer = memory(request)
         assert isinstance(answer, Memory)
-        by_eager = not request.engine and answer.engine == USUAL
+        by_eager = not request.engine and answer.engine == DEFAULT_ENGINE
         # the microbatches of a step, the norm of all gradients and inference are in no polynomials of other sizes
         is_of_table = request.is_training and answer.accumulate == 1 and request.clip is None
         result = {**attributes("peak split convention engine")(answer), "available": available}

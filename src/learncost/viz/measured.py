@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost import __version__
-from learncost.devices.rates import HERE
+from learncost.devices.rates import THIS_MACHINE
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.timing.traced import TracedStep, TraceMark
@@ -226,6 +226,6 @@ def _predicted(arguments: Mapping[str, Any]) -> Trace | str:
     """Return the predicted step on this machine, or why there is none."""
     ask: Callable[..., Trace] = trace
     try:
-        return ask(**{name: value for name, value in arguments.items() if value is not None}, on=HERE)
+        return ask(**{name: value for name, value in arguments.items() if value is not None}, on=THIS_MACHINE)
     except InputError as error:
         return f"without a predicted step: {error}"

@@ -15,7 +15,7 @@ from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.layers.active import shown_layer
 from learncost.procedures.procedure import MACRO_OPERATIONS
-from learncost.program.lifetimes import LoopIteration, Walked, every_iteration, some_iterations
+from learncost.program.lifetimes import LoopIteration, WalkedIterations, every_iteration, some_iterations
 from learncost.reports.timing import Timing
 from learncost.viz.timeline import Pen, TimelineCounter, TimelineProcess, changes
 
@@ -38,7 +38,7 @@ class StepMemory(Protocol):
     def table(self) -> Table:
         """The table of its lines."""
 
-    def moments(self, iterations: Walked) -> Iterable[tuple[Line, Path, int]]:
+    def moments(self, iterations: WalkedIterations) -> Iterable[tuple[Line, Path, int]]:
         """Return every executed line with its iterations and the live bytes."""
 
 
@@ -144,8 +144,7 @@ class _StepDrawing:
         """Return the blocks of loops: loops that read the same weights have the same blocks."""
         weights_read = frozenset(outer for _, outer in repeat.each if outer in self.known)
         several = max(
-            Counter(name.rpartition(".")[2] for name in weights_read if "attn" in name.split(".")).values(),
-            default=1,
+            Counter(name.rpartition(".")[2] for name in weights_read if "attn" in name.split(".")).values(), default=1
         )
         groups = self.groups.setdefault(block, [])
         number = next(

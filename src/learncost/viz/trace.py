@@ -23,7 +23,7 @@ from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.autograd.module import UserModule
-from learncost.program.lifetimes import Walked
+from learncost.program.lifetimes import WalkedIterations
 from learncost.program.program import Program, levels
 from learncost.reports.inference import served
 from learncost.reports.memory.engines.eager import program_of
@@ -250,7 +250,7 @@ class _InferenceMemory:
     axes: Mapping[str, int]
     precision: str
 
-    def moments(self, iterations: Walked) -> Iterator[tuple[Line, tuple[int, ...], int]]:
+    def moments(self, iterations: WalkedIterations) -> Iterator[tuple[Line, tuple[int, ...], int]]:
         yield from moments(self.table, self.axes, precision_of(self.precision).values, iterations=iterations)
 
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 
 from learncost.backends.c import tree
 from learncost.backends.c.arrays import Arrays, shared
+from learncost.backends.c.common_subexpressions import lowered, unified
 from learncost.backends.c.epilogue import Epilogue, ended, ending
 from learncost.backends.c.function import routine
 from learncost.backends.c.gnu import GNU
 from learncost.backends.c.printer import Printer, indented
 from learncost.backends.c.schedule import KernelSchedule
 from learncost.backends.c.sides import groups, joined
-from learncost.backends.c.unify import lowered, unified
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Sum

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from learncost.backends.c.common_subexpressions import is_point, is_reduction, needs
 from learncost.backends.c.sides import groups, is_library, is_move, joined, sides_within
-from learncost.backends.c.unify import is_point, is_reduction, needs
 from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from learncost.backends.c.unify import is_reduction, needs
+from learncost.backends.c.common_subexpressions import is_reduction, needs
 from learncost.ir.affine import Affine
 from learncost.ir.dataclass import replace
 from learncost.ir.line import Line, MatmulDims, Op, Product, sides

@@ -14,7 +14,7 @@ from math import prod
 from textwrap import fill
 
 from learncost.backends.c import KernelFunction, KernelLines, Launch, Scratch
-from learncost.backends.c.unify import lowered
+from learncost.backends.c.common_subexpressions import lowered
 from learncost.backends.expression import Identifiers
 from learncost.backends.placed.kernels import KernelWriter
 from learncost.backends.triton.attention import AttentionLines, attention, library

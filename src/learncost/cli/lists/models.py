@@ -54,9 +54,9 @@ def _families() -> Listed:
 
 def support_of_families() -> Listed:
     """List the commands that each family supports, with the reason where it does not."""
-    from learncost.cli.support import kept_support
+    from learncost.cli.support import stored_support
 
-    entries: list[Known] = [{"name": name, **family_support} for name, family_support in kept_support().items()]
+    entries: list[Known] = [{"name": name, **family_support} for name, family_support in stored_support().items()]
     groups = dict.fromkeys(field.partition(" ")[0] for field in entries[0]["reasons"])
     columns: dict[str, Cell] = {"model type": "{name}"}
     columns |= {group: partial(_done, group) for group in groups}
@@ -108,8 +108,4 @@ def _sizes() -> Listed:
     return Listed(entries, columns)
 
 
-MODELS: Mapping[str, Callable[[], Listed]] = {
-    "models": _models,
-    "families": _families,
-    "sizes": _sizes,
-}
+MODELS: Mapping[str, Callable[[], Listed]] = {"models": _models, "families": _families, "sizes": _sizes}

@@ -208,17 +208,19 @@ def _read(wanted: Target, inputs: tuple[Input, ...], how: FileOptions, training:
         given = building.inputs or ()
         if not given:
             checked((), building.module, str(wanted))
-        ways = _options(how), ImportObserver(stage, said.append)
+        options = _options(how), ImportObserver(stage, said.append)
         if training:
             from learncost.importer.pipeline import evaluation_of
 
-            return CachedTable(evaluation_of(building.module, given, str(wanted), training, *ways), tuple(said)), files
+            return CachedTable(
+                evaluation_of(building.module, given, str(wanted), training, *options), tuple(said)
+            ), files
         try:
-            text, described = table_of(building.module, given, str(wanted), *ways)
+            text, described = table_of(building.module, given, str(wanted), *options)
         except (NotExportedError, DataDependentError):
             if wanted.name:
                 raise
-            text, described = table_of(building.module.eval(), given, str(wanted), *ways)
+            text, described = table_of(building.module.eval(), given, str(wanted), *options)
             said.append(f"{wanted} is imported in evaluation mode: PyTorch cannot export its training mode")
         if how.as_run:
             said.append("the table has the operations of one run, for these sizes, with the branches as taken")

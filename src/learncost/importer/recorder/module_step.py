@@ -14,7 +14,7 @@ from learncost.importer.recorder.device import is_guarded
 from learncost.importer.refusals import one_line, silenced
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
-from learncost.program.autograd.step import DIFFERENT
+from learncost.program.autograd.step import RECORDED_MICROBATCHES
 from learncost.program.program import (
     ACTIVATIONS,
     BACKWARD,
@@ -132,7 +132,7 @@ def record_step(recorder: Any, module: Any, request: StepRequest, forward: Calla
         weight.grad = None
 
     hooks = [each.register_post_accumulate_grad_hook(hook) for each in weights if request.in_backward]
-    for recorder.microbatch in range(min(request.microbatches, DIFFERENT)):
+    for recorder.microbatch in range(min(request.microbatches, RECORDED_MICROBATCHES)):
         recorder.phase = FORWARD
         with _autocast(request):
             result = forward()
@@ -297,8 +297,8 @@ def ends(result: Any) -> list[Any]:
 
     floats = [each for each in tree_leaves(plain(result)) if isinstance(each, torch.Tensor) and each.requires_grad]
     for loss in floats:
-        ways = set() if loss.dim() else _ways(loss)
-        if ways and all(each is loss or _node(each) in ways or _node(each._base) in ways for each in floats):
+        nodes = set() if loss.dim() else _backward_graph(loss)
+        if nodes and all(each is loss or _node(each) in nodes or _node(each._base) in nodes for each in floats):
             return [loss]
     return floats
 
@@ -321,14 +321,14 @@ def _node(tensor: Any) -> Any:
     return None if tensor is None else tensor if tensor.grad_fn is None else tensor.grad_fn
 
 
-def _ways(loss: Any) -> set[Any]:
+def _backward_graph(loss: Any) -> set[Any]:
     """Return every node through which the loss passes a gradient."""
-    ways: set[Any] = set()
+    nodes: set[Any] = set()
     rest = [_node(loss)]
     while rest:
         node = rest.pop()
-        if node not in ways:
-            ways.add(node)
+        if node not in nodes:
+            nodes.add(node)
             rest += [each for each, _ in getattr(node, "next_functions", ()) if each is not None]
-            ways.update(each for each in (getattr(node, "variable", None),) if each is not None)
-    return ways
+            nodes.update(each for each in (getattr(node, "variable", None),) if each is not None)
+    return nodes

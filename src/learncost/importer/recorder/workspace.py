@@ -155,7 +155,7 @@ def _padded(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-INSTEAD: Mapping[str, Callable[[Any, Any, Any], Any]] = {
+REPLACEMENTS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     "aten::_grouped_mm": _grouped,
     "aten::_scaled_dot_product_efficient_attention_backward": _padded,
 }
@@ -164,7 +164,7 @@ INSTEAD: Mapping[str, Callable[[Any, Any, Any], Any]] = {
 
 def results(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Return the results of an operator, as large as in a run."""
-    instead, row = INSTEAD.get(func._schema.name), RESULTS.get(func._schema.name)
+    instead, row = REPLACEMENTS.get(func._schema.name), RESULTS.get(func._schema.name)
     result = instead(func, args, kwargs) if instead else func(*args, **kwargs)
     return row(func, args, result) if row else result
 

@@ -225,14 +225,7 @@ def _fitting(reader: GraphReader, source: Any, places: Any) -> View:
 @index_rule("scatter_add", "scatter.src", "scatter.value")
 @index_rule("scatter_reduce.two", "scatter.reduce", "scatter.value_reduce")
 def scatter(
-    reader: GraphReader,
-    base: Any,
-    dim: int,
-    places: Any,
-    source: Any,
-    reduce: str = "",
-    *,
-    include_self: bool = True,
+    reader: GraphReader, base: Any, dim: int, places: Any, source: Any, reduce: str = "", *, include_self: bool = True
 ) -> View:
     """Record values scattered along a dimension: added, averaged, or replacing the base.
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.importer.axes import AxisClass, equal, make_same, product
+from learncost.importer.axes import AxisClass, equal, product, unify_axes
 from learncost.importer.equations import Equation, NamedView, NumberOperand
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
@@ -229,7 +229,7 @@ def nll(
     """
     if weight is not None:
         places, by_class = _targets(reader, targets, logs, classes), reader.view(weight)
-        make_same(*([slot.axis for slot in row] for row in (by_class.dims[0], logs.dims[classes])))
+        unify_axes(*([slot.axis for slot in row] for row in (by_class.dims[0], logs.dims[classes])))
         names = [("i", place) for place in range(len(places.dims))]
         of_targets = at_indices(reader, by_class, {0: (places, names)}, names)
         counted = reader.multiply(of_targets, _shares(reader, targets, "none", ignore))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from learncost.importer.axes import AxisSplitError, equal, make_same
+from learncost.importer.axes import AxisSplitError, equal, unify_axes
 from learncost.importer.equations import Equation, Fold, NamedView
 from learncost.importer.nodes import module_of, size_of
 from learncost.importer.opaque import opaque
@@ -54,7 +54,7 @@ def _loop(
     initial = [recorder.in_order(reader.view(each)) for each in starts]
     axis = whole[0].stored.axes[0]
     for view in whole:
-        make_same([axis], [view.stored.axes[0]])
+        unify_axes([axis], [view.stored.axes[0]])
     axis.keep_whole()
     one = [_new(f"{view.stored.name}_now", view.dims[1:]) for view in whole]
     _edge(reader, Fold(axis, [], [], {}), one, whole)
@@ -78,7 +78,7 @@ def _loop(
         last = recorder.in_order(view, only=lambda stored: stored in made - {each.stored for each in carried})
         carried.append(last)
         for row, other in zip(first.fresh().dims, last.fresh().dims, strict=True):
-            make_same([slot.axis for slot in row], [slot.axis for slot in other])
+            unify_axes([slot.axis for slot in row], [slot.axis for slot in other])
     made |= {view.stored for view in carried}
     kept = [recorder.in_order(view, only=made.__contains__) for view in results[len(initial) :]]
     lasts = [_new(view.stored.name, view.fresh().dims) for view in carried]

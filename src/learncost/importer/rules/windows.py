@@ -13,7 +13,7 @@ from learncost.importer.rule import rule
 from learncost.importer.rules.normalization import channels, scaled
 from learncost.importer.rules.reductions import extreme, summed
 from learncost.importer.rules.views import called, merged, reshaped
-from learncost.importer.unit_dims import along, at_its_place, matrix_product, written
+from learncost.importer.unit_dims import along, at_only_position, matrix_product, written
 from learncost.importer.views import AxisIndex, Dimension, View, ViewAxis
 from learncost.ir.dataclass import dataclass
 
@@ -177,7 +177,7 @@ def _transposed(reader: GraphReader, x: View, weight: View, settings: Convolutio
         raise reader.refusal("a transposed convolution of a broadcast value")
     result = recorder.placed(reads, NamedView(plain, ("B", *group, "e", *sides, *windows)), rows)
     for dim in (*([0] if lone else []), *(kept + place for place, out in enumerate(outs) if equal(out, 1))):
-        result = at_its_place(result, dim)
+        result = at_only_position(result, dim)
     return result
 
 

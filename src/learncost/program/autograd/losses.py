@@ -84,7 +84,7 @@ def _cut(head: HeadInputs) -> TapeTensor:
     return loss
 
 
-TORCHTUNES = 8
+TORCHTUNE_CHUNKS = 8
 """torchtune bd2a0fc7, modules/loss/cross_entropy_loss.py: num_output_chunks."""
 
 
@@ -93,7 +93,9 @@ def _torchtune(head: HeadInputs) -> TapeTensor:
     tape = head.hidden.tape
     order, targets = (tape.new(head.tokens, INTEGER) for _ in range(2))
     chosen = head.hidden.gather(order, head.hidden.elements)
-    several = [head.tokens // TORCHTUNES + (place < head.tokens % TORCHTUNES) for place in range(TORCHTUNES)]
+    several = [
+        head.tokens // TORCHTUNE_CHUNKS + (place < head.tokens % TORCHTUNE_CHUNKS) for place in range(TORCHTUNE_CHUNKS)
+    ]
     chunks = [chosen.slice(head.share(tokens)) for tokens in several if tokens]
     total: TapeTensor | None = None
     for chunk in chunks:
@@ -105,7 +107,7 @@ def _torchtune(head: HeadInputs) -> TapeTensor:
     return total
 
 
-LITGPTS = 128
+LITGPT_CHUNK = 128
 """litgpt 26857050, finetune/lora.py: lm_head_chunk_size, in positions."""
 
 
@@ -115,7 +117,7 @@ def _litgpt(head: HeadInputs) -> TapeTensor:
     Fabric gives the model's results in float: lightning 2.5, fabric/plugins/precision/half.py: convert_output.
     """
     length = head.tokens // head.sequences
-    several = [min(LITGPTS, length - start) * head.sequences for start in range(0, length, LITGPTS)]
+    several = [min(LITGPT_CHUNK, length - start) * head.sequences for start in range(0, length, LITGPT_CHUNK)]
     parts = head.hidden.split([head.share(tokens) for tokens in several])
     made = [head.scored(part.copied() if head.sequences > 1 else part) for part in parts]
     scores = [each.in_float() for each in made]
@@ -125,7 +127,7 @@ def _litgpt(head: HeadInputs) -> TapeTensor:
 def _litgpt_full(head: HeadInputs) -> TapeTensor:
     """Run `chunked_cross_entropy` of 128 tokens at a time of the scores of all but the last position."""
     scores = head.scored(head.hidden).in_float()
-    several = [min(LITGPTS, head.tokens - start) * head.classes for start in range(0, head.tokens, LITGPTS)]
+    several = [min(LITGPT_CHUNK, head.tokens - start) * head.classes for start in range(0, head.tokens, LITGPT_CHUNK)]
     return _in_chunks(head, [scores], _shifted(head, scores).split(several))
 
 
@@ -291,7 +293,7 @@ TASKS: Mapping[str, TrainedTask] = {
             "GRPO's (Shao et al. 2024): log-probabilities of a group's completions, which a separate request generates",
             "TRL f2cd5771, trainer/grpo_trainer.py: beta 0, its default",
             _graded,
-        ),
+        )
     ),
     "grpo-kl": TrainedTask(
         LossRow(

@@ -483,7 +483,7 @@ MODULES: Mapping[str, type[Module]] = {
     module.name: module for module in (Transformers, Uncached, Reentrant, Transformers4, Module, LitGPT, UserModule)
 }
 """The implementations that can be simulated, by name."""
-USUAL_MODULE = Transformers.name
+DEFAULT_MODULE = Transformers.name
 
 
 def module_named(name: str) -> type[Module]:

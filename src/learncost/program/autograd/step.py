@@ -209,7 +209,7 @@ def run_step(tape: Tape, chunks: Sequence[Chunk], asked: StepOptions, passes: Se
         learned = sum(each.count(each.table.axes[name]) for each in states for name in each.learning)
         builder.give(BUCKETS, learned * wrapping.reduced)
     other = _other(state) if asked.other else state
-    several = min(asked.microbatches, DIFFERENT if syncs else DIFFERENT + 1)
+    several = min(asked.microbatches, RECORDED_MICROBATCHES if syncs else RECORDED_MICROBATCHES + 1)
     waiting, sums = dict[tuple[int, int], tuple[list[TapeTensor], SavedForward]](), False
     passes = passes or [(each, 0, number) for number in range(several) for each in "FB"]
     last = {chunk: number for letter, chunk, number in passes if letter == "B"}
@@ -272,7 +272,7 @@ def _other(state: StepState) -> StepState:
     return made
 
 
-DIFFERENT = 2
+RECORDED_MICROBATCHES = 2
 """The microbatches that run: the first makes gradients, all others add to them; under `no_sync` the last reduces."""
 
 

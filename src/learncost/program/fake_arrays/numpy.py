@@ -25,8 +25,8 @@ BUFFER = 8192
 ELIDED = 256 * 1024
 """Bytes from which NumPy writes a result into a temporary operand (NPY_MIN_ELIDE_BYTES)."""
 
-_EITHER = (np.add, np.multiply, np.bitwise_and, np.bitwise_or)
-_FIRST = (*_EITHER, np.subtract, np.true_divide, np.floor_divide, np.negative, np.invert)
+_COMMUTATIVE = (np.add, np.multiply, np.bitwise_and, np.bitwise_or)
+_FIRST = (*_COMMUTATIVE, np.subtract, np.true_divide, np.floor_divide, np.negative, np.invert)
 """The operators that write into a temporary operand: into either one, or into the first."""
 
 
@@ -113,7 +113,7 @@ class FakeArray(np.ndarray):
         first, *rest = operands
         if ufunc in _FIRST and temporary[0] and first._gives_way(*rest):
             return first
-        if ufunc in _EITHER and temporary[1] and rest[0]._gives_way(first):
+        if ufunc in _COMMUTATIVE and temporary[1] and rest[0]._gives_way(first):
             return rest[0]
         kinds = (type(x) if isinstance(x, int | float) else np.asarray(x).dtype for x in operands)
         made = ufunc.resolve_dtypes((*kinds, *(None,) * ufunc.nout))[ufunc.nin :]
@@ -365,7 +365,7 @@ def _call(name: str, at: ast.expr, *arguments: ast.expr) -> ast.expr:
 FILE = "<a program without values>"
 
 
-def line_that_runs() -> str:
+def running_line() -> str:
     """Return the number of the program's line that runs; "" before it runs."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -193,11 +193,7 @@ class Formulas(SymbolicAnswer):
 
 @takes_request("subject layer / * price_book procedure jacobian optimizer batch_size seq_len target_len")
 def formulas(
-    request: Request,
-    subject: str | Layer,
-    layer: str | None = None,
-    *,
-    jacobian: bool | None = None,
+    request: Request, subject: str | Layer, layer: str | None = None, *, jacobian: bool | None = None
 ) -> Formulas | ModelFormulas:
     """Return MACCs and FLOPs as formulas: of a layer in the symbols of the paper, or of a model's layers.
 

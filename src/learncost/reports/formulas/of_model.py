@@ -12,7 +12,7 @@ from learncost.ir.errors import InputError, nearest
 from learncost.ir.line import Line
 from learncost.ir.polynomial import Polynomial
 from learncost.layers.active import shown_layer
-from learncost.layers.layer import usual_names
+from learncost.layers.layer import names_of_layers
 from learncost.ops import plain
 from learncost.passes.normal_forms import shape
 from learncost.procedures.procedure import MACRO_OPERATIONS
@@ -185,7 +185,7 @@ def _rows(run: PreparedRun, procedure: str, layer: str) -> list[PricedLine]:
     if not layer:
         return list(rows)
     names_known = dict.fromkeys(shown_layer(row.layer) for row in rows)
-    layer_name = plain(usual_names().get(plain(layer), layer))
+    layer_name = plain(names_of_layers().get(plain(layer), layer))
     tests: tuple[Callable[[str], bool], ...] = (
         lambda name: plain(name) == plain(layer),
         lambda name: plain(name) == layer_name,

@@ -15,7 +15,7 @@ from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, close_to, shown
 from learncost.ir.loop import check_known
 from learncost.ir.table import Table
-from learncost.layers.layer import Layer, layer, shipped, shipped_layer, usual_names
+from learncost.layers.layer import Layer, layer, names_of_layers, shipped, shipped_layer
 from learncost.models.argument import GENERIC, preset, preset_names
 from learncost.models.files import looks_like_path
 from learncost.models.files import read_layer as read_file
@@ -113,13 +113,13 @@ def read_layer(name: str | Layer) -> Layer:
     """Return the built-in layer of a name, or the layer of a file; a layer is returned as it is."""
     if isinstance(name, Layer):
         return name
-    if layer_name := usual_names().get(plain(name)):
+    if layer_name := names_of_layers().get(plain(name)):
         return shipped_layer(layer_name)
     if name.endswith(".table") or os.path.isfile(name):
         return read_file(Path(name))
-    everything = (*layers(), *usual_names(), *(op.name for op in entries()), *preset_names())
+    everything = (*layers(), *names_of_layers(), *(op.name for op in entries()), *preset_names())
     near = close_to(name.replace("-", "_").lower(), everything)
-    hint = f"; the nearest is {usual_names().get(near, near)!r}" if near else ""
+    hint = f"; the nearest is {names_of_layers().get(near, near)!r}" if near else ""
     raise InputError(
         f"no layer, operator or model is called {shown(name)}{hint} (see learncost list layers, list operators and "
         "list models; a file in the notation ends in .table, a model's is a config.json)"
@@ -155,7 +155,7 @@ def is_table(name: str | Layer) -> bool:
 
 def is_layer(name: str | Layer) -> bool:
     """Return whether the subject is a layer, the name of a built-in layer, or the optimizer."""
-    return isinstance(name, Layer) or plain(name) in usual_names() or name == "optimizer"
+    return isinstance(name, Layer) or plain(name) in names_of_layers() or name == "optimizer"
 
 
 def _update(chosen: Optimizer) -> Layer:

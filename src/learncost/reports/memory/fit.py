@@ -19,13 +19,13 @@ from learncost.reports.memory.fit_question import ONE_PASS, FitQuestion, FitResu
 from learncost.reports.memory.inference import NAME, has_sequences
 from learncost.reports.memory.memory import engine_over
 from learncost.reports.memory.step import available, device_asked
-from learncost.reports.memory.types import bytes_of, said_bytes
+from learncost.reports.memory.types import bytes_of, bytes_text
 from learncost.reports.microbatches import stages_of
 from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import (
     WIDTH,
-    AnswerWithFigures,
     AtLength,
+    FigureAnswer,
     Sheet,
     TableColumn,
     batch_text,
@@ -60,7 +60,7 @@ def _bytes_of_regions(regions: Iterable[Region]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, repr=False)
-class Fit(AtLength, AnswerWithFigures):
+class Fit(AtLength, FigureAnswer):
     """The procedures and plans that fit a device's memory, and changes that make the others fit.
 
     Attributes
@@ -142,8 +142,8 @@ class Fit(AtLength, AnswerWithFigures):
             TableColumn("batch", lambda row: f"{row.largest:,}" if row.fits else "no"),
             TableColumn("largest part", attrgetter("most"), words=True),
         )
-        flash = "" if self.flash_size is None else f" and {said_bytes(self.flash_size)} of flash"
-        where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.budget)}"
+        flash = "" if self.flash_size is None else f" and {bytes_text(self.flash_size)} of flash"
+        where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {bytes_text(self.budget)}"
         optimizer = "" if self._alone else f"{self.optimizer}, "
         title = f"{where} of {self._kind}{flash}{each_of(self.over)}: {self.dtype}, {optimizer}"
         title += batch_text(None, self.seq_len, context=self.context, sample=self._noun, length_note=self._length_note)
@@ -360,14 +360,14 @@ def fit(
     refused: dict[tuple[bool, str], list[str]] = {}
     placed: OverMesh | None = None
     for name in names:
-        ways, why = question.ways(name)
-        placed = next((way.over for way in ways), placed)
+        candidates, why = question.candidates(name)
+        placed = next((candidate.over for candidate in candidates), placed)
         for text in why:
             names_it = text.startswith(f"{name} ")  # said of the procedure, by its name
             refused.setdefault((names_it, text.removeprefix(f"{name} ")), []).append(name)
-        rows += _different(way.fitting for way in ways)
-        if ways and not any(way.fitting.fits for way in ways):
-            unfit.setdefault(advice_for(question, name, ways), []).append(name)
+        rows += _different(candidate.fitting for candidate in candidates)
+        if candidates and not any(candidate.fitting.fits for candidate in candidates):
+            unfit.setdefault(advice_for(question, name, candidates), []).append(name)
     if not rows:
         # what most of them are refused for
         (of_each, text), refusing = max(refused.items(), key=lambda item: len(item[1]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.ir.dataclass import OPTIONAL, Key, Serializable, dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of, training_precision
-from learncost.models.module import usual_module
+from learncost.models.module import default_module
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import check_plan
 from learncost.procedures.procedure import FORWARD, INFERENCE
@@ -113,7 +113,7 @@ class FitQuestion:
     def module(self, run: PreparedRun, rows: Iterable[FitResult | FitAtLengths]) -> str:
         """Return the module whose autograd step is simulated; "" if no row has one."""
         by_module = any(memory_engines()[row.engine].module for row in rows)
-        return module_named(self.eager.module or usual_module(run.model)).name if by_module else ""
+        return module_named(self.eager.module or default_module(run.model)).name if by_module else ""
 
     def at_length(self, length: int) -> FitQuestion:
         """Return the same question for another length."""
@@ -133,7 +133,7 @@ class FitQuestion:
         served, serving = serving_of(asked.in_precision(self.dtype))
         return served, replace(serving, in_flash=self.flash_size is not None)
 
-    def ways(self, procedure: str) -> tuple[list[FitPlan], list[str]]:
+    def candidates(self, procedure: str) -> tuple[list[FitPlan], list[str]]:
         """Return a procedure under the distinct tried plans, and the refused plans with reasons."""
         different: list[FitPlan] = []
         refused: dict[str, None] = {}
@@ -151,11 +151,11 @@ class FitQuestion:
             run = replace(unplanned, plan_asked=plan)
             try:
                 make = self._serving if procedure in INFERENCE else self._learning
-                way = make(run, procedure, different)
+                candidate = make(run, procedure, different)
             except InputError as error:
                 refused[str(error)] = None
                 continue
-            different += [way] if way else []
+            different += [candidate] if candidate else []
         return different, list(refused)
 
     def never(self, unplanned: PreparedRun, procedure: str) -> int:
@@ -193,8 +193,8 @@ class FitQuestion:
     def _fits(self, run: PreparedRun, procedure: str) -> bool:
         try:
             if procedure in INFERENCE:
-                way = self._serving(run, procedure)
-                return way is not None and way.fitting.fits
+                candidate = self._serving(run, procedure)
+                return candidate is not None and candidate.fitting.fits
             step = self.step(run, procedure)
             if step.least > self.budget or not self.stored(step.flash):
                 return False
@@ -229,12 +229,7 @@ class FitQuestion:
         fits = self.stored(flash) and needs.bytes <= self.budget  # a peak may take long: it is asked for once
         batch = largest(step, chosen_engine, self.budget) if fits else 0
         fitting = FitResult(procedure, chosen.plan, chosen_engine.name, needs.bytes, flash, batch, most, chosen.why)
-        return FitPlan(
-            fitting,
-            lines,
-            lambda: longest(step, chosen_engine, self.budget),
-            step.over,
-        )
+        return FitPlan(fitting, lines, lambda: longest(step, chosen_engine, self.budget), step.over)
 
     def _serving(self, run: PreparedRun, procedure: str, different: Sequence[FitPlan] = ()) -> FitPlan | None:
         """Return inference under a plan; None where another one has the same lines."""
@@ -355,9 +350,9 @@ CHANGES: tuple[tuple[str, Mapping[str, str]], ...] = (
 """The changes that are tried in this order if nothing fits; those that fit are suggested."""
 
 
-def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -> str:
+def advice_for(question: FitQuestion, procedure: str, candidates: Sequence[FitPlan]) -> str:
     """Return how far a procedure is from fitting, the largest part of its peak, and tried changes that fit."""
-    least = min((way.fitting for way in ways), key=lambda fitting: fitting.ram)
+    least = min((candidate.fitting for candidate in candidates), key=lambda fitting: fitting.ram)
     under = f" under {least.plan}" if least.plan else ""
     sentences = []
     if question.flash_size is not None and least.flash > question.flash_size:
@@ -381,7 +376,7 @@ def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -
             f"The closest option{under} needs {least.ram:,} bytes, but its arrays do not fit in {regions}, since each "
             "array must be in one region: use a smaller batch or model, or another --plan."
         )
-    lengths = sorted({way.longest() or 0 for way in ways}, reverse=True)
+    lengths = sorted({candidate.longest() or 0 for candidate in candidates}, reverse=True)
     length = next(
         (
             fitting_length

@@ -19,7 +19,7 @@ from learncost.layers.active import parameters
 from learncost.liveness import Live, LiveArray, LiveInterval, levels, live
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.tables import has_batch, letters_of
-from learncost.passes.plan import planned, usual_plan
+from learncost.passes.plan import default_plan, planned
 from learncost.passes.quantized import bytes_of_array
 from learncost.procedures.decoding import CACHED, TOKENS, CachedValue, axis_of
 from learncost.procedures.inference import Inference, inference, to_logits
@@ -343,7 +343,7 @@ def _tables(structure: Structure, plan_asked: str | None, several: bool = False)
         prompt = to_logits(model.table)
     else:
         prompt = _with_windows(passes.prefill, passes.cache)
-    plan = usual_plan(prompt) if plan_asked is None else plan_asked
+    plan = default_plan(prompt) if plan_asked is None else plan_asked
     return _Tables(planned(prompt, plan), passes, plan)
 
 
@@ -440,7 +440,7 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
         for (each, part), size in throughout.items()
         if size
     )
-    stays = tuple(replace(each, part=worst.part(each)) for each in arrays.stays)
+    intervals = tuple(replace(each, part=worst.part(each)) for each in arrays.intervals)
     others = (LiveArray(each.name, (), (), each.bytes) for each in more if each.bytes > 0)
     live_at_peak = tuple(sorted((*arrays.live_at_peak, *others), key=lambda array: -array.bytes))
     fits: dict[str, int | None] | None = None
@@ -471,7 +471,7 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
         split=split,
         live_at_peak=live_at_peak,
         curve=curve,
-        arrays=(*stays, *more),
+        arrays=(*intervals, *more),
         budget=budget,
         fits=fits,
         engine=GRAPH,

@@ -11,7 +11,7 @@ from learncost.ir.errors import InputError
 FIRST, LONGEST = 1024, 2**24
 """The first sequence that is tried after one of length 1, and the longest."""
 
-FURTHER = 16
+LENGTH_TRIALS = 16
 """The most times that a length which fits is exceeded by the next: the peak may bend."""
 
 
@@ -68,7 +68,7 @@ def longest_within(peak: Callable[[int], int], capacity: int, most: int = LONGES
     above = over(high)
     while high < most and above <= 0:
         more = int(-above * (high - low) / (above - under)) if above > under else most
-        low, under, high = high, above, min(high + max(more, 1), FURTHER * high, most)
+        low, under, high = high, above, min(high + max(more, 1), LENGTH_TRIALS * high, most)
         above = over(high)
     if above <= 0:  # nobody looks further
         return high

@@ -15,7 +15,7 @@ from learncost.reports.memory.fit import RECORDED, SHARDED, each_of
 from learncost.reports.memory.fit_question import FitQuestion, refusal
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.runs import largest, longest
-from learncost.reports.memory.types import said_bytes
+from learncost.reports.memory.types import bytes_text
 from learncost.reports.sheet import WIDTH, Sheet, TableColumn, TabularAnswer, microbatches_text, table, words_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Lengths(TabularAnswer):
             TableColumn("longest", lambda row: said(row.longest)),
         )
         title = (
-            f"{self.model} in {said_bytes(self.budget)}{each_of(self.over)}: {self.dtype}, {self.optimizer}; the "
+            f"{self.model} in {bytes_text(self.budget)}{each_of(self.over)}: {self.dtype}, {self.optimizer}; the "
             f"largest batch of sequences{microbatches_text(self.accumulate)}"
         )
         title += " by their tokens, and the longest single sequence"

@@ -10,18 +10,18 @@ from learncost.ir.errors import InputError, named_one
 from learncost.ir.loop import walk
 from learncost.liveness import LiveArray, LiveInterval, ProgramPoint
 from learncost.models.tables import letters_of
-from learncost.passes.plan import FUSED_ATTENTION, plan_of, usual_plan
+from learncost.passes.plan import FUSED_ATTENTION, default_plan, plan_of
 from learncost.passes.rewrite_lora import is_of_experts
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import INFERENCE, MODES, PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.arena import Region
-from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
+from learncost.reports.memory.engines import DEFAULT_ENGINE, GRAPH, memory_engines
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
 from learncost.reports.memory.step import EagerOptions, MemoryStep, available, device_asked
 from learncost.reports.request import OF_MEMORY, Request, takes_request
 from learncost.reports.run import possible, prepare
-from learncost.reports.sheet import AnswerWithFigures, AtLength, sizes_of
+from learncost.reports.sheet import AtLength, FigureAnswer, sizes_of
 
 if TYPE_CHECKING:
     from learncost.passes.fused_update import EpilogueUpdates
@@ -39,7 +39,7 @@ def _buffers(most: int) -> dict[str, int]:
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Memory(AtLength, AnswerWithFigures):
+class Memory(AtLength, FigureAnswer):
     """The bytes of one training step: predicted from the step's table, or as a named engine executes it.
 
     Attributes
@@ -222,7 +222,7 @@ class MemoryQuestion:
         counted_alone = replace(
             request, price_book="run", optimizer=None, tokens=None, task="", teacher=None
         ).in_precision(kind.name)
-        chosen_engine = named_one("engine", engine or USUAL, memory_engines())
+        chosen_engine = named_one("engine", engine or DEFAULT_ENGINE, memory_engines())
         run = prepare(replace(counted_alone, procedure=procedure))
         chosen, accumulate, planner = request.optimizer or DEFAULT, request.accumulate, chosen_engine.planner
         if request.is_sharded:
@@ -400,7 +400,7 @@ def engine_over(engine: str, request: Request) -> str:
         if why := named_one("engine", name.strip(), memory_engines()).alone:
             others = " or ".join(each.name for each in memory_engines().values() if not each.alone)
             raise InputError(f"--engine {name.strip()} does not support --mesh, since {why}: use {others}")
-    return engine or (USUAL if any(name in request.given for name in OF_AUTOGRAD) else GRAPH)
+    return engine or (DEFAULT_ENGINE if any(name in request.given for name in OF_AUTOGRAD) else GRAPH)
 
 
 def of_part(
@@ -438,7 +438,7 @@ def memory_on(chosen: ChosenEngine) -> Memory:
     why = f" Engine eager does not support this step (it {chosen.why}); using graph." if chosen.why else ""
     if step.eager.clip and not chosen_engine.module:
         why += " Clipping adds one norm for each gradient, which is not counted."
-    if step.run.plan and not chosen_engine.module and usual_plan(step.unplanned) not in step.plan:
+    if step.run.plan and not chosen_engine.module and default_plan(step.unplanned) not in step.plan:
         why += f" Attention scores are stored: --plan {FUSED_ATTENTION},{step.run.plan} stores none."
     why += f" It has {note}." if (note := step.model.without_dropout) else ""
     if step.model.configuration.not_read:

@@ -16,7 +16,7 @@ from learncost.procedures.procedure import INFERENCE
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.memory import Memory, MemoryQuestion, memory_question
 from learncost.reports.memory.runs import engine_of
-from learncost.reports.memory.types import misfit
+from learncost.reports.memory.types import excess
 from learncost.reports.question import flags_typed
 from learncost.reports.request import GPU, Request
 from learncost.reports.sheet import seconds_of, size_of
@@ -98,7 +98,7 @@ class DeviceMemory(Serializable):
     @property
     def note(self) -> str:
         """Return that the step does not fit, as the first line of an answer says it; empty if it fits."""
-        return misfit(self.peak, self.available, self.unfit, self.is_bound, self.where)
+        return excess(self.peak, self.available, self.unfit, self.is_bound, self.where)
 
 
 def memory_on_device(request: Request) -> DeviceMemory | None:
@@ -142,7 +142,7 @@ def memory_of(question: MemoryQuestion, available: int) -> DeviceMemory:
 SHOWN, LEAST = 3, 0.01
 """The changes that are shown, and the part of the peak that each saves at least."""
 
-TRIED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+SUGGESTED_CHANGES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "gradient checkpointing": ({"procedure": "recompute"}, {"plan": "recompute=block"}),
     "8-bit optimizer states": ({"optimizer": "adamw8bit"},),
     "QLoRA": ({"precision": "nf4-double", "lora": "all-linear"}, {"precision": "nf4-double"}),
@@ -194,7 +194,7 @@ def _tried(request: Request, answer: Memory) -> Iterator[tuple[str, tuple[Mappin
         if answer.context:
             yield "half the context", ({"context": answer.context // 2},)
         return
-    yield from TRIED.items()
+    yield from SUGGESTED_CHANGES.items()
     if answer.batch_size > 1 and (counted(request.accumulate) or 1) == 1 and not request.is_sharded:
         yield "microbatches of one", ({"accumulate": answer.batch_size},)
     if answer.seq_len > 1:

@@ -21,7 +21,7 @@ from learncost.passes.stages import Stage
 from learncost.passes.stages import cut as cut_in_stages
 from learncost.procedures.procedure import PAPER
 from learncost.reports.memory.engine import Engine, MemoryUse
-from learncost.reports.memory.engines import GRAPH, USUAL
+from learncost.reports.memory.engines import DEFAULT_ENGINE, GRAPH
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.mesh_cost import OverMesh, padded_step
 from learncost.reports.request import Request
@@ -43,16 +43,16 @@ class MeshMemory:
     cut: MeshSharding
     microbatches: int
 
-    def way(self, sizes: Mapping[str, int]) -> ParallelConfig:
+    def parallel(self, sizes: Mapping[str, int]) -> ParallelConfig:
         """Return the configuration at the sizes of a microbatch of all devices."""
-        shares = prod(self.cut.way.mesh.get(axis, 1) for axis in self.account.sizes.batch_axes)
-        return replace(self.cut.way, microbatch=sizes.get("B", shares) // shares, microbatches=self.microbatches)
+        shares = prod(self.cut.parallel.mesh.get(axis, 1) for axis in self.account.sizes.batch_axes)
+        return replace(self.cut.parallel, microbatch=sizes.get("B", shares) // shares, microbatches=self.microbatches)
 
     def forwards(
         self, table: Table, mesh: Mesh, several: Iterable[Clause], sizes: Mapping[str, int]
     ) -> tuple[Stage, ...]:
         """Return the stages of a forward table as the devices of each stage run them."""
-        layers = [part.layers for part in stages_of(self.account, self.way(sizes), _whole(sizes))]
+        layers = [part.layers for part in stages_of(self.account, self.parallel(sizes), _whole(sizes))]
         return tuple(
             replace(stage, table=forward_of(stage.table, mesh, several, {**sizes, **stage.iterations}, table))
             for stage in cut_in_stages(table, sizes, layers).stages
@@ -60,18 +60,20 @@ class MeshMemory:
 
     def passes(self, sizes: Mapping[str, int], device: int) -> list[tuple[str, int, int]]:
         """Return the passes of a device with their chunks and microbatches, of as many as have the memory of all."""
-        way = self.way(sizes)
-        if way.schedule == "1f1b":  # its second backward pass has sums of gradients, and as many in flight as any other
-            way = replace(way, microbatches=min(way.microbatches, way.stages - device + 1))
-        order = order_in_flight(way).orders[device]
+        parallel = self.parallel(sizes)
+        if (
+            parallel.schedule == "1f1b"
+        ):  # its second backward pass has sums of gradients, and as many in flight as any other
+            parallel = replace(parallel, microbatches=min(parallel.microbatches, parallel.stages - device + 1))
+        order = order_in_flight(parallel).orders[device]
         return [(each.kind, each.chunk, each.microbatch) for each in order]
 
     def statics(self, sizes: Mapping[str, int]) -> tuple[StaticBytes, ...]:
         """Return the static memory of every device of the pipeline."""
-        return static_of(self.account, self.way(sizes), _whole(sizes))
+        return static_of(self.account, self.parallel(sizes), _whole(sizes))
 
     def stages(self, sizes: Mapping[str, int]) -> tuple[StageUsage, ...]:
-        return memory_of(self.account, self.way(sizes), _whole(sizes))
+        return memory_of(self.account, self.parallel(sizes), _whole(sizes))
 
     def static(self, sizes: Mapping[str, int]) -> StaticBytes:
         """Return the static memory of the device that has the most."""
@@ -84,15 +86,15 @@ class MeshMemory:
     def takes(self, sizes: Mapping[str, int]) -> MemoryUse:
         """Return the memory of the fullest device, line by line."""
         stage = max(self.stages(sizes), key=lambda stage: stage.peak)
-        found = StageMemory(self.account, self.way(sizes), _whole(sizes), stage)
+        found = StageMemory(self.account, self.parallel(sizes), _whole(sizes), stage)
         given = stage.peak, found.moment, found.split, found.live_at_peak
-        return MemoryUse(*given, lambda: (found.curve, found.stays()))
+        return MemoryUse(*given, lambda: (found.curve, found.intervals()))
 
     def said(self, sizes: Mapping[str, int]) -> str:
         """Return the text on the stage with the highest peak."""
         peaks = [stage.peak for stage in self.stages(sizes)]
         number = peaks.index(max(peaks))
-        return f"Stage {number + 1} of {len(peaks)} has the highest peak ({self.way(sizes).order})."
+        return f"Stage {number + 1} of {len(peaks)} has the highest peak ({self.parallel(sizes).order})."
 
 
 def _whole(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -157,7 +159,7 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
     cut = mesh_sharding(replace(request, procedure=step.procedure), step.model.table, trained)
     pipeline, inner = cut.pipeline, cut.inner
     if pipeline and not (engine.module or engine.name == GRAPH):
-        supporting = f"use {GRAPH} or {USUAL}"
+        supporting = f"use {GRAPH} or {DEFAULT_ENGINE}"
         raise InputError(f"--engine {engine.name} does not support pipeline stages ({pipeline.clause}): {supporting}")
     config = StepConfig(cut.clauses, step.kind, step.plan, step.procedure, step.optimizer.name, step.mode or PAPER)
     _, table, sizes, padded = padded_step(

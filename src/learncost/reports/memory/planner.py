@@ -16,7 +16,7 @@ from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
 from learncost.layers.active import NORM, is_norm
 from learncost.liveness import Live, live
-from learncost.models.purposes import activates, attentions, layers_that
+from learncost.models.purposes import activates, attentions, layers_with
 from learncost.passes.plan import applies, planned
 from learncost.passes.recompute import SEGMENTS
 from learncost.program.calls import IN_KERNELS
@@ -24,10 +24,10 @@ from learncost.program.calls import IN_KERNELS
 if TYPE_CHECKING:
     from learncost.backends.placed import InPlaceLayout
 
-CHEAP = 0.01
+RECOMPUTATION_BUDGET = 0.01
 """The largest share of the step's FLOPs that recomputation may cost under plan auto."""
 
-SAME = 0.01
+PEAK_TOLERANCE = 0.01
 """Peaks that differ by less, as a share, are the same: a moment earlier or later in which an array goes."""
 
 ROWS = 64
@@ -55,21 +55,24 @@ def chosen(
             free. Where nothing meets it, the plan that takes least.
     """
     plan: list[str] = []
-    if applies(table, "flash") and _share(table, plan, ["flash"], sizes, dtype, widths) <= 1 + SAME:
+    if applies(table, "flash") and _share(table, plan, ["flash"], sizes, dtype, widths) <= 1 + PEAK_TOLERANCE:
         plan.append("flash")  # not where more is kept to make scores again than scores are, as in DeBERTa
     if applies(table, "fused"):
         plan.append("fused")  # fewer bytes are moved, for no operation more
     if applies(table, "fused-update"):
         plan.append("fused-update")  # the same operations; refused where clipping or sums over microbatches wait
-    if _has_long_sequences(table, sizes) and _share(table, plan, ["chunked-loss"], sizes, dtype, widths) < 1 - SAME:
+    if (
+        _has_long_sequences(table, sizes)
+        and _share(table, plan, ["chunked-loss"], sizes, dtype, widths) < 1 - PEAK_TOLERANCE
+    ):
         # an addition of the head's gradient a sequence, where batch x vocabulary makes the peak
         plan.append("chunked-loss")
-    cheap = nearly_free(table)
+    cheap = cheap_recomputation(table)
     if budget is None:
         tables = (planned(table, ",".join(names)) for names in (plan, (*plan, *cheap)))
         before, after = (price(each, sizes, _RUN).flops for each in tables)
-        is_cheap = bool(after <= (1 + CHEAP) * before)
-        is_worth = is_cheap and _share(table, plan, cheap, sizes, dtype, widths) < 1 - SAME
+        is_cheap = bool(after <= (1 + RECOMPUTATION_BUDGET) * before)
+        is_worth = is_cheap and _share(table, plan, cheap, sizes, dtype, widths) < 1 - PEAK_TOLERANCE
         return ",".join((*plan, *cheap) if is_worth else plan)
     needs: dict[str, int] = {}
     # no gradient of a product stored, for no FLOP more
@@ -127,10 +130,10 @@ def fastest(
                 needs[plan] = triton.needed(layout)
                 if (budget is None or needs[plan] <= budget) and triton.longest(layout)[1] <= triton.LONGEST:
                     fitting[plan] = _seconds(layout, on)
-            if seconds and fitting and min(fitting.values()) > (1 + CHEAP) * min(seconds.values()):
+            if seconds and fitting and min(fitting.values()) > (1 + RECOMPUTATION_BUDGET) * min(seconds.values()):
                 break  # what follows recomputes more
             seconds |= fitting
-        near = [plan for plan in seconds if seconds[plan] <= (1 + CHEAP) * min(seconds.values())]
+        near = [plan for plan in seconds if seconds[plan] <= (1 + RECOMPUTATION_BUDGET) * min(seconds.values())]
         return min(near or needs, key=lambda plan: needs[plan])
     except InputError:
         return chosen(table, sizes, dtype, budget)
@@ -166,7 +169,7 @@ def _seconds(layout: InPlaceLayout, on: str) -> float:
         return on_gpu(TIMED_ON)
 
 
-def frugal(
+def smallest_arena_plan(
     table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: int | None = None, widths: Widths | None = None
 ) -> str:
     """Return the plan of a step on a microcontroller: the one of a few with the smallest arena.
@@ -191,7 +194,7 @@ def frugal(
     return min(arenas, key=lambda text: arenas[text], default=usual)
 
 
-def nearly_free(table: Table) -> tuple[str, ...]:
+def cheap_recomputation(table: Table) -> tuple[str, ...]:
     """Return the recomputation of the blocks' activations and norms; "" if they have neither."""
     lines = _of_blocks(table)
     attending = frozenset().union(*attentions(lines))
@@ -208,8 +211,8 @@ def _has_long_sequences(table: Table, sizes: Mapping[str, int]) -> bool:
 
 def _ladder(table: Table, sizes: Mapping[str, int]) -> list[str]:
     """Return what a step may compute again, from nothing to several blocks."""
-    cheap, lines = nearly_free(table), _of_blocks(table)
-    without_attention = layers_that(lines, activates) - frozenset().union(*attentions(lines))
+    cheap, lines = cheap_recomputation(table), _of_blocks(table)
+    without_attention = layers_with(lines, activates) - frozenset().union(*attentions(lines))
     networks = "".join(f"+{layer}" for layer in sorted(without_attention))
     more = [choice + networks for choice in cheap if networks]
     return ["", *cheap, *more, "recompute=all", *segments(table, sizes)]
@@ -226,7 +229,7 @@ def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """
     blocks = gcd(*(size_of(line.count, sizes) for line in table.repeats if line.reverse))
     several = [k for k in range(2, isqrt(blocks) + 1) if blocks % k == 0]
-    within = ["", *(choice.replace("recompute=", "+") for choice in nearly_free(table)), "+all"]
+    within = ["", *(choice.replace("recompute=", "+") for choice in cheap_recomputation(table)), "+all"]
     return tuple(f"recompute={SEGMENTS}{k}{more}" for more in within for k in several)
 
 

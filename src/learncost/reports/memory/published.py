@@ -198,7 +198,7 @@ def _letters(model: Model, axes: Mapping[str, int]) -> dict[str, int]:
     return {letter: axes[letter] for letter in LETTERS if letter in axes} | stacks
 
 
-OUT = "OOM"
+OUT_OF_MEMORY = "OOM"
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class PublishedPeak(Serializable):
     @Key("published_bytes", after="published")
     def bytes(self) -> int | None:
         """The published bytes; None for an out-of-memory error."""
-        return None if self.published == OUT else _bytes(self.published)
+        return None if self.published == OUT_OF_MEMORY else _bytes(self.published)
 
     @cached_property
     @Key(form=attributes(predicted_bytes="peak"), inline=True, after="published")

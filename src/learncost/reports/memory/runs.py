@@ -8,7 +8,7 @@ from learncost.models.model import run_sizes
 from learncost.models.tables import has_batch
 from learncost.passes.plan import CHOSEN, by_eager, plan_of
 from learncost.reports.memory.engine import Engine
-from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
+from learncost.reports.memory.engines import DEFAULT_ENGINE, GRAPH, memory_engines
 from learncost.reports.memory.largest import largest_batch, longest_within
 from learncost.reports.memory.step import MemoryStep
 
@@ -43,7 +43,7 @@ def engine_of(step: MemoryStep, engine: str = "", is_tried: bool = False) -> Cho
     """
     plan_of(step.plan)  # raises for names that no plan has
     engines, why = memory_engines(), ""
-    chosen = named_one("engine", engine or USUAL, engines)
+    chosen = named_one("engine", engine or DEFAULT_ENGINE, engines)
     if not engine and not step.module_asked and (why := _outside(step, chosen)):
         chosen = engines[GRAPH]
     if not (refused := _refused(step, chosen)):

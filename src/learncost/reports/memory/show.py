@@ -14,18 +14,9 @@ from learncost.procedures.procedure import INFERENCE
 from learncost.program.autograd.module import UserModule
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import Memory
-from learncost.reports.memory.types import RESERVED, misfit, said_bytes
+from learncost.reports.memory.types import RESERVED, bytes_text, excess
 from learncost.reports.run import left_out_text
-from learncost.reports.sheet import (
-    WIDTH,
-    AnswerWithFigures,
-    Sheet,
-    SheetRow,
-    microbatches_text,
-    number,
-    size_of,
-    sizes_of,
-)
+from learncost.reports.sheet import WIDTH, FigureAnswer, Sheet, SheetRow, microbatches_text, number, size_of, sizes_of
 from learncost.reports.show import batch_of
 
 SHOWN = 8
@@ -108,7 +99,7 @@ def _compared(several: MemoryComparison) -> Sheet:
     rows += [SheetRow((part, *sizes), depth=1) for part, sizes in zip(parts, cells, strict=True)]
     if first.budget is not None:
         batches = (f"{(memory.fits or {}).get('batch_size') or 0:,}" for memory in memories)
-        rows.append(SheetRow((f"sequences in {said_bytes(first.budget)}", *batches), "bold"))
+        rows.append(SheetRow((f"sequences in {bytes_text(first.budget)}", *batches), "bold"))
     if by_engine:
         rows.append(SheetRow(("rules", *("" for _ in memories)), "bold"))
         rows += [SheetRow((rule, *(memory.rules[rule] for memory in memories)), depth=1) for rule in first.rules]
@@ -157,7 +148,7 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     what = f"{name}, memory of {step}{plan}: {batch_of(memory)}{parts}"
     what += f", on {memory.over.devices:,} devices together; memory of one device" if memory.over else ""
     if with_engine and with_procedure and memory.budget is not None:
-        what += misfit(memory.peak, memory.budget, memory.unfit, where=memory._where)
+        what += excess(memory.peak, memory.budget, memory.unfit, where=memory._where)
     return what
 
 
@@ -242,13 +233,13 @@ def _fits(memory: Memory) -> str:
     batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "context" if decodes else "seq_len"))
     most = f"up to {batch:,}" if batch else "no"
     spare = "" if memory.unfit else f" with {needed} to spare"
-    text = f"{too_much}; {present} hold " if too_much else f"Fits in {said_bytes(memory.budget)}{spare}: "
+    text = f"{too_much}; {present} hold " if too_much else f"Fits in {bytes_text(memory.budget)}{spare}: "
     begin = text
     text += f"{most} {_samples(memory, batch or 1)} "
     text += f"after {memory.context:,} tokens" if decodes else f"of {memory.seq_len:,} tokens"
     text += microbatches_text(memory.accumulate) if batch else ""
     if memory.letters:  # a table of a user's: its batch is B, where that is open at all
-        text = f"In {said_bytes(memory.budget)} the step {'fits' if batch else 'does not fit'}"
+        text = f"In {bytes_text(memory.budget)} the step {'fits' if batch else 'does not fit'}"
         if "B = " in memory.letters:
             text = begin + (f"up to B = {batch:,}" if batch else "no B")
     elif length is not None:
@@ -308,7 +299,7 @@ def _by_engine(answer: MemoryComparison) -> bool:
 
 
 @dataclass(frozen=True, repr=False)
-class MemoryComparison(AnswerWithFigures):
+class MemoryComparison(FigureAnswer):
     """The memory of a step under several procedures or several engines; `by` is "procedure" or "engine".
 
     left_out  procedures that the model cannot learn by, with the reason

@@ -15,9 +15,9 @@ from learncost.ir.polynomial import Polynomial, base, shape_of, total
 from learncost.ir.precision import BYTES, Precision
 from learncost.ir.table import Table
 from learncost.layers.names import scores
-from learncost.liveness import BUFFERS, Live, Liveness, levels, live, moments, stretches
+from learncost.liveness import BUFFERS, Live, Liveness, levels, live, moments, symbolic_liveness
 from learncost.models.model import Model, Structure, run_sizes
-from learncost.models.module import usual_module
+from learncost.models.module import default_module
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import CHOSEN, planned, recomputes_blocks
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
@@ -28,12 +28,12 @@ from learncost.procedures.step import step, trained_by
 from learncost.program.arena import Region
 from learncost.program.autograd.module import module_named
 from learncost.program.calls import IN_KERNELS
-from learncost.program.lifetimes import FEW, Walked, every_iteration
+from learncost.program.lifetimes import FEW, WalkedIterations, every_iteration
 from learncost.program.program import ACTIVATIONS, GRADIENTS, STATES, WEIGHTS, Program
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX, bytes_of, communication_buffers_of, without_reserve
 from learncost.reports.request import COMPILED, CPU, GPU, OPERATORS, Request
-from learncost.reports.run import PreparedRun, check_probability, every_of, teacher_of
+from learncost.reports.run import PreparedRun, check_probability, checkpoint_interval, teacher_of
 
 if TYPE_CHECKING:
     from learncost.devices.device import Device
@@ -176,7 +176,7 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         teacher=teacher_of(request),
         adapts=request.lora is not None or request.lora_rank is not None,
         drops_paths=check_probability("lora_dropout", request.lora_dropout) > 0,
-        every=every_of(request),
+        every=checkpoint_interval(request),
         selects=request.checkpoint_every == OPERATORS,
         offload=offload_named(request.offload),
         no_sync=request.no_sync,
@@ -251,7 +251,7 @@ class MemoryStep:
         eager: EagerOptions = EagerOptions(),
     ) -> None:
         self.recomputes = "forward again" in find_procedure(procedure).moves or recomputes_blocks(run.plan)
-        self.module = module_named(eager.module or usual_module(run.model, self.recomputes)).name
+        self.module = module_named(eager.module or default_module(run.model, self.recomputes)).name
         self.eager, self.module_asked, self.instead = eager, bool(eager.module), ""
         self.run, self.procedure, self.kind, self.in_flash = run, procedure, kind, in_flash
         self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode, eager
@@ -406,11 +406,7 @@ class MemoryStep:
     @property
     def states_and_masters(self) -> dict[str, int]:
         """Return the bytes of optimizer state, master weights and communication buffers, if there are any, by name."""
-        parts = {
-            STATES: self.state,
-            MASTERS: self.master,
-            BUFFERS: self.eager.communication_buffers,
-        }
+        parts = {STATES: self.state, MASTERS: self.master, BUFFERS: self.eager.communication_buffers}
         return {name: size for name, size in parts.items() if size}
 
     @property
@@ -438,7 +434,7 @@ class MemoryStep:
         masters = total(Polynomial.of(table.axes[weight], self.kind.master) for weight in self.model.learning)
         return {"optimizer state": states, "master weights": masters}
 
-    def stretches(self, iterations: Sequence[int | None]) -> Liveness:
+    def symbolic_liveness(self, iterations: Sequence[int | None]) -> Liveness:
         """Return the moments of the step and the arrays over them, for symbolic sizes, without `uncounted`.
 
         iterations  of repeats, in the order of the sizes of `iterations`; None stands for more than `FEW` of them
@@ -446,7 +442,7 @@ class MemoryStep:
         known = {
             name: several for name, several in zip(self.iterations, iterations, strict=True) if several is not None
         }
-        return stretches(self.table, self.widths, IN_KERNELS, known, BYTES[NAMES[self.kind.value]])
+        return symbolic_liveness(self.table, self.widths, IN_KERNELS, known, BYTES[NAMES[self.kind.value]])
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
         """Return the sizes of a microbatch."""
@@ -456,7 +452,7 @@ class MemoryStep:
     def live(self) -> Live:
         return live(self.table, self.sizes(), NAMES[self.kind.value], self.widths, IN_KERNELS)
 
-    def moments(self, iterations: Walked = every_iteration) -> Iterator[tuple[Line, tuple[int, ...], int]]:
+    def moments(self, iterations: WalkedIterations = every_iteration) -> Iterator[tuple[Line, tuple[int, ...], int]]:
         """Yield every executed line with its iterations and the live bytes of the table."""
         levels_of_lines = moments(self.table, self.sizes(), NAMES[self.kind.value], self.widths, IN_KERNELS, iterations)
         for line, path, level in levels_of_lines:

@@ -36,7 +36,7 @@ def communication_buffers_of(request: Request) -> int:
     return 0 if given is None else bytes_of("communication_buffers", given)
 
 
-def said_bytes(count: int) -> str:
+def bytes_text(count: int) -> str:
     """Return bytes in decimal units, and also in binary units if only those are round."""
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count % (size // 2**6) == 0 and count >= size and count % 10**3:
@@ -44,7 +44,7 @@ def said_bytes(count: int) -> str:
     return size_of(count)
 
 
-def misfit(peak: int, available: float, unfit: str = "", is_bound: bool = False, where: str = "") -> str:
+def excess(peak: int, available: float, unfit: str = "", is_bound: bool = False, where: str = "") -> str:
     """Return the remark of a first line that a peak exceeds the available memory; empty if it does not.
 
     unfit     why the arrays do not fit the regions of the memory, though they are small enough together

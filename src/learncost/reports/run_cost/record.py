@@ -35,9 +35,9 @@ TOTALS = {
 _STEP = attributes("model procedure price_book seq_len target_len counted parameters trained_parameters")
 _MESH = attributes(
     cluster="step.cluster.name",
-    mesh="step.way.mesh",
+    mesh="step.parallel.mesh",
     placement="placed",
-    **{name: f"step.way.{name}" for name in ("schedule", "chunks", "microbatch", "microbatches")},
+    **{name: f"step.parallel.{name}" for name in ("schedule", "chunks", "microbatch", "microbatches")},
     memory="peak",
     split="split",
     fits="fits",
@@ -189,7 +189,7 @@ def devices(value: object) -> Figure:
     return Figure(check_size("devices", value, MOST_DEVICES), "", "given", "--devices")
 
 
-def check_together(typed: Mapping[str, Figure], country: str | None, year: int | str | None) -> None:
+def check_exclusive(typed: Mapping[str, Figure], country: str | None, year: int | str | None) -> None:
     """Refuse two figures for the same quantity."""
     speeds = [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]
     if len(speeds) > 1:

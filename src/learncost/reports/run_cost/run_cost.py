@@ -14,7 +14,7 @@ from learncost.devices.device import RATES, Device
 from learncost.devices.device import device as find_device
 from learncost.devices.figure import Figure, computed
 from learncost.devices.rates import calibrated
-from learncost.devices.sustained import most_of_peak
+from learncost.devices.sustained import highest_share_of_peak
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.loop import check_known
@@ -76,7 +76,7 @@ class RunAssumptions:
         """Return the given numbers. Raises `InputError`."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         typed = {name: record.figure(name, given[name]) for name in given if name not in ("country", "year")}
-        record.check_together(typed, self.country, self.year)
+        record.check_exclusive(typed, self.country, self.year)
         return typed
 
 
@@ -230,7 +230,7 @@ def run_over(request: Request, given: RunAssumptions, many: SpreadStep | None = 
     figures["devices"] = number
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
     precision = precision or (training_precision(kind) if request.is_training else kind)
-    most = most_of_peak(machine, kind)
+    most = highest_share_of_peak(machine, kind)
     tunes = any(value is not None for value in (request.train, request.train_layers, request.lora))
     usual = assumptions.mfu(machine, tunes) if request.is_training else None
     unknown, watts = dict[str, str](), None
@@ -242,7 +242,7 @@ def run_over(request: Request, given: RunAssumptions, many: SpreadStep | None = 
 
             many = spread(asked, group or cluster_with(machine))
         on_device = DeviceMemory(int(many.memory), many.peak, many.engine)
-        number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
+        number = figures["devices"] = Figure(many.step.parallel.devices, "", number.label, number.source)
         show_step_over(figures, many)
         total_by, plan = days_over(figures, typed, f"{machine.name} in {kind}"), many.plan
         show_attained(figures, usual, most)

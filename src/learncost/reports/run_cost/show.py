@@ -77,7 +77,7 @@ def sheets(run: RunCost, width: int = WIDTH) -> tuple[Sheet, ...]:
     rows += [SheetRow((_named(name), "-", "", "")) for name in run.unknown]
     columns = ("", "value", "interval", "label")
     sheets = [Sheet(_title(run), columns, tuple(rows), (), frozenset({0, 3}), answer(run))]
-    if run.spread is not None and run.spread.step.way.stages > 1:
+    if run.spread is not None and run.spread.step.parallel.stages > 1:
         sheets.append(_stages(run.spread))
     if run.utilizations:
         sheets.append(_utilizations(run))
@@ -161,7 +161,7 @@ def _title(run: RunCost) -> str:
     used = f"{number:,} x {run.device.name}"
     if run.spread is not None and number == 1 < (present := run.spread.step.cluster.devices):
         used = f"1 of the {present} x {run.device.name} of {run.spread.step.cluster.name} (--devices)"
-    several = microbatches_text(run.spread.step.way.microbatches) if run.spread else ""
+    several = microbatches_text(run.spread.step.parallel.microbatches) if run.spread else ""
     return f"{what}: {a_step} a step{several}, on {used}{note}"
 
 

@@ -35,7 +35,7 @@ ENDINGS = {"torchtitan": ".toml", "megatron": ".sh", "deepspeed": ".json", "acce
 EQUAL_COST = ("rope_scaling", "rope_theta", "max_position_embeddings", "rms_norm_eps")
 """The keys of a config.json in which two models of the same cost differ."""
 
-Wanted = Mapping[str, tuple[Any, ...]]
+FieldValues = Mapping[str, tuple[Any, ...]]
 """The values of the fields of a step that are right, by name; the first that is not None is what is written."""
 
 
@@ -104,23 +104,25 @@ def exported(request: Request, cluster: Cluster, framework: Framework) -> Export
     if not isinstance(request.model, str) or isinstance(request.model, NamedLayer) or (steps and request.sizes):
         raise InputError(f"a file of {framework.title} cannot say a model with sizes that no name stands for")
     ours = spread(request, cluster)
-    way = ours.step.way
-    if way.devices == 1:
+    parallel = ours.step.parallel
+    if parallel.devices == 1:
         raise InputError("--export writes a mesh, which one device does not have")
-    wanted = _wanted(request, framework, way)
+    wanted = _wanted(request, framework, parallel)
     document = document_of(
         f"{framework.name}{ENDINGS[framework.name]}",
-        text := _text(framework, _inverted(framework, wanted, _starting(framework, way.devices, cluster))),
+        text := _text(framework, _inverted(framework, wanted, _starting(framework, parallel.devices, cluster))),
     )
     reading = joined([(framework_of(document), document)], alone=not steps)
     for key in (*reading.unsupported, *reading.unknown):
         raise InputError(f"a file of {framework.title} cannot say this step, but with {key.key}: {key.effect}")
-    more: dict[str, Any] = {} if steps else {"seq_len": request.seq_len, "devices": way.devices}
+    more: dict[str, Any] = {} if steps else {"seq_len": request.seq_len, "devices": parallel.devices}
     if not steps and reading.step.micro_batch_size is None:
-        more |= {"batch_size": request.batch_size, "accumulate": way.microbatches}
+        more |= {"batch_size": request.batch_size, "accumulate": parallel.microbatches}
     model = "" if steps else request.model
-    if way.microbatches == 1 < way.microbatch:  # run-cost takes microbatches of one sequence over stages by default
-        more["microbatch"] = way.microbatch
+    if (
+        parallel.microbatches == 1 < parallel.microbatch
+    ):  # run-cost takes microbatches of one sequence over stages by default
+        more["microbatch"] = parallel.microbatch
     keywords = {**keywords_of(reading, model, engine=GRAPH, **more), **more}
     keywords = {name: value for name, value in keywords.items() if name not in ("engine", "devices")}
     back = Request(**{**keywords, **({} if steps else {"sizes": request.sizes})}, on=request.on)
@@ -146,7 +148,7 @@ def exported(request: Request, cluster: Cluster, framework: Framework) -> Export
     return Export(framework.name, text, ours.peak, ours.step.seconds, added, command)
 
 
-def _wanted(request: Request, framework: Framework, way: ParallelConfig) -> Wanted:
+def _wanted(request: Request, framework: Framework, parallel: ParallelConfig) -> FieldValues:
     """Return the fields of the step that a file gives. Raises `InputError` for a plan that no file says."""
     names = {name for rule in framework.rules for name in rule.fields or ()}
     plan = {*filter(None, (request.plan or "").split(","))} - {FUSED_ATTENTION}
@@ -159,13 +161,13 @@ def _wanted(request: Request, framework: Framework, way: ParallelConfig) -> Want
     clauses = chosen(request.place, request.placement, grid.names)
     cut = {role for clause in clauses if clause.mesh in ("dp", "ep") for role in clause.names}
     zero = 3 if "weights" in cut else 2 if "gradients" in cut else 1 if "states" in cut else 0
-    mesh, data = way.mesh, way.mesh.get("dp", 1) * way.mesh.get("ep", 1)
+    mesh, data = parallel.mesh, parallel.mesh.get("dp", 1) * parallel.mesh.get("ep", 1)
     zero = zero if data > 1 else 0
     kind = request.kind().name
     wanted: dict[str, tuple[Any, ...]] = {
         "precision": (kind, *(name for name, stored in WITHOUT_AUTOCAST.items() if stored == kind)),
         **{axis: (mesh[axis],) if mesh.get(axis, 1) > 1 else (None, 1) for axis in ("tp", "pp", "cp", "ep")},
-        "chunks": (way.chunks,) if way.chunks > 1 else (None, 1),
+        "chunks": (parallel.chunks,) if parallel.chunks > 1 else (None, 1),
         "checkpointing": (FULL,) if again else ("none", None),
         "dropout": (request.dropout,) if request.dropout else (None, 0),
         **dict.fromkeys(("lora", "offload", "loss", "teacher", "plan"), (None,)),
@@ -176,17 +178,17 @@ def _wanted(request: Request, framework: Framework, way: ParallelConfig) -> Want
         wanted["zero"] = (zero, None) if not zero else (zero,)
     if mesh.get("tp", 1) > 1:
         wanted["sequence_parallel"] = (any(each.mesh == "tp" and "values" in each.names for each in clauses),)
-    if zero > 1 and way.microbatches > 1:
+    if zero > 1 and parallel.microbatches > 1:
         wanted["no_sync"] = (None, False)
     if "devices" in names:
-        wanted["devices"] = (way.devices,)
-    if "shard" in names and ("devices" not in names or way.devices > data):
+        wanted["devices"] = (parallel.devices,)
+    if "shard" in names and ("devices" not in names or parallel.devices > data):
         wanted |= {"shard": (data,), "replicate": (None, 1)} if zero else {"replicate": (data,), "shard": (1, None)}
     if framework.role == STEP:
         wanted["seq_len"] = (request.seq_len,)
     if "micro_batch_size" in names:
-        wanted["micro_batch_size"] = (way.microbatch,)
-        total = {"accumulate": (way.microbatches,), "global_batch_size": (request.batch_size,)}
+        wanted["micro_batch_size"] = (parallel.microbatch,)
+        total = {"accumulate": (parallel.microbatches,), "global_batch_size": (request.batch_size,)}
         said = "accumulate" if "accumulate" in names else "global_batch_size"
         wanted[said] = total[said]
     values = {**find(request.model).values, **request.sizes}
@@ -213,7 +215,7 @@ def _starting(framework: Framework, devices: int, cluster: Cluster) -> dict[str,
     return {key: numbers.get(value, value) for key, value in framework.export.get("keys", {}).items()}
 
 
-def _inverted(framework: Framework, wanted: Wanted, given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _inverted(framework: Framework, wanted: FieldValues, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return keys whose values give the wanted step: of each wrong field, the rule whose keys leave the least wrong.
 
     Raises `InputError` naming the first field that no rule gives.
@@ -239,7 +241,7 @@ def _inverted(framework: Framework, wanted: Wanted, given: Mapping[str, Any]) ->
     return given
 
 
-def _judged(framework: Framework, wanted: Wanted, given: Mapping[str, Any]) -> tuple[list[str], tuple[int, ...]]:
+def _judged(framework: Framework, wanted: FieldValues, given: Mapping[str, Any]) -> tuple[list[str], tuple[int, ...]]:
     """Return the fields that keys leave wrong, and how wrong they are: the less, the better."""
     try:
         reading = joined([(framework, Document(framework.name, given))], alone=True)
@@ -253,7 +255,9 @@ def _judged(framework: Framework, wanted: Wanted, given: Mapping[str, Any]) -> t
     return wrong, (len(wrong), len(rules), len(reading.unsupported) + len(reading.unknown), len(given))
 
 
-def _holding(framework: Framework, rule: KeyRule, wanted: Wanted, given: Mapping[str, Any]) -> dict[str, Any] | None:
+def _holding(
+    framework: Framework, rule: KeyRule, wanted: FieldValues, given: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Return keys with those at which a rule holds and gives what is wanted; None if there are none."""
     keys, usual = dict(given), {key: value for key, (value, _) in framework.defaults.items()}
     for name, value in (rule.fields or {}).items():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from learncost.autoshard.candidates import CONTEXTS, MICROBATCHES, PLANS, WHOLE, ZERO_AXES, Candidate
+from learncost.autoshard.candidates import CONTEXTS, MICROBATCHES, NO_CONTEXT_PARALLELISM, PLANS, ZERO_AXES, Candidate
 from learncost.autoshard.stage_memory import split_of
 from learncost.autoshard.step import ASSUMED, ParallelConfig, StepUsage, step_of
 from learncost.devices.cluster import Cluster
@@ -20,7 +20,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.precision import stored, training_precision
 from learncost.models.sizes import check_size
 from learncost.reports.memory.engines import GRAPH
-from learncost.reports.memory.types import RESERVED, bytes_of, misfit, without_reserve
+from learncost.reports.memory.types import RESERVED, bytes_of, excess, without_reserve
 from learncost.reports.request import ADAPTING, Request, takes_request
 from learncost.reports.run import check_tokens, prepare
 from learncost.reports.search.space import SearchSpace
@@ -52,7 +52,7 @@ DAY = 86400.0
 
 
 _USAGE = attributes(
-    **{name: f"way.{name}" for name in ("chunks", "microbatch", "microbatches")},
+    **{name: f"parallel.{name}" for name in ("chunks", "microbatch", "microbatches")},
     memory="peak",
     **{name: name for name in ("seconds", "computing", "waiting", "bubble", "once")},
     tokens_per_second_per_device="tokens_per_second",
@@ -64,7 +64,7 @@ MOST = 10**7
 
 
 @dataclass(frozen=True)
-class FoundConfiguration(Serializable):
+class FoundConfig(Serializable):
     """A configuration that fits: the time and memory of a step, and why it is slower than the best."""
 
     zero: str
@@ -73,7 +73,7 @@ class FoundConfiguration(Serializable):
     step: StepUsage = field(metadata=Key(form=_USAGE, inline=True).field)
     days: float | None
     worse: str
-    context: str = field(default=WHOLE, metadata=Key(after="plan").field)
+    context: str = field(default=NO_CONTEXT_PARALLELISM, metadata=Key(after="plan").field)
     command: str = ""  # the command line that asks about this step alone
     # the peak of the fullest device by what it holds
     split: Mapping[str, int] = field(default_factory=dict, metadata=Key(after="step").field)
@@ -82,7 +82,7 @@ class FoundConfiguration(Serializable):
     @Key(after="schema")
     def mesh(self) -> Mapping[str, int]:
         """Return the devices along each axis of the mesh."""
-        return self.step.way.mesh
+        return self.step.parallel.mesh
 
     @property
     def time(self) -> float:
@@ -98,11 +98,11 @@ class FoundConfiguration(Serializable):
     @Key(after="precision")
     def schedule(self) -> str:
         """Return the schedule of the pipeline; empty without one."""
-        return self.step.way.schedule if self.step.way.stages > 1 else ""
+        return self.step.parallel.schedule if self.step.parallel.stages > 1 else ""
 
 
 def _nearest(nearest: tuple[int, str] | None) -> dict[str, object] | None:
-    return None if nearest is None else {"memory": nearest[0], "way": nearest[1]}
+    return None if nearest is None else {"memory": nearest[0], "configuration": nearest[1]}
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,7 +160,7 @@ class Search(AtLength):
     seq_len: int
     tokens: int | None
     memory: float
-    found: tuple[FoundConfiguration, ...] = field(metadata=Key(after="refused").field)
+    found: tuple[FoundConfig, ...] = field(metadata=Key(after="refused").field)
     fit: int
     too_large: int
     source: str = field(metadata=Key("assumed", form=lambda source: [*ASSUMED.values(), source], after="found").field)
@@ -194,13 +194,13 @@ class Search(AtLength):
         return self.run.figures if self._fastest else {}
 
     @property
-    def best(self) -> FoundConfiguration:
+    def best(self) -> FoundConfig:
         """The fastest configuration. Raises `InputError` if none fits."""
         if not self.found:
             raise InputError(self._none())
         return self.found[0]
 
-    def _rate(self, found: FoundConfiguration) -> float:
+    def _rate(self, found: FoundConfig) -> float:
         """Return the tokens per second of the training, whose last step may be partly filled; else of a step."""
         if self.tokens is None or found.days is None:
             return found.step.tokens / found.step.seconds
@@ -208,11 +208,11 @@ class Search(AtLength):
 
     def _none(self) -> str:
         assert self.nearest is not None
-        size, way = self.nearest
+        size, parallel = self.nearest
         several = "1 device" if self.devices == 1 else f"{self.devices:,} devices"
         needed, present = sizes_of(size, int(self.memory))
         return (
-            f"{self.model} does not fit on {several} of {present}: {way} needs the "
+            f"{self.model} does not fit on {several} of {present}: {parallel} needs the "
             f"least, {needed} per device; use more devices, a smaller batch, or shorter sequences"
         )
 
@@ -224,22 +224,24 @@ class Search(AtLength):
         )
         if not self.found:
             assert self.nearest is not None
-            title += misfit(self.nearest[0], self.memory)
+            title += excess(self.nearest[0], self.memory)
             return (Sheet(title, (), (), (self._none(), *self.refused)),)
         best, several = self.found[0], len({each.precision for each in self.found}) > 1
         columns = (
             TableColumn("", lambda each: str(self.found.index(each) + 1), words=True),
             TableColumn("mesh", lambda each: _named(each, several), words=True),
             TableColumn("schedule, plan", _schedule, words=True),
-            TableColumn("microbatches", lambda each: f"{each.step.way.microbatch} x {each.step.way.microbatches}"),
+            TableColumn(
+                "microbatches", lambda each: f"{each.step.parallel.microbatch} x {each.step.parallel.microbatches}"
+            ),
             TableColumn("memory", lambda each: size_of(each.step.peak)),
             TableColumn("a step", lambda each: seconds_of(each.step.seconds)),
             TableColumn("tokens/s", lambda each: number(round(self._rate(each)))),
             TableColumn("training", lambda each: _days(each.days), shown=self.tokens is not None),
         )
         answer = (
-            f"{with_zero(best.step.way, best.zero, ' with ')} is the fastest of {self.fit:,} configurations that fit; "
-            f"{number(self.too_large) if self.too_large else 'none'} need{'s' * (self.too_large < 2)} more than "
+            f"{with_zero(best.step.parallel, best.zero, ' with ')} is the fastest of {self.fit:,} configurations that "
+            f"fit; {number(self.too_large) if self.too_large else 'none'} need{'s' * (self.too_large < 2)} more than "
             f"{size_of(int(self.memory))} per device."
         )
         answer += f" It reaches {self.run.answer(total=self.tokens is not None)}"
@@ -276,15 +278,15 @@ class Search(AtLength):
         )
 
 
-def _named(found: FoundConfiguration, with_precision: bool) -> str:
+def _named(found: FoundConfig, with_precision: bool) -> str:
     """Return the mesh of a configuration with its ZeRO stage."""
-    mesh = with_zero(found.step.way, found.zero).replace(",", " ")
+    mesh = with_zero(found.step.parallel, found.zero).replace(",", " ")
     return f"{mesh} {found.precision}" if with_precision else mesh
 
 
-def with_zero(way: ParallelConfig, zero: str, between: str = " ") -> str:
+def with_zero(parallel: ParallelConfig, zero: str, between: str = " ") -> str:
     """Return a mesh with its ZeRO stage, if there are several devices to shard over."""
-    return f"{way}{between}{zero}" if any(way.mesh.get(axis, 1) > 1 for axis in ZERO_AXES) else str(way)
+    return f"{parallel}{between}{zero}" if any(parallel.mesh.get(axis, 1) > 1 for axis in ZERO_AXES) else str(parallel)
 
 
 def _days(days: float | None) -> str:
@@ -293,9 +295,11 @@ def _days(days: float | None) -> str:
     return f"{significant(days)} days" if days >= 1 else seconds_of(days * DAY)
 
 
-def _schedule(each: FoundConfiguration) -> str:
-    way = each.step.way
-    schedule = "" if way.stages == 1 else way.schedule + (f" x {way.chunks}" if way.chunks > 1 else "")
+def _schedule(each: FoundConfig) -> str:
+    parallel = each.step.parallel
+    schedule = (
+        "" if parallel.stages == 1 else parallel.schedule + (f" x {parallel.chunks}" if parallel.chunks > 1 else "")
+    )
     return ", ".join(filter(None, (schedule, CONTEXTS[each.context].said, said_of(each.plan)))) or "no pipeline"
 
 
@@ -387,7 +391,7 @@ def search(
     Examples
     --------
     >>> found = lc.search("llama-3-8b", "DGX H100", 8, batch_size=8, seq_len=4096, top=1)
-    >>> found.best.step.way.devices
+    >>> found.best.step.parallel.devices
     8
     """
     on, tokens, budget = request.on, request.tokens, request.budget
@@ -409,7 +413,7 @@ def search(
     if cast := next((kind for kind in kinds if kind.autocast), None):
         masters = training_precision(cast.values)
         raise InputError(f"search has no autocast: give --precision {masters} in place of {cast.name}")
-    run = prepare(of_one(request.in_precision(kinds[0].name))).counted_apart()
+    run = prepare(of_one(request.in_precision(kinds[0].name))).with_separate_trip_counts()
     name = run.model.configuration.name
     if not run.model.learns:
         raise InputError(
@@ -429,7 +433,7 @@ def search(
         looked = space.look(number_of, batch, memory)
         for each, _ in space.fastest(looked.fit, rates, few):
             account = space.account(each)
-            step = step_of(account, each.way, run.axes, cluster, rates[each.structure.kind.values], length)
+            step = step_of(account, each.parallel, run.axes, cluster, rates[each.structure.kind.values], length)
             steps.append((each, account, step))
     refused, nearest = space.refused, looked.nearest
     if {"ep", "tp"} <= {*space.axes}:
@@ -449,7 +453,7 @@ def search(
         total,
         memory,
         tuple(
-            FoundConfiguration(
+            FoundConfig(
                 each.structure.zero,
                 each.structure.plan,
                 each.structure.kind.name,
@@ -465,7 +469,7 @@ def search(
         len(looked.fit),
         looked.too_large,
         rates[kinds[0].values].source,
-        None if nearest is None else (nearest.memory, with_zero(nearest.way, nearest.structure.zero, " with ")),
+        None if nearest is None else (nearest.memory, with_zero(nearest.parallel, nearest.structure.zero, " with ")),
         refused,
         requests[0] if requests else None,
         price_per_hour,
@@ -483,17 +487,20 @@ def of_one(request: Request) -> Request:
 
 def _alone(request: Request, found: Candidate, cluster: Cluster) -> Request:
     """Return the request of a found configuration, which `run-cost` answers."""
-    way, structure = found.way, found.structure
-    mesh = ",".join(f"{axis}={size}" for axis, size in way.mesh.items())
-    pipeline: dict[str, Any] = {"schedule": way.schedule, "chunks": way.chunks if way.chunks > 1 else None}
+    parallel, structure = found.parallel, found.structure
+    mesh = ",".join(f"{axis}={size}" for axis, size in parallel.mesh.items())
+    pipeline: dict[str, Any] = {
+        "schedule": parallel.schedule,
+        "chunks": parallel.chunks if parallel.chunks > 1 else None,
+    }
     return replace(
         request.in_precision(structure.kind.name),
         on=cluster.name,
         mesh=mesh,
         place=structure.text,
         plan=structure.plan,
-        microbatch=way.microbatch,
-        **(pipeline if way.stages > 1 else {}),
+        microbatch=parallel.microbatch,
+        **(pipeline if parallel.stages > 1 else {}),
     )
 
 

@@ -9,19 +9,19 @@ from typing import Any
 
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.candidates import (
-    KEEPING_ALL,
+    NO_CONTEXT_PARALLELISM,
+    NO_RECOMPUTATION,
     PLANS,
-    WHOLE,
     Candidate,
     ConfigTime,
     ShardedStructure,
     StructureCost,
     axes_of,
+    configs,
     is_apart,
     meshes,
     sharded_axes,
     structures,
-    ways,
 )
 from learncost.autoshard.step import ParallelConfig
 from learncost.devices.cluster import Cluster
@@ -38,7 +38,7 @@ EQUAL = 1 + 1e-5
 
 
 @dataclass
-class EvaluatedConfigurations:
+class EvaluatedConfigs:
     """The evaluated configurations: those that fit, the number of others, and the smallest of these.
 
     known  those that fit under an earlier plan, and those whose static memory alone is too large: by their keys
@@ -73,9 +73,9 @@ class SearchSpace:
 
         It is that of the structure, unless `*` shards other axes over a mesh of this size, as those that it divides.
         """
-        found, way = self.placed[candidate.structure].account, candidate.way
-        inner = Mesh(tuple((axis, way.mesh.get(axis, 1)) for axis in candidate.structure.axes))
-        sizes = {**self.sizes, "B": way.microbatch * inner.devices}
+        found, parallel = self.placed[candidate.structure].account, candidate.parallel
+        inner = Mesh(tuple((axis, parallel.mesh.get(axis, 1)) for axis in candidate.structure.axes))
+        sizes = {**self.sizes, "B": parallel.microbatch * inner.devices}
         if found.step.is_alike(inner, sizes):
             return found
         return MeshAccount(self.model, sizes, inner, candidate.structure.config)
@@ -98,7 +98,7 @@ class SearchSpace:
             )
         return shapes
 
-    def look(self, devices: int, batch: int, capacity: float) -> EvaluatedConfigurations:
+    def look(self, devices: int, batch: int, capacity: float) -> EvaluatedConfigs:
         """Return the configurations that fit: those without recomputation, else those that recompute.
 
         Activations are not evaluated where static memory alone is too large, unless nothing fits.
@@ -111,9 +111,9 @@ class SearchSpace:
 
     def _look(
         self, several: Mapping[tuple[str, ...], list[dict[str, int]]], batch: int, capacity: float, static: float
-    ) -> EvaluatedConfigurations:
+    ) -> EvaluatedConfigs:
         """Return the configurations that fit a capacity; `static` is the limit of static memory."""
-        looked, static_only = EvaluatedConfigurations([]), 0
+        looked, static_only = EvaluatedConfigs([]), 0
         for plan in PLANS:
             looked.too_large = 0
             for axes, shapes in several.items():
@@ -128,11 +128,11 @@ class SearchSpace:
         layers = sum(int(size_of(base(loop.count), self.sizes)) for loop in self.model.table.repeats)
         for shape in shapes:
             if is_apart(structure, shape):
-                yield from ways(shape, batch, layers)
+                yield from configs(shape, batch, layers)
 
     def _add(
         self,
-        looked: EvaluatedConfigurations,
+        looked: EvaluatedConfigs,
         structure: ShardedStructure,
         several: Iterable[ParallelConfig],
         capacity: float,
@@ -140,21 +140,23 @@ class SearchSpace:
     ) -> int:
         """Add the configurations of a structure; return how many have too much static memory."""
         apart = structure.zero, structure.context, structure.kind.name
-        configurations = [way for way in several if (*apart, *key_of(way)) not in looked.known]
+        configurations = [parallel for parallel in several if (*apart, *key_of(parallel)) not in looked.known]
         cost = self.cost(structure) if configurations else None
         if cost is None:
             return 0
-        allowed = [way for way in configurations if cost.allows(way)]
+        allowed = [parallel for parallel in configurations if cost.allows(parallel)]
         alone = cost.static(allowed) if static < inf else [0] * len(allowed)
-        configurations = [way for way, size in zip(allowed, alone, strict=True) if size <= static]
-        looked.known |= {(*apart, *key_of(way)) for way, size in zip(allowed, alone, strict=True) if size > static}
+        configurations = [parallel for parallel, size in zip(allowed, alone, strict=True) if size <= static]
+        looked.known |= {
+            (*apart, *key_of(parallel)) for parallel, size in zip(allowed, alone, strict=True) if size > static
+        }
         if configurations and not self._places(structure):
             return 0
-        for way, size in zip(configurations, cost.memory(configurations) if configurations else (), strict=True):
-            candidate = Candidate(structure, way, size)
+        for parallel, size in zip(configurations, cost.memory(configurations) if configurations else (), strict=True):
+            candidate = Candidate(structure, parallel, size)
             if size <= capacity:
                 looked.fit.append(candidate)
-                looked.known.add((*apart, *key_of(way)))
+                looked.known.add((*apart, *key_of(parallel)))
                 continue
             looked.too_large += 1
             if looked.nearest is None or size < looked.nearest.memory:
@@ -180,7 +182,7 @@ class SearchSpace:
         timed: list[tuple[Candidate, ConfigTime]] = []
         for structure, cost in self.placed.items():
             mine = [each for each in several if each.structure == structure]
-            times = cost.times([each.way for each in mine], rates[structure.kind.values]) if mine else []
+            times = cost.times([each.parallel for each in mine], rates[structure.kind.values]) if mine else []
             timed += zip(mine, times, strict=True)
         found: list[tuple[Candidate, ConfigTime]] = []
         for least, number in sorted((time.least, number) for number, (_, time) in enumerate(timed)):
@@ -190,9 +192,9 @@ class SearchSpace:
         return [pair for pair in found if len(found) <= few or pair[1].seconds <= found[few - 1][1].seconds * EQUAL]
 
 
-def key_of(way: ParallelConfig) -> tuple[Any, ...]:
+def key_of(parallel: ParallelConfig) -> tuple[Any, ...]:
     """Return the key that distinguishes a configuration from others of its structure."""
-    return str(way), way.schedule, way.chunks, way.microbatch
+    return str(parallel), parallel.schedule, parallel.chunks, parallel.microbatch
 
 
 def _placed(
@@ -201,7 +203,9 @@ def _placed(
     """Return the axes over which the model can be sharded, with their structures, and why others cannot be used."""
     axes, refused, placed = list[str](), list[str](), dict[ShardedStructure, StructureCost]()
     for axis in axes_of(model, sizes):
-        structure = structures(model, [kind], [KEEPING_ALL], [*dict.fromkeys(("dp", axis))], [WHOLE])[0]
+        structure = structures(
+            model, [kind], [NO_RECOMPUTATION], [*dict.fromkeys(("dp", axis))], [NO_CONTEXT_PARALLELISM]
+        )[0]
         try:
             cost = StructureCost(model, sizes, structure, cluster)
             if cost.account.step.placed:  # raises where it cannot be

@@ -20,7 +20,7 @@ from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.types import communication_buffers_of, without_reserve
 from learncost.reports.microbatches import in_microbatches
 from learncost.reports.request import ON_DEVICE, Request
-from learncost.reports.run import every_of, executed_plan, prepare
+from learncost.reports.run import checkpoint_interval, executed_plan, prepare
 from learncost.reports.search.search import batch_of, of_one, search
 from learncost.sharding.clauses import Clause, clauses
 from learncost.sharding.mesh import Mesh
@@ -35,13 +35,13 @@ class MeshSharding:
 
     pipeline  whose stages the blocks make; None without one
     inner     the mesh of a stage, and the clauses over its axes
-    way       the devices along each axis, the pipeline's as `PIPELINE`, with its schedule and microbatches
+    parallel  the devices along each axis, the pipeline's as `PIPELINE`, with its schedule and microbatches
     """
 
     pipeline: Pipeline | None
     inner: Mesh
     clauses: tuple[Clause, ...]
-    way: ParallelConfig
+    parallel: ParallelConfig
 
 
 def mesh_sharding(request: Request, table: Table, several: Sequence[Clause] = ()) -> MeshSharding:
@@ -57,14 +57,14 @@ def mesh_sharding(request: Request, table: Table, several: Sequence[Clause] = ()
     pipeline, schedule = pipeline_of(table, grid, several), request.schedule
     chunks, microbatches = chunks_of(request), (int(request.microbatch or 1), counted(request.accumulate) or 1)
     buffers = communication_buffers_of(request)
-    way = ParallelConfig(grid.sizes, *microbatches, schedule, communication_buffers=buffers)
+    parallel = ParallelConfig(grid.sizes, *microbatches, schedule, communication_buffers=buffers)
     if pipeline is None and grid.sizes.get(PIPELINE, 1) > 1:
         which, names = next(clause for clause in several if clause.mesh == PIPELINE), " ".join(counts_of_blocks(table))
         raise InputError(f"{PIPELINE} shards the stack of blocks: write {names} over {PIPELINE}, not {str(which)!r}")
     if pipeline is None and request.given.get("schedule"):
         raise InputError(f"--schedule {schedule} requires pipeline stages, for example --mesh pp=2,dp=2")
     if pipeline is None:
-        return MeshSharding(None, grid, several, way)
+        return MeshSharding(None, grid, several, parallel)
     if pipeline.stages > 1 and request.procedure not in ("bp", "recompute"):  # whose microbatches pass once
         raise InputError(f"pipeline stages require --procedure bp or recompute, not {request.procedure}")
     chunks = (chunks or CHUNKS) if KINDS[schedule].several and pipeline.stages > 1 else 1
@@ -73,7 +73,7 @@ def mesh_sharding(request: Request, table: Table, several: Sequence[Clause] = ()
     inner = pipeline.mesh if pipeline.mesh.axes else Mesh((("dp", 1),))
     mesh = {PIPELINE if axis == pipeline.axis else axis: size for axis, size in grid.axes}
     return MeshSharding(
-        pipeline, inner, pipeline.clauses, replace(way, mesh=mesh, chunks=chunks, layers=pipeline.blocks)
+        pipeline, inner, pipeline.clauses, replace(parallel, mesh=mesh, chunks=chunks, layers=pipeline.blocks)
     )
 
 
@@ -132,17 +132,17 @@ def spread(request: Request, cluster: Cluster) -> SpreadStep:
     grid = parse_mesh(request.mesh)
     if devices not in (1, grid.devices):
         raise InputError(f"the mesh {grid} has {grid.devices:,} devices, not {devices:,}")
-    run, kind = prepare(of_one(request)).counted_apart(), request.kind()
+    run, kind = prepare(of_one(request)).with_separate_trip_counts(), request.kind()
     length = run.model.tokens(run.axes) // run.axes["B"]
     request = in_microbatches(request, batch_of(None, length, grid.devices))
     cut = mesh_sharding(request, run.model.table)
     optimizer = request.optimizer or default_optimizer()
-    config = StepConfig(cut.clauses, kind, "", request.procedure, optimizer, every=every_of(request))
+    config = StepConfig(cut.clauses, kind, "", request.procedure, optimizer, every=checkpoint_interval(request))
     rates = sustained(cluster.device, kind.values, request.timed_as)
     plan = executed_plan(stepped(run.model, config), request.plan, request.timed_by, rates)
     sizes = {**run.axes, "B": int(request.microbatch or 1) * cut.inner.devices}
     account = MeshAccount(run.model, sizes, cut.inner, replace(config, plan=plan))
-    step = step_of(account, cut.way, run.axes, cluster, rates, length)
+    step = step_of(account, cut.parallel, run.axes, cluster, rates, length)
     text = ", ".join(filter(None, (request.place, request.placement))) or usual(cut.inner.names)
     peak: int = step.peak
     split: Mapping[str, int] = split_of(account, step, run.axes)
@@ -159,5 +159,5 @@ def spread(request: Request, cluster: Cluster) -> SpreadStep:
 
 def described(step: StepUsage) -> str:
     """Return the text of a configuration: mesh, schedule and microbatches."""
-    order = step.way.order if step.way.stages > 1 else step.way.order.partition(", ")[2]
-    return f"{step.way}, {order} of {step.way.microbatch:,}"
+    order = step.parallel.order if step.parallel.stages > 1 else step.parallel.order.partition(", ")[2]
+    return f"{step.parallel}, {order} of {step.parallel.microbatch:,}"

@@ -15,7 +15,7 @@ import numpy as np
 from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.reports.run import possible
-from learncost.reports.sheet import AnswerWithFigures
+from learncost.reports.sheet import FigureAnswer
 from learncost.training.contest.entrant import Budget, BudgetShare, Entrant, EntrantTraining, Setting, costs, share
 from learncost.training.contest.problem import RATES
 from learncost.training.contest.trial import (
@@ -65,7 +65,7 @@ class EntrantResult:
 
 
 @dataclass(repr=False)
-class Contest(AnswerWithFigures):
+class Contest(FigureAnswer):
     """The settings of a contest, and a result for each entrant; `stopped` if it ended early.
 
     left_out  entrants by whose procedure the problem's model cannot learn, with the reason

@@ -35,7 +35,7 @@ DTYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
 BOOKS = ("run", "matmul")
 """The price books that count what is executed."""
 
-AT_ONCE = 256  # examples of a pass that only looks
+EVALUATION_BATCH = 256  # examples of a pass that only looks
 
 TIMED = 5  # steps whose median is how long one takes
 
@@ -131,8 +131,8 @@ class EntrantTraining(LayerTraining):
     def check(self, examples: Examples) -> tuple[float, float]:
         """Return the mean loss of examples and the share of right answers, without an update."""
         losses, rights, weights = [], [], []
-        for start in range(0, len(examples), AT_ONCE):
-            batch = examples.rows(slice(start, start + AT_ONCE))
+        for start in range(0, len(examples), EVALUATION_BATCH):
+            batch = examples.rows(slice(start, start + EVALUATION_BATCH))
             loss, scores = self.look(**batch, **self.problem.fixed)
             right = batch[self.problem.answers]
             losses.append(loss)
@@ -171,12 +171,7 @@ class EntrantTraining(LayerTraining):
         return without_gradients(super()._step_table(model, iteration))
 
 
-UNITS = {
-    "steps": "steps",
-    "flops": "FLOPs",
-    "memory": "bytes of predicted memory",
-    "seconds": "seconds of steps",
-}
+UNITS = {"steps": "steps", "flops": "FLOPs", "memory": "bytes of predicted memory", "seconds": "seconds of steps"}
 """The kinds of budget, with their units."""
 
 MOST_STEPS = 10**6  # of one training; what is more is a slip of the keyboard

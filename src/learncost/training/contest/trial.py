@@ -12,9 +12,9 @@ from learncost.ir.dataclass import dataclass
 from learncost.training.contest.entrant import BudgetShare, Entrant, EntrantTraining, Setting
 from learncost.training.data.examples import Examples
 
-FINER = 3.0  # after the rates that are given, the best of them times and over this
+GRID_REFINEMENT = 3.0  # after the rates that are given, the best of them times and over this
 
-CHOOSING = 5  # one of so many training examples chooses the learning rate
+SELECTION_INTERVAL = 5  # one of so many training examples chooses the learning rate
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def readied(
     peak = EntrantTraining(setting, entrant).peak(training, np.arange(share.batch_size))
     if len(rates) == 1:
         return peak, LearningRateSearch((), rates[0])
-    border = len(training) - max(1, len(training) // CHOOSING)
+    border = len(training) - max(1, len(training) // SELECTION_INTERVAL)
     last = min(len(training), border + len(setting.problem.validation))
     parts = training.part(0, border), training.part(border, last)
 
@@ -155,7 +155,7 @@ def search(rates: Iterable[float], trial: Callable[[float], TrialOutcome], finer
     tried = [trial(rate) for rate in rates]
     if finer:
         best = min(tried, key=_rank).learning_rate
-        tried += [trial(rate) for rate in (best / FINER, best * FINER)]
+        tried += [trial(rate) for rate in (best / GRID_REFINEMENT, best * GRID_REFINEMENT)]
     tried.sort(key=lambda outcome: outcome.learning_rate)
     return LearningRateSearch(tuple(tried), min(tried, key=_rank).learning_rate)
 

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from learncost.ir.errors import InputError, shown, to_install
 from learncost.training.contest.trial import StoppedError, TrialReporter
 
-PATIENCE = 10
+SCHEDULER_TIMEOUT = 10
 """Seconds within which a scheduler has to answer."""
 
-LOOKING = 0.2
+POLL_INTERVAL = 0.2
 """Seconds after which somebody looks whether to stop."""
 
 Task = Callable[..., Any]
@@ -75,9 +75,9 @@ def workers(named: str | None, stop: Callable[[], bool]) -> Iterator[Workers]:
             silence_logs=logging.CRITICAL,
         )
     try:
-        client = dask.Client(cluster, timeout=PATIENCE)
+        client = dask.Client(cluster, timeout=SCHEDULER_TIMEOUT)
     except OSError:
-        raise InputError(f"no scheduler of Dask answers at {named} within {PATIENCE} s") from None
+        raise InputError(f"no scheduler of Dask answers at {named} within {SCHEDULER_TIMEOUT} s") from None
 
     def on_dask(
         task: Task, shared: object, of: Sequence[tuple[Any, ...]], reporter: TrialReporter
@@ -91,7 +91,7 @@ def workers(named: str | None, stop: Callable[[], bool]) -> Iterator[Workers]:
         while waiting:
             done, gone = set[Any](), False
             try:
-                done = dask.wait([*waiting], timeout=LOOKING, return_when="FIRST_COMPLETED").done
+                done = dask.wait([*waiting], timeout=POLL_INTERVAL, return_when="FIRST_COMPLETED").done
             except TimeoutError:
                 pass  # nothing is done yet
             except CancelledError:

@@ -15,7 +15,7 @@ from learncost.ir.errors import InputError
 from learncost.models.storage import cannot_write, digest, written
 
 PARTS = ("training", "validation")
-FACTS = "data.json"
+METADATA_FILE = "data.json"
 """The file of the facts about what was prepared, written last."""
 
 

@@ -17,7 +17,7 @@ from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.dataclass import asdict, dataclass
 from learncost.ir.errors import InputError
 from learncost.models.storage import read_json, write_json
-from learncost.training.data.columns import FACTS, PARTS, Split, columns, mapped
+from learncost.training.data.columns import METADATA_FILE, PARTS, Split, columns, mapped
 
 
 @dataclass
@@ -148,7 +148,7 @@ def prepare(paths: Iterable[str], tokenizer: Tokenizer, share: float, folder: Pa
         "numbers": numbers,
         "digests": {part: columns["tokens"] for part, columns in written.digests().items()},
     }
-    write_json(folder / FACTS, facts)
+    write_json(folder / METADATA_FILE, facts)
 
 
 def _numbers(encoded: Sequence[int]) -> Any:
@@ -157,7 +157,7 @@ def _numbers(encoded: Sequence[int]) -> Any:
 
 def load(folder: Path, advice: str) -> Corpus:
     """Return the tokens in a run's folder. Raises InputError if they are damaged."""
-    facts = read_json(folder / FACTS, advice)
+    facts = read_json(folder / METADATA_FILE, advice)
     bytes_per_token = facts.get("bytes_per_token")
     try:
         if not isinstance(bytes_per_token, float):
@@ -169,7 +169,7 @@ def load(folder: Path, advice: str) -> Corpus:
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{folder / FACTS} is damaged; {advice}") from None
+        raise InputError(f"{folder / METADATA_FILE} is damaged; {advice}") from None
     return Corpus(columns["training"], columns["validation"], bytes_per_token, facts)
 
 

@@ -13,7 +13,7 @@ from learncost.engines.weights import generator
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.models.storage import read_json, write_json
-from learncost.training.data.columns import FACTS, PARTS, Split, columns, mapped
+from learncost.training.data.columns import METADATA_FILE, PARTS, Split, columns, mapped
 
 Row = Mapping[str, Any]
 
@@ -103,7 +103,7 @@ def prepare(
             raise InputError("there must be two examples at least: one to learn from and one that validates")
     shapes = {name: kind.shape for name, kind in kinds.items()}
     counts = {"examples": split.counts, "types": types, "shapes": shapes, "sizes": written.sizes}
-    write_json(folder / FACTS, {**facts, **counts, "digests": written.digests()})
+    write_json(folder / METADATA_FILE, {**facts, **counts, "digests": written.digests()})
 
 
 def _ends(name: str) -> str:
@@ -115,7 +115,7 @@ def load(folder: Path, advice: str) -> tuple[Examples, Examples, dict[str, Any]]
 
     Raises InputError where they are damaged.
     """
-    facts = read_json(folder / FACTS, advice)
+    facts = read_json(folder / METADATA_FILE, advice)
     parts = []
     try:
         for part in PARTS:
@@ -138,6 +138,6 @@ def load(folder: Path, advice: str) -> tuple[Examples, Examples, dict[str, Any]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{folder / FACTS} is damaged; {advice}") from None
+        raise InputError(f"{folder / METADATA_FILE} is damaged; {advice}") from None
     training, validation = parts
     return training, validation, facts

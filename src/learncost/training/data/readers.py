@@ -15,7 +15,7 @@ from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.training.data.corpus import ListLine, lines, lists
 from learncost.training.data.examples import Column, Examples, Ragged, Row, load, prepare
-from learncost.training.data.task import Progress, Say, padded, predicted
+from learncost.training.data.task import Progress, Report, padded, predicted
 from learncost.training.engine import Batch
 
 RAGGED = Column("<u4", None)
@@ -255,7 +255,7 @@ class ExampleRows:
             raise InputError(f"there must be two classes at least, and {', '.join(labels) or 'none'} is all there is")
         return labels
 
-    def prepare(self, options: Options, folder: Path, say: Say) -> None:
+    def prepare(self, options: Options, folder: Path, say: Report) -> None:
         say("reading the examples")
         labels = self.labels(options.paths)
         rows = Progress(say, "examples")(self.reader.rows(options.paths, labels))

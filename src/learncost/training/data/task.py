@@ -12,7 +12,7 @@ from learncost.engines.options import Options
 from learncost.ir.dataclass import dataclass
 from learncost.training.engine import Batch
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 """An observer of the reading progress."""
 
 
@@ -53,7 +53,7 @@ class Task(Protocol):
     def labels(self, paths: Sequence[str]) -> Sequence[str]:
         """Return the names of the classes in the files, in numeric order; none if the files have none."""
 
-    def prepare(self, options: Options, folder: Path, say: Say) -> None:
+    def prepare(self, options: Options, folder: Path, say: Report) -> None:
         """Write the data into the folder. Raises InputError."""
 
     def load(self, options: Options, folder: Path, advice: str) -> Data:
@@ -95,7 +95,7 @@ def padded(rows: Sequence[Any], length: int, nothing: int = 0) -> tuple[Any, Any
 class Progress:
     """Reports the number of read examples at intervals."""
 
-    say: Say
+    say: Report
     what: str
     every: int = 1000
 

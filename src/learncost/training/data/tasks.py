@@ -20,7 +20,7 @@ from learncost.training.data import corpus
 from learncost.training.data.corpus import DELIMITERS, Corpus, philox
 from learncost.training.data.media import Images, Sounds
 from learncost.training.data.readers import Classes, ExampleRows, Pairs, Words
-from learncost.training.data.task import Say, Task, predicted
+from learncost.training.data.task import Report, Task, predicted
 from learncost.training.engine import Batch
 
 Rule = Callable[[Any, np.random.Generator, Tokenizer], Batch]
@@ -91,7 +91,7 @@ class Text:
     def labels(self, paths: Sequence[str]) -> Sequence[str]:
         return ()
 
-    def prepare(self, options: Options, folder: Path, say: Say) -> None:
+    def prepare(self, options: Options, folder: Path, say: Report) -> None:
         say("reading the documents")
         for path in options.paths:
             if Path(path).suffix.lower() in DELIMITERS:
@@ -148,11 +148,7 @@ class TextData:
         return lines
 
 
-_RULES: Mapping[str, Rule] = {
-    "masked-language-model": masked,
-    "pre-training": two_sentences,
-    "discriminator": replaced,
-}
+_RULES: Mapping[str, Rule] = {"masked-language-model": masked, "pre-training": two_sentences, "discriminator": replaced}
 """The prediction rules for plain text by the head; a language model without causal masks also fills masks."""
 
 

@@ -19,14 +19,14 @@ from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.precision import BYTES
 from learncost.layers.active import shown_layer, words_of
-from learncost.layers.layer import shipped, shipped_layer, usual_names
+from learncost.layers.layer import names_of_layers, shipped, shipped_layer
 from learncost.models.compose import plan
 from learncost.models.model import Model
 from learncost.reports import notation as write
 from learncost.reports.notation import terms as in_print
 from learncost.reports.record import Cost
 from learncost.reports.rows import lines_by
-from learncost.timing.rates import FRESH, MatmulGrid, Rates
+from learncost.timing.rates import MMAP_THRESHOLD, MatmulGrid, Rates
 from learncost.timing.work import Extent, WorkAxes, queried, works_axes
 
 Exported: TypeAlias = list[Any]
@@ -259,7 +259,7 @@ def _errata_of(table: str, phase: str, equation: str) -> tuple[str, ...]:
     numbers = set(_NUMBERS.findall(equation)) | set(re.findall(r"\d+", equation))
     identifiers = []
     for erratum in errata():
-        layer = usual_names().get((erratum.layer or "").replace("_", ""), erratum.layer)
+        layer = names_of_layers().get((erratum.layer or "").replace("_", ""), erratum.layer)
         if layer == table and erratum.macro_operation == phase and numbers & set(_NUMBERS.findall(erratum.where)):
             identifiers.append(erratum.id)
     return tuple(identifiers)
@@ -328,11 +328,7 @@ def _work(work: WorkAxes, rows: Sequence[PricedLine], places: dict[int, int], mo
         result["kernel"] = axes(work.kernel)
     if blocks := work.blocks:
         windows = [axes((window,)) for window in blocks.windows]
-        result["blocks"] = {
-            "axis": axes((blocks.axis,)),
-            **attributes("most ordered")(blocks),
-            "windows": windows,
-        }
+        result["blocks"] = {"axis": axes((blocks.axis,)), **attributes("most ordered")(blocks), "windows": windows}
     return result
 
 
@@ -347,6 +343,6 @@ def _rates(rates: Rates) -> dict[str, Any]:
         "grids": attributes("sizes rates")(grids),
         "bandwidth": attributes("places values")(rates.bandwidth),
         "ops": dict(rates.ops),
-        "fresh_from": FRESH,
+        "fresh_from": MMAP_THRESHOLD,
         **attributes("launch launch_backward optimizer fresh step queues threads")(rates),
     }

@@ -257,7 +257,7 @@ def stretches(step: MemoryStep) -> dict[str, Any] | None:
     monomials, sources, shapes = Monomials(), _Places(), _Places()
     walks, lines = list[dict[str, Any]](), dict[int, SymbolicPoint]()
     for iterations in _iterations(step):
-        liveness = step.stretches(iterations)
+        liveness = step.symbolic_liveness(iterations)
         lines |= {at.place: at for at in liveness.points}
         rows = [_row(step, each, sources, shapes, monomials) for each in liveness.arrays]
         moments = [at.place for at in liveness.points]

@@ -22,7 +22,7 @@ from learncost.reports.sheet import significant
 ALONG: Mapping[str, str] = {"length": "tokens", "batch": "sequences", "depth": "blocks", "width": "width"}
 """The sizes along which a step grows, and their units."""
 
-REACH = 131_072
+LONGEST = 131_072
 """Tokens that the curve over the length goes to, where nothing asks for more."""
 
 _WIDE = (
@@ -183,7 +183,7 @@ def _reach(crossings: Iterable[GrowthCrossing], here: int) -> tuple[int, int]:
         (crossing.at for crossing in crossings if "bp" in (crossing.cheaper, crossing.dearer) and crossing.at <= 2**20),
         default=0,
     )
-    return 16, max(REACH, 4 * here, 4 * last)
+    return 16, max(LONGEST, 4 * here, 4 * last)
 
 
 def _powers(here: int, first: int, last: int) -> tuple[int, ...]:

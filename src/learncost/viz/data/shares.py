@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ir.dataclass import Serializable, asdict, dataclass
 from learncost.ir.loop import check_known
-from learncost.reports.memory.types import said_bytes
+from learncost.reports.memory.types import bytes_text
 from learncost.reports.record import Cost
 from learncost.reports.sheet import size_of
 from learncost.viz.data import made_of
@@ -117,9 +117,9 @@ class FitBars(Serializable):
         """The finding of the picture in one sentence."""
         fitting = [bar for bar in self.bars if bar.largest]
         if not fitting:
-            return f"Nothing fits {said_bytes(self.limit)}: {self.model} needs {size_of(min(b.ram for b in self.bars))}"
+            return f"Nothing fits {bytes_text(self.limit)}: {self.model} needs {size_of(min(b.ram for b in self.bars))}"
         least = min(fitting, key=lambda bar: bar.ram)
-        few = f"{len(fitting)} of {len(self.bars)} options fit {said_bytes(self.limit)}"
+        few = f"{len(fitting)} of {len(self.bars)} options fit {bytes_text(self.limit)}"
         return f"{few}; {least.name} needs the least, {size_of(least.ram)}"
 
     def rows(self) -> Iterator[dict[str, Any]]:

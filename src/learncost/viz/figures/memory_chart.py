@@ -12,7 +12,7 @@ from learncost.viz.data.curve import MemoryCurve
 from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, step_of
 from learncost.viz.figures.style import FAINT, GRID, INK, KINDS, MUTED, SMALL, tick, width_of
 
-SAID = {
+ROLES = {
     "forward": "activations",
     "recomputation": "recomputed activations",
     "backward": "activation gradients",
@@ -45,13 +45,7 @@ class MemoryChart:
 
         data = self.data
         listed = LIST if panel.columns == 2 else 0.0
-        about = step_of(
-            data,
-            data.procedure,
-            data.dtype,
-            data.plan,
-            f"engine {data.engine}",
-        )
+        about = step_of(data, data.procedure, data.dtype, data.plan, f"engine {data.engine}")
         panel.heading(data.model, about)
         count = len(data.lines)
         margins = {"left": 0.42, "bottom": 0.36, "right": listed + 0.03, "top": HEADING + 0.24}
@@ -82,7 +76,7 @@ class MemoryChart:
         if listed:
             _list(panel.part(panel.width - LIST + 0.1, 0, LIST - 0.1, panel.height), data)
         if missing:
-            panel.key(0.42, 0.02, [(SAID.get(kind, kind), KINDS[kind]) for kind in missing])
+            panel.key(0.42, 0.02, [(ROLES.get(kind, kind), KINDS[kind]) for kind in missing])
 
 
 def _stairs(axes: Any, data: MemoryCurve, across: float, up: float) -> list[str]:
@@ -98,7 +92,7 @@ def _stairs(axes: Any, data: MemoryCurve, across: float, up: float) -> list[str]
             above, range(len(above) + 1), baseline=below, fill=True, facecolor=look.fill, alpha=0.88,
             hatch=look.hatch, edgecolor=INK if look.hatch else look.fill, linewidth=0,
         )  # fmt: skip
-        name = SAID.get(kind, kind)
+        name = ROLES.get(kind, kind)
         place = _free_place(below, above, width_of(name, SMALL) + 5, across, up, data.peak_at)
         if place is not None:
             plate = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.6} if look.hatch else None

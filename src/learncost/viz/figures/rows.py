@@ -12,7 +12,7 @@ from learncost.reports.compare import compare
 from learncost.reports.conventions import REFERENCE_CONVENTION, conventions
 from learncost.reports.cost import cost
 from learncost.reports.memory.memory import Memory, memory
-from learncost.reports.memory.types import said_bytes
+from learncost.reports.memory.types import bytes_text
 from learncost.reports.sheet import seconds_of, size_of
 from learncost.reports.show import convention
 from learncost.viz.comparisons import of_memory
@@ -279,7 +279,7 @@ def _fit_chart(data: FitBars) -> BarChart:
         end = f"{size_of(bar.ram)} · {f'batch {bar.largest:,}' if bar.largest else 'does not fit'}"
         bars.append(Bar(bar.name, (BarPart(bar.ram / most, FillStyle(DARK if bar.largest else LIGHT)),), end))
     return BarChart(
-        data.model, data.about, tuple(bars), 0.2, (data.limit / most, f"{said_bytes(data.limit)} available")
+        data.model, data.about, tuple(bars), 0.2, (data.limit / most, f"{bytes_text(data.limit)} available")
     )
 
 

@@ -128,9 +128,9 @@ function drawStrip(place, all, to) {
   place.style.marginBottom = "20px";
 }
 
-function drawBridge(place, way, start, end) {
+function drawBridge(place, bridge, start, end) {
   const width = widthOf(place),
-    [low, high] = way.reach.map(Number);
+    [low, high] = bridge.reach.map(Number);
   const rows = [
     {
       what: `matmul: ${start.title}`,
@@ -142,7 +142,7 @@ function drawBridge(place, way, start, end) {
     },
   ];
   let level = Number(start.amount);
-  for (const item of way.drawn) {
+  for (const item of bridge.drawn) {
     const next = level + Number(item.amount);
     rows.push({
       what: item.what,

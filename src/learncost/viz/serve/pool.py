@@ -19,29 +19,29 @@ from learncost.viz.serve.worker import CAPACITY
 SECONDS = 20.0
 """The limit of processor time per answer, in seconds."""
 
-PATIENCE = 6
+WALL_CLOCK_FACTOR = 6
 """The factor of wall-clock time over processor time that is allowed on a busy machine."""
 
-WAITING = 32
+QUEUE_LIMIT = 32
 """Requests that wait for a worker at most; later requests are asked to retry."""
 
-KEPT = 64 * 2**20
+CACHE_BYTES = 64 * 2**20
 """Bytes of answers that are kept."""
 
 OVERHEAD = 1024
 """The overhead in bytes of a cached answer: the key, the entry, Python's objects."""
 
-LASTING = (200, 400)
+CACHED_STATUSES = (200, 400)
 """Statuses that the same question has again: an answer, and a refusal of what is asked; others pass."""
 
-OFTEN = 20_000
+ANSWERS_PER_WORKER = 20_000
 """The number of answers after which a worker is replaced."""
 
 
 class AnswerCache:
     """A cache of the latest answers within a number of bytes."""
 
-    def __init__(self, others: ProcessPool, most: int = KEPT) -> None:
+    def __init__(self, others: ProcessPool, most: int = CACHE_BYTES) -> None:
         self.others, self.most = others, most
         self.bytes = 0
         self._known: OrderedDict[bytes, Answer] = OrderedDict()
@@ -61,7 +61,7 @@ class AnswerCache:
             coming.add_done_callback(lambda _: self._coming.pop(key, None))
         answer = await asyncio.shield(coming)  # who asked may go, others may wait for it
         size = len(answer.content) + OVERHEAD
-        if answer.status in LASTING and size <= self.most and key not in self._known:
+        if answer.status in CACHED_STATUSES and size <= self.most and key not in self._known:
             self._known[key] = answer
             self.bytes += size
             while self.bytes > self.most:
@@ -93,7 +93,7 @@ class ProcessPool:
 
     async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
         """Return the answer to a request, or a refusal after a timeout or if too many wait."""
-        if self._waiting >= WAITING:
+        if self._waiting >= QUEUE_LIMIT:
             return refusal(503, "too many requests at once: ask again in a moment")
         self._waiting += 1
         try:
@@ -123,7 +123,7 @@ class ProcessPool:
                 await asyncio.wait({task}, timeout=min(0.25, self.seconds))
                 waited = time.monotonic() - began
                 worked = waited if worker.worked is None else worker.worked - (before or 0.0)
-                if not task.done() and (worked > self.seconds or waited > PATIENCE * self.seconds):
+                if not task.done() and (worked > self.seconds or waited > WALL_CLOCK_FACTOR * self.seconds):
                     raise TimeoutError
             return task.result()
         finally:
@@ -164,7 +164,7 @@ class _Worker:
         return self._process
 
     async def ask(self, route: str, pairs: Pairs, config: str) -> Answer:
-        if self._answered >= OFTEN:
+        if self._answered >= ANSWERS_PER_WORKER:
             await self.end()
         process = await self.start()
         assert process.stdin is not None

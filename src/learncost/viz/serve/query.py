@@ -14,7 +14,7 @@ from learncost.autoshard.step import PIPELINE
 from learncost.cost_models.books import every
 from learncost.devices.cluster import Cluster, clusters, known_cluster
 from learncost.devices.device import Device, devices, known_device
-from learncost.devices.rates import HERE
+from learncost.devices.rates import THIS_MACHINE
 from learncost.ir.dataclass import attributes, replace
 from learncost.ir.errors import InputError, named_one, nearest, shown
 from learncost.ir.precision import PRECISIONS
@@ -76,7 +76,9 @@ def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, A
             keywords[name] = value
     if "on" in keywords:
         on = keywords["on"]
-        keywords["on"] = HERE if on.lower() == HERE else published_name("device", on, known_device(on), devices())
+        keywords["on"] = (
+            THIS_MACHINE if on.lower() == THIS_MACHINE else published_name("device", on, known_device(on), devices())
+        )
     for name in NAMES_PROCEDURES & keywords.keys():
         keywords[name] = ",".join(map(procedure_name, several(keywords[name])))
     if "cluster" in keywords:

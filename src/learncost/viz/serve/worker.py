@@ -18,7 +18,7 @@ from learncost.viz.serve.replies import Answer, refusal
 CAPACITY = 4 * 2**30
 """Bytes of address space that an answer may take."""
 
-WANT = (MemoryError, ImportError)
+OUT_OF_MEMORY = (MemoryError, ImportError)
 """The exceptions of a lack of memory: a library that cannot be mapped cannot be imported."""
 
 
@@ -38,7 +38,7 @@ def _answer(request: bytes) -> Answer:
 
         route, pairs, config = json.loads(request)
         return answer(route, [(name, value) for name, value in pairs], config)
-    except WANT:
+    except OUT_OF_MEMORY:
         raise
     except Exception as error:
         what = " ".join(f"{type(error).__name__} {error}".split())[:200]
@@ -52,7 +52,7 @@ def main(capacity: int = CAPACITY) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (capacity, capacity))
-    with suppress(BrokenPipeError, *WANT), os.fdopen(os.dup(1), "wb") as answers:
+    with suppress(BrokenPipeError, *OUT_OF_MEMORY), os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # whatever is printed goes to standard error
         serve(sys.stdin.buffer, answers)
 

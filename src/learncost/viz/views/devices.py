@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from learncost.autoshard.candidates import KEEPING_ALL, structures
+from learncost.autoshard.candidates import NO_RECOMPUTATION, structures
 from learncost.autoshard.step import ASSUMED, PIPELINE, StepUsage
 from learncost.devices.cluster import Cluster, cluster_with
 from learncost.devices.cluster import cluster as find_cluster
@@ -18,10 +18,10 @@ from learncost.models.sizes import check_size
 from learncost.ops.collectives import is_collective
 from learncost.program.pipeline import run
 from learncost.program.pipeline import schedule as schedule_of
-from learncost.reports.memory.types import misfit
+from learncost.reports.memory.types import excess
 from learncost.reports.placed import place as placed_table
 from learncost.reports.request import Request, takes_request
-from learncost.reports.search.search import FoundConfiguration, Search, said_of, search
+from learncost.reports.search.search import FoundConfig, Search, said_of, search
 from learncost.reports.search.spread import SpreadStep, described, spread
 from learncost.reports.sheet import number, seconds_of, size_of
 from learncost.sharding.collective import reason_of
@@ -30,7 +30,7 @@ from learncost.viz.views.picture import MADE, BarRow, Bars, Chart, Lanes, Pictur
 DEVICES = 8
 """Devices that are looked at first."""
 
-USUAL = "DGX H100"
+INITIAL_CLUSTER = "DGX H100"
 """The initial cluster, where the device has none."""
 
 PASSES = {"F": "forward", "B": "backward", "W": "weight update"}
@@ -88,8 +88,8 @@ def over_devices(request: Request, cluster: str | None = None) -> Picture:
     )
     command = replace(request, on=group.name).command("run-cost", tokens="1e12")
     title = (
-        f"Over {step.way.devices:,} devices a step of {step.tokens:,} tokens takes {seconds_of(step.seconds)}, "
-        f"and a device holds {size_of(step.peak)}{misfit(step.peak, many.memory)}"
+        f"Over {step.parallel.devices:,} devices a step of {step.tokens:,} tokens takes {seconds_of(step.seconds)}, "
+        f"and a device holds {size_of(step.peak)}{excess(step.peak, many.memory)}"
     )
     lead = "Every device runs the same table on its part: what is cut over the mesh says what it does, holds and sends."
     return Picture(title, lead, (*_taken(many), *_placed(request, many)), notes, command)
@@ -99,9 +99,9 @@ def _cluster(name: str | None, on: str | None) -> Cluster:
     if name:
         return find_cluster(name)
     try:
-        return cluster_with(find_device(on)) if on else find_cluster(USUAL)
+        return cluster_with(find_device(on)) if on else find_cluster(INITIAL_CLUSTER)
     except InputError:  # its links are not known
-        return find_cluster(USUAL)
+        return find_cluster(INITIAL_CLUSTER)
 
 
 def _causes(step: StepUsage) -> dict[str, float]:
@@ -117,9 +117,9 @@ def _searched(request: Request, answer: Search) -> Picture:
     if not answer.found:
         raise InputError(str(answer.sheets()[0].notes[0]))
     best = answer.found[0]
-    way = f"{best.step.way} with {best.zero}"
-    title = f"Over {answer.devices:,} devices {way} is fastest: {seconds_of(best.step.seconds)} a step"
-    lead = f"The fastest of {answer.fit:,} ways that fit, for {what}. Choose one, or set the mesh yourself."
+    parallel = f"{best.step.parallel} with {best.zero}"
+    title = f"Over {answer.devices:,} devices {parallel} is fastest: {seconds_of(best.step.seconds)} a step"
+    lead = f"The fastest of {answer.fit:,} configurations that fit, for {what}. Choose one, or set the mesh yourself."
     picks = [_pick(request.model, each) for each in answer.found]
     time, held = (
         tuple(
@@ -140,22 +140,26 @@ def _searched(request: Request, answer: Search) -> Picture:
     return Picture(title, lead, charts, notes, command)
 
 
-def _name(answer: FoundConfiguration) -> str:
+def _name(answer: FoundConfig) -> str:
     """Return the name of a configuration."""
-    way = answer.step.way
-    schedule = "" if way.stages == 1 else way.schedule + (f" x {way.chunks}" if way.chunks > 1 else "")
-    return ", ".join(filter(None, (f"{way} {answer.zero}", schedule, said_of(answer.plan))))
+    parallel = answer.step.parallel
+    schedule = (
+        "" if parallel.stages == 1 else parallel.schedule + (f" x {parallel.chunks}" if parallel.chunks > 1 else "")
+    )
+    return ", ".join(filter(None, (f"{parallel} {answer.zero}", schedule, said_of(answer.plan))))
 
 
-def _pick(model: Any, answer: FoundConfiguration) -> dict[str, str]:
+def _pick(model: Any, answer: FoundConfig) -> dict[str, str]:
     """Return the flags that select a configuration; none if its plan is not available with --mesh."""
     if said_of(answer.plan):
         return {}
-    axes = [axis for axis in answer.step.way.mesh if axis != PIPELINE]
-    texts = {each.zero: each.text for each in structures(model, [precision_of(answer.precision)], [KEEPING_ALL], axes)}
+    axes = [axis for axis in answer.step.parallel.mesh if axis != PIPELINE]
+    texts = {
+        each.zero: each.text for each in structures(model, [precision_of(answer.precision)], [NO_RECOMPUTATION], axes)
+    }
     place = ", ".join(text for text in texts[answer.zero].split(", ") if text.split(" over ")[1].split()[0] in axes)
-    way = answer.step.way
-    return {"mesh": str(way), "place": place} | ({"schedule": way.schedule} if way.stages > 1 else {})
+    parallel = answer.step.parallel
+    return {"mesh": str(parallel), "place": place} | ({"schedule": parallel.schedule} if parallel.stages > 1 else {})
 
 
 def _held(step: StepUsage, device: int | None = None) -> dict[str, float]:
@@ -177,7 +181,7 @@ def _taken(many: SpreadStep) -> list[Chart]:
     """Return the step's time by cause, the memory of each device, the pipeline, and the traffic."""
     step = many.step
     held = [_held(step, device) for device in range(len(step.stages))]
-    word = "stage" if step.way.chunks == 1 else "device"
+    word = "stage" if step.parallel.chunks == 1 else "device"
     rows = list[BarRow]()
     for parts, group in groupby(range(len(held)), held.__getitem__):
         places = list(group)
@@ -186,14 +190,10 @@ def _taken(many: SpreadStep) -> list[Chart]:
     charts: list[Chart] = [
         Bars("Time of a step by cause", "seconds", (BarRow("a step", _causes(step)),)),
         Bars(
-            "Memory of a device",
-            "bytes",
-            tuple(rows),
-            (many.memory, f"A device has {size_of(int(many.memory))}"),
-            MADE,
+            "Memory of a device", "bytes", tuple(rows), (many.memory, f"A device has {size_of(int(many.memory))}"), MADE
         ),
     ]
-    if step.way.stages > 1:
+    if step.parallel.stages > 1:
         charts.append(_pipeline(step))
     if step.sent:
         sent = tuple(
@@ -215,26 +215,30 @@ def _taken(many: SpreadStep) -> list[Chart]:
 
 def _pipeline(step: StepUsage) -> Lanes:
     """Return the passes of the first microbatches on every stage."""
-    way = step.way
-    few = min(way.microbatches, 2 * way.stages + (2 if way.chunks == 1 else 0))
-    order = schedule_of(way.schedule, way.stages, few, way.chunks)
+    parallel = step.parallel
+    few = min(parallel.microbatches, 2 * parallel.stages + (2 if parallel.chunks == 1 else 0))
+    order = schedule_of(parallel.schedule, parallel.stages, few, parallel.chunks)
     forward, backward, update = (step.passes[name] for name in "FBW")
     ran = run(order, forward, backward, update, step.stages[0].sent)
-    word = "stage" if way.chunks == 1 else "stages"
+    word = "stage" if parallel.chunks == 1 else "stages"
     lanes = tuple(
         (
-            f"{word} {' and '.join(str(chunk * way.stages + device + 1) for chunk in range(way.chunks))}",
+            f"{word} {' and '.join(str(chunk * parallel.stages + device + 1) for chunk in range(parallel.chunks))}",
             tuple((PASSES[each.kind], str(each.microbatch + 1), begin, end) for each, begin, end in times),
         )
         for device, times in enumerate(ran.times)
     )
-    which = f"the first {few} of {way.microbatches:,} microbatches" if few < way.microbatches else "all microbatches"
-    return Lanes(f"The pipeline, {way.schedule}: {which}, by their numbers", "seconds", lanes)
+    which = (
+        f"the first {few} of {parallel.microbatches:,} microbatches"
+        if few < parallel.microbatches
+        else "all microbatches"
+    )
+    return Lanes(f"The pipeline, {parallel.schedule}: {which}, by their numbers", "seconds", lanes)
 
 
 def _placed(request: Request, many: SpreadStep) -> list[Chart]:
     """Return the table of every device, with the bytes of its collectives."""
-    inner = {axis: size for axis, size in many.step.way.mesh.items() if axis != PIPELINE and size > 1}
+    inner = {axis: size for axis, size in many.step.parallel.mesh.items() if axis != PIPELINE and size > 1}
     if not inner:
         return []
     text = ",".join(f"{axis}={size}" for axis, size in inner.items())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from learncost.devices.device import device
-from learncost.devices.rates import HERE, calibrated
+from learncost.devices.rates import THIS_MACHINE, calibrated
 from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
-from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
+from learncost.reports.memory.engines import DEFAULT_ENGINE, GRAPH, memory_engines
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.on_device import memory_on_device
 from learncost.reports.request import GPU, Request, takes_request
@@ -46,8 +46,10 @@ def by_engine(request: Request) -> Picture:
     request = replace(request.in_precision(request.kind().name), on=None, engine="")
     table = memory(replace(request, engine=GRAPH))
     assert isinstance(table, Memory)
-    shown = engine or (USUAL if on_device and on_device.engine == USUAL and not on_device.is_bound else GRAPH)
-    on_gpu = bool(on) and on != HERE and not calibrated(on) and device(on).torch == GPU
+    shown = engine or (
+        DEFAULT_ENGINE if on_device and on_device.engine == DEFAULT_ENGINE and not on_device.is_bound else GRAPH
+    )
+    on_gpu = bool(on) and on != THIS_MACHINE and not calibrated(on) and device(on).torch == GPU
     rows = list[BarRow]()
     peaks: dict[str, int] = {}
     for name, chosen_engine in memory_engines().items():

@@ -11,7 +11,7 @@ from learncost.reports.memory.engine import Engine
 
 GRAPH = "graph"
 """The engine that answers for every step: the lines of its table."""
-USUAL = "eager"
+DEFAULT_ENGINE = "eager"
 """The engine by default, for every step that it can run."""
 
 

@@ -10,7 +10,7 @@ from learncost.passes.plan import CHOSEN
 from learncost.program.arena import Region, assigned, label, largest_assigned, too_large
 from learncost.reports.memory.engine import IN_PLACE, TYPES, Engine, MemoryUse, of_parts, refusal
 from learncost.reports.memory.largest import largest_batch
-from learncost.reports.memory.planner import frugal
+from learncost.reports.memory.planner import smallest_arena_plan
 from learncost.reports.memory.step import MemoryStep, by_lines
 
 
@@ -105,7 +105,7 @@ ENGINES = (
         CONVENTION,
         lambda step: refusal(step, (*TYPES, "int32"), with_flash=True),
         plan=lambda table: CHOSEN,
-        planner=partial(by_lines, planner=frugal),
+        planner=partial(by_lines, planner=smallest_arena_plan),
         alone="its program is for one board, without communication",
         largest=_largest,
         passes=lambda *given: sum(_arrays_of(*given).values()),

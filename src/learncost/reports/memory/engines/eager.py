@@ -15,9 +15,9 @@ from learncost.ir.precision import BYTES, training_precision
 from learncost.ir.term import Term
 from learncost.liveness import LiveInterval, ProgramPoint
 from learncost.models.model import Model, run_sizes
-from learncost.models.module import learns_otherwise, module_of, runs_otherwise
+from learncost.models.module import module_of, trains_other_weights, why_not_runnable
 from learncost.ops import is_log_softmax
-from learncost.passes.plan import NONE, by_eager, plan_of, usual_plan
+from learncost.passes.plan import NONE, by_eager, default_plan, plan_of
 from learncost.passes.quantized import bytes_of_array
 from learncost.procedures.optimizer import PAGED
 from learncost.procedures.procedure import procedure
@@ -362,7 +362,7 @@ def recorded_on(device: str, step: MemoryStep, sizes: Mapping[str, int], compile
     given, wrapping = step.states_and_masters, _wrapping(step)
     if step.over and not is_sharded(step):
         given[BUCKETS] = bytes_of(model.table, model.learning, sizes, lambda _: step.kind.weight)
-    weights = (layer.table.weights, model.learning) if layer and learns_otherwise(model) else None
+    weights = (layer.table.weights, model.learning) if layer and trains_other_weights(model) else None
     kind = step.kind
     values, autocast = (kind.weights, kind.values) if kind.autocast else (kind.values, "")
     settings = given, weights, _stepping(step), step.accumulate, _hooked(step)
@@ -394,7 +394,7 @@ def _stepping(step: MemoryStep) -> OptimizerStep:
     return OptimizerStep(name, how, BYTES.get(step.kind.states, FLOAT), step.eager.clip, cuda)
 
 
-OF_BITSANDBYTES = " of bitsandbytes"
+BITSANDBYTES = " of bitsandbytes"
 
 
 def _steps(step: MemoryStep) -> str:
@@ -404,10 +404,10 @@ def _steps(step: MemoryStep) -> str:
     ops = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "with foreach=False"}
     hooks = ", stepped in the hook of each gradient" if _hooked(step) else ""
     unfused = "" if "fused" in known.implementations else ", since PyTorch has no fused implementation"
-    paged = f"Paged{known.name.removesuffix(OF_BITSANDBYTES)}{OF_BITSANDBYTES}" if PAGED in step.eager.offload else ""
+    paged = f"Paged{known.name.removesuffix(BITSANDBYTES)}{BITSANDBYTES}" if PAGED in step.eager.offload else ""
     how = f" {ops[stepping.how]}" if len(known.implementations) > 1 and not paged else ""
     clipped = " Gradients are clipped by clip_grad_norm_." if stepping.clip else ""
-    if _unfused(step) and usual_plan(step.unplanned):
+    if _unfused(step) and default_plan(step.unplanned):
         clipped += " Attention is not fused (attn_implementation=eager)."
     return f"{NOT_ON_GPU if stepping.cuda else ''}{paged or known.name}{how}{hooks}{unfused if how else ''}.{clipped}"
 
@@ -562,7 +562,7 @@ def _unwrapped(step: MemoryStep) -> str:
     if step.stages and (why := _unstaged(step)):
         return f"does not support {why} in stages of a pipeline: use --engine graph"
     if wrapping.parts > 1 and step.model.configuration.layer is not None:
-        if step.module != UserModule.name or runs_otherwise(step.model):
+        if step.module != UserModule.name or why_not_runnable(step.model):
             return "shards an imported module that is named as FILE.py:NAME, by bp: use --engine graph"
         if step.replicas != wrapping.parts or not wrapping.syncs:
             return (
@@ -583,7 +583,7 @@ def _unstaged(step: MemoryStep) -> str:
         f"--task {step.eager.task}": bool(step.eager.task),
         f"--offload {','.join(step.eager.offload)}": bool(step.eager.hosted),
         "weight updates separate from the backward pass": step.on_mesh is not None
-        and KINDS[step.on_mesh.cut.way.schedule].parted,
+        and KINDS[step.on_mesh.cut.parallel.schedule].splits_backward,
     }
     return next((what for what, is_asked in asked.items() if is_asked), "")
 
@@ -610,7 +610,7 @@ def _outside(step: MemoryStep) -> str:
 
 def _uncompiled(step: MemoryStep) -> str:
     """Return why torch.compile has no step of a model."""
-    if step.module != UserModule.name or runs_otherwise(step.model):
+    if step.module != UserModule.name or why_not_runnable(step.model):
         return (
             f"compiles a module that runs itself, by bp, without adapters: FILE.py:NAME, or --module {UserModule.name}"
         )
@@ -643,7 +643,7 @@ def _refuses(step: MemoryStep) -> str:
         flag = f"--plan {CHUNKED}" if CHUNKED in _plans(step) else "--lora-dropout"
         flag = next((f"--{name} {given}" for name in ("loss", "task") if (given := getattr(step.eager, name))), flag)
         return f"does not support {flag} with --module {UserModule.name}, whose forward pass has its own"
-    if _unfused(step) and step.module == UserModule.name and usual_plan(step.unplanned):
+    if _unfused(step) and step.module == UserModule.name and default_plan(step.unplanned):
         return f"runs an imported module as it is, with fused attention, not with --plan {NONE}"
     implementations = CLASSES[step.optimizer.name].implementations
     if step.eager.implementation and step.eager.implementation not in implementations:
@@ -705,7 +705,7 @@ def _otherwise(step: MemoryStep) -> str:
     """Return why an imported module cannot execute the step, as a verb phrase; "" if it can."""
     if step.recomputes:
         return "runs an imported module by bp only: use --module plain for checkpoints of its blocks"
-    why = runs_otherwise(step.model)
+    why = why_not_runnable(step.model)
     return f"with --module itself {why}" if why else ""
 
 

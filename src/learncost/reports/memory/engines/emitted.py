@@ -130,7 +130,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     except InputError as error:
         needs = _operators_take("torch", step, sizes)
         return replace(needs, said=f"{OPERATORS} The step cannot run in place: {error}.")
-    return of_parts(parts, f"{SAID} {MESSAGES}" if step.over else "")
+    return of_parts(parts, f"{DESCRIPTION} {MESSAGES}" if step.over else "")
 
 
 def _on_gpu(step: MemoryStep, sizes: Mapping[str, int], layout: InPlaceLayout) -> dict[str, int]:
@@ -193,7 +193,7 @@ def _choices(step: MemoryStep) -> list[str]:
     return [plan for plans in found for plan in plans][::-1]
 
 
-SAID = (
+DESCRIPTION = (
     "Peak allocated memory of the step in place with compiled kernels: weights and optimizer states, the batch, and "
     "the arena. With bf16-masters, weights and states are fp32 and their bf16 copies are in the arena."
 )
@@ -202,7 +202,7 @@ MESSAGES = (
     "library is not."
 )
 
-SAID_ON_GPU = (
+DESCRIPTION_ON_GPU = (
     "The step of learncost emit --backend triton: weights and optimizer states, with bf16-masters bf16 copies of "
     "weights, the batch, the arena, and 64 MiB of cuBLAS (16 MiB before Hopper). CUDA's context and the buffers of "
     "index_put_ are not included. It has never been measured on a GPU."
@@ -214,7 +214,7 @@ ENGINES = (
         _peak,
         _takes,
         IN_PLACE,
-        SAID,
+        DESCRIPTION,
         lambda step: refusal(step, (*TYPES, "bf16-masters")),
         plan=lambda table: CHOSEN,
         planner=partial(by_lines, planner=smallest),
@@ -227,7 +227,7 @@ ENGINES = (
         _peak_on_gpu,
         lambda step, sizes: of_parts(_on_gpu(step, sizes, laid_out_on_gpu(step, sizes))),
         IN_PLACE,
-        SAID_ON_GPU,
+        DESCRIPTION_ON_GPU,
         lambda step: (
             "requires a GPU in --on, such as --on H100-SXM"
             if step.regions and step.eager.device != GPU

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from learncost.ir.dataclass import replace
 from learncost.ir.polynomial import shape_of
 from learncost.liveness import KINDS, SPLIT, Live, LiveArray, LiveInterval
-from learncost.passes.plan import usual_plan
+from learncost.passes.plan import default_plan
 from learncost.passes.quantized import bytes_of_array
 from learncost.reports.memory.engine import IN_PLACE, Engine, MemoryUse
 from learncost.reports.memory.step import MemoryStep
@@ -26,10 +26,10 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     curve = tuple(replace(moment, bytes=moment.bytes + uncounted) for moment in alive.curve)
     moment = next(moment_of_peak for moment_of_peak in curve if moment_of_peak.bytes == alive.peak + uncounted)
     there = _complete(alive.live_at_peak, step)
-    return MemoryUse(alive.peak + uncounted, moment, split, there, lambda: (curve, _stays(step, alive, len(curve))))
+    return MemoryUse(alive.peak + uncounted, moment, split, there, lambda: (curve, _intervals(step, alive, len(curve))))
 
 
-def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
+def _intervals(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
     """Return the arrays over the lines with their parts of `SPLIT`, and the arrays of no line.
 
     Where frozen weights lie in flash, they are not among them.
@@ -42,7 +42,7 @@ def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
 
     away = {*step.model.quantized_widths, *(step.frozen if step.in_flash else ())}
     yield from (
-        replace(stay, part=part_of(step, stay.name, stay.role)) for stay in alive.stays if stay.name not in away
+        replace(stay, part=part_of(step, stay.name, stay.role)) for stay in alive.intervals if stay.name not in away
     )
     if not step.in_flash:
         for array in step.packed:
@@ -80,7 +80,7 @@ ENGINES = (
         "The step's table, line by line: the optimizer updates weights and states in place, nothing else is in "
         "place, and values inside a kernel take no memory. Library workspaces and allocator overhead are not "
         "included.",
-        plan=usual_plan,
+        plan=default_plan,
         largest=lambda step, budget: step.largest(budget),
         lengths=True,
     ),

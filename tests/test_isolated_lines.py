@@ -1,4 +1,4 @@
-"""Lines that stand alone are counted once a shape, without the lines around them: the counts are those of all lines."""
+"""Isolated lines are counted once per shape, without the lines around them: the counts are those of all lines."""
 
 import pytest
 

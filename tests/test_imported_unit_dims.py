@@ -1,4 +1,4 @@
-"""Products of matrices with one row, one column or one place to sum, held to what PyTorch counts."""
+"""Matrix products with one row, one column or one summed position, compared with the counts of PyTorch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The words that reports have beside letters, such as queries for Q, are of values and weights of their tables."""
+"""The names that reports show beside letters, such as queries for Q, belong to values and weights of their tables."""
 
 from __future__ import annotations
 

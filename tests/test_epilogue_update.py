@@ -1,4 +1,4 @@
-"""The optimizer in the product that makes a gradient: which weights, with what reason not, and what is never stored."""
+"""The optimizer step in the epilogue of a gradient's product: eligible weights, reasons, and what is never stored."""
 
 import numpy as np
 import pytest

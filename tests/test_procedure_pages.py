@@ -1,4 +1,4 @@
-"""The page of ways to learn: its formulas are what the tables cost, to the unit; its list what cost and memory say."""
+"""The page of learning procedures: its formulas equal the costs of the tables; its lists equal cost and memory."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from learncost.cli.lists.listing import listing
 from learncost.procedures import procedure
 
 PAGE, SAVING = (
-    (Path(__file__).parents[1] / "docs" / f"{name}.md").read_text() for name in ("ways", "saving-procedures")
+    (Path(__file__).parents[1] / "docs" / f"{name}.md").read_text() for name in ("procedures", "saving-procedures")
 )
 FORMULAS = {
     cell.strip(): columns[3].strip().strip("`")

@@ -1,4 +1,4 @@
-"""Words of the vocabulary that a module writes out, and numbers that it makes of positions: what is read as lines."""
+"""Operators that a module writes out, and numbers computed from positions: the lines that are imported."""
 
 import pytest
 import torch

@@ -1,9 +1,9 @@
-"""Every way to learn on digits and on text: the contests of docs/learned.md, one file for each entrant.
+"""Every learning procedure on digits and on text: the contests of docs/learned.md, one file for each entrant.
 
-    python benchmarks/ways.py FOLDER                           all that is not there yet, one after another
-    python benchmarks/ways.py FOLDER --only digits-2,text-2    these problems alone
-    python benchmarks/ways.py FOLDER --procedure bp,skip       these procedures alone
-    python benchmarks/ways.py FOLDER --table                   what is there, as the tables of the page
+    python benchmarks/procedures.py FOLDER                           all that is not there yet, one after another
+    python benchmarks/procedures.py FOLDER --only digits-2,text-2    these problems alone
+    python benchmarks/procedures.py FOLDER --procedure bp,skip       these procedures alone
+    python benchmarks/procedures.py FOLDER --table                   what is there, as the tables of the page
 
 What is there is not run again: a run that was stopped goes on with the next entrant. It takes hours: nice -n 19.
 """

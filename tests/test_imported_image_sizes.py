@@ -1,4 +1,4 @@
-"""Sides of images that stay open: pools over borders, enlargements, mirrored borders, triangles."""
+"""Symbolic image sizes: pooling with padding, upsampling, reflection padding, triangular masks."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The proof sees what it should see, and says what it saw."""
+"""Verification finds what is wrong, and reports what it compared."""
 
 import json
 

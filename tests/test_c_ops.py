@@ -1,4 +1,4 @@
-"""Every word of the vocabulary and its gradient as a kernel of one line in C, against the interpreter."""
+"""Every operator and its gradient as a kernel of one line in C, against the interpreter."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def case(name, part, dtype, number):
 
 @pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
-def test_words(dtype):
+def test_ops(dtype):
     check([case(name, part, dtype, number) for number, (name, part) in enumerate(known())])
 
 

@@ -1,4 +1,4 @@
-"""Blocks that learn by turns: a training is one of each block after another, with a new state of the optimizer."""
+"""Block coordinate descent: each block is trained in turn, with a new optimizer state."""
 
 from dataclasses import replace
 

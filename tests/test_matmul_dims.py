@@ -1,4 +1,4 @@
-"""What the axes of a product do: rows, columns, summed, batch."""
+"""The axes of a product by their function: rows, columns, summed, batch."""
 
 import pytest
 

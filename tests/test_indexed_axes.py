@@ -1,4 +1,4 @@
-"""Reads and writes at places that positions on axes give: windows, slices, shifts, pads, joins, turned axes."""
+"""Reads and writes at affine indices: windows, slices, shifts, padding, concatenation, flipped axes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Words as a layer's users write them, held to PyTorch's own functions: values and gradients, on every backend."""
+"""Operators as users write them in a layer, against PyTorch's functions: values and gradients on every backend."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Repeats that read one slice of a stack a turn (`each`) and collect a value of every turn (`keep`)."""
+"""Loops that read a slice of a stack per iteration (`each`) and stack a value of every iteration (`keep`)."""
 
 import numpy as np
 import pytest

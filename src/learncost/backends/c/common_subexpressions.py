@@ -77,7 +77,7 @@ def lowered(
     normal = _early(normal, frozenset(iterations))
     merged = _without_factors(_without_points(_without_copies(normal, outputs)), defined(lines))
     plain = _without_logarithms(merged)
-    return _needed(without_twins(plain, outputs), outputs)
+    return _needed(eliminate_common_subexpressions(plain, outputs), outputs)
 
 
 def _without_copies(lines: Sequence[Line], outputs: frozenset[str]) -> list[Line]:
@@ -235,7 +235,7 @@ _LONGEST = 8
 """The most monomials of a polynomial that is written out; a longer one is a separate variable."""
 
 
-def without_twins(lines: Sequence[Line], outputs: Collection[str]) -> list[Line]:
+def eliminate_common_subexpressions(lines: Sequence[Line], outputs: Collection[str]) -> list[Line]:
     """Return the lines of one scope in normal form without duplicates of earlier values; outputs are kept.
 
     Common-subexpression elimination by algebra: GELU has tanh(c (x + a x^3)) and its gradient tanh(c x (1 + a x^2)).

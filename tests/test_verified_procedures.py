@@ -1,4 +1,4 @@
-"""What is proved of learning procedures on a model, and that the proof sees what is wrong."""
+"""Verification of learning procedures on a model: what it compares, and that it finds errors."""
 
 from dataclasses import replace
 

@@ -261,7 +261,7 @@ def test_a_port_that_is_taken_is_one_line(text, tmp_path, monkeypatch, capsys):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": taken.getsockname()[1]}
-        for name, value in rendezvous.items():
+        for name, value in address.items():
             monkeypatch.setenv(name, str(value))
         with pytest.raises(SystemExit, match="2"):
             main(["train", str(text), "--mesh", "dp=2", "--out", str(tmp_path / "run")])

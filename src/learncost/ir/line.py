@@ -244,12 +244,14 @@ class Line:
         inner += [n for term in self.left for n in term.names[1:]]
         return tuple(dict.fromkeys(inner))
 
-    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Line:
-        """Return the line with values and axes renamed; the same object where nothing changes."""
+    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}, /, **fields: Any) -> Self:
+        """Return the line with values and axes renamed, and with these fields; the same object where nothing
+        changes."""
         return self.with_changed(
             left=tuple(t.renamed(names, axes) for t in self.left),
             right=tuple(t.renamed(names, axes) for t in self.right),
             where=tuple(c.renamed(axes) for c in self.where),
+            **fields,
         )
 
     def with_changed(self, **fields: Any) -> Self:
@@ -317,11 +319,9 @@ class Op(Line):
         operand_axes = {axis for term in self.right for axis in term.loops}
         return tuple(axis for axis in self.left[0].loops if self.right and axis not in operand_axes)
 
-    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Op:
-        line = super().renamed(names, axes)
-        assert isinstance(line, Op)
+    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}, /, **fields: Any) -> Self:
         opaque = self.opaque.renamed(axes) if self.opaque and axes else self.opaque
-        return line.with_changed(axes=tuple(axes.get(a, a) for a in self.axes), opaque=opaque)
+        return super().renamed(names, axes, axes=tuple(axes.get(a, a) for a in self.axes), opaque=opaque, **fields)
 
     def __str__(self) -> str:
         op = {"gradient": f"{self.op}'", "jacobian": f"jacobian {self.op}"}.get(self.part, self.op)

@@ -25,7 +25,10 @@ class Header:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A call, `A[B M d] = attention(H, H, H; attn, N = M') where M' <= M`; the definition's lines replace it."""
+    """A call, `A[B M d] = attention(H, H, H; attn, N = M') where M' <= M`; the definition's lines replace it.
+
+    `block` is the side, encoder or decoder, of the block that it is in; None: of none.
+    """
 
     left: tuple[Term, ...]
     layer: str
@@ -35,6 +38,7 @@ class LayerCall:
     where: tuple[Condition, ...]
     text: str
     module: str = ""
+    block: str | None = None
 
     @property
     def is_own(self) -> bool:

@@ -313,17 +313,18 @@ class _TableScope:
             if name not in self.current:
                 hint = (advice(str(line)) if "." in name else "") or self.hint(name)
                 raise NotationError(f"{name} is not defined before it is read{hint}", str(line))
-        meta = line.meta
+        meta, called = line.meta, bool(line.meta.local)  # the lines of a called layer were checked there
         line = line.with_changed(
-            meta=meta if meta.local else replace(meta, local=line.name, locals=tuple(t.name for t in line.right)),
+            meta=meta if called else replace(meta, local=line.name, locals=tuple(t.name for t in line.right)),
             right=tuple(t.renamed(self.current) for t in line.right),
-            left=tuple(Term(t.name, tuple(_rename_reads(a, self.current) for a in t.axes)) for t in line.left),
+            left=tuple(_reading(t, self.current) for t in line.left),
         )
         loops = set(line.loops)
         for condition in line.where:
             if unknown := sorted(condition.axes - loops):
                 raise NotationError(f"where {condition}: axis {unknown[0]} is not in the line", str(line))
-        self.check_counts(line)
+        if not called:
+            self.check_counts(line)
         line = settle(line, self.axes)  # first, so that a new name declares axes of known values
         known = len(self.axes)
         for term in line.right:
@@ -336,7 +337,8 @@ class _TableScope:
         read = [term.name for term in line.terms]
         if len(self.axes) > known and len({*read}) < len(read):  # two reads of a new name have the same axes
             line = settle(line, self.axes)
-        check_shape(line)
+        if not called or line.where:
+            check_shape(line)
         if self.check:
             line = self.check(line)
         names = {term.name: self.version(term.name) for term in line.left}
@@ -485,8 +487,10 @@ class _TableScope:
         return self.current[name]
 
 
-def _rename_reads(axis: str | Read, names: Mapping[str, str]) -> str | Read:
-    return axis if isinstance(axis, str) else Read(axis.axis, axis.at.renamed(names))
+def _reading(term: Term, names: Mapping[str, str]) -> Term:
+    """Return a result with the names that its indices read renamed."""
+    axes = (Read(axis.axis, axis.at.renamed(names)) if isinstance(axis, Read) else axis for axis in term.axes)
+    return Term(term.name, tuple(axes)) if term.indexed else term
 
 
 def _bases(axes: Iterable[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from learncost.ir.line import Condition, Line, Meta
 from learncost.ir.loop import Carry, Loop, Statement, walk, windows
 from learncost.ir.parsed import LayerCall, Parsed, ParsedLoop
 from learncost.ir.polynomial import base
-from learncost.ir.scope import AxesOf, Expanded
+from learncost.ir.scope import Axes, AxesOf, Expanded
 from learncost.ir.table import Table
 from learncost.ir.value import DRAWN, FIXED, IdentityKey
 from learncost.layers.spelling import primed
@@ -22,6 +22,14 @@ def expanded(table: Table, call: LayerCall, axes_of: AxesOf) -> Expanded:
 
     The roles of the called layer's inputs, such as constants, become roles of the caller's inputs.
     """
+    weights, _ = _weight_names(call, table.weights)
+    known = ((name, axes_of(name)) for name in (*call.arguments, *weights.values()))
+    return _expanded(IdentityKey(table), call, tuple((name, axes) for name, axes in known if axes is not None))
+
+
+@lru_cache(maxsize=256)  # models of one family call the same layers under the same names
+def _expanded(same: IdentityKey[Table], call: LayerCall, known: tuple[tuple[str, tuple[str, ...]], ...]) -> Expanded:
+    table = same.content
     drawn = tuple(name for name in table.inputs if table.values[name].role in DRAWN)
     inputs = tuple(name for name in table.inputs if name not in drawn)
     if len(call.arguments) != len(inputs):
@@ -34,7 +42,7 @@ def expanded(table: Table, call: LayerCall, axes_of: AxesOf) -> Expanded:
     arguments = dict(zip(inputs, call.arguments, strict=True))
     names = arguments | weights | masks
     names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
-    moved.axes = _axis_names(call, table, axes_of, arguments | weights | masks)
+    moved.axes = _axis_names(call, table, dict(known), arguments | weights)
     before = set(names)
     lines = moved.statements(table.lines, names)
     for condition in call.where:
@@ -83,16 +91,16 @@ class _InlinedCall:
         return f"{self.prefix}.{name}" if self.prefix else name
 
     def line(self, line: Line, names: Mapping[str, str]) -> Line:
-        moved = line.renamed(names, self.axes)
-        binding = tuple((letter, base(self.axes.get(now, now))) for letter, now in line.meta.binding)
+        meta, module, block = line.meta, within(self.call.module, line.meta.module), self.call.block or line.meta.block
+        if self.call.is_own and meta.layer == self.title:  # as if the caller contained the line
+            meta = Meta(block=block, equation=meta.equation, operator=meta.operator, module=module, again=meta.again)
+        else:
+            binding = tuple((letter, base(self.axes.get(now, now))) for letter, now in meta.binding)
+            meta = replace(meta, block=block, binding=binding, module=module)
+        moved = line.renamed(names, self.axes, meta=meta)
         where = tuple(c for c in self.call.where if c.axes <= set(moved.loops))
         self.restricted.update(where)
-        module = within(self.call.module, line.meta.module)
-        if self.call.is_own and line.meta.layer == self.title:  # as if the caller contained the line
-            meta = Meta(equation=line.meta.equation, operator=line.meta.operator, module=module, again=line.meta.again)
-        else:
-            meta = replace(line.meta, binding=binding, module=module)
-        return moved.with_changed(where=(*moved.where, *where), meta=meta)
+        return moved.with_changed(where=(*moved.where, *where)) if where else moved
 
     def block(self, repeat: Loop, names: Mapping[str, str]) -> ParsedLoop:
         """Return a loop with inner names that differ from those of the call's arguments."""
@@ -128,7 +136,7 @@ def _weight_names(call: LayerCall, weights: tuple[str, ...]) -> tuple[dict[str, 
     raise NotationError(f"{call.layer} has {len(weights)} weights: give one prefix or as many names", call.text)
 
 
-def _axis_names(call: LayerCall, table: Table, axes_of: AxesOf, names: Mapping[str, str]) -> dict[str, str]:
+def _axis_names(call: LayerCall, table: Table, known: Axes, names: Mapping[str, str]) -> dict[str, str]:
     """Return the caller's names of the layer's axes, from the call, its arguments and its left side."""
     axes = dict(call.axes)
     loops, sizes, counts = _axes_inside(IdentityKey(table))
@@ -136,8 +144,8 @@ def _axis_names(call: LayerCall, table: Table, axes_of: AxesOf, names: Mapping[s
         raise NotationError(f"{fixed[0]} is an axis of {call.layer}: give it a name, not a number", call.text)
     pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     for inner, outer in names.items():
-        if inner in table.axes and (outer_axes := axes_of(outer)) is not None:
-            pairs.append((table.axes[inner], outer_axes))
+        if inner in table.axes and outer in known:
+            pairs.append((table.axes[inner], known[outer]))
     pairs += [(table.axes[inner], term.declared) for inner, term in zip(table.outputs, call.left, strict=True)]
     for inner_axes, outer_axes in pairs:
         if len(inner_axes) != len(outer_axes):

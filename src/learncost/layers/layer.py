@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, reduce
+from functools import cache, cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,17 @@ class Layer(Displayed):
     def __str__(self) -> str:
         return self.text
 
+    @cached_property
+    def marked(self) -> Table:
+        """Return its table in which the lines that compute cached values are marked."""
+
+        def mark(line: Line) -> tuple[Line]:
+            if line.name not in self.cache:
+                return (line,)
+            return (replace(line, meta=replace(line.meta, note=CachedAlong(self.table.axes[line.name].index(KEYS)))),)
+
+        return replace(self.table, lines=map_lines(self.table.lines, mark)) if self.cache else self.table
+
 
 def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     """Return a shipped layer by its name or a synonym, or a layer from its text in the notation.
@@ -261,30 +272,22 @@ def in_evaluation(layer_in_training: Layer) -> Layer:
     return layer_in_training.evaluation or layer_in_training
 
 
-def marked(layer: Layer) -> Table:
-    """Return the layer's table in which the lines that compute cached values are marked."""
-
-    def mark(line: Line) -> tuple[Line]:
-        if line.name not in layer.cache:
-            return (line,)
-        return (replace(line, meta=replace(line.meta, note=CachedAlong(layer.table.axes[line.name].index(KEYS)))),)
-
-    return replace(layer.table, lines=map_lines(layer.table.lines, mark)) if layer.cache else layer.table
-
-
 def _check_gradients(table: Table) -> None:
     """Raise `NotationError` if an operand needs a gradient that its op does not define.
 
     The conditions that `less` and `equal` compute are piecewise constant: they need no gradient for any operand.
     """
-    plan = GradientPlan(frozenset(table.weights))
-    plan.needs(table.lines, {*table.inputs, *table.weights} - table.indices - table.constants)
+    plan: GradientPlan | None = None  # takes a while, and few lines have such an operand
     for line, nest in walk(table.lines):
         if isinstance(line, Op) and entry(line.op).gradient:
-            reach = reduce(lambda outer, loop: outer.inner[loop.makes], nest.loops, plan)
             may = {*differentiable(line), *map(line.given.index, entry(line.op).conditions)}
             for place, term in enumerate(line.right):
-                if place not in may and term.name in reach.needed:
+                if place in may or not term.name:
+                    continue
+                if plan is None:
+                    plan = GradientPlan(frozenset(table.weights))
+                    plan.needs(table.lines, {*table.inputs, *table.weights} - table.indices - table.constants)
+                if term.name in reduce(lambda outer, loop: outer.inner[loop.makes], nest.loops, plan).needed:
                     raise NotationError(
                         f"{line.op} has no gradient for its operand {term.name}: give a number, as in "
                         f"{_with_number(line, place)}, or an input that a line `constants: {term.name}` names",
@@ -427,7 +430,7 @@ class _Calls:
 
     def __call__(self, call: LayerCall, axes_of: AxesOf) -> Expanded:
         callee = self.layers[call.layer] if call.layer in self.layers else shipped_layer(call.layer, call.text)
-        expansion = expanded(marked(callee), call, axes_of)
+        expansion = expanded(callee.marked, call, axes_of)
         if call.is_own:
             self.equations |= own_equations(callee.equations, callee.table, call)
             self.cache += callee.cache

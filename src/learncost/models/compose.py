@@ -47,15 +47,14 @@ class PlannedLayer:
 
 @dataclass(frozen=True)
 class CompositionPlan:
-    """The composition of a model: its lines, the layers that it calls, the trip counts of its loops, and the sides
-    (encoder or decoder) of loops and of layers outside of loops."""
+    """The composition of a model: its lines, the layers that it calls, the trip counts of its loops, and the layers
+    outside of blocks that belong to a side, encoder or decoder, if there are both."""
 
     header: Header
     lines: tuple[Parsed, ...]
     layers: tuple[PlannedLayer, ...]
     counts: tuple[tuple[str, int], ...]
-    blocks: tuple[str, ...]
-    sided: tuple[str, ...] = ()
+    sided: tuple[str, ...]
 
 
 def plan(configuration: Configuration) -> CompositionPlan:
@@ -79,7 +78,8 @@ def plan(configuration: Configuration) -> CompositionPlan:
     )
     layer_names = dict.fromkeys(call.layer for call in calls_of(lines))
     layers = tuple(_planned(name, family.layers[name], values) for name in layer_names if name in family.layers)
-    return CompositionPlan(header, lines, layers, tuple(composition.counts), tuple(composition.blocks), family.sided)
+    sided = family.sided if len({*family.blocks}) > 1 else ()
+    return CompositionPlan(header, lines, layers, tuple(composition.counts), sided)
 
 
 def making(configuration: Configuration, names_needed: Iterable[str]) -> tuple[Header, tuple[Parsed, ...]]:
@@ -121,7 +121,6 @@ class _Composition:
         self.values = values
         self.head = head
         self.counts: list[tuple[str, int]] = []
-        self.blocks: list[str] = []
         self.stacks: dict[str, list[str]] = {}
         self.kinds: dict[str, int] = {}
 
@@ -233,7 +232,6 @@ class _Composition:
         """Return one loop over blocks, given by their names ("" for a single kind) and lines; `count` replaces its trip
         count."""
         symbol = self.counted(blocks[0][1], count)
-        self.blocks.append(side)
         lines: list[Parsed] = []
         each: list[tuple[str, str]] = []
         for name, block in blocks:
@@ -244,7 +242,7 @@ class _Composition:
                     names[inside] = pair[0]
                     self.stacks.setdefault(stack, []).append(pair[1])
                     each.append(pair)
-            lines += (self.line_renamed(line, name, names) for line in block.lines)
+            lines += (self.line_renamed(line, side, name, names) for line in block.lines)
         return replace(blocks[0][1], count=symbol, each=tuple(each), lines=tuple(lines))
 
     def counted(self, block: ParsedLoop, count: tuple[str, int] | None = None) -> str:
@@ -252,22 +250,21 @@ class _Composition:
         self.counts.append(count or (SYMBOLS.get(block.count, block.count), self.values[block.count]))
         return self.counts[-1][0]
 
-    def line_renamed(self, line: Parsed, name: str, names: Mapping[str, str]) -> Parsed:
-        """Return a line of a block with its weights prefixed by the block's name, and its slices renamed by `names`."""
+    def line_renamed(self, line: Parsed, side: str, name: str, names: Mapping[str, str]) -> Parsed:
+        """Return a line of a block of a side with its weights prefixed by the block's name, and its slices renamed by
+        `names`."""
         if isinstance(line, ParsedLoop):
             symbol = self.counted(line)
-            return replace(
-                line, count=symbol, lines=tuple(self.line_renamed(inner, name, names) for inner in line.lines)
-            )
+            lines = tuple(self.line_renamed(inner, side, name, names) for inner in line.lines)
+            return replace(line, count=symbol, lines=lines)
         if isinstance(line, Line):
-            return line.renamed(names)
+            return line.renamed(names, meta=replace(line.meta, block=side))
         weights = (
             weight if weight in self.family.shared else f"{name}.{weight}" if name else weight
             for weight in line.weights
         )
-        return replace(
-            line, weights=tuple(weights), arguments=tuple(names.get(argument, argument) for argument in line.arguments)
-        )
+        arguments = tuple(names.get(argument, argument) for argument in line.arguments)
+        return replace(line, weights=tuple(weights), arguments=arguments, block=side)
 
 
 def _read_first(block: ParsedLoop) -> Iterator[str]:

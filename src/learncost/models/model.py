@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line
-from learncost.ir.loop import Loop, Statement, map_lines, walk
+from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal
 from learncost.ir.value import DRAWN, IdentityKey
 from learncost.layers.active import parameters
-from learncost.layers.layer import Layer, defined, marked, shipped_layer
+from learncost.layers.layer import Layer, defined, shipped_layer
 from learncost.layers.rewrite import REWRITINGS, with_masks, with_padding
 from learncost.layers.spelling import read_place_by_place
 from learncost.models.compose import CompositionPlan, PlannedLayer, plan
@@ -174,7 +173,9 @@ class Structure:
 def _build(plan_: CompositionPlan, dropout: bool, padding: bool) -> tuple[Table, tuple[str, ...]]:
     """Return the table of a composition and its axes; compositions that differ only in counts share one table."""
     layers = {planned.name: _rewritten(replace(planned, name=""), dropout, padding) for planned in plan_.layers}
-    table = _with_blocks(defined(plan_.header, plan_.lines, layers).table, plan_.blocks, plan_.sided)
+    table = defined(plan_.header, plan_.lines, layers).table
+    if plan_.sided:
+        table = replace(table, lines=tuple(_with_side(line, plan_.sided) for line in table.lines))
     return table, axes_of(table)
 
 
@@ -209,7 +210,7 @@ def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Mode
     """Return the model of a layer in the notation, whose inputs have gradients, except indices and constants."""
     if dropout:
         raise InputError(f"dropout does not apply to {configuration.name}: the table defines its own dropout")
-    table, sizes = marked(layer), dict(configuration.sizes)
+    table, sizes = layer.marked, dict(configuration.sizes)
     along = {axis for name in table.weights for axis in table.axes[name]}
     sizes |= {axis: size for axis, size in layer.sizes.items() if axis in RUN_AXES & along}  # of learned positions
     stated = {name: sizes.get(name, size) for name, size in table.sizes.items()}
@@ -258,24 +259,11 @@ def masks_of(table: Table) -> tuple[str, ...]:
     return tuple(name for name in table.inputs if table.values[name].role in DRAWN)
 
 
-def _with_blocks(table: Table, blocks: tuple[str, ...], sided: tuple[str, ...]) -> Table:
-    """Return the table with the side (encoder or decoder) of every line in blocks and, if there are both, of `sided`
-    layers."""
-    two_sided = len(set(blocks)) > 1
-    stack = iter(blocks)
-    lines: list[Statement] = []
-    for line in table.lines:
-        block = ""
-        if isinstance(line, Loop):
-            block = next(stack)
-        elif two_sided and line.meta.layer in sided:
-            block = "encoder" if "N" in line.loops else "decoder"
-        lines += map_lines((line,), partial(_in_block, block)) if block else (line,)
-    return replace(table, lines=tuple(lines))
-
-
-def _in_block(block: str, line: Line) -> tuple[Line, ...]:
-    return (replace(line, meta=replace(line.meta, block=block)),)
+def _with_side(line: Statement, sided: tuple[str, ...]) -> Statement:
+    """Return a line outside of blocks with its side, encoder or decoder, if its layer is one of these."""
+    if isinstance(line, Loop) or line.meta.layer not in sided:
+        return line
+    return replace(line, meta=replace(line.meta, block="encoder" if "N" in line.loops else "decoder"))
 
 
 def lengths_open(configuration: Configuration, seq_len: int, target_len: int) -> tuple[int | None, int | None]:

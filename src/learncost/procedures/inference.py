@@ -20,7 +20,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
 from learncost.layers.active import of_part
-from learncost.layers.layer import Layer, marked, table_of
+from learncost.layers.layer import Layer, table_of
 from learncost.ops import is_log_softmax
 from learncost.procedures.decoding import (
     ALL,
@@ -119,7 +119,7 @@ def inference(model: Layer | Table, name: str = "", several: bool = False) -> In
     ... ''')).remade
     False
     """
-    table = marked(model) if isinstance(model, Layer) else table_of(model)
+    table = model.marked if isinstance(model, Layer) else table_of(model)
     name = name or table.title or "the table"
     forward = to_logits(table)
     decode, cached = Decoding(forward, name, several).table()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import mean, median
 
@@ -98,7 +98,7 @@ def interval_coverage(rows: Sequence[Observation]) -> float:
     return min(sum(count for count, _ in shares) / len(rows), mean(count / all_ for count, all_ in shares))
 
 
-@cache
+@lru_cache(maxsize=256)
 def _of(rows: tuple[Observation, ...], group: str) -> Evidence | None:
     of_group = [row for row in rows if group in row.groups]
     if not of_group:

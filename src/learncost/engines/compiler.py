@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from learncost.backends.c import KernelFunction, source
@@ -68,7 +68,7 @@ def compiled(text: str) -> ctypes.CDLL:
     raise InputError(f"{command[0]} could not compile the kernels: {failure}")
 
 
-@cache
+@lru_cache(maxsize=8)
 def _version(command: tuple[str, ...]) -> tuple[str, ...]:
     """Return the cache key of a compiler and processor."""
     version = subprocess.run((*command, "--version"), capture_output=True, text=True, check=False).stdout

@@ -104,7 +104,7 @@ def _initialiser(cls: type[Any]) -> Callable[..., None]:
     return made
 
 
-@cache
+@cache  # by form of a class
 def _compiled(count: int, made: tuple[int, ...], direct: bool, ends: bool) -> CodeType:
     """Return the code that sets fields f0, f1, ...: compilation took a tenth of what `learncost cost gpt2` takes.
 
@@ -263,7 +263,7 @@ def attributes(names: str = "", **renamed: str) -> Callable[[Any], Any]:
     return form
 
 
-@cache
+@cache  # by class
 def _keys(kind: Any) -> tuple[tuple[str, Key, Any], ...]:
     """Return what is written of a dataclass, in order: the attribute, how, and the default that may be left out."""
     placed, moved = list[tuple[str, Key, Any]](), list[tuple[str, Key, Any]]()

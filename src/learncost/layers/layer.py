@@ -476,7 +476,7 @@ def shipped_layer(name: str, line: str = "") -> Layer:
     return _shipped_layer(name)
 
 
-@cache
+@cache  # by shipped file
 def _shipped_layer(name: str) -> Layer:
     return layer((TABLES / f"{name}.table").read_text(encoding="utf-8"))
 

@@ -55,7 +55,7 @@ class Refinement:
     constants: tuple[str, ...]
 
 
-@cache
+@cache  # by shipped file
 def refinement(name: str) -> Refinement:
     """Return the refinement that the file of this name defines."""
     text = (Path(__file__).with_name("refinements") / f"{name}.table").read_text(encoding="utf-8")

@@ -66,7 +66,7 @@ def _files() -> tuple[Path, ...]:
     return tuple(sorted(FOLDER.glob("*.json")))
 
 
-@cache
+@cache  # by file of shipped presets
 def _of_file(file: Path) -> tuple[Preset, ...]:
     return tuple(_read(file))
 
@@ -100,7 +100,7 @@ def preset(name: str) -> Preset | None:
     return next((each for each in every if name in (each.name, *each.aliases, *map(str.lower, each.hub))), None)
 
 
-@cache
+@cache  # by file of shipped presets
 def _in_lower_case(file: Path) -> str:
     return file.read_text(encoding="utf-8").lower()
 
@@ -181,12 +181,7 @@ def layer_given(model: object) -> Layer | None:
     if path.endswith(NOTATION):
         return read_layer(Path(path))
     known = preset(path)
-    return _read_once(known.table) if known and known.table else None
-
-
-@cache
-def _read_once(table: Path) -> Layer:
-    return read_layer(table)
+    return read_layer(known.table) if known and known.table else None
 
 
 def names_module(argument: str) -> bool:
@@ -236,7 +231,7 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
         return Argument(path, f"the layer {layer.name}" if isinstance(model, Layer) else path, {}, layer=layer)
     if isinstance(model, Mapping):
         if (known := preset_of(model)) and known.table:
-            return Argument(known.name, f"preset {known.name}", {}, layer=_read_once(known.table))
+            return Argument(known.name, f"preset {known.name}", {}, layer=read_layer(known.table))
         return _nested(Argument(str(model.get("model_type", "model")), "a mapping", model, "the mapping"))
     if hasattr(model, "__fspath__"):
         model = model.__fspath__()
@@ -261,7 +256,7 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
         hub = "; nothing is fetched: save the Hub model's config.json and give its path" if on_hub else ""
         values = read_path(model, hint=nearest(last, everything) + hub)
         if (known := preset_of(values)) and known.table:
-            return Argument(model, f"preset {known.name}", {}, layer=_read_once(known.table))
+            return Argument(model, f"preset {known.name}", {}, layer=read_layer(known.table))
         return _nested(Argument(model, model, values, printable(model)))
     raise InputError(
         f"unknown model {shown(model)}{nearest(model, everything) or '; learncost list models shows all'}"

@@ -210,7 +210,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(file.stem for file in FOLDER.glob("*.toml") if not file.stem.startswith("_")))
 
 
-@cache
+@cache  # by shipped file
 def family(name: str) -> Family:
     """Return the family of a model type. Raises KeyError for an unknown one."""
     if name.startswith("_") or not name.replace("-", "_").isidentifier() or not (FOLDER / f"{name}.toml").is_file():
@@ -233,7 +233,7 @@ def instead(name: str) -> str:
     return f"; --architecture {other} has one" if other else ""
 
 
-@cache
+@cache  # by shipped file
 def _read(name: str) -> Mapping[str, Any]:
     """Return the content of a family's file, merged over its bases; later bases override earlier ones."""
     table = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))

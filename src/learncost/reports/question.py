@@ -340,7 +340,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
     return parameters
 
 
-@cache
+@cache  # by function that answers a command
 def flags_of(function: Callable[..., Any]) -> tuple[Flag, ...]:
     """Return the flags and arguments of a question, in the order of its parameters."""
     meanings, group, flags = docstring_parts(function).parameters, GROUPS[-1], list[Flag]()

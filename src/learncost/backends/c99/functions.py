@@ -28,7 +28,7 @@ _NAME = re.compile(r"^static \w+ \**(\w+)\(", re.MULTILINE)
 _OF_A_NUMBER = re.compile(r"(?!product_)[a-z0-9]+_real")
 
 
-@cache
+@cache  # by type that has shipped files
 def known(dtype: str) -> Mapping[str, str]:
     """Return the text of every function for a type; files separate them by blank lines, after an initial comment."""
     texts: dict[str, str] = {}

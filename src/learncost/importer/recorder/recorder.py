@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -236,7 +236,7 @@ def knows(tensor: Any, value: torch.Tensor) -> None:
     setattr(tensor, _VALUE, value)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _written(func: Any) -> frozenset[str]:
     """Return the names of an operator's arguments `out`."""
     return frozenset(each.name for each in func._schema.arguments if each.is_out)

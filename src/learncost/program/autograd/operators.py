@@ -73,7 +73,7 @@ NAMES = {
 """PyTorch's names of operators that have another one here."""
 
 
-@cache
+@cache  # by op
 def _row(name: str) -> OperatorRow:
     """Return the operator of this name; an op saves its result if its gradient reads that and no operand."""
     if name in POINTWISE:

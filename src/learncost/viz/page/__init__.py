@@ -42,7 +42,7 @@ SCRIPTS = (
 """The parts of the program, in the order in which they are read; none imports another."""
 
 
-@cache
+@cache  # by shipped file
 def _part(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 

@@ -13,9 +13,12 @@ import learncost as lc
 from learncost.devices.gpus import gpu
 from learncost.importer.recorder import device
 from learncost.ir.errors import InputError
-from learncost.program.program import Buffer, Operand, Program, ProgramOp
+from learncost.program.program import Buffer, Operand, Program, ProgramOp, with_microbatches
+from learncost.reports.request import Request
+from learncost.reports.sheet import seconds_of
 from learncost.timing.clocks import entered, program_time
 from learncost.timing.kernels import RAMP, SHORTEST, WAVE, KernelModel, matmul_seconds
+from learncost.viz.document import document
 
 H100, A100 = gpu(lc.device("H100-SXM")), gpu(lc.device("A100-SXM-80GB"))
 
@@ -280,10 +283,42 @@ def test_the_time_of_a_lowered_step_is_that_of_an_h100(row):
     assert found.seconds == pytest.approx(h100_steps.MEASURED[row]["ms"] / 1e3, rel=0.06)
 
 
+@pytest.mark.parametrize("procedure", ["bp", "recompute"])
+def test_the_time_of_a_lowered_step_is_one_whoever_asks(procedure):
+    """And its trace has the peak of the memory that the same engine answers."""
+    asked = {"on": "H100-SXM", "engine": "eager", "batch_size": 2, "seq_len": 128, "n_layer": 2}
+    found = lc.cost("gpt2", procedure, **asked)
+    assert found.recorded.program == "lowered as transformers"
+    assert lc.compare("gpt2", procedure, **asked).costs["run"][procedure].time == found.time
+    assert lc.run_cost("gpt2", tokens=1e6, procedure=procedure, **asked).figures["step"].value == found.time
+    trace = lc.trace("gpt2", procedure, **asked)
+    assert trace.title.endswith(f"; lowered as transformers, {seconds_of(found.time)} a step")
+    (counter,) = (each for process in trace.timeline.processes for each in process.counters)
+    assert max(value for _, value in counter.values) == lc.memory("gpt2", procedure, **asked).peak
+    read = document(Request("gpt2", procedure, sizes={"n_layer": asked.pop("n_layer")}, **asked))
+    assert read["totals"]["seconds"] == found.time
+
+
+def test_microbatches_that_did_not_run_take_the_time_of_the_last_one():
+    """Of 8 microbatches two run; each of the others adds what the second does."""
+    busy = [
+        lc.cost("gpt2", on="H100-SXM", engine="eager", batch_size=each, accumulate=each, seq_len=64, n_layer=1)
+        .recorded.busy for each in (2, 3, 8)
+    ]  # fmt: skip
+    assert busy[2] - busy[0] == pytest.approx(6 * (busy[1] - busy[0]))
+    ops = [op("exp", [operand(0, 8)], [operand(1, 8)])._replace(microbatch=each) for each in (0, 1, 1)]
+    several = with_microbatches(program(*ops, op("add", [], [], "optimizer")._replace(microbatch=1)), 4)
+    assert [each.microbatch for each in several.ops] == [0, 1, 1, 1, 1, 1, 1, 1]
+    assert [each.last for each in several.buffers] == [8, 8]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["gpt2", "smollm2-135m", "opt-125m"])
-def test_a_lowered_step_has_the_kernels_of_the_recorded_one(model):
-    asked = {"on": "H100-SXM", "engine": "eager", "batch_size": 2, "seq_len": 512, "n_layer": 4}
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [("gpt2", {}), ("smollm2-135m", {}), ("opt-125m", {}), ("gpt2", {"batch_size": 8, "accumulate": 4})],
+)
+def test_a_lowered_step_has_the_kernels_of_the_recorded_one(model, more):
+    asked = {"on": "H100-SXM", "engine": "eager", "batch_size": 2, "seq_len": 512, "n_layer": 4, **more}
     try:
         recorded = lc.cost(model, module="itself", **asked).recorded
     except InputError as error:

@@ -6,11 +6,11 @@ follow from the elements of its factors and its result, and from its rows where 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isqrt, prod
 
 from learncost.ir.dataclass import replace
-from learncost.program.program import BACKWARD, MOVED, WEIGHTS, Operand, Program, ProgramOp
+from learncost.program.program import BACKWARD, BEFORE, MOVED, WEIGHTS, Operand, Program, ProgramOp
 
 VIEWS: Mapping[str, tuple[int, int]] = {
     "linear": (3, 7), "addmm": (2, 5), "attention": (2, 10), "transpose": (1, 0), "native_layer_norm": (0, 2),
@@ -44,17 +44,6 @@ ACTIVATIONS = ("gelu", "silu", "relu", "tanh", "sigmoid")
 """The operators that are called as modules."""
 
 
-def all_iterations(program: Program) -> Iterator[ProgramOp]:
-    """Yield the ops of a program in order, with those of the iterations that one iteration stands for."""
-    place = 0
-    for first, last, omitted in sorted(program.repeats):
-        yield from program.ops[place:first]
-        for _ in range(omitted):
-            yield from program.ops[first : last + 1]
-        place = first
-    yield from program.ops[place:]
-
-
 def lowered(program: Program, moved: int, weights: int, elements: int) -> Program:
     """Return the program of a tape with the operators that PyTorch issues.
 
@@ -62,7 +51,7 @@ def lowered(program: Program, moved: int, weights: int, elements: int) -> Progra
     weights   the number of tensors that it steps, and their elements
     """
     held = {place for place, each in enumerate(program.buffers) if each.role == WEIGHTS}
-    ops = [*all_iterations(program)]
+    ops, firsts, lasts = program.ops, list[int](), list[int]()
     named = {op.label for op in ops if _name(op) in ACTIVATIONS or any(each.buffer in held for each in op.inputs)}
     lowering, place = _OfTape(named), 0
     while place < len(ops) - 1:
@@ -72,10 +61,14 @@ def lowered(program: Program, moved: int, weights: int, elements: int) -> Progra
         reader = ops[end].inputs
         if _name(op) == "_log_softmax" and _name(ops[end]) == "nll_loss":  # which has a target for each row
             lowering.rows = _elements(reader[1]) if len(reader) > 1 else 1
+        firsts += [len(lowering.ops)] * (end - place)
         lowering.run(op, [each for one in ops[place:end] for each in one.outputs])
+        lasts += [len(lowering.ops) - 1] * (end - place)
         place = end
     stepped = ops[-1]._replace(arguments={MOVED: moved, "tensors": weights, "elements": elements})
-    return replace(program, ops=(*lowering.ops, stepped), repeats=())
+    firsts, lasts = ([*several, len(lowering.ops), len(lowering.ops) + 1, BEFORE] for several in (firsts, lasts))
+    buffers = [replace(each, first=firsts[each.first], last=lasts[each.last]) for each in program.buffers]
+    return replace(program, ops=(*lowering.ops, stepped), buffers=tuple(buffers))
 
 
 class _OfTape:

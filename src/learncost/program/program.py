@@ -236,6 +236,23 @@ def library_workspace(program: Program) -> int:
     return most - max(in_use)
 
 
+def with_microbatches(program: Program, number: int) -> Program:
+    """Return a program with all of its microbatches: the last one that ran stands for those that did not."""
+    ran = max(op.microbatch for op in program.ops) + 1
+    if ran >= number:
+        return program
+    passes = [place for place, op in enumerate(program.ops)
+              if op.microbatch == ran - 1 and op.phase not in (CLIP, OPTIMIZER)]  # fmt: skip
+    end = passes[-1] + 1
+    again = program.ops[passes[0] : end] * (number - ran)
+
+    def moved(place: int) -> int:
+        return place + len(again) * (place >= end)
+
+    buffers = [replace(each, first=moved(each.first), last=moved(each.last)) for each in program.buffers]
+    return replace(program, ops=(*program.ops[:end], *again, *program.ops[end:]), buffers=tuple(buffers))
+
+
 class IntervalSet:
     """Moments in any order, searched for the longest runs that are within an interval.
 

@@ -18,7 +18,7 @@ from learncost.models.model import axes_of
 from learncost.procedures.procedure import several
 from learncost.reports.crossing import coefficients, sign_intervals
 from learncost.reports.record import Cost
-from learncost.reports.request import OF_KERNELS, ON_DEVICE, Request, takes_request
+from learncost.reports.request import ON_DEVICE, Request, takes_request
 from learncost.reports.run import PreparedRun, left_out_text, possible, prepare
 from learncost.reports.sheet import FigureAnswer
 
@@ -217,17 +217,11 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
     books = {book.name: book for book in (run.book, *map(find_book, COMPARED_BOOKS))}
     costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
     if rates is not None:
-        costs[run.book.name] = {
-            name: replace(run.cost(name, run.book, on=rates), dtype=kind.name, _request=asked)
-            for name, asked in ((name, replace(request, procedure=name)) for name in names)
-        }
-    if request.on is not None and request.timed_by in OF_KERNELS:
         from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
 
-        timed = costs[run.book.name]
-        costs[run.book.name] = {
-            name: with_kernels(each, replace(request, procedure=name)) for name, each in timed.items()
-        }
+        for name, asked in ((name, replace(request, procedure=name)) for name in names):
+            answer = replace(run.cost(name, run.book, on=rates), dtype=kind.name, _request=asked)
+            costs[run.book.name][name] = with_kernels(answer, asked.in_precision(kind.name))
     configuration = run.model.configuration
     one_target = request.target_len is not None or any(name in request.sizes for name in ("M", "target_length"))
     varied = _varied(run, bool(family_of(configuration).fixed), one_target)

@@ -112,7 +112,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         if answer.over_time and several.device not in (None, answer.over_time.busiest):
             run, several = over_mesh(request, answer.over_time.busiest)  # whose time is that of the step
             answer = run.cost_over(procedure, run.book, by, several, where, plan)
-        if where and several.device is None and request.timed_by == "eager":
+        if where and several.device is None and (request.timed_by == "eager" or request.module):
             from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
 
             answer = with_kernels(answer, request, cluster)
@@ -129,8 +129,9 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         if not parts or answer.batch_size % parts:
             wrong = parts or shown(request.accumulate)
             raise InputError(f"accumulate must be a divisor of the batch size {answer.batch_size}, not {wrong}")
-        whole = f"{answer.counted}; counts and time are of the undivided batch, memory of {parts:,} microbatches"
-        answer = replace(answer, counted=whole)
+        more, split = ("", " time and") if answer.recorded else (" and time", "")
+        whole = f"counts{more} are of the undivided batch,{split} memory of {parts:,} microbatches"
+        answer = replace(answer, counted=f"{answer.counted}; {whole}")
     if f"{request.checkpoint_every}" != "1":
         if request.is_training and "recompute" not in f"{procedure} {request.plan}":
             raise InputError("--checkpoint-every requires --procedure recompute")

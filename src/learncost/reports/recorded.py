@@ -11,7 +11,7 @@ from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, Serializable, dataclas
 from learncost.ir.errors import InputError
 from learncost.models.module import why_not_runnable
 from learncost.program.autograd.module import UserModule
-from learncost.program.program import starred
+from learncost.program.program import starred, with_microbatches
 from learncost.reports.request import COMPILED, OF_KERNELS
 from learncost.reports.request import GPU as CUDA
 from learncost.reports.sheet import Sheet, SheetRow, joules_of, seconds_of
@@ -116,6 +116,11 @@ class RecordedTime(Serializable):
         return Figure(usual / self.seconds, "W", "modelled", source, low / self.low, high / self.high)
 
     @property
+    def note(self) -> str:
+        """Return how the step was made, and its seconds, for a title."""
+        return f"; {self.program}, {seconds_of(self.seconds)} a step"
+
+    @property
     def sentence(self) -> str:
         """Return the time with its interval, and what takes it."""
         parts = f"GPU busy {seconds_of(self.busy)}"
@@ -164,23 +169,23 @@ def with_kernels(answer: Cost, request: Request, cluster: Cluster | None = None)
     if answer._built is None:
         return answer
     found = recorded_time(request, answer._built, answer.optimizer, cluster)
-    found = found or _lowered(request, answer._built, answer.optimizer)
     return replace(answer, _instead=found) if isinstance(found, str) else replace(answer, recorded=found)
 
 
 def recorded_time(request: Request, model: Model, optimizer: str, cluster: Cluster | None = None) -> RecordedTime | str:
-    """Return the time of the recorded step of a request's module on its device, or why it has none.
+    """Return the time of a step's kernels on the device of a request, or why they are not known.
 
-    The answer is empty for a request that is not about training on a published GPU, of an imported module by eager or
-    of any model by cuda or compiled. Raises `InputError` for what these engines cannot do.
+    The answer is empty for a request that is not about training on a published GPU, of an imported module or, where it
+    is named, by eager, or of any model by cuda or compiled. Raises `InputError` for what these engines cannot do.
     """
-    layer, named = model.configuration.layer, request.timed_by in OF_KERNELS
+    layer, named, itself = model.configuration.layer, request.timed_by in OF_KERNELS, request.module == UserModule.name
     recorded = layer is not None and layer.steps is not None
-    asked_for = request.module == UserModule.name and request.engine in ("", "eager") and not recorded
+    asked_for = itself and request.engine in ("", "eager") and not recorded
+    lowers = request.engine == "eager" and layer is None and not itself and not request.is_sharded
     elsewhere = "it is recorded for published GPUs, such as H100-SXM" if asked_for else ""
     if request.on is None or (request.is_sharded and cluster is None) or not request.is_training:
         return ""
-    if not (named or asked_for) and (not recorded or request.timed_by != "eager"):
+    if not (named or asked_for or lowers) and (not recorded or request.timed_by != "eager"):
         return ""
     from learncost.devices.device import device as find_device  # imported where they are needed: start-up counts
     from learncost.devices.rates import calibrated
@@ -193,48 +198,49 @@ def recorded_time(request: Request, model: Model, optimizer: str, cluster: Clust
             )
         return elsewhere
     device = cluster.device if cluster else find_device(request.on)
+    request = replace(request, budget=None, optimizer=optimizer)
     if named:
-        return _recorded(replace(request, budget=None, optimizer=optimizer), device.name)
+        return _recorded(request, device)
     if not device.torch:
         return elsewhere
-    if request.procedure != "bp" or request.plan is not None:
-        return "a recorded step is one of bp without a plan, as the module runs it"
-    if why := why_not_runnable(model):
-        return f"with eager it {why}"
     try:
-        asked = replace(request, budget=None, optimizer=optimizer, engine="eager", on=device.name)
-        return _recorded(asked, device.name, cluster)
+        if not lowers and (request.procedure != "bp" or request.plan is not None):
+            raise InputError("a recorded step is one of bp without a plan, as the module runs it")
+        if not lowers and (why := why_not_runnable(model)):
+            raise InputError(f"with eager it {why}")
+        return _recorded(replace(request, engine="eager", on=device.name), device, cluster, lowers)
     except InputError as error:
         if asked_for:
             raise
         return str(error)
 
 
-def _recorded(request: Request, name: str, cluster: Cluster | None = None) -> RecordedTime:
-    from learncost.devices.device import device as find_device
+def _recorded(request: Request, device: Device, cluster: Cluster | None = None, lowers: bool = False) -> RecordedTime:
+    """Return the time of a step as its engine runs it, or as the module that is emulated does. Raises `InputError`."""
     from learncost.devices.gpus import GRAPH, gpu
+    from learncost.reports.memory.engines.eager import is_sharded, lowered_on, recorded_on
     from learncost.reports.memory.memory import memory_question
     from learncost.reports.memory.runs import engine_of
     from learncost.timing.clocks import program_time
 
-    device = find_device(name)
     step = memory_question(request).step(request.procedure, request.engine)
-    step = engine_of(step, request.engine).step if request.engine in OF_KERNELS or cluster else step
+    step = engine_of(step, request.engine).step if request.engine in OF_KERNELS or cluster or lowers else step
     constants, named = gpu(device), dict[str, Any]()
-    if request.engine == CUDA:
+    if lowers:
+        program = lowered_on(step)
+        named = {"program": f"lowered as {step.module}", "made": MADE_LOWERED.format(step.module)}
+    elif request.engine == CUDA:
         from learncost.backends.triton.program import launched
         from learncost.reports.memory.engines.emitted import laid_out_on_gpu
 
         program = launched(laid_out_on_gpu(step, step.sizes()))
         constants = replace(constants, host=GRAPH)
         named = {"program": IN_TRITON, "made": MADE_IN_TRITON.format(step.plan or "none"), "engine": CUDA}
+    elif cluster and not is_sharded(step):
+        raise InputError("over a mesh it is recorded under FSDP2 (--placement fsdp or zero-2)")
     else:
-        from learncost.reports.memory.engines.eager import is_sharded, recorded_on
-
-        if cluster and not is_sharded(step):
-            raise InputError("over a mesh it is recorded under FSDP2 (--placement fsdp or zero-2)")
         program = recorded_on(step.eager.device, step, step.sizes(), request.engine == COMPILED)
-    sent: SecondsOfCollective | None = None
+    program, sent = with_microbatches(program, step.accumulate), None
     if cluster is not None:
         from learncost.devices.collective import MeshGroup, transfer
 
@@ -244,49 +250,14 @@ def _recorded(request: Request, name: str, cluster: Cluster | None = None) -> Re
             return transfer(collective, payload, group, cluster).seconds
 
         sent, named["made"] = seconds, MADE_OVER_MESH
-    if step.model.configuration.layer is None and request.engine == "eager":
+    if step.model.configuration.layer is None and request.engine == "eager" and not lowers:
         named["made"] = MADE_OF_PRESET
     if request.engine == COMPILED:
         host = replace(constants.host, launch=0.0, graph=constants.host.launch)
         graphs = program_time(program, replace(constants, host=host)).seconds
         named = {"program": IN_INDUCTOR, "made": MADE_COMPILED.format(seconds_of(graphs)), "engine": COMPILED}
         named["graphs"] = graphs
-    return _timed(program, constants, device, sent, named)
-
-
-def _lowered(request: Request, model: Model, optimizer: str) -> RecordedTime | str:
-    """Return the time of the step of a preset on a published GPU as the emulated module runs it, or why it has none.
-
-    The answer is empty unless --engine eager is given for training on one device.
-    """
-    if (
-        request.on is None
-        or request.engine != "eager"
-        or model.configuration.layer
-        or request.module == UserModule.name
-    ):
-        return ""
-    if request.is_sharded or not request.is_training:
-        return ""
-    from learncost.devices.device import device as find_device
-    from learncost.devices.gpus import gpu
-    from learncost.devices.rates import calibrated
-    from learncost.reports.memory.engines.eager import lowered_on, not_lowered
-    from learncost.reports.memory.memory import memory_question
-    from learncost.reports.memory.runs import engine_of
-
-    if calibrated(request.on) or not (device := find_device(request.on)).torch:
-        return ""
-    request = replace(request, budget=None, optimizer=optimizer, on=device.name)
-    try:
-        step = memory_question(request).step(request.procedure, request.engine)
-        step = engine_of(step, request.engine).step
-    except InputError as error:
-        return str(error)
-    if why := not_lowered(step):
-        return why
-    named = {"program": f"lowered as {step.module}", "made": MADE_LOWERED.format(step.module)}
-    return _timed(lowered_on(step), gpu(device), device, None, named, by_line=True)
+    return _timed(program, constants, device, sent, named, by_line=lowers)
 
 
 def _timed(

@@ -175,8 +175,7 @@ def _grouped(rows: Iterable[LedgerRow]) -> Iterable[list[LedgerRow]]:
 
 def title(cost: Cost) -> str:
     """Return the title of a step, with a remark if it does not fit the device."""
-    how = "" if cost.recorded is None else f"; {cost.recorded.program}, {seconds_of(cost.recorded.seconds)} a step"
-    return f"{step_title(cost)}{how}{cost.memory.note if cost.memory else ''}"
+    return f"{step_title(cost)}{cost.recorded.note if cost.recorded else ''}{cost.memory.note if cost.memory else ''}"
 
 
 def step_title(cost: Cost, procedure: str = "") -> str:
@@ -268,7 +267,7 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
     elif cost.timing:
         notes.extend(_timing_notes(cost.timing))
     if cost._instead:
-        notes.append(f"The module's own step was not recorded on a GPU: {cost._instead}.")
+        notes.append(f"The time is that of lines, since {cost._instead}.")
     if cost.over:
         payload = "payload: the larger of input and output of each collective, on one device."
         notes += [cost.over.said, payload, cost.over.sentence]

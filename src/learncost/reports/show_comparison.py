@@ -59,7 +59,7 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
         rows.append(SheetRow(("total", *map(written, totals)), "bold", 1))
     first = comparison.first
     rows += _on_device(costs)
-    heading = step_title(first, "one step") + _misfits(costs)
+    heading = step_title(first, "one step") + _of_kernels(costs) + _misfits(costs)
     notes = ["Rounded; --format json has every digit."] if power != 0 else []
     notes += [f"{convention(comparison.price_book)}. {_optimizers(comparison)}."]
     notes.append(f"{first.parameters:,} parameters{active(first)}{learning(first)}. Counted: {first.counted}.")
@@ -67,8 +67,11 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
         notes.append(f"Training on {first.training['tokens']:,} tokens takes {first.training['steps']:,} steps.")
     if unknown := {name: memory.unavailable for name, memory in _memories(costs).items() if memory.unavailable}:
         notes.append(f"Peak memory, {left_out_text(unknown)}.")
+    if of_lines := {name: cost._instead for name, cost in costs.items() if cost._instead}:
+        notes.append(f"Time of kernels, {left_out_text(of_lines)}.")
     if (asked := first._request) and asked.given.get("accumulate"):
-        notes.append(f"Counts and time are of the undivided batch, memory of {asked.accumulate} microbatches.")
+        more, split = ("", " time and") if first.recorded else (" and time", "")
+        notes.append(f"Counts{more} are of the undivided batch,{split} memory of {asked.accumulate} microbatches.")
     if comparison.left_out:
         notes.append(f"{comparison.left_out}.")
     if len(costs) > 1 and not comparison.varied:
@@ -99,6 +102,13 @@ def _sizes(memories: Mapping[str, DeviceMemory]) -> list[str]:
     several = [*memories.values()]
     *peaks, available = sizes_of(*(memory.peak for memory in several), several[0].available)
     return [*(peak if memory.peak else "-" for peak, memory in zip(peaks, several, strict=True)), available]
+
+
+def _of_kernels(costs: Mapping[str, Cost]) -> str:
+    """Return the remark that procedures are timed by their kernels, and which; empty if none is."""
+    programs = {name: cost.recorded.program for name, cost in costs.items() if cost.recorded}
+    several = {made: [name for name in programs if programs[name] == made] for made in programs.values()}
+    return "".join(f"; {made}: {', '.join(names)}" for made, names in several.items())
 
 
 def _misfits(costs: Mapping[str, Cost]) -> str:

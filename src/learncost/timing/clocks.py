@@ -90,7 +90,10 @@ def program_time(program: Program, gpu: GPU, collective: SecondsOfCollective | N
     """
     model = KernelModel(gpu, program, collective)
     costs = _issue_costs(program.ops, gpu.host)
-    issued = tuple(IssuedOp(op, cost, tuple(model.kernels(op))) for op, cost in zip(program.ops, costs, strict=True))
+    known = dict[int, tuple[Kernel, ...]]()  # once of an op that stands for several microbatches
+    for op in program.ops:
+        known[id(op)] = known.get(id(op)) or tuple(model.kernels(op))
+    issued = tuple(IssuedOp(op, cost, known[id(op)]) for op, cost in zip(program.ops, costs, strict=True))
     kinds = defaultdict[str, float](float)
     for each in issued:
         for kernel in each.kernels:

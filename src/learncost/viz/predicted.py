@@ -123,7 +123,8 @@ class _StepDrawing:
         self.seconds = _by_line(step.timing)
         self.levels = self._levels()
         self.memory: list[tuple[int, int]] = []
-        self.drawn: dict[tuple[int, int], tuple[float, str, dict[str, Any]]] = {}
+        self.known_rows: dict[int, tuple[int, dict[str, int]]] = {}  # their iterations and counts, by place
+        self.ran = Counter[int]()  # iterations of a row that are drawn, by place
 
     # The table, with its rows and the names of its blocks.
 
@@ -178,13 +179,6 @@ class _StepDrawing:
 
         moments = self.step.memory.moments(iterations)
         return {(path, line.meta.phase, line.name): level for line, path, level in moments}
-
-    def _length(self, row: PricedLine, times: int) -> float:
-        """Return the nanoseconds of a line over a number of its iterations."""
-        iterations = int(row.repeat.at(self.step.axes))
-        if self.step.timing is None:
-            return int(row.flops.at(self.step.axes)) * times / iterations / self.step.scale
-        return self.seconds.get(row.place, 0.0) * 1e9 * times / iterations
 
     # Drawing.
 
@@ -262,20 +256,23 @@ class _StepDrawing:
         row = leaf.row
         if (level := self.levels.get((path, row.macro_operation, leaf.line.name))) is not None:
             self.memory.append((round(self.pen.at), level))
-        key = row.place, times
-        if key not in self.drawn:
-            self.drawn[key] = self._length(row, times), _named(leaf), self._facts(leaf, times)
-        length, name, facts = self.drawn[key]
-        more = {} if level is None else {"memory": level}
-        self.pen.draw(length, name, "line", row.macro_operation, **facts, **more)
+        facts, more = self._facts(leaf, times), {} if level is None else {"memory": level}
+        length = facts["flops"] / self.step.scale if self.step.timing is None else facts["seconds"] * 1e9
+        self.pen.draw(length, _named(leaf), "line", row.macro_operation, **facts, **more)
 
     def _facts(self, leaf: _Leaf, times: int) -> dict[str, Any]:
-        """Return the cost and the label of a line over a number of its iterations."""
+        """Return the cost and the label of a line over its next iterations, which may have unequal shares."""
         row, axes, timing = leaf.row, self.step.axes, self.step.timing
-        iterations = int(row.repeat.at(axes))
-        price = Price("run", (row,), axes, self.step.dtype)
-        counts = {"maccs": price.maccs, "flops": price.flops, "bytes": price.bytes}
-        facts: dict[str, Any] = {name: amount * times // iterations for name, amount in counts.items()}
+        if row.place not in self.known_rows:
+            price = Price("run", (row,), axes, self.step.dtype)
+            counts = {"maccs": price.maccs, "flops": price.flops, "bytes": price.bytes}
+            self.known_rows[row.place] = int(row.repeat.at(axes)), counts
+        iterations, counts = self.known_rows[row.place]
+        before, self.ran[row.place] = self.ran[row.place], self.ran[row.place] + times
+        facts: dict[str, Any] = {
+            name: amount * (before + times) // iterations - amount * before // iterations
+            for name, amount in counts.items()
+        }
         if timing is not None:
             facts["seconds"] = self.seconds.get(row.place, 0.0) * times / iterations
             if kernel := timing.kernels.get(row.place):

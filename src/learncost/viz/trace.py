@@ -232,6 +232,7 @@ def trace(request: Request, output: str | None = None, compare: str | None = Non
     if rates is not None and procedure not in INFERENCE:
         recorded = recorded_time(request, run.model, request.optimizer or default_optimizer(run.book))
         timeline = _of_record(timeline, recorded)
+        title += "" if isinstance(recorded, str) else recorded.note
     profile = None if compare is None else _compared(compare, request, recorded)
     if profile and profile.step.ran and rates is not None:
         measured = processes(profile.step.ran, profile.step.program, "GPU, measured", "measured")
@@ -257,7 +258,7 @@ class _InferenceMemory:
 def _of_record(timeline: Timeline, recorded: RecordedTime | str) -> Timeline:
     """Return the timeline of a module's recorded step, or that of its table, which says why it has none."""
     if isinstance(recorded, str) or recorded.took is None:
-        why = f"; the module's own step was not recorded: {recorded}" if recorded else ""
+        why = f" of lines, since {recorded}" if recorded else ""
         return replace(timeline, facts={**timeline.facts, "length": f"{timeline.facts['length']}{why}"})
     facts = {name: fact for name, fact in timeline.facts.items() if name not in ("flops", "bytes", "kernels")}
     made = "the module's own step, recorded operator by operator as PyTorch runs it"

@@ -35,7 +35,7 @@ class StepOptions:
     checkpoint   "" or how every block runs under `torch.utils.checkpoint`: "frames" or "reentrant"
     every        of so many blocks the first runs under a checkpoint
     selects      whether checkpoints keep the results of some operators
-    shown        whether a curve is shown
+    whole        whether all iterations of loops that have weights run
     blocks       the number of blocks, where an iteration of a loop may contain several; 0: an iteration is one
     stepping     the optimizer's step
     microbatches the number of microbatches whose gradients are summed
@@ -67,7 +67,7 @@ class StepOptions:
     hosted: Collection[str] = ()
     other: OtherModel | None = None
     selects: bool = False
-    shown: bool = False
+    whole: bool = False
     between: Collection[str] = ()
 
     def place(self, role: str) -> str:

@@ -112,11 +112,8 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
     ]
     kept: list[list[TapeTensor]] = [[] for _ in repeat.keep]
     order = range(iterations)[:: -1 if repeat.reverse else 1]
-    # Of two loops a curve shows the inner one folded.
-    shown = names.state.asked.shown and any(isinstance(line, Loop) for line in repeat.lines)
-    unlike = (
-        names.state.asked.between or sharded or stacks or kept or shown or names.state.asked.every > 1 or tape.offloads
-    )
+    asked = names.state.asked
+    unlike = asked.between or sharded or stacks or kept or asked.whole or asked.every > 1 or tape.offloads
     few = range(iterations) if weighted and unlike else tape.iterations(iterations)
     for iteration in (order[place] for place in few):
         for place, (calls, starts, ends) in enumerate(parts):

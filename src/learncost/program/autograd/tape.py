@@ -527,9 +527,11 @@ class Tape:
                 if weight.label == WEIGHT and not self._readers[weight] and frees:
                     gradient, weight.gradients[number] = weight.gradients[number], None
                     self._wait(gradient, -1)
+                    self.read(self._summed.get(weight), gradient)
                     if gradient and self._sum_width and not self.cuda:  # add_ casts on a CPU, as TensorIterator does
-                        self.read(gradient)
                         self.new(gradient.elements, self._sum_width)
+                    elif gradient and not self._hooked:
+                        self.builder.run("aten::add_", self._read, self._read[:1])
 
     def _settled(self, gradient: TapeTensor, elements: int, width: int) -> TapeTensor:
         """Return a gradient in its operand's form (`validate_outputs`): reduced over broadcast axes, in its type."""

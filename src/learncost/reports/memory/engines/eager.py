@@ -184,10 +184,10 @@ def _module(step: MemoryStep) -> Module:
     return module_of(_plain(step), step.module, step.recomputes, step.kind.weight, _unfused(step))
 
 
-def _emulated(step: MemoryStep, sizes: Mapping[str, int], shown: bool = False, device: int = 0) -> Program:
+def _emulated(step: MemoryStep, sizes: Mapping[str, int], whole: bool = False, device: int = 0) -> Program:
     """Return the step of a module that is emulated.
 
-    shown   for its curve
+    whole   with all iterations of its blocks
     device  that of a pipeline
     """
     model, kind, module = _plain(step), step.kind, _module(step)
@@ -215,7 +215,7 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int], shown: bool = False, d
         step.eager.drops_paths,
         hosted,
         selects=step.eager.selects,
-        shown=shown,
+        whole=whole,
         between=frozenset(name for stage in step.stages for name in stage.between),
     )
     settings = replace(settings, other=_other(step, sizes, settings))
@@ -227,10 +227,13 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int], shown: bool = False, d
     return tape.builder.program()
 
 
-def not_lowered(step: MemoryStep) -> str:
-    """Return why the kernels of a step are not known from its tape, as a clause; "" if they are."""
-    lines = [line for line, _ in walk(step.forward.lines)]
-    convolved = any(op.name == "aten::convolution" for op in program_of(step).ops)
+def lowered_on(step: MemoryStep) -> Program:
+    """Return the step with the operators that PyTorch issues. Raises `InputError` if these are not known."""
+    from learncost.program.lowered import lowered  # imported when used, for a fast start
+
+    kind, sizes, lines = step.kind, step.sizes(), [line for line, _ in walk(step.forward.lines)]
+    program = _emulated(step, sizes, whole=True)
+    convolved = any(op.name == "aten::convolution" for op in program.ops)
     reasons = {
         "the kernels of recurrences are those of their code": has_recurrences(step.forward),
         "products of experts have the sizes of their routing": any(map(reads_experts, lines)),
@@ -239,18 +242,11 @@ def not_lowered(step: MemoryStep) -> str:
         "clipping, quantized weights and what is offloaded have kernels that are not modelled": bool(
             step.eager.clip or step.model.quantized or step.eager.hosted
         ),
-        "of more than two microbatches two are laid out": step.accumulate > 2,
         f"{step.optimizer.name} is not one kernel": _stepping(step).how != "fused",
     }
-    return next((why for why, holds in reasons.items() if holds), "")
-
-
-def lowered_on(step: MemoryStep) -> Program:
-    """Return the step with the operators that PyTorch issues."""
-    from learncost.program.lowered import lowered  # imported when used, for a fast start
-
-    program, kind = program_of(step), step.kind
-    weights = bytes_of(step.forward, step.model.learning, step.sizes(), lambda _: kind.weight)
+    if why := next((why for why, holds in reasons.items() if holds), ""):
+        raise InputError(why)
+    weights = bytes_of(step.forward, step.model.learning, sizes, lambda _: kind.weight)
     moved = 2 * sum(step.states_and_masters.values()) + (2 if kind.master else 3) * weights
     learned = sum(each.count for each in program.buffers if each.role == GRADIENTS)
     return lowered(program, moved, learned, weights // kind.weight)

@@ -334,7 +334,7 @@ def test_a_training_is_traced_as_it_ran(engine, more, text, tmp_path, capsys):
 
 
 def test_the_predicted_step_stands_beside_where_the_machine_is_known(text, tmp_path, monkeypatch):
-    monkeypatch.setattr("learncost.viz.measured.HERE", ON)
+    monkeypatch.setattr("learncost.viz.measured.THIS_MACHINE", ON)
     run = tmp_path / "run"
     lc.train(text, engine="numpy", num_hidden_layers=1, batch_size=2, seq_len=8, steps=2, out=run, trace=1)
     answer = json.loads((run / "trace.json").read_text())

@@ -283,7 +283,7 @@ def test_who_cannot_meet_says_so_at_once(settings, message, monkeypatch, capsys)
     everyone = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in {**everyone, **settings}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(rendezvous, "UNREACHABLE", 0.2)
+    monkeypatch.setattr(rendezvous, "CONNECT_TIMEOUT", 0.2)
     with pytest.raises(SystemExit, match="2"):
         rendezvous.meet(distributed)
     said = capsys.readouterr().err
@@ -298,8 +298,8 @@ def store():
 
 
 def test_a_process_that_says_nothing_more_is_gone(store, monkeypatch):
-    monkeypatch.setattr(rendezvous, "BEAT", 0.02)
-    monkeypatch.setattr(rendezvous, "SILENCE", 0.5)
+    monkeypatch.setattr(rendezvous, "HEARTBEAT_INTERVAL", 0.02)
+    monkeypatch.setattr(rendezvous, "HEARTBEAT_TIMEOUT", 0.5)
     gone = threading.Event()
     alive = rendezvous.Heartbeat(store.clone(), 0, 2, gone.set)
     assert not gone.wait(0.7)  # the other one has not come yet
@@ -309,8 +309,8 @@ def test_a_process_that_says_nothing_more_is_gone(store, monkeypatch):
 
 
 def test_a_process_that_has_ended_is_not_gone(store, monkeypatch):
-    monkeypatch.setattr(rendezvous, "BEAT", 0.02)
-    monkeypatch.setattr(rendezvous, "SILENCE", 0.3)
+    monkeypatch.setattr(rendezvous, "HEARTBEAT_INTERVAL", 0.02)
+    monkeypatch.setattr(rendezvous, "HEARTBEAT_TIMEOUT", 0.3)
     gone = threading.Event()
     first, second = (rendezvous.Heartbeat(store.clone(), rank, 2, gone.set) for rank in range(2))
     second.end()

@@ -5,9 +5,10 @@ import random
 from pathlib import Path
 
 import pytest
+from support import checksum, fields, reason
 
 from learncost.cli.command import main
-from learncost.cli.support import UNTRIED, checksum, fields, reason, stored_support
+from learncost.cli.lists.models import UNTRIED, stored_support
 from learncost.ir.errors import InputError
 from learncost.models.families import FAMILIES
 from learncost.procedures.procedure import LEARNING, procedure

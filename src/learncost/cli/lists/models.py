@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 from learncost.cli.lists.listed import Cell, Known, Listed, entries_of
 
@@ -52,10 +55,23 @@ def _families() -> Listed:
     return Listed(entries, columns)
 
 
+SUPPORT = Path(__file__).with_name("support.json")
+"""The results of benchmarks/support.py, which does what each family may support, with a checksum of its table."""
+
+UNTRIED = "not tried yet (python benchmarks/support.py --write)"
+
+
+def stored_support() -> dict[str, Any]:
+    """Return the `table` checksum and `reasons` by field of each family, as stored."""
+    from learncost.models.families import FAMILIES
+
+    tried: dict[str, Any] = json.loads(SUPPORT.read_text(encoding="utf-8"))
+    untried = {"table": "", "reasons": dict.fromkeys(next(iter(tried.values()))["reasons"], UNTRIED)}
+    return {name: tried.get(name, untried) for name in FAMILIES}
+
+
 def support_of_families() -> Listed:
     """List the commands that each family supports, with the reason where it does not."""
-    from learncost.cli.support import stored_support
-
     entries: list[Known] = [{"name": name, **family_support} for name, family_support in stored_support().items()]
     groups = dict.fromkeys(field.partition(" ")[0] for field in entries[0]["reasons"])
     columns: dict[str, Cell] = {"model type": "{name}"}

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from module_parity import ModuleParity, parity
 
 from learncost.autodiff.derive import derive
 from learncost.backends import fill, program
@@ -35,7 +36,6 @@ from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.reports.cost import cost
-from learncost.verification.imported import ModuleParity, parity
 from learncost.verification.sample import random_arrays, small_sizes
 
 LENGTHS = {"B": 2, "M": 7, "N": 5}

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from module_parity import parity
 
 import learncost as lc
 from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
-from learncost.verification.imported import parity, products
+from learncost.verification.imported import products
 from own_modules import CASES, Block
 from own_operators import GROUPS
 from sampling import sampled

@@ -4,13 +4,14 @@ import math
 
 import pytest
 import torch
+from module_parity import parity
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity, products
+from learncost.verification.imported import products
 from sampling import sampled
 
 

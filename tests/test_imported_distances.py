@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from module_parity import parity
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity
 
 
 class Near(nn.Module):

@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 import transformers
+from module_parity import parity
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
@@ -13,7 +14,6 @@ from learncost.importer.walk import read_module
 from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL
 from learncost.models.small import small
-from learncost.verification.imported import parity
 
 GENERIC = {"decoder", "encoder", "encoder-decoder", "gpt3-jiang", "palm"}
 """Families that are no class of transformers."""

@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from module_parity import parity
 from torch import nn
 
 import learncost as lc
@@ -14,7 +15,7 @@ from learncost.importer.rule import RULES, rule_of
 from learncost.importer.rules.products import AttentionSettings
 from learncost.importer.walk import read_module
 from learncost.interpreter import run
-from learncost.verification.imported import parity, products
+from learncost.verification.imported import products
 from sampling import sampled
 
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from module_parity import parity
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -14,7 +15,7 @@ import learncost as lc
 from learncost.backends.placed.kernels import identical
 from learncost.importer.inputs import parse_input
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity, products
+from learncost.verification.imported import products
 from sampling import sampled
 
 

@@ -5,13 +5,13 @@ from itertools import product
 
 import pytest
 import torch
+from module_parity import parity
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity
 from sampling import sampled
 
 

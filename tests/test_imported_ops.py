@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from module_parity import parity
 from torch import nn
 
 import learncost as lc
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity
 from sampling import sampled
 
 

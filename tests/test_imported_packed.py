@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from module_parity import parity
 from torch import nn
 from torch.nn.utils import rnn
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import learncost as lc
 from learncost.importer.as_run import straight
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity, products, run_both
+from learncost.verification.imported import products, run_both
 
 LENGTHS = torch.tensor([2, 4, 1])
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from module_parity import parity
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -9,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import learncost as lc
 from learncost.cli.command import main
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity, run_both
+from learncost.verification.imported import run_both
 
 
 class Masked(nn.Module):

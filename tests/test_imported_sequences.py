@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+from module_parity import parity
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import learncost as lc
-from learncost.verification.imported import parity
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")
 

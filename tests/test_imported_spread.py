@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from module_parity import parity
 from torch import nn
 
 import learncost as lc
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity
 from programs import execute
 from sampling import sampled
 

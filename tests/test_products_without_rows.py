@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from module_parity import parity
 from torch import nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
@@ -9,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.importer.walk import read_module
-from learncost.verification.imported import parity
 from sampling import sampled
 from test_imported_unit_dims import With
 

@@ -25,25 +25,6 @@ from learncost.ir.loop import map_lines
 from learncost.ir.polynomial import shape_of
 from learncost.layers.layer import Layer, layer
 
-
-@dataclass(frozen=True)
-class ModuleParity:
-    """The largest differences between a table and its module.
-
-    value      of the outputs, relative to the largest number of each
-    gradient   of all gradients, relative to the largest gradient
-    module     of the exported graph and the module itself: outputs in its own precision, gradients in float64
-
-    A module that does not run in float64 has its outputs compared alone.
-    """
-
-    value: float
-    gradient: float
-    module: float
-    parameters: int
-    lines: int
-
-
 SMALLEST = 1e-8
 """The smallest denominator of a relative difference in float64, for inputs of order one: smaller results are rounding
 errors of zero, as of a mean after a normalization."""
@@ -60,7 +41,8 @@ class ModuleRun:
     graph    the values of its nodes
     results  with the gradient that each was given
     weights  by path, with their gradients
-    value, gradient   the largest differences, as of `ModuleParity`
+    value     the largest difference of the outputs, relative to the largest number of each
+    gradient  that of all gradients, relative to the largest gradient
     """
 
     read: Layer
@@ -71,19 +53,6 @@ class ModuleRun:
     weights: Mapping[str, Any]
     value: float
     gradient: float
-
-
-def parity(module: Any, inputs: Any, imported: ImportedModule, seed: int = 0) -> ModuleParity:
-    """Run a module in float64 under autograd, and its imported table with NumPy, and compare them."""
-    ran = run_both(module, inputs, imported, layer(imported.text), seed)
-    own, _ = gradient_error(module, ran)
-    return ModuleParity(
-        ran.value,
-        ran.gradient,
-        max(_apart_from_module(module, ran.given, ran.graph, imported), own or 0.0),
-        sum(_real(p).numel() for p in module.parameters()),
-        len(ran.read.text.splitlines()),
-    )
 
 
 def run_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, seed: int = 0) -> ModuleRun:
@@ -98,7 +67,7 @@ def run_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, se
     graph = run_graph(imported, module, flat, weights)
     sizes = _sizes(read, imported, flat)
     arrays = arrays_of(read, imported, graph.of_node, weights, sizes)
-    results = [_as_numbers(graph.of_node[node]) for node in imported.output_nodes]
+    results = [as_numbers(graph.of_node[node]) for node in imported.output_nodes]
     for place, name in enumerate(imported.outputs):
         if name in imported.changed:  # no gradient comes back through what is changed in place
             results[place] = results[place].detach()
@@ -136,7 +105,7 @@ def run_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, se
     return ModuleRun(read, given, doubles, graph, [*zip(results, seeds, strict=True)], weights, value, gradient)
 
 
-def _as_numbers(result: Any) -> Any:
+def as_numbers(result: Any) -> Any:
     """Return a result with booleans as 0 and 1."""
     import torch
 
@@ -159,7 +128,7 @@ def _in_double(parameter: Any) -> Any:
     return parameter.to(torch.complex128) if parameter.is_complex() else parameter.double()
 
 
-def _real(tensor: Any) -> Any:
+def real(tensor: Any) -> Any:
     """Return a tensor as a dense real one: complex numbers become pairs."""
     import torch
 
@@ -189,7 +158,7 @@ def arrays_of(
     """Return every input and weight of the table as an array."""
     arrays: dict[str, Any] = {}
     for name, paths in imported.weights.items():
-        stacked = _stack([_real(weights[path].detach()).numpy() for path in paths])
+        stacked = _stack([real(weights[path].detach()).numpy() for path in paths])
         arrays[name] = _shaped(stacked, read, name, sizes)
     for name, several in imported.inputs.items():
         arrays[name] = _shaped(_stack([_input(s, imported, of_node, sizes) for s in several]), read, name, sizes)
@@ -202,7 +171,7 @@ def _stack(several: Sequence[Any]) -> Any:
 
 
 def _gradient(tensor: Any) -> Any:
-    return np.zeros(tuple(_real(tensor).shape)) if tensor.grad is None else _real(tensor.grad).numpy(force=True)
+    return np.zeros(tuple(real(tensor).shape)) if tensor.grad is None else real(tensor.grad).numpy(force=True)
 
 
 def _input(stored: Any, imported: ImportedModule, of_node: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
@@ -256,32 +225,6 @@ def _apart(ours: Any, theirs: Any, scale: float) -> float:
     return float(np.max(apart)) / max(scale, SMALLEST)
 
 
-def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, imported: ImportedModule) -> float:
-    """Return the error of the module in its own precision, relative to the graph in float64."""
-    import torch
-
-    given = copied(given)
-    row, by_name = as_called(module, given)
-    with restored(module):
-        result = module(*row, **by_name)  # under autograd: it may take gradients itself
-        leaves = torch.utils._pytree.tree_leaves((plain(result), given, *module.buffers(), *module.parameters()))
-        tensors = [t.detach().clone() for t in leaves if isinstance(t, torch.Tensor)]
-    theirs = [_as_numbers(graph.of_node[node].detach()) for node in imported.output_nodes]
-    worst = 0.0
-    for mine in theirs:
-        near = [t for t in tensors if tuple(t.shape) == tuple(mine.shape) and _has_numbers(t)]
-        scale = float(mine.detach().abs().max()) or 1.0
-        apart = [float((t.double() - mine).abs().max()) / scale for t in near]
-        worst = max(worst, min((each if each == each else float("inf") for each in apart), default=float("inf")))
-    return worst
-
-
-def _has_numbers(tensor: Any) -> bool:
-    import torch
-
-    return bool(tensor.is_floating_point()) or tensor.dtype is torch.bool
-
-
 def twin_of(module: Any) -> Any:
     """Return a copy of a module, with its tensors of an earlier run detached, since they cannot be copied."""
     import torch
@@ -328,7 +271,7 @@ def gradient_error(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
     except RuntimeError as error:  # of a forward pass that took two precisions
         return None, f"autograd has none ({one_line(error)})"
     ours = [_gradient(weights[path]) for path in learning]
-    dense = [None if each is None else _real(each).numpy(force=True) for each in gradients]
+    dense = [None if each is None else real(each).numpy(force=True) for each in gradients]
     theirs = [np.zeros(mine.shape) if g is None else g for mine, g in zip(ours, dense, strict=True)]
     scale = max((float(np.abs(mine).max(initial=0.0)) for mine in ours), default=0.0)
     return max(_apart(mine, other, scale) for mine, other in zip(ours, theirs, strict=True)), ""

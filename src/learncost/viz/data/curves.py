@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import isfinite
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from learncost.ir.dataclass import Serializable, dataclass
+from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial
 from learncost.reports.complexity import Complexity
@@ -42,7 +41,7 @@ class CurveLine:
 
 
 @dataclass(frozen=True)
-class Curves(Serializable):
+class Curves:
     """Lines of one panel.
 
     Attributes
@@ -69,12 +68,6 @@ class Curves(Serializable):
     logarithmic: tuple[bool, bool]
     finding: str
     notes: tuple[str, ...]
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each point."""
-        for line in self.lines:
-            for place, value in zip(line.places, line.values, strict=True):
-                yield {"line": line.name, self.x: place, self.y: value}
 
 
 def of_complexity(answer: Complexity) -> Curves:

@@ -103,7 +103,7 @@ class FitBar:
 
 
 @dataclass(frozen=True)
-class FitBars(Serializable):
+class FitBars:
     """Bars with a limit."""
 
     model: str
@@ -121,11 +121,6 @@ class FitBars(Serializable):
         least = min(fitting, key=lambda bar: bar.ram)
         few = f"{len(fitting)} of {len(self.bars)} options fit {bytes_text(self.limit)}"
         return f"{few}; {least.name} needs the least, {size_of(least.ram)}"
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each bar."""
-        for bar in self.bars:
-            yield asdict(bar) | {"limit": self.limit}
 
 
 def of_fit(answer: Fit) -> FitBars:

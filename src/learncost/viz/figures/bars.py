@@ -123,13 +123,13 @@ def waterfall(panel: Panel, rows: Sequence[tuple[list[str], int, bool]], reach: 
     labels = [signed(amount) if differs else short(amount) for _, amount, differs in rows]
     left = max(width_of(word, SMALL, not differs) for words, _, differs in rows for word in words) / POINTS + 0.08
     right = max(width_of(label, SMALL, not row[2]) for label, row in zip(labels, rows, strict=True)) / POINTS + 0.08
-    low, high = reach
+    low, high = map(float, reach)  # matplotlib takes no whole numbers from 2^63 on
     axes = panel.axes(left, 0.2 if low else 0.05, right)
-    level, depth, edges = 0, 0.0, []
+    level, depth, edges = 0.0, 0.0, []
     for (words, amount, differs), label in zip(rows, labels, strict=True):
         thick = STEP + 0.1 * (len(words) - 1)
         middle, before = depth + thick / 2, level if differs else low
-        level = level + amount if differs else amount
+        level = level + amount if differs else float(amount)
         start, end = sorted((before, level))
         fill, edge = ("white", INK) if differs and amount <= 0 else (DARK, DARK) if differs else (INK, INK)
         axes.barh(middle, end - start, STEP * 0.62, left=start, color=fill, edgecolor=edge, linewidth=0.6)

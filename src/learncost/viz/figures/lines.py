@@ -88,7 +88,7 @@ def _draw(chart: LineChart, panel: Panel, top: float) -> None:
     looks |= {line.name: line.look for line in chart.lines if line.look}
     for line in chart.lines:
         colour, dashes = looks[line.name]
-        values = [float("nan") if value is None else value for value in line.values]
+        values = [float("nan") if value is None else float(value) for value in line.values]
         axes.plot(line.places, values, color=colour, linestyle=dashes, linewidth=1.2)
         if line.dot is not None:
             at = list(line.places).index(line.dot)
@@ -109,9 +109,9 @@ def _draw(chart: LineChart, panel: Panel, top: float) -> None:
     _rings(axes, chart, points)
     low, high = map(axes.yaxis.get_transform().transform, axes.get_ylim())
     ends = {
-        line.name: float((axes.yaxis.get_transform().transform(line.values[-1]) - low) / (high - low or 1))
+        line.name: float((axes.yaxis.get_transform().transform(float(last)) - low) / (high - low or 1))
         for line in chart.lines
-        if line.values[-1] is not None
+        if (last := line.values[-1]) is not None
     }
     _names(axes, [(end, name, str(looks[name][0])) for name, end in ends.items()], panel.height - top - below)
     axes.grid(axis="y", color=GRID, linewidth=0.5)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from learncost import __version__
-from learncost.ir.dataclass import fields, is_dataclass, replace
 from learncost.ir.errors import InputError, imported, shown
 from learncost.models.storage import written
 from learncost.viz.figures import figure_row
@@ -49,7 +48,7 @@ def plotted(kind: str, data: Sequence[Any], columns: int = 1, serif: bool = Fals
         raise InputError(f"columns must be 1 or 2, not {shown(columns)}")
     width, style = WIDTHS[columns], RC | ({"font.family": "serif"} if serif else {})
     with rc_context(style):
-        charts = [figure_row(kind).chart(_drawable(each)) for each in data]
+        charts = [figure_row(kind).chart(each) for each in data]
         heights = [chart.height(columns) for chart in charts]
         height = sum(heights) + GAP * (len(heights) - 1) + 2 * MARGIN
         figure = Plot(figsize=(width, height), facecolor="white")
@@ -63,10 +62,6 @@ def plotted(kind: str, data: Sequence[Any], columns: int = 1, serif: bool = Fals
     return figure
 
 
-LARGEST = 2**62
-"""The largest whole number that matplotlib takes; larger ones are drawn as floating-point numbers."""
-
-
 def finding_of(data: Sequence[Any]) -> str:
     """Return the findings of all panels; equal ones once, with the models that they are of."""
     if len(data) == 1:
@@ -75,24 +70,6 @@ def finding_of(data: Sequence[Any]) -> str:
     for each in data:
         models.setdefault(each.finding, []).append(each.model)
     return "; ".join(f"{', '.join(dict.fromkeys(names))}: {finding}" for finding, names in models.items())
-
-
-def _drawable(data: Any) -> Any:
-    """Data of a figure without whole numbers that matplotlib cannot draw; itself where there are none."""
-    if isinstance(data, int):
-        return data if abs(data) <= LARGEST else float(data)
-    if isinstance(data, tuple | list):
-        parts = [_drawable(part) for part in data]
-        same = all(new is old for new, old in zip(parts, data, strict=True))
-        return data if same else type(data)(parts)
-    if isinstance(data, Mapping):
-        changed = {name: _drawable(part) for name, part in data.items()}
-        return data if all(changed[name] is part for name, part in data.items()) else changed
-    if is_dataclass(data) and not isinstance(data, type):
-        named = {each.name: getattr(data, each.name) for each in fields(data) if each.init}
-        changed = {name: _drawable(part) for name, part in named.items()}
-        return replace(data, **{name: part for name, part in changed.items() if part is not named[name]})
-    return data
 
 
 def of_answer(kind: str, answer: Any, columns: int = 1) -> Any:

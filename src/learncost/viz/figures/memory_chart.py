@@ -62,15 +62,13 @@ class MemoryChart:
         axes.set_xticks([])
         _passes(axes, data, wide / count)
         _brackets(axes, data, wide / count)
-        x = data.peak_at + 0.5
-        axes.plot([x, x], [0, data.peak], color=INK, linewidth=0.7)
-        axes.plot(
-            [x], [data.peak], "o", markersize=3.2, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=0.8
-        )
+        x, peak = data.peak_at + 0.5, float(data.peak)
+        axes.plot([x, x], [0, peak], color=INK, linewidth=0.7)
+        axes.plot([x], [peak], "o", markersize=3.2, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=0.8)
         text = f"peak {size_of(data.peak)}"
         side = "left" if (count - x) * wide / count > width_of(text, SMALL, True) + 8 else "right"
         axes.annotate(
-            text, (x, data.peak), xytext=(4 if side == "left" else -4, 1.5), textcoords="offset points", ha=side,
+            text, (x, peak), xytext=(4 if side == "left" else -4, 1.5), textcoords="offset points", ha=side,
             va="bottom", size=SMALL, weight="bold",
         )  # fmt: skip
         if listed:
@@ -84,7 +82,7 @@ def _stairs(axes: Any, data: MemoryCurve, across: float, up: float) -> list[str]
 
     across, up  points of a line, and of a byte
     """
-    below, missing = [0] * len(data.lines), []
+    below, missing = [0.0] * len(data.lines), []  # matplotlib takes no whole numbers from 2^63 on
     for kind, sizes in data.kinds.items():
         above = [low + size for low, size in zip(below, sizes, strict=True)]
         look = KINDS[kind]
@@ -104,7 +102,7 @@ def _stairs(axes: Any, data: MemoryCurve, across: float, up: float) -> list[str]
 
 
 def _free_place(
-    below: Sequence[int], above: Sequence[int], points: float, across: float, up: float, peak_at: int
+    below: Sequence[float], above: Sequence[float], points: float, across: float, up: float, peak_at: int
 ) -> tuple[float, float] | None:
     """Return a position for a text of so many points between two steps, not at the peak: left end and middle height."""
     needed = int(points / across) + 1
@@ -186,8 +184,6 @@ def _brackets(axes: Any, data: MemoryCurve, across: float) -> None:
 
 def _list(panel: Panel, data: MemoryCurve) -> None:
     """Draw the largest arrays at the peak, with bars in the colours of their kinds."""
-    from matplotlib.patches import Rectangle
-
     at = data.lines[data.peak_at]
     where = ", ".join(filter(None, (at.layer.replace("_", " "), at.macro_operation.replace("_", " "))))
     y = panel.height - HEADING + 0.05
@@ -198,7 +194,6 @@ def _list(panel: Panel, data: MemoryCurve) -> None:
     step = (y - 0.3) / (LISTED + 1)
     y -= 0.36
     largest = alive[0].bytes if alive else 1
-    wide, high = panel.figure.get_size_inches()
     for array in alive[:LISTED]:
         size = size_of(array.bytes)
         shape = " × ".join(f"{part:,}" for part in ((array.number,) if array.number > 1 else ()) + array.shape)
@@ -210,17 +205,7 @@ def _list(panel: Panel, data: MemoryCurve) -> None:
             (width_of(array.name, SMALL) + 4) / POINTS, y, fitting((shape,), available, SMALL), size=SMALL, color=FAINT
         )
         panel.text(panel.width, y, size, size=SMALL, ha="right")
-        look = KINDS[array.kind]
-        bar = Rectangle(
-            (panel.left / wide, (panel.bottom + y - 0.06) / high),
-            panel.width * array.bytes / largest / wide,
-            0.035 / high,
-            transform=panel.figure.transFigure,
-            facecolor=look.fill,
-            hatch=look.hatch * 2,
-            linewidth=0,
-        )
-        panel.figure.add_artist(bar)
+        panel.rectangle(0, y - 0.06, panel.width * array.bytes / largest, 0.035, KINDS[array.kind])
         y -= step
     if rest := alive[LISTED:]:
         panel.text(0, y, f"{len(rest)} more", size=SMALL, color=FAINT)

@@ -51,6 +51,20 @@ class Panel:
         wide, high = self.figure.get_size_inches()
         return self.figure.text((self.left + x) / wide, (self.bottom + y) / high, text, **more)
 
+    def rectangle(self, x: float, y: float, width: float, height: float, look: FillStyle) -> None:
+        """Draw a rectangle at inches from the lower left corner."""
+        from matplotlib.patches import Rectangle
+
+        wide, high = self.figure.get_size_inches()
+        corner = (self.left + x) / wide, (self.bottom + y) / high
+        edge, hatch = INK if look.hatch else "none", look.hatch * 2
+        self.figure.add_artist(
+            Rectangle(
+                corner, width / wide, height / high, transform=self.figure.transFigure, facecolor=look.fill,
+                edgecolor=edge, hatch=hatch, linewidth=0,
+            )
+        )  # fmt: skip
+
     def heading(self, name: str, about: str = "") -> None:
         """Write the heading of the panel: a name, and as much of its description as fits."""
         y = self.height - HEADING + 0.05
@@ -63,25 +77,12 @@ class Panel:
 
     def key(self, x: float, y: float, looks: Iterable[tuple[str, FillStyle]]) -> None:
         """Swatches with names side by side, in as many rows as they need downwards."""
-        from matplotlib.patches import Rectangle
-
-        wide, high = self.figure.get_size_inches()
         across = x
         for name, look in looks:
             needed = 0.13 + width_of(name, SMALL) / POINTS
             if across > x and across + needed > self.width:
                 across, y = x, y - 0.13
-            patch = Rectangle(
-                ((self.left + across) / wide, (self.bottom + y) / high),
-                0.09 / wide,
-                0.07 / high,
-                transform=self.figure.transFigure,
-                facecolor=look.fill,
-                edgecolor=INK if look.hatch else "none",
-                hatch=look.hatch * 2,
-                linewidth=0,
-            )
-            self.figure.add_artist(patch)
+            self.rectangle(across, y, 0.09, 0.07, look)
             self.text(across + 0.12, y, name, size=SMALL, color=INK, va="bottom")
             across += needed + 0.1
 

@@ -41,18 +41,11 @@ class BridgeBar:
 class Bridge(Serializable):
     """The numbers of all price books, and the way from one of them to another.
 
-    Attributes
-    ----------
-    model, batch_size, seq_len, target_len
-        What step it is: one of backpropagation, its optimizer left aside.
-    start, end
-        The FLOPs of two books; the items sum to their difference.
-    items
-        From the largest to the smallest, what the one has more or less than the other.
-    bars
-        Every convention that knows the model.
-    refused
-        Why others say nothing of it, by name.
+    model, batch_size, seq_len, target_len  what step it is: one of backpropagation, its optimizer left aside
+    start, end  the FLOPs of two books; the items sum to their difference
+    items  from the largest to the smallest, what the one has more or less than the other
+    bars  every convention that knows the model
+    refused  why others say nothing of it, by name
     """
 
     model: str

@@ -95,20 +95,12 @@ class MemoryArray:
 class MemoryCurve(Serializable):
     """The memory of a step line by line.
 
-    Attributes
-    ----------
-    model, procedure, plan, engine, dtype, optimizer, batch_size, seq_len, target_len
-        What step it is, and who runs it.
-    convention
-        What is counted, and what is not.
-    peak
-        The most bytes, which is the largest of the lines'; `peak_at` is the number of the line, from 0.
-    lines
-        Every line once, in order.
-    brackets
-        The lines that represent many iterations.
-    arrays
-        All arrays; at every line the bytes of those that are there sum to the line's.
+    model, procedure, plan, engine, dtype, optimizer, batch_size, seq_len, target_len  what step it is, and who runs it
+    convention  what is counted, and what is not
+    peak  the most bytes, which is the largest of the lines'; `peak_at` is the number of the line, from 0
+    lines  every line once, in order
+    brackets  the lines that represent many iterations
+    arrays  all arrays; at every line the bytes of those that are there sum to the line's
     """
 
     model: str

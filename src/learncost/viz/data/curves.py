@@ -44,20 +44,12 @@ class CurveLine:
 class Curves:
     """Lines of one panel.
 
-    Attributes
-    ----------
-    name, about
-        What they are of.
-    x, y
-        What the axes are.
-    lines
-        The lines.
-    logarithmic
-        Whether each of the axes is.
-    finding
-        What the picture shows, in one sentence.
-    notes
-        What it rests on, in sentences.
+    name, about  what they are of
+    x, y  what the axes are
+    lines  the lines
+    logarithmic  whether each of the axes is
+    finding  what the picture shows, in one sentence
+    notes  what it rests on, in sentences
     """
 
     name: str

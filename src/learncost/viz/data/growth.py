@@ -62,22 +62,13 @@ class GrowthCrossing:
 class Growth(Serializable):
     """Totals of a step over one of its sizes.
 
-    Attributes
-    ----------
-    model, price_book
-        What step it is, and by what its FLOPs are counted.
-    along
-        length, batch, depth or width; `unit`, what the places count.
-    here
-        The place of the step that was asked for.
-    limit
-        Positions that the model learns; None where there is no limit, or where the length is not what grows.
-    places
-        The sizes.
-    series
-        One for each procedure.
-    crossings
-        Where one procedure becomes cheaper than another: of the length, exactly as `lc.compare` finds them.
+    model, price_book  what step it is, and by what its FLOPs are counted
+    along  length, batch, depth or width; `unit`, what the places count
+    here  the place of the step that was asked for
+    limit  positions that the model learns; None where there is no limit, or where the length is not what grows
+    places  the sizes
+    series  one for each procedure
+    crossings  where one procedure becomes cheaper than another: of the length, exactly as `lc.compare` finds them
     """
 
     model: str

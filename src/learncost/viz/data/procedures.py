@@ -35,14 +35,9 @@ class ProcedureShare:
 class Procedures(Serializable):
     """Procedures side by side under one price book.
 
-    Attributes
-    ----------
-    model, price_book, batch_size, seq_len, target_len, optimizer
-        What step it is, and what is counted.
-    procedures
-        One for each procedure.
-    left_out
-        Those that the model cannot be trained by, with the reason.
+    model, price_book, batch_size, seq_len, target_len, optimizer  what step it is, and what is counted
+    procedures  one for each procedure
+    left_out  those that the model cannot be trained by, with the reason
     """
 
     model: str

@@ -50,23 +50,14 @@ class Roof:
 class Roofline(Serializable):
     """The lines of a step on a device.
 
-    Attributes
-    ----------
-    model, procedure, device, dtype, batch_size, seq_len, target_len
-        What step it is, and where it runs.
-    source
-        What the device's rates rest on.
-    seconds, low, high
-        Of a step, and between which it is expected.
-    outside  Seconds of a step outside of its lines.
-    peak
-        FLOPs a second of the largest products.
-    roofs
-        The bandwidths: of memory first; of a measured device that of its caches too.
-    limits
-        Seconds by what limits them.
-    points
-        One for each kernel, in the order of the step. Lines that compute nothing have intensity 0.
+    model, procedure, device, dtype, batch_size, seq_len, target_len  what step it is, and where it runs
+    source  what the device's rates rest on
+    seconds, low, high  of a step, and between which it is expected
+    outside  seconds of a step outside of its lines
+    peak  FLOPs a second of the largest products
+    roofs  the bandwidths: of memory first; of a measured device that of its caches too
+    limits  seconds by what limits them
+    points  one for each kernel, in the order of the step. Lines that compute nothing have intensity 0
     """
 
     model: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from learncost import __version__
 from learncost.autodiff.derive import derive
@@ -25,6 +25,7 @@ from learncost.procedures.optimizer import DEFAULT, check_renews, check_unrounde
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
+from learncost.reports.question import flags_typed
 from learncost.reports.request import ADAPTING, Request, takes_request
 from learncost.reports.run import lengths_of
 
@@ -241,7 +242,8 @@ def emit(
         )
     given = {**model_flags, **shape, **sizes}
     if isinstance(subject, str):
-        written = _command(subject, backend, given)
+        flags_given = {name: value for name, value in given.items() if value is not None}
+        written = shlex.join(["learncost", "emit", subject, "--backend", backend, *flags_typed(flags_given)])
         named_subject = layer_or_model(subject)
         subject = configure(named_subject, sizes) if isinstance(named_subject, str) else named_subject
     else:
@@ -345,11 +347,6 @@ def _over(
     placed = place_step(table, asked.grid, asked.clauses, sizes, plan=plan)
     refuse_zigzag(placed)
     return placed.table, {**sizes, **placed.sizes}
-
-
-def _command(name: str, backend: str, flags: Mapping[str, Any]) -> str:
-    more = [f"--{flag.replace('_', '-')} {value}" for flag, value in flags.items() if value is not None]
-    return " ".join(["learncost emit", shlex.quote(name), f"--backend {backend}", *more])
 
 
 def _model(model: Model, procedure: str, optimizer: str, plan: str) -> tuple[Table, str]:

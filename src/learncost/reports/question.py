@@ -157,31 +157,17 @@ def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callabl
     """
 
     def make(function: QuestionFunction) -> QuestionFunction:
-        accepted = list(signature(function).parameters.values())
-        passed_names = names.split()
-        more = (
-            [
-                parameter
-                for parameter in signature(rest).parameters.values()
-                if not passed_names or parameter.name in passed_names
-            ]
-            if rest
-            else []
-        )
-        parameter_names = {parameter.name for parameter in accepted}
-        at = next(
-            (place for place, parameter in enumerate(accepted) if parameter.kind is Parameter.VAR_KEYWORD),
-            len(accepted),
-        )
-        accepted[at:at] = [
+        own = signature(function).parameters
+        of_rest = signature(rest).parameters.values() if rest else ()
+        more = [
             parameter.replace(kind=Parameter.KEYWORD_ONLY)
-            for parameter in more
-            if parameter.name not in parameter_names
+            for parameter in of_rest
+            if parameter.name not in own and (not names or parameter.name in names.split())
         ]
-        parameters = {parameter.name: parameter for parameter in accepted}
+        accepted = sorted((*own.values(), *more), key=lambda parameter: parameter.kind)  # `**` is last
         meanings = docstring_parts(rest).parameters if rest else {}
-        others = {name: text for name, text in meanings.items() if name not in parameter_names or name not in FLAGS}
-        return cast("QuestionFunction", asked(function, Signature([*parameters.values()]), function, others))
+        others = {name: text for name, text in meanings.items() if name not in own or name not in FLAGS}
+        return cast("QuestionFunction", asked(function, Signature(accepted), function, others))
 
     return make
 

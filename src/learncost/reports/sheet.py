@@ -85,7 +85,7 @@ class TabularAnswer(Serializable, Readable):
 
     def _csv(self) -> str:
         make = self._by("records")
-        return _records(make(self)) if make else "\n".join(sheet.csv() for sheet in self._tables())
+        return csv_of(make(self)) if make else "\n".join(sheet.csv() for sheet in self._tables())
 
     def show(self, format: str = "table") -> str:
         """Return the answer as table, json, csv, md, latex or html."""
@@ -225,13 +225,13 @@ class FigureAnswer(TabularAnswer):
         return {"text/plain": str(self), "text/html": picture + self._repr_html_()}
 
 
-def _records(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as comma-separated values with full numbers."""
+def csv_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as comma-separated values with full numbers and a heading; "" without rows."""
     import csv  # imported when used, for a fast start
 
     rows, text = list(rows), io.StringIO()
     if rows:
-        writer = csv.DictWriter(text, tuple(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return text.getvalue()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from learncost.cost_models import Book, counts_of, price
@@ -103,11 +103,7 @@ class Formulas(SymbolicAnswer):
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return the table of formulas."""
-        rows = []
-        for row in self._shown():
-            style = "bold" if row is self.total else ""
-            rows.append(SheetRow((row.title, "MACCs", write.plain(self._written(row.maccs))), style))
-            rows.append(SheetRow((row.subtitle, "FLOPs", write.plain(self._written(row.flops))), style))
+        rows = [SheetRow((*names, write.plain(count)), style) for *names, count, style in self._shown()]
         title = f"{self.layer}: {self.source}" if self.source else self.layer
         return (Sheet(title, ("", "", "formula"), tuple(rows), self._notes, frozenset({0, 1, 2})),)
 
@@ -173,22 +169,22 @@ class Formulas(SymbolicAnswer):
 
     # The formats.
 
-    def _shown(self) -> list[PhaseFormula]:
-        return [*self.rows, *self.others, self.total] if len(self.rows) > 1 else list(self.rows)
+    def _shown(self) -> Iterator[tuple[str, str, Polynomial, str]]:
+        """Yield the rows of what is shown: a name, the unit, the count, and the style."""
+        for row in (*self.rows, *self.others, self.total) if len(self.rows) > 1 else self.rows:
+            style = "bold" if row is self.total else ""
+            yield row.title, "MACCs", self._written(row.maccs), style
+            yield row.subtitle, "FLOPs", self._written(row.flops), style
 
     def _latex(self) -> str:
         lines = [f"% {self.layer}: {self.source}" if self.source else f"% {self.layer}", r"\begin{array}{lll}"]
-        for row in self._shown():
-            label = row.title.replace("×", r"$\times$")
-            lines.append(rf"\text{{{label}}} & \text{{MACCs}} & {write.latex(self._written(row.maccs))} \\")
-            lines.append(rf"\text{{{row.subtitle}}} & \text{{FLOPs}} & {write.latex(self._written(row.flops))} \\")
+        for name, unit, count, _ in self._shown():
+            label = name.replace("×", r"$\times$")
+            lines.append(rf"\text{{{label}}} & \text{{{unit}}} & {write.latex(count)} \\")
         return "\n".join([*lines, r"\end{array}", *(f"% {note}" for note in self._notes)])
 
     def _mathml(self) -> str:
-        rows = []
-        for row in self._shown():
-            rows += [(row.title, "MACCs", self._written(row.maccs)), (row.subtitle, "FLOPs", self._written(row.flops))]
-        return write.mathml_grid(rows, self._notes)
+        return write.mathml_grid((row[:3] for row in self._shown()), self._notes)
 
 
 @takes_request("subject layer / * price_book procedure jacobian optimizer batch_size seq_len target_len")

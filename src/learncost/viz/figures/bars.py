@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from learncost.ir.dataclass import dataclass
-from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, rows_of_key
+from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, rows_of_key, say
 from learncost.viz.figures.style import (
     DARK,
     FAINT,
@@ -133,13 +133,10 @@ def waterfall(panel: Panel, rows: Sequence[tuple[list[str], int, bool]], reach: 
         start, end = sorted((before, level))
         fill, edge = ("white", INK) if differs and amount <= 0 else (DARK, DARK) if differs else (INK, INK)
         axes.barh(middle, end - start, STEP * 0.62, left=start, color=fill, edgecolor=edge, linewidth=0.6)
-        common = {"textcoords": "offset points", "va": "center", "size": SMALL, "annotation_clip": False}
-        common["weight"] = "normal" if differs else "bold"
-        axes.annotate(label, (end, middle), xytext=(4, 0), **common)
-        at_left = ("axes fraction", "data")
-        axes.annotate(
-            "\n".join(words), (0, middle), xycoords=at_left, xytext=(-left * POINTS, 0), linespacing=1.1, **common
-        )
+        common = {"va": "center", "annotation_clip": False, "weight": "normal" if differs else "bold"}
+        say(axes, label, (end, middle), (4, 0), **common)
+        at_left = {"xycoords": ("axes fraction", "data"), "linespacing": 1.1}
+        say(axes, "\n".join(words), (0, middle), (-left * POINTS, 0), **at_left, **common)
         edges.append((level, middle))
         depth += thick
     for (value, y), (_, other) in pairwise(edges):

@@ -7,7 +7,7 @@ from math import log
 from typing import Any
 
 from learncost.ir.dataclass import dataclass
-from learncost.viz.figures.panel import HEADING, POINTS, Panel
+from learncost.viz.figures.panel import HEADING, POINTS, Panel, say
 from learncost.viz.figures.style import FAINT, GRID, INK, LIGHT, MUTED, SMALL, line_of, place_of, tick, width_of
 
 
@@ -156,17 +156,12 @@ def _ground(axes: Any, chart: LineChart, places: Sequence[float]) -> None:
     if chart.limit and chart.limit[0] < places[-1]:
         beyond, text = chart.limit
         axes.axvspan(beyond, places[-1], color=LIGHT, alpha=0.5, linewidth=0, zorder=0)
-        axes.annotate(
-            text, (beyond, 1.0), xycoords=at_top, xytext=(3, 0), textcoords="offset points", size=SMALL, va="top",
-            color=MUTED,
-        )  # fmt: skip
+        say(axes, text, (beyond, 1.0), (3, 0), xycoords=at_top, va="top", color=MUTED)
     if chart.here is not None:
         axes.axvline(chart.here, color=FAINT, linewidth=0.6)
         side, shift = ("right", -3) if chart.here > places[len(places) // 4] else ("left", 3)
-        axes.annotate(
-            f"here: {chart.here:,}", (chart.here, 1.0), xycoords=at_top, size=SMALL, color=FAINT, xytext=(shift, 0),
-            textcoords="offset points", ha=side, va="top",
-        )  # fmt: skip
+        here = f"here: {chart.here:,}"
+        say(axes, here, (chart.here, 1.0), (shift, 0), xycoords=at_top, color=FAINT, ha=side, va="top")
 
 
 def _rings(axes: Any, chart: LineChart, points: float) -> None:
@@ -181,10 +176,8 @@ def _rings(axes: Any, chart: LineChart, points: float) -> None:
         share = axes.transAxes.inverted().transform(axes.transData.transform((at, 1.0)))[0]
         side, shift = ("left", 3) if share * points + widest + 6 < points else ("right", -3)
         y = bottom + (0.03 + 0.16 * (place % 2)) * (top - bottom)
-        axes.annotate(
-            text, (at, y), xytext=(shift, 0), textcoords="offset points", size=SMALL, ha=side, va="bottom",
-            linespacing=1.1, path_effects=[withStroke(linewidth=2, foreground="white")],
-        )  # fmt: skip
+        around = [withStroke(linewidth=2, foreground="white")]
+        say(axes, text, (at, y), (shift, 0), ha=side, va="bottom", linespacing=1.1, path_effects=around)
 
 
 def _names(axes: Any, ends: Sequence[tuple[float, str, str]], high: float) -> None:
@@ -204,7 +197,5 @@ def _names(axes: Any, ends: Sequence[tuple[float, str, str]], high: float) -> No
         if heights:
             heights[0], heights[-1] = max(heights[0], 0.02), min(heights[-1], 0.98)
     for height, (_, name, colour) in zip(heights, order, strict=True):
-        axes.annotate(
-            name, (1.0, height), xytext=(4, 0), xycoords="axes fraction", textcoords="offset points", va="center",
-            size=SMALL, color=colour, annotation_clip=False,
-        )  # fmt: skip
+        common = {"va": "center", "color": colour, "annotation_clip": False}
+        say(axes, name, (1.0, height), (4, 0), xycoords="axes fraction", **common)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -14,6 +12,7 @@ from typing import Any
 from learncost import __version__
 from learncost.ir.errors import InputError, imported, shown
 from learncost.models.storage import written
+from learncost.reports.sheet import csv_of
 from learncost.viz.figures import figure_row
 from learncost.viz.figures.panel import Panel
 from learncost.viz.figures.style import RC, WIDTHS
@@ -142,12 +141,7 @@ def check_no_path(models: Sequence[object], path: Path) -> None:
 
 def save_data(kind: str, data: Sequence[Any], path: Path, command: str) -> tuple[Path, Path]:
     """Write the numbers of a figure: a table as .csv, everything as .json. Raises `InputError`."""
-    rows = [row for each in data for row in each.rows()]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    text = csv_of(row for each in data for row in each.rows())
     everything = {
         "schema": 1,
         "figure": kind,
@@ -157,7 +151,7 @@ def save_data(kind: str, data: Sequence[Any], path: Path, command: str) -> tuple
         "panels": [each.to_dict() | {"finding": each.finding} for each in data],
     }
     table_path, data_path = _data_paths(path)
-    for target, content in ((table_path, text.getvalue()), (data_path, json.dumps(everything, indent=2) + "\n")):
+    for target, content in ((table_path, text), (data_path, json.dumps(everything, indent=2) + "\n")):
         with written(target) as temporary:
             temporary.write_text(content, encoding="utf-8")
     return table_path, data_path

@@ -9,7 +9,7 @@ from typing import Any
 from learncost.ir.dataclass import dataclass
 from learncost.reports.sheet import size_of
 from learncost.viz.data.curve import MemoryCurve
-from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, step_of
+from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, say, step_of
 from learncost.viz.figures.style import FAINT, GRID, INK, KINDS, MUTED, SMALL, tick, width_of
 
 ROLES = {
@@ -67,10 +67,7 @@ class MemoryChart:
         axes.plot([x], [peak], "o", markersize=3.2, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=0.8)
         text = f"peak {size_of(data.peak)}"
         side = "left" if (count - x) * wide / count > width_of(text, SMALL, True) + 8 else "right"
-        axes.annotate(
-            text, (x, peak), xytext=(4 if side == "left" else -4, 1.5), textcoords="offset points", ha=side,
-            va="bottom", size=SMALL, weight="bold",
-        )  # fmt: skip
+        say(axes, text, (x, peak), (4 if side == "left" else -4, 1.5), ha=side, va="bottom", weight="bold")
         if listed:
             _list(panel.part(panel.width - LIST + 0.1, 0, LIST - 0.1, panel.height), data)
         if missing:
@@ -146,18 +143,10 @@ def _passes(axes: Any, data: MemoryCurve, across: float) -> None:
         all_names = " and ".join(filter(None, (", ".join((first_of, *others)[:-1]), (first_of, *others)[-1])))
         text = fitting((all_names, first_of, first_of.partition(" ")[0]), (last + 1 - first) * across - 2, SMALL)
         across_axes = axes.get_xaxis_transform()
-        axes.plot(
-            [first + 1.2 / across, last + 1 - 1.2 / across],
-            [1.0, 1.0],
-            transform=across_axes,
-            color=MUTED,
-            linewidth=0.7,
-            clip_on=False,
-        )
-        axes.annotate(
-            text, (first + 1.2 / across, 1.0), xycoords=across_axes, xytext=(0, 2.5), textcoords="offset points",
-            size=SMALL, color=MUTED, va="bottom", annotation_clip=False,
-        )  # fmt: skip
+        ends = first + 1.2 / across, last + 1 - 1.2 / across
+        axes.plot(ends, [1.0, 1.0], transform=across_axes, color=MUTED, linewidth=0.7, clip_on=False)
+        above = {"xycoords": across_axes, "color": MUTED, "va": "bottom", "annotation_clip": False}
+        say(axes, text, (ends[0], 1.0), (0, 2.5), **above)
 
 
 def _brackets(axes: Any, data: MemoryCurve, across: float) -> None:
@@ -176,10 +165,8 @@ def _brackets(axes: Any, data: MemoryCurve, across: float) -> None:
             [start, start, end, end], [-0.012, -0.035, -0.035, -0.012], transform=where,
             color=FAINT, linewidth=0.6, clip_on=False,
         )  # fmt: skip
-        axes.annotate(
-            text, ((start + end) / 2, -0.035), xycoords=where, xytext=(0, -2), textcoords="offset points", size=SMALL,
-            color=FAINT, ha="center", va="top", annotation_clip=False,
-        )  # fmt: skip
+        below = {"xycoords": where, "color": FAINT, "ha": "center", "va": "top", "annotation_clip": False}
+        say(axes, text, ((start + end) / 2, -0.035), (0, -2), **below)
 
 
 def _list(panel: Panel, data: MemoryCurve) -> None:

@@ -87,6 +87,11 @@ class Panel:
             across += needed + 0.1
 
 
+def say(axes: Any, text: str, at: tuple[float, float], shift: tuple[float, float], **more: Any) -> None:
+    """Write small text at so many points from a place of axes."""
+    axes.annotate(text, at, xytext=shift, textcoords="offset points", size=SMALL, **more)
+
+
 def rows_of_key(looks: Sequence[tuple[str, FillStyle]], width: float) -> int:
     """Return the number of rows that a legend needs in so many inches."""
     rows, across = 1, 0.0

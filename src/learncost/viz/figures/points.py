@@ -10,7 +10,7 @@ from learncost.ir.dataclass import dataclass
 from learncost.reports.sheet import seconds_of
 from learncost.viz.data.roofline import Point, Roofline, share
 from learncost.viz.figures.bars import BarPart, stacked
-from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, step_of
+from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, say, step_of
 from learncost.viz.figures.style import (
     DARK,
     EDGE,
@@ -143,7 +143,7 @@ def _roofs(axes: Any, data: Roofline, reach: tuple[float, float, float], place: 
     """Draw the roof lines and their names; yield boxes along them that nothing else may cover."""
     low_x, high_x, low_y = reach
 
-    def say(text: str, x: float, y: float, **more: Any) -> None:
+    def write(text: str, x: float, y: float, **more: Any) -> None:
         at = {"xycoords": "axes points", "textcoords": "axes points", "size": SMALL, "color": FAINT}
         axes.annotate(text, (0, 0), xytext=(x, y), **at, **more)
 
@@ -156,7 +156,7 @@ def _roofs(axes: Any, data: Roofline, reach: tuple[float, float, float], place: 
             yield x - 1, y - 1, x + 1, y + 1
         text, along = f"{roof.name} {tick(roof.bandwidth, 'B/s')}", 0.3 if number else 0.42
         x, y, angle = x0 + (x1 - x0) * along, y0 + (y1 - y0) * along, atan2(y1 - y0, x1 - x0)
-        say(text, x - 3, y + 5, rotation=degrees(angle), rotation_mode="anchor", ha="center", va="bottom")
+        write(text, x - 3, y + 5, rotation=degrees(angle), rotation_mode="anchor", ha="center", va="bottom")
         half = width_of(text, SMALL) / 2
         for right, up in ((x + half * n / 8 * cos(angle), y + half * n / 8 * sin(angle)) for n in range(-8, 9)):
             yield right - 8, up + 3, right + 3, up + 13
@@ -166,11 +166,11 @@ def _roofs(axes: Any, data: Roofline, reach: tuple[float, float, float], place: 
     yield x, y - 1, place(high_x, data.peak)[0], y + 1
     text = f"{tick(data.peak, 'FLOP/s')} of large products, {data.dtype}"
     text = fitting((text, text.partition(" of")[0]), x - 6, SMALL)
-    say(text, x - 4, y, ha="right", va="center")
+    write(text, x - 4, y, ha="right", va="center")
     yield x - 6 - width_of(text, SMALL), y - 4, x, y + 4
     axes.plot([ridge, ridge], [low_y, data.peak], color=FAINT, linewidth=0.6, linestyle=(0, (1, 2)))
     label = f"ridge {ridge:.3g}"
-    say(label, x + 3, 3)
+    write(label, x + 3, 3)
     yield x, 0, x + 6 + width_of(label, SMALL), 11
 
 
@@ -268,10 +268,8 @@ def points_on_a_line(panel: Panel, ratios: Sequence[tuple[str, float]], filled: 
         row_at = next((row for row, end in enumerate(ends) if x - half > end + 4), None)
         if row_at is not None:
             ends[row_at] = x + half
-            axes.annotate(
-                text, (ratio, 0), xytext=(0, 5 + 7.5 * row_at), textcoords="offset points", ha="center", size=SMALL,
-                weight=weight, annotation_clip=False,
-            )  # fmt: skip
+            above = 0, 5 + 7.5 * row_at
+            say(axes, text, (ratio, 0), above, ha="center", weight=weight, annotation_clip=False)
     axes.axhline(0, color=EDGE, linewidth=0.8, zorder=1)
     axes.spines["bottom"].set(visible=False, position=("data", 0))
     axes.set_yticks([])

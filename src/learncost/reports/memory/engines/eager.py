@@ -625,7 +625,7 @@ def _refuses(step: MemoryStep) -> str:
     """Return why PyTorch does not apply what is asked."""
     if step.over and (why := _unwrapped(step)):
         return why
-    if step.eager.no_sync and not ((wrapping := _wrapping(step)) and wrapping.parts > 1):
+    if step.eager.no_sync and not is_sharded(step):
         return "supports --no-sync only for fully sharded weights: give --mesh and --placement fsdp"
     if step.run.plan_asked and by_eager(step.unplanned, step.plan) is None:
         return f"does not support --plan {step.run.plan}"
@@ -646,7 +646,7 @@ def _refuses(step: MemoryStep) -> str:
         return f"has no {step.eager.implementation} {step.optimizer.name}: there is {' or '.join(implementations)}"
     if step.kind.gradient != step.kind.weight:
         flag = f"--precision {step.kind.name}"
-        sharded = (wrapping := _wrapping(step)) is not None and wrapping.parts > 1
+        sharded = is_sharded(step)
         if sharded or step.module == UserModule.name or _hooked(step):
             where = f"with {f'--plan {HOOKED}' if _hooked(step) else '--module itself'}"
             return f"does not support {flag} {'where --placement shards what learns' if sharded else where}"
@@ -691,8 +691,7 @@ def _unhosted(step: MemoryStep) -> str:
         return f"does not support {flag} with --plan {HOOKED}, whose update is on the GPU"
     if GRADIENTS in hosted and step.kind.gradient != step.kind.weight:
         return f"does not support {flag} with --precision {step.kind.name}, which sums gradients on the GPU"
-    sharded = (wrapping := _wrapping(step)) is not None and wrapping.parts > 1
-    if not sharded and (WEIGHTS in hosted or (GRADIENTS in hosted and step.over)):
+    if not is_sharded(step) and (WEIGHTS in hosted or (GRADIENTS in hosted and step.over)):
         return f"supports {flag} only for fully sharded weights: give --mesh and --placement fsdp"
     return ""
 

@@ -34,33 +34,29 @@ def _intervals(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterv
 
     Where frozen weights lie in flash, they are not among them.
     """
-
-    def throughout(
-        name: str, size: int, part: str, axes: tuple[str, ...] = (), shape: tuple[int, ...] = ()
-    ) -> LiveInterval:
-        return LiveInterval(name, axes, shape or (size,), 1, size, 0, lines - 1, "given", part=part)
-
     away = {*step.model.quantized_widths, *(step.frozen if step.in_flash else ())}
     yield from (
         replace(stay, part=part_of(step, stay.name, stay.role)) for stay in alive.intervals if stay.name not in away
     )
-    if not step.in_flash:
-        for array in step.packed:
-            shape = shape_of(array.axes, step.sizes())
-            yield throughout(array.name, bytes_of_array(array, step.sizes()), "weights", array.axes, shape)
-    for name, size in step.states_and_masters.items():
-        yield throughout(name, size, name)
+    for array in _of_no_line(step):
+        shape, part = array.shape or (array.bytes,), "weights" if array.role else array.name
+        yield LiveInterval(array.name, array.axes, shape, 1, array.bytes, 0, lines - 1, "given", part=part)
 
 
 def _complete(live_at_peak: tuple[LiveArray, ...], step: MemoryStep) -> tuple[LiveArray, ...]:
     """Return the arrays in RAM, the largest first, with packed codes and scales and the states of the optimizer."""
     away = {*step.model.quantized_widths, *(step.frozen if step.in_flash else ())}
     arrays = [array for array in live_at_peak if array.name not in away]
+    return tuple(sorted((*arrays, *_of_no_line(step)), key=lambda array: -array.bytes))
+
+
+def _of_no_line(step: MemoryStep) -> Iterator[LiveArray]:
+    """Yield the arrays in RAM throughout: packed codes and scales, and the states of the optimizer."""
     for array in () if step.in_flash else step.packed:
         size, shape = bytes_of_array(array, step.sizes()), shape_of(array.axes, step.sizes())
-        arrays.append(LiveArray(array.name, array.axes, shape, size, role="weight"))
-    arrays += (LiveArray(name, (), (), size) for name, size in step.states_and_masters.items())
-    return tuple(sorted(arrays, key=lambda array: -array.bytes))
+        yield LiveArray(array.name, array.axes, shape, size, role="weight")
+    for name, size in step.states_and_masters.items():
+        yield LiveArray(name, (), (), size)
 
 
 def part_of(step: MemoryStep, name: str, role: str) -> str:

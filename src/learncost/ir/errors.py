@@ -5,6 +5,7 @@ Numbers are written and read as people do, such as 512k and 24GiB; a wrong name 
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Iterable, Mapping
@@ -194,6 +195,14 @@ def counted(value: object, units: Mapping[str, int] = COUNTS) -> int | None:
     except TypeError:
         is_whole = getattr(value, "is_integer", None)
         return int(value) if callable(is_whole) and is_whole() else None  # type: ignore[call-overload]
+
+
+def real_number(value: object) -> float:
+    """Return a number, or a text of one, as a float; NaN for anything else, which no limits hold."""
+    try:
+        return math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 SHOWN_CHARACTERS = 60  # enough to recognise a value; a message stays one line

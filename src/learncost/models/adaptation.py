@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from math import isfinite
+from math import inf
 
 from learncost.ir.dataclass import dataclass, replace
-from learncost.ir.errors import InputError, shown
+from learncost.ir.errors import InputError, real_number, shown
 from learncost.ir.table import Table
 from learncost.layers.gradient_plan import GradientPlan
 from learncost.models.model import Model, masks_of
@@ -104,11 +104,7 @@ def _layers_text(value: object) -> str:
 
 
 def _alpha(value: object) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]  # whatever does not convert is refused
-    except (TypeError, ValueError, OverflowError):
-        number = 0.0
-    if isinstance(value, bool) or not isfinite(number) or number <= 0:
+    if not 0 < (number := real_number(value)) < inf:
         raise InputError(f"lora_alpha must be a number above 0, not {shown(value)}")
     return number
 

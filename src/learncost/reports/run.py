@@ -11,7 +11,7 @@ from learncost.cost_models import Book, Price, PricedLine, price
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
 from learncost.ir.dataclass import dataclass, replace
-from learncost.ir.errors import InputError, counted, named_one, shown
+from learncost.ir.errors import InputError, counted, named_one, real_number, shown
 from learncost.ir.line import Line
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
@@ -439,11 +439,7 @@ def check_tokens(name: str, value: object) -> int:
 
 def check_probability(name: str, value: object) -> float:
     """Return a probability from 0 to below 1."""
-    try:
-        number = float(value)  # type: ignore[arg-type]  # whatever does not convert is refused
-    except (TypeError, ValueError):
-        number = -1.0
-    if isinstance(value, bool) or not 0.0 <= number < 1.0:
+    if not 0.0 <= (number := real_number(value)) < 1.0:
         raise InputError(f"{name} must be a number from 0 to below 1, not {shown(value)}")
     return number
 

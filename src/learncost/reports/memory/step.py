@@ -8,7 +8,7 @@ from math import inf, prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from learncost.ir.dataclass import dataclass, replace
-from learncost.ir.errors import InputError, counted, named_one, shown
+from learncost.ir.errors import InputError, counted, named_one, real_number, shown
 from learncost.ir.line import Line
 from learncost.ir.loop import map_lines, repeats
 from learncost.ir.polynomial import Polynomial, base, shape_of, total
@@ -151,15 +151,9 @@ def _known(kind: str, name: str) -> str:
 
 def _clips(clip: float | str | None) -> bool:
     """Return whether gradients are clipped. Raises `InputError` for an invalid norm."""
-    if clip is None:
-        return False
-    try:
-        norm = float(clip)
-    except ValueError:
-        norm = 0.0
-    if not 0 < norm < inf:
+    if clip is not None and not 0 < real_number(clip) < inf:
         raise InputError(f"clip must be a norm above 0, not {shown(clip)}")
-    return True
+    return clip is not None
 
 
 def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:

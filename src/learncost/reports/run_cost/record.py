@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure
 from learncost.ir.dataclass import OPTIONAL, Key, Serializable, attributes, dataclass, field
-from learncost.ir.errors import InputError, counted, shown
+from learncost.ir.errors import InputError, counted, real_number, shown
 from learncost.models.sizes import check_size
 from learncost.reports.record import Cost
 from learncost.reports.sheet import TabularAnswer
@@ -175,11 +175,7 @@ MOST_DEVICES = 10**8
 def figure(name: str, value: object) -> Figure:
     """Return a given figure after checking its limits."""
     unit, least, most, right = _LIMITS[name]
-    try:
-        number = float(counted(value) or value)  # type: ignore[arg-type]  # whatever does not convert is refused
-    except (TypeError, ValueError, OverflowError):
-        number = -1.0
-    if isinstance(value, bool) or not least <= number <= most:
+    if not least <= (number := real_number(counted(value) or value)) <= most:
         raise InputError(f"{name} must be {right}, not {shown(value)}")
     return Figure(number, unit, "given", f"--{name.replace('_', '-')}")
 

@@ -162,14 +162,16 @@ def test_a_loop_until_a_condition_has_the_iterations_of_one_run():
     def step(count, y):
         return count + 1, (y @ y).tanh()
 
-    looped = Computes(lambda y: while_loop(lambda count, y: count < 3, step, (torch.tensor(0), y))[1])
+    looped = Computes(lambda y: while_loop(lambda count, y: y.sum() < 100, step, (torch.tensor(0), 2 * y.abs() + 1))[1])
     with pytest.raises(lc.InputError, match=r"how often it runs depends on values: --as-run .* takes those of one"):
         lc.from_module(looped, {"x": "float 6 6"})
+    counted = Computes(lambda y: while_loop(lambda count, y: count < 3, step, (torch.tensor(0), y))[1])
     written = Computes(lambda y: step(0, step(0, step(0, y)[1])[1])[1])
     with FlopCounterMode(display=False) as counter:
         written(torch.randn(6, 6)).sum().backward()
-    model = lc.from_module(looped, {"x": "float 6 6"}, as_run=True)
-    assert lc.cost(model, price_book="matmul").total.flops == counter.get_total_flops()
+    for as_run in (True, False):
+        model = lc.from_module(counted, {"x": "float 6 6"}, as_run=as_run)
+        assert lc.cost(model, price_book="matmul").total.flops == counter.get_total_flops()
 
 
 def test_a_branch_within_a_scan_is_not_sent_to_a_traced_run():

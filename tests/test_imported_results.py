@@ -133,6 +133,17 @@ def enlarged_with_its_norm(x):
     return functional.interpolate(x, scale_factor=2) + functional.interpolate(norm, scale_factor=2).tanh()
 
 
+def steps_along_a_loss(y):
+    """Two steps of a layer on half of the rows, and what it then makes of the others, as MAML does."""
+    weights = {"weight": y[:3, :3].tanh(), "bias": y[3, :3]}
+    layer = nn.Linear(3, 3)
+    for _ in range(2):
+        loss = functional.mse_loss(torch.func.functional_call(layer, weights, (y[:2, 3:],)), y[2:, :3])
+        gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+        weights = {name: each - 0.1 * by for (name, each), by in zip(weights.items(), gradients, strict=True)}
+    return torch.func.functional_call(layer, weights, (y[2:, 3:],))
+
+
 FUNCTIONS = {
     "x log(1 + z)": lambda y: torch.special.xlog1py(torch.relu(y), y.exp()),
     "codes of a tensor": lambda y: torch.fake_quantize_per_tensor_affine(10 * y, 0.1, 3, -10, 12),
@@ -151,6 +162,7 @@ FUNCTIONS = {
     "whole numbers that places are computed from": lambda y: y.gather(1, (y.abs() * 2).long().clamp(max=5)),
     "whether there is any": lambda y: y.relu().bool() * y,
     "a diagonal that changes in place": lambda y: torch.cat([y.clone().fill_diagonal_(2.0), diagonal_times_three(y)]),
+    "products so far, and of all": lambda y: (q := y.sigmoid()).cumprod(1) + (1 - q).cumprod(0) + q.prod(1, True),
     "numbers by their strides": lambda y: y.as_strided((3, 4), (7, 2), 1) * 2,
     "angles of real numbers": lambda y: y + torch.angle(y),
     "the negated view of an imaginary part": lambda y: torch.view_as_complex(y.view(4, 3, 2)).conj().imag.exp(),
@@ -170,6 +182,7 @@ FUNCTIONS = {
     "labels one after the other, of which some do not fit": lambda y: functional.ctc_loss(
         y.view(2, 2, 6).log_softmax(-1), torch.tensor([1, 1, 4]), (2, 2), (2, 1), blank=5, zero_infinity=True
     ),
+    "steps along a loss, of a weight and a bias": steps_along_a_loss,
     "a gradient in a forward pass": lambda y: torch.autograd.grad((y**3).sum(), y, create_graph=True)[0],
 }
 

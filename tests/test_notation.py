@@ -603,7 +603,7 @@ def test_a_share_is_of_answers():
 
 def test_unused_operations_that_are_no_whole_number_are_said_as_a_fraction():
     layer = lc.layer("t(X; g) -> Y\n  unused: 1/2\n  Y[B M d] = X[B M d] g[d]")
-    assert "1/2 FLOPs of the forward pass are excluded" in " ".join(str(lc.cost(layer, B=1, M=2, d=3)).split())
+    assert "1/2 FLOPs are excluded" in " ".join(str(lc.cost(layer, B=1, M=2, d=3)).split())
 
 
 C = np.array([1.0, 0.0, 1.0])  # X < 0.5 below

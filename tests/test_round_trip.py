@@ -20,8 +20,18 @@ OTHERWISE = {
     "mamba": "the first turn's state is 0, and nobody needs its gradient",
     "mamba2": "the first turn's state is 0, and nobody needs its gradient",
     "rwkv": "the first turn's state is 0, and nobody reads the last one's",
+    **dict.fromkeys(
+        (
+            *("normed_mixture_of_experts", "sigmoid_mixture_of_experts", "squared_mixture_of_experts"),
+            *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "nemotron_h", "gemma4_text", "gpt_oss"),
+        ),
+        "the shares of the chosen experts, or of scores beside a sink, are written out",
+    ),
 }
 """What a program says otherwise than its table, of layers and families that have other elementwise operations read."""
+
+WRITTEN_OUT = ("proportion", "softmax_with_sink", "safe_softmax", "safe_log_softmax")
+"""Words that PyTorch has no function for: their bodies are read as lines, with the gradient of each line."""
 
 
 QUICK = ("attention", "norm", "jiang_block", "alternating_mean", "alibi_slopes", "rotary_halves", "same_chunk")
@@ -88,4 +98,6 @@ def test_a_word_is_read_back(text):
     table = layer(text).table
     trip = round_trip(table, small_sizes(table))
     assert trip.apart < 1e-12
-    assert trip.read == trip.written, trip.apart_by
+    assert trip.read["matmul"] == trip.written["matmul"]
+    is_written_out = any(f" {op}[" in text for op in WRITTEN_OUT)
+    assert (trip.read == trip.written) == (not is_written_out), trip.apart_by

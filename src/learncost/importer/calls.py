@@ -102,8 +102,8 @@ def switched() -> AbstractContextManager[None]:
 
 
 def _is_count(buffer: Any) -> bool:
-    """Return whether a buffer is a whole number that is known, as those by which EnCodec computes its padding."""
-    is_number = buffer.dim() == 0 and not (buffer.is_floating_point() or buffer.is_complex())
+    """Return whether a buffer is a known whole number, as for EnCodec's padding, or a switch of FakeQuantize."""
+    is_number = buffer.numel() == 1 and not (buffer.is_floating_point() or buffer.is_complex())
     return is_number and type(buffer) is torch.Tensor and has_numbers(buffer)
 
 
@@ -241,7 +241,7 @@ def decided() -> dict[Any, Callable[..., Any]]:
 
     def answer(function: Any) -> Callable[[Any], Any]:
         def number(tensor: Any) -> Any:
-            if (known := _number(tensor)) is not None:
+            if (known := known_number(tensor)) is not None:
                 return kinds[function](known)
             if function is of_tensor.__bool__ and calling(__file__).f_code is detects.__code__:
                 return False  # whether a mask is causal, for a faster kernel, where a caller did not declare it so
@@ -253,12 +253,12 @@ def decided() -> dict[Any, Callable[..., Any]]:
 
     def equal(one: Any, other: Any) -> bool:
         identical = one.shape == other.shape and (one == other).all()
-        if identical is False or (known := _number(identical)) is not None:
+        if identical is False or (known := known_number(identical)) is not None:
             return bool(identical is not False and known)
         return torch.equal(one, other)
 
     def repeated(x: Any, repeats: Any, *more: Any, **named: Any) -> Any:
-        if isinstance(repeats, torch.Tensor) and (known := _number(repeats.sum())) is not None:
+        if isinstance(repeats, torch.Tensor) and (known := known_number(repeats.sum())) is not None:
             named["output_size"] = int(known)
         return torch.repeat_interleave(x, repeats, *more, **named)
 
@@ -287,7 +287,7 @@ def _if_finite(node: Any) -> bool | None:
     return joins[name](map(bool, pair)) if name in joins else None
 
 
-def _number(tensor: Any) -> Any:
+def known_number(tensor: Any) -> Any:
     """Return the number of a traced tensor; None if it depends on inputs or on sizes."""
     known = _values(tensor) if tensor.numel() == 1 else None
     return None if known is None else known.item()

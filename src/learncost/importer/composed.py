@@ -160,6 +160,14 @@ def with_part(base: Any, part: Any, dim: int = 0, start: Any = None, _: Any = No
         return result
 
 
+def on_diagonal(base: Any, part: Any, offset: int = 0, first: int = 0, second: int = 1) -> Any:
+    """Return `diagonal_scatter`, the part at the places (i, i + offset) of two dimensions, and the base elsewhere."""
+    base, before = base.movedim((first, second), (-2, -1)), max(0, -offset)
+    rows, columns = (torch.arange(side, device=base.device) for side in base.shape[-2:])
+    part = torch.nn.functional.pad(part, (before, base.shape[-2] - before - part.shape[-1])).unsqueeze(-1)
+    return torch.where(rows.unsqueeze(-1) + offset == columns, part, base).movedim((-2, -1), (first, second))
+
+
 def _is_whole(node: Any) -> bool:
     """Return whether a slice has all elements of its operand."""
     return bool(node.meta["val"].shape == node.args[0].meta["val"].shape)
@@ -425,6 +433,7 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     **{f"avg_pool{count}d": (mean_of_windows(count), _leaves_windows) for count in (1, 2, 3)},
     "affine_grid_generator": (affine_grid, _always),
     "select_scatter": (lambda base, part, dim, at: with_part(base, part.unsqueeze(dim), dim, at), _always),
+    "diagonal_scatter": (on_diagonal, _always),
     "as_strided": (lambda x, *strided: x.reshape(-1)[_places(x, *strided)], _is_contiguous),
     "as_strided_scatter": (  # PyTorch's gradient of the base is that of the part
         lambda x, part, *strided: x.flatten().scatter(0, _places(x, *strided).flatten(), part.flatten()).view(x.shape),

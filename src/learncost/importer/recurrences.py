@@ -10,6 +10,7 @@ from torch._decomp import decompositions
 from torch._higher_order_ops.scan import scan_op
 from torch.utils._python_dispatch import _disable_current_modes
 
+from learncost.importer.calls import known_number
 from learncost.ir.errors import InputError
 
 
@@ -103,6 +104,7 @@ def unpacked(numbers: bool = False) -> dict[Any, Callable[..., Any]]:
     """
     several: Any = torch._C._VariableFunctions
     gathered: Any = decompositions.gather_params
+    loop: Any = torch.ops.higher_order.while_loop
 
     def lengths_of(lengths: Any) -> list[int]:
         with _disable_current_modes():
@@ -159,10 +161,12 @@ def unpacked(numbers: bool = False) -> dict[Any, Callable[..., Any]]:
         return run
 
     def repeated(holds: Any, body: Any, carried: Sequence[Any], others: Sequence[Any] = ()) -> Any:
-        while holds(*carried, *others):
+        def known() -> Any:
+            return holds(*carried, *others) if numbers else known_number(holds(*carried, *others))
+
+        while again := known():
             carried = body(*carried, *others)
-        return tuple(carried)
+        return loop(holds, body, tuple(carried), tuple(others)) if again is None else tuple(carried)
 
     recurrences = {getattr(several, name): recurrence(name) for name in KERNELS}
-    loops = {torch.ops.higher_order.while_loop: repeated} if numbers else {}
-    return {several._pack_padded_sequence: pack, several._pad_packed_sequence: pad, **recurrences, **loops}
+    return {several._pack_padded_sequence: pack, several._pad_packed_sequence: pad, **recurrences, loop: repeated}

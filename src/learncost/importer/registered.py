@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from learncost.importer.constants import NodeConstants
 from learncost.importer.functions import FUNCTIONS
-from learncost.importer.nodes import arguments_of, module_of, operator_name, size_of
+from learncost.importer.nodes import CHECKPOINT_KEY, arguments_of, mark, mark_of, module_of, operator_name, size_of
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.line import Opaque
@@ -252,7 +252,8 @@ def _whole(expression: Any) -> Any:
 class UnusedProducts:
     """Products that no output of a module depends on.
 
-    flops   FLOPs of the forward pass, in the graph's symbols; None if they are not a polynomial in them
+    flops   FLOPs of the forward pass and of checkpoints that repeat it, in the graph's symbols; None if they are no
+            polynomial in them
     places  the operators, each with the path of its module
     """
 
@@ -268,10 +269,25 @@ def unused(program: Any) -> UnusedProducts:
         for node in reversed([*_unread(part.graph)] if isinstance(part, torch.fx.GraphModule) else []):
             of_node = _flops(node)
             if not isinstance(of_node, int) or of_node:
-                flops = flops + of_node
+                flops = flops + of_node * (1 + _times_again(node))
                 path, operator = module_of(node), operator_name(node.target)
                 places[f"{path} {operator}".strip()] = None
     return UnusedProducts(polynomial(flops), tuple(places))
+
+
+def _times_again(node: Any) -> int:
+    """Return how many checkpoints run a dead product again. One that stops early ends where such a product comes last,
+    and runs all before it, as without an early stop.
+    """
+    nodes = [each for each in node.graph.nodes if each.op == "call_function" and mark_of(each)]
+    around = [each for each in mark_of(node).split("/") if each and not each.endswith("-")]
+    behind = {each for other in nodes[nodes.index(node) + 1 :] for each in mark_of(other).split("/")} if around else ()
+    last = [each for each in around if "!" not in each and each not in behind]
+    for other in nodes if last else ():
+        mark(
+            other, CHECKPOINT_KEY, "/".join(f"{each}!" if each in last else each for each in mark_of(other).split("/"))
+        )
+    return len(around) - len(last)
 
 
 def _unread(graph: Any) -> Iterator[Any]:

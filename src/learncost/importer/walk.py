@@ -11,13 +11,13 @@ import torch
 
 from learncost.importer import rules  # they register themselves on import
 from learncost.importer.axes import AxisClass, Size
-from learncost.importer.bodies import before_masks, with_ops
 from learncost.importer.constants import NodeConstants
 from learncost.importer.equations import Equation
 from learncost.importer.export import Exported, export
 from learncost.importer.fold import every_item, folded, with_scans
 from learncost.importer.layer_text import LayerText
 from learncost.importer.loops import rolled
+from learncost.importer.masks import before_masks
 from learncost.importer.nodes import SAME_SIZES, is_float, is_leaf, operator_name, size_of
 from learncost.importer.opaque import CalledOperator
 from learncost.importer.reader import GraphReader
@@ -268,7 +268,7 @@ def _written(
     while before := [each for each in _behind(reader, exported, equations) if each not in kept]:
         kept += before
         equations = needed(recorder.equations, kept)
-    equations = needed(before_masks(needed(with_ops(equations, kept), kept)), kept)
+    equations = needed(before_masks(equations), kept)
     equations = needed(read_in_products(equations, kept), kept)
     learned = following(equations, exported, weights)
     items = with_scans(equations)

@@ -213,7 +213,7 @@ def _left_out(layer: Layer) -> Iterator[str]:
         flops = layer.unused.with_sizes(layer.sizes)
         constant = flops.terms.get(()) if flops.terms.keys() == {()} else None
         number = f"{constant:,}" if isinstance(constant, int) else str(flops)
-        yield f"{number} FLOPs of the forward pass are excluded, since their results are unused"
+        yield f"{number} FLOPs are excluded, since their results are unused"
 
 
 def _names(given: GivenValue | None) -> tuple[str, ...]:

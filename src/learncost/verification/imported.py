@@ -302,6 +302,8 @@ def products(module: Any, inputs: Any, imported: ImportedModule, table: Layer | 
     """
     from torch.utils.flop_counter import flop_registry
 
+    if any(str(call.node.target) == "cond" for call in imported.calls.values()):
+        raise InputError("FlopCounterMode counts no branch of cond backward")
     # Attention as plain products: as one operator it would compute its scores once more backward.
     read = _as_plain(layer(imported.text) if table is None else table, lambda name: "attention" in name)
     ours = _counted_of_table(read, module, inputs, imported)
@@ -359,7 +361,7 @@ def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int
     with restored(module):
         try:
             return _flops_of(lambda: ends(module(*row, **by_name)), formulas)
-        except (RuntimeError, TypeError) as error:  # the module changes what autograd needs, or scans while it counts
+        except Exception as error:  # the module changes what autograd needs, or scans while it counts
             raise InputError(f"autograd has no gradients of the module itself ({one_line(error)})") from error
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from learncost.importer.nodes import operator_name
 from learncost.importer.reader import GraphReader
-from learncost.importer.rule import RULES, complex_rule, rule
+from learncost.importer.rule import COMPLEX_RULES, RULES, complex_rule, rule
 from learncost.importer.rules import indexing, movement, reductions  # noqa: F401 - their rules are read
 from learncost.importer.rules.elementwise import div as real_div
 from learncost.importer.rules.movement import joined
@@ -216,6 +216,11 @@ def pad(reader: GraphReader, x: Complex, sizes: Any, *more: Any, **named: Any) -
 @complex_rule("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 def made_like(reader: GraphReader, *_: Any, **__: Any) -> GivenTensor:
     return GivenTensor(reader.node)
+
+
+@complex_rule("copy")
+def copy(reader: GraphReader, _: Any, source: Any, *__: Any) -> Any:
+    return COMPLEX_RULES["expand"](reader, source)
 
 
 @complex_rule("clone", "_to_copy", "alias")

@@ -29,6 +29,7 @@ __all__ = [
     "field",
     "fields",
     "is_dataclass",
+    "made_of",
     "plain",
     "replace",
 ]
@@ -168,6 +169,12 @@ def _state(self: Any) -> list[Any]:
 def _set_state(self: Any, state: list[Any]) -> None:
     for each, value in zip(fields(self), state, strict=True):
         object.__setattr__(self, each.name, value)
+
+
+def made_of(kind: type[T], answer: Any, /, **more: Any) -> T:
+    """Return an object of a dataclass whose fields that are not given are the answer's fields of the same names."""
+    names = (each.name for each in fields(kind) if each.name not in more and hasattr(answer, each.name))  # type: ignore[arg-type]
+    return kind(**{name: getattr(answer, name) for name in names}, **more)
 
 
 @dataclass(frozen=True)

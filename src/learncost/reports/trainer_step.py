@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from learncost.ir.dataclass import dataclass, field, fields, replace
+from learncost.ir.dataclass import dataclass, field, fields, made_of, replace
 from learncost.ir.errors import InputError, counted, printable, shown
 from learncost.ir.precision import PRECISIONS, training_precision
 from learncost.passes.plan import NONE
@@ -598,20 +598,16 @@ def step_of_reading(
         line = shlex.join(["learncost", command, "-" if sizes else str(subject), *flags_typed(typed)])
         line = f"echo {shlex.quote(json.dumps(subject))} | {line}" if sizes else line
     said = {name: value for name, value in vars(reading.step).items() if value is not None}
-    return TrainerStep(
-        reading.files,
-        tuple(framework.source for framework in reading.frameworks),
-        said,
-        reading.read,
-        (*reading.assumed, *_by_name(reading, model)),
-        (*reading.unsupported, *(not_counted(reading, keywords) if keywords else ())),
-        reading.unknown,
-        reading.no_effect,
-        reading.asks,
-        reading.refused,
-        line,
-        tuple(flags_typed(left_out)),
-        tuple(_overridden(reading, model, given)),
+    return made_of(
+        TrainerStep,
+        reading,
+        frameworks=tuple(framework.source for framework in reading.frameworks),
+        step=said,
+        assumed=(*reading.assumed, *_by_name(reading, model)),
+        unsupported=(*reading.unsupported, *(not_counted(reading, keywords) if keywords else ())),
+        command=line,
+        left_out=tuple(flags_typed(left_out)),
+        overridden=tuple(_overridden(reading, model, given)),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, dataclass, field, made_of, replace
 from learncost.ir.errors import InputError
 from learncost.models.sizes import CANONICAL, check_size, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
@@ -381,33 +381,24 @@ def fit(
     length = run.axes["N"] if run.model.two_sided else run.axes["M"]
     if run.model.configuration.layer and not has_sequences(run.model):
         length = 0
-    model_name = run.model.configuration.name
-    settings = (
-        question.dtype,
-        question.optimizer,
-        length,
-        device.data if device and regions else capacity,
-        question.flash_size,
-        engine,
-    )
-    named = device.name if device else ""
     one_pass = question.one_pass(alone, request.plan)[0] if alone else None
-    return Fit(
-        model_name,
-        *settings,
-        tuple(rows),
-        tuple(advice),
-        question.module(run, rows),
-        named,
-        placed,
-        regions,
-        run.model.sample,
-        question.least * microbatches,
+    return made_of(
+        Fit,
+        question,
+        model=run.model.configuration.name,
+        seq_len=length,
+        budget=device.data if device and regions else capacity,
+        rows=tuple(rows),
+        advice=tuple(advice),
+        module=question.module(run, rows),
+        on=device.name if device else "",
+        over=placed,
+        _sample=run.model.sample,
+        _smallest=question.least * microbatches,
         _length_note=one_pass.length_note(alone == "decode") if one_pass else run.length_note,
         context=one_pass.context if one_pass and alone == "decode" else None,
         _caches=all(row.procedure != NAME for row in rows) or bool(question.serving(run).cache),
         page_size=request.tokens_in_page,
-        accumulate=microbatches,
         without_dropout="" if INFERENCE.keys() >= {*names} else run.model.without_dropout,
     )
 

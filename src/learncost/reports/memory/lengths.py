@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from learncost.ir.dataclass import Key, dataclass, field, replace
+from learncost.ir.dataclass import Key, dataclass, field, made_of, replace
 from learncost.ir.errors import InputError
 from learncost.models.sizes import check_size
 from learncost.program.autograd.module import UserModule
@@ -159,18 +159,16 @@ def at_lengths(question: FitQuestion, procedures: Sequence[str], lengths: tuple[
         raise InputError(next(iter(refused)))
     sentences = tuple(f"{refusal((False, text), names)}." for text, names in refused.items())
     sentences += tuple(f"{length:,} tokens: {text}." for length, text in why_not.items())
-    return Lengths(
-        model,
-        question.dtype,
-        question.optimizer,
-        question.budget,
-        trained or "all",
-        lengths,
-        tuple(rows),
-        sentences,
-        over,
-        question.accumulate,
-        question.module(unplanned, rows),
+    return made_of(
+        Lengths,
+        question,
+        model=model,
+        trained=trained or "all",
+        seq_lens=lengths,
+        rows=tuple(rows),
+        refused=sentences,
+        over=over,
+        module=question.module(unplanned, rows),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, attributes, dataclass, field, replace
+from learncost.ir.dataclass import HIDDEN, OPTIONAL, Key, attributes, dataclass, field, made_of, replace
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.loop import walk
 from learncost.liveness import LiveArray, LiveInterval, ProgramPoint
@@ -445,7 +445,9 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         why += f" The configuration has {step.model.configuration.not_read}."
     axes = step.run.axes
     batch_size, seq_len, target_len = step.model.lengths(axes)
-    return Memory(
+    return made_of(
+        Memory,
+        needs,
         model=step.model.configuration.name,
         procedure=step.procedure,
         optimizer=step.optimizer.name,
@@ -466,19 +468,12 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         _length_note=step.run.length_note,
         plan=chosen.plan,
         peak=needs.bytes,
-        moment=needs.moment,
-        split=needs.split,
-        live_at_peak=needs.live_at_peak,
         curve=curve,
         arrays=tuple(intervals),
         flash=step.flash if needs.flash is None else needs.flash,
-        arena=needs.arena,
         engine=chosen_engine.name,
         convention=(needs.said or chosen_engine.convention) + why,
         rules=needs.rules or chosen_engine.rules,
-        unfit=needs.unfit,
-        buffers=needs.buffers,
-        host=needs.host,
         module=step.module if chosen_engine.module else "",
     )
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from learncost.ir.dataclass import Key, Serializable, dataclass
+from learncost.ir.dataclass import Key, Serializable, dataclass, made_of
 from learncost.ir.errors import InputError, named_one
 from learncost.reports.conventions import REFERENCE_CONVENTION, Conventions
-from learncost.viz.data import made_of
 
 SMALL = 0.004
 """Items below this share of what the drawing reaches over are drawn together."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from learncost.ir.dataclass import Key, Serializable, asdict, dataclass, field, replace
+from learncost.ir.dataclass import Key, Serializable, asdict, dataclass, field, made_of, replace
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import size_of
 from learncost.liveness import LiveInterval, ProgramPoint, SizedArray, SymbolicPoint
@@ -18,7 +18,6 @@ from learncost.program.lifetimes import FEW
 from learncost.reports.memory.engines.graph import part_of
 from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.step import MemoryStep
-from learncost.viz.data import made_of
 from learncost.viz.data.costs import Monomials
 
 KINDS = (

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from learncost.ir.dataclass import Serializable, asdict, dataclass
+from learncost.ir.dataclass import Serializable, asdict, dataclass, made_of
 from learncost.ir.errors import InputError
 from learncost.layers.active import shown_layer
 from learncost.reports.record import Cost, LedgerRow
-from learncost.viz.data import made_of
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from learncost.ir.dataclass import Serializable, asdict, dataclass
+from learncost.ir.dataclass import Serializable, asdict, dataclass, made_of
 from learncost.ir.loop import check_known
 from learncost.reports.memory.types import bytes_text
 from learncost.reports.record import Cost
 from learncost.reports.sheet import size_of
-from learncost.viz.data import made_of
 from learncost.viz.data.roofline import share
 
 

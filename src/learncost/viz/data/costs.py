@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from learncost.cost_models import Price, PricedLine
 from learncost.cost_models.errata import errata
-from learncost.ir.dataclass import attributes, dataclass, field, replace
+from learncost.ir.dataclass import attributes, dataclass, field, made_of, replace
 from learncost.ir.line import Line
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total
@@ -144,22 +144,19 @@ def cost_lines(step: Cost) -> tuple[CostLine, ...]:
         if "parameters" in formulas:
             counts["parameters"] = _at(formulas["parameters"], price)
         result.append(
-            CostLine(
+            made_of(
+                CostLine,
+                row,
                 phase=row.macro_operation,
-                block=row.block,
                 layer=row.layer or "",
-                line=row.line,
                 equation=row.equation if row.equation != row.line else "",
-                repeat=row.repeat,
                 text=text,
                 mathml=mathml,
                 table=_table(first.layer, bases),
                 counts=counts,
                 formulas=formulas,
                 errata=_errata_of(_table(first.layer, bases), row.macro_operation, row.equation),
-                outside_paper=row.outside_paper,
                 seconds=row.time,
-                bound=row.bound,
                 inside=", ".join(row.timing.inside) if row.timing and row.time is None else "",
                 joules=row.time * watts[1] if watts and row.time is not None else None,
                 rows=tuple(row.place for row in rows),

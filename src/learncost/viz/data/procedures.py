@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from learncost.ir.dataclass import Serializable, asdict, dataclass, field, replace
+from learncost.ir.dataclass import Serializable, asdict, dataclass, field, made_of, replace
 from learncost.ir.errors import InputError
 from learncost.reports.compare import Comparison
 from learncost.reports.memory.memory import Memory, memory
@@ -84,14 +84,9 @@ def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None)
         of_table = memories.get(name)
         memory_of = (of_table.peak, of_table.engine) if of_table else (None, "")
         several.append(ProcedureShare(name, passes_of(cost), cost.total.maccs, cost.total.flops, ratio, *memory_of))
-    return Procedures(
-        model=first.model,
-        price_book=book,
-        batch_size=first.batch_size,
-        seq_len=first.seq_len,
-        letters=first.letters,
-        target_len=first.target_len,
-        optimizer=first.optimizer,
+    return made_of(
+        Procedures,
+        first,
         procedures=tuple(several),
         left_out=answer.left_out,
         conventions={of_table.engine: of_table.convention for of_table in memories.values()},

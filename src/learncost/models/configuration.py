@@ -147,7 +147,8 @@ def configure(
     sizes = _sizes(family, collected, settings, argument.name, exact)
     values = {**dict.fromkeys(family.optional, 0), **settings, **sizes, "labelled": "num_labels" in collected}
     _refuse_unsupported(family, collected, values)
-    architecture = architecture_named or _usual_architecture(family, values)
+    usual = evaluate(family.default, values) if family.default else 0  # where a configuration names none
+    architecture = architecture_named or family.architectures[usual]
     keys = ", ".join(map(printable, _unread_keys(family, in_file)))
     not_read = f"ignored keys: {keys}" if keys else ""
     tied = bool(settings.get("tie_word_embeddings")) and " head(" in family.heads[architecture.head].get("lines", "")
@@ -432,12 +433,6 @@ def _architecture(family: Family, entries: Mapping[str, GivenValue]) -> Architec
         f"{wanted_entry.label} {shown(name)} is not supported for {family.name}"
         + (f"{hint}: give --architecture {example} to count that" if supported else "")
     )
-
-
-def _usual_architecture(family: Family, values: Mapping[str, Any]) -> Architecture:
-    """Return the architecture that is used if a configuration names none."""
-    place = evaluate(family.default, values) if family.default else 0
-    return family.architectures[place]
 
 
 def _refuse_unsupported(family: Family, entries: Mapping[str, GivenValue], values: Mapping[str, Any]) -> None:

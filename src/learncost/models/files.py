@@ -149,7 +149,5 @@ def read_layer(path: Path) -> Layer:
     return _of_text(text)
 
 
-@lru_cache(maxsize=16)
-def _of_text(text: str) -> Layer:
-    """Return the layer that a text describes, cached since several commands read the same file."""
-    return layer(text)
+_of_text = lru_cache(maxsize=16)(layer)
+"""The layer that a text describes, cached since several commands read the same file."""

@@ -46,7 +46,8 @@ class ModelComparison(TabularAnswer):
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return one table: a row for each model and procedure, counts in a common unit."""
         rows, first = self.rows, self.rows[0]
-        ratios = {id(cost): each.ratio(cost.procedure) for each in self.models for cost in self.costs_of(each)}
+        costs = ((each, cost) for each in self.models for cost in each.costs[each.price_book].values())
+        ratios = {id(cost): each.ratio(cost.procedure) for each, cost in costs}
 
         def scaled(heading: str, values: Sequence[int]) -> TableColumn:
             power = max((power for power in POWERS if max(values) >= 10**power), default=0)
@@ -72,19 +73,11 @@ class ModelComparison(TabularAnswer):
                 shown=any(row.memory for row in rows),
             ),
         )
-        notes = [f"{convention(first.price_book)}. Optimizer: {', '.join(dict.fromkeys(map(_optimizer, rows)))}."]
+        optimizers = ", ".join(dict.fromkeys(row.optimizer for row in rows))
+        notes = [f"{convention(first.price_book)}. Optimizer: {optimizers}."]
         notes += [f"{each.first.model}: {each.left_out}." for each in self.models if each.left_out]
         title = f"One step of {first.batch_size:,} sequence{'s' if first.batch_size > 1 else ''}, by learning procedure"
         return (table(title, columns, rows, notes),)
-
-    @staticmethod
-    def costs_of(comparison: Comparison) -> Iterable[Cost]:
-        """Return the compared steps of one model."""
-        return comparison.costs[comparison.price_book].values()
-
-
-def _optimizer(row: Cost) -> str:
-    return row.optimizer
 
 
 def compare_models(request: Request, models: Sequence[Any], procedures: Iterable[str] | str | None) -> ModelComparison:

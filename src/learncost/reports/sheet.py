@@ -83,10 +83,6 @@ class TabularAnswer(Serializable, Readable):
         make = self._by("tables")
         return make(self) if make else self.sheets(_ENDLESS)
 
-    def _csv(self) -> str:
-        make = self._by("records")
-        return csv_of(make(self)) if make else "\n".join(sheet.csv() for sheet in self._tables())
-
     def show(self, format: str = "table") -> str:
         """Return the answer as table, json, csv, md, latex or html."""
         match SPELLED.get(format, format):
@@ -95,7 +91,8 @@ class TabularAnswer(Serializable, Readable):
             case "json":
                 return json.dumps(self.to_dict(), indent=2)
             case "csv":
-                return self._csv()
+                make = self._by("records")
+                return csv_of(make(self)) if make else "\n".join(sheet.csv() for sheet in self._tables())
             case "md":
                 return "\n\n".join(sheet.markdown() for sheet in self._tables())
             case "latex":

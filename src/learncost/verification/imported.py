@@ -62,7 +62,7 @@ def run_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, se
     given = arguments(module, inputs)
     paths = dict(module.named_parameters())
     weights = {path: _in_double(p.detach()).requires_grad_(bool(p.requires_grad)) for path, p in paths.items()}
-    doubles = torch.utils._pytree.tree_map(_double, given)
+    doubles = torch.utils._pytree.tree_map(in_float64, given)
     flat = flattened(doubles)
     graph = run_graph(imported, module, flat, weights)
     sizes = _sizes(read, imported, flat)
@@ -112,7 +112,7 @@ def as_numbers(result: Any) -> Any:
     return result.double() if result.dtype is torch.bool else result
 
 
-def _double(value: Any) -> Any:
+def in_float64(value: Any) -> Any:
     """Return a copy of an input in float64; integers and booleans keep their type."""
     import torch
 
@@ -373,7 +373,7 @@ def _counted_of_export(
         path: _in_double(parameter.detach()).requires_grad_(bool(parameter.requires_grad))
         for path, parameter in module.named_parameters()
     }
-    given = flattened({name: _double(value) for name, value in arguments(module, inputs).items()})
+    given = flattened({name: in_float64(value) for name, value in arguments(module, inputs).items()})
     known = run_graph(imported, module, given, weights).of_node
     outside = {
         stored.target

@@ -18,7 +18,15 @@ from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit
 from learncost.layers.layer import Layer, layer
-from learncost.verification.imported import SMALLEST, ModuleRun, gradient_error, products, run_both, twin_of
+from learncost.verification.imported import (
+    SMALLEST,
+    ModuleRun,
+    gradient_error,
+    in_float64,
+    products,
+    run_both,
+    twin_of,
+)
 from learncost.verification.report import Check
 
 WITHIN = 1e-6
@@ -334,7 +342,7 @@ def _own(module: Any, values: Mapping[str, Any]) -> _ModuleRecord:
         twin = twin_of(module).double() if double else twin_of(module)
         given = copied(values)
         if double:
-            given = torch.utils._pytree.tree_map_only(torch.Tensor, _doubled, given)
+            given = torch.utils._pytree.tree_map_only(torch.Tensor, in_float64, given)
             given = copied(given)
         before = {path: each.detach().clone() for path, each in twin.named_buffers()}
         row, by_name = as_called(twin, given)
@@ -354,10 +362,6 @@ def _own(module: Any, values: Mapping[str, Any]) -> _ModuleRecord:
     others, after_others, _ = run(double, 1)
     random = not all(map(_same, results, others)) or not all(_same(after[key], after_others[key]) for key in after)
     return _ModuleRecord(results, after, before, within, random)
-
-
-def _doubled(value: Any) -> Any:
-    return value.detach().double().requires_grad_(value.requires_grad) if value.is_floating_point() else value
 
 
 def _same(one: Any, other: Any) -> bool:

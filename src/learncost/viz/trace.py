@@ -331,7 +331,10 @@ def processes(
     counters = (TimelineCounter(f"memory, {how}", "bytes", changes(memory)),) if program.buffers else ()
     on_gpu = tuple(_nested(list(_kernels(ran))))
     if by_cpu:
-        issued = [_Slot(each.issued.op.path, each.issued.op.phase, _issued(each)) for each in ran]
+        issued = list[_Slot]()
+        for each in ran:
+            op, begins, ends = each.issued.op, _nanoseconds(each.start), _nanoseconds(each.end)
+            issued.append(_Slot(op.path, op.phase, Slice(op.name, "line", op.phase, begins, ends)))
         cpu = "CPU, which issues operators" + (", measured" if how == "measured" else "")
         yield TimelineProcess(cpu, tuple(_nested(issued)), counters)
     if on_gpu:
@@ -340,11 +343,6 @@ def processes(
 
 def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
-
-
-def _issued(each: ExecutedOp) -> Slice:
-    op = each.issued.op
-    return Slice(op.name, "line", op.phase, _nanoseconds(each.start), _nanoseconds(each.end))
 
 
 def _kernels(every: Iterable[ExecutedOp]) -> Iterator[_Slot]:

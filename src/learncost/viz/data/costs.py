@@ -57,11 +57,6 @@ class Monomials:
         return [list(monomial) for monomial in self.places]
 
 
-def as_count(value: Any) -> Polynomial:
-    """Return a polynomial after substitution of sizes as a polynomial, also where it is a number."""
-    return value if isinstance(value, Polynomial) else Polynomial.of((), value)
-
-
 QUANTITIES = ("maccs", "flops", "bytes", "parameters")
 
 
@@ -107,7 +102,10 @@ class CostLine:
             **self.counts,
             **_TIME(self),
             "formulas": {
-                name: {"count": monomials.exported(count), "mathml": _count_written(count, symbols)}
+                name: {
+                    "count": monomials.exported(count),
+                    "mathml": _written((*count.terms.items(),), (*symbols.items(),)),
+                }
                 for name, count in self.formulas.items()
                 if count
             },
@@ -170,7 +168,8 @@ def _formulas(price: Price, rows: list[PricedLine]) -> Iterator[tuple[str, Polyn
     """Yield the total costs of rows as polynomials in the axes."""
     part = Price(price.book, tuple(rows), {}, price.dtype)
     for name in ("maccs", "flops", *(["bytes"] if price.dtype in BYTES else [])):
-        yield name, as_count(getattr(part, name))
+        count = getattr(part, name)
+        yield name, count if isinstance(count, Polynomial) else Polynomial.of((), count)
 
 
 def _at(count: Polynomial, price: Price) -> int:
@@ -216,10 +215,6 @@ def _text_and_formula(row: PricedLine, axis_names: frozenset[str]) -> tuple[str,
 @lru_cache(maxsize=4096)
 def _written(terms: tuple[tuple[tuple[str, ...], Any], ...], symbols: tuple[tuple[str, str], ...]) -> str:
     return write.breakable(Polynomial(dict(terms)), dict(symbols))
-
-
-def _count_written(count: Polynomial, symbols: Mapping[str, str]) -> str:
-    return _written(tuple(count.terms.items()), tuple(symbols.items()))
 
 
 def symbols_of(model: Model) -> Mapping[str, str]:

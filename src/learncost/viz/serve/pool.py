@@ -34,6 +34,9 @@ OVERHEAD = 1024
 CACHED_STATUSES = (200, 400)
 """Statuses that the same question has again: an answer, and a refusal of what is asked; others pass."""
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""The environment of a worker beside this process's."""
+
 ANSWERS_PER_WORKER = 20_000
 """The number of answers after which a worker is replaced."""
 
@@ -158,7 +161,7 @@ class _Worker:
             command = sys.executable, "-m", "learncost.viz.serve.worker", str(self._capacity)
             pipe, nobody = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL  # libraries that find no room print it
             self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, stderr=nobody, env=_environment()
+                *command, stdin=pipe, stdout=pipe, stderr=nobody, env=os.environ | ONE_THREAD
             )
             self._answered = 0
         return self._process
@@ -187,8 +190,3 @@ class _Worker:
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """Return this process's environment with one thread for a worker."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

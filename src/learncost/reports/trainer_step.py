@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -373,40 +374,23 @@ def _by_name(reading: Reading, model: str) -> tuple[KeyRead, ...]:
 class TrainerRequest(Request):
     """A request that trainers' files make.
 
-    reading  what became of every key
+    reading      what became of every key
+    read         keys that give the step
+    assumed      keys that are absent, with their defaults
+    no_effect    keys that change neither memory nor time
+    unsupported  keys whose effect is not counted
+    unknown      keys that are not known
+    asks         what the files do not say
     """
 
     reading: Reading = field(kw_only=True)
 
-    @property
-    def read(self) -> tuple[KeyRead, ...]:
-        """Return the keys that give the step."""
-        return self.reading.read
-
-    @property
-    def assumed(self) -> tuple[KeyRead, ...]:
-        """Return keys that are absent, with their defaults."""
-        return self.reading.assumed
-
-    @property
-    def no_effect(self) -> tuple[KeyRead, ...]:
-        """Return keys that change neither memory nor time."""
-        return self.reading.no_effect
-
-    @property
-    def unsupported(self) -> tuple[KeyRead, ...]:
-        """Return keys whose effect is not counted."""
-        return self.reading.unsupported
-
-    @property
-    def unknown(self) -> tuple[KeyRead, ...]:
-        """Return keys that are not known."""
-        return self.reading.unknown
-
-    @property
-    def asks(self) -> tuple[str, ...]:
-        """Return what the files do not say."""
-        return self.reading.asks
+    read = property(attrgetter("reading.read"))
+    assumed = property(attrgetter("reading.assumed"))
+    no_effect = property(attrgetter("reading.no_effect"))
+    unsupported = property(attrgetter("reading.unsupported"))
+    unknown = property(attrgetter("reading.unknown"))
+    asks = property(attrgetter("reading.asks"))
 
 
 def request_of(*files: str, format_of: str = "", strict: bool = False, **given: Any) -> TrainerRequest:

@@ -35,7 +35,7 @@ GIVING = Framework(
     (),
     (),
     {},
-    tuple(KeyRule({name: (ANY,)}, {}, fields={name: f"${name}"}) for name in ("precision",)),
+    tuple(KeyRule({name: (ANY,)}, {}, fields={name: f"${name}"}) for name in ("precision", "reentrant")),
     (),
 )
 """A framework whose keys are fields of a step."""
@@ -68,7 +68,7 @@ def check_rule(framework: Framework, number: int) -> None:
         before = before.having(name, None if wanted[0] == "none" else wanted[0])
     reading = read_documents(
         [
-            (GIVING, Document("before", {"precision": before.precision} if before.precision else {})),
+            (GIVING, Document("before", {key: each for key in rule.where if (each := before.get(key)) is not None})),
             (framework, Document("a file", values)),
         ]
     )
@@ -153,6 +153,12 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
     ("axolotl", {**AXOLOTL, "gradient_checkpointing": True}, {"precision": "bf16-true", "reentrant": True}),
     ("axolotl", {**AXOLOTL, "bf16": False}, {"precision": "fp32", "checkpointing": None}),
     ("axolotl", {**AXOLOTL, "fp16": True}, {"precision": "fp16-masters"}),
+    (
+        "axolotl",
+        {**AXOLOTL, "gradient_checkpointing": "True", "bf16": 0},
+        {"precision": "fp32", "checkpointing": "full"},
+    ),
+    ("axolotl", {**AXOLOTL, "sequence_len": "${LENGTH:-512}"}, {"seq_len": None, "micro_batch_size": 2}),
     ("axolotl", {k: v for k, v in AXOLOTL.items() if k != "sequence_len"}, {"seq_len": 512, "optimizer": "adamw"}),
     (
         "axolotl",
@@ -179,6 +185,11 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
     ("llamafactory", FACTORY, {"lora": "all-linear", "lora_rank": 8, "lora_alpha": 16, "checkpointing": "full"}),
     ("llamafactory", {**FACTORY, "disable_gradient_checkpointing": True}, {"checkpointing": None}),
     ("llamafactory", {**FACTORY, "quantization_bit": 4}, {"precision": "nf4-double"}),
+    (
+        "llamafactory",
+        {**FACTORY, "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+        {"checkpointing": "full", "reentrant": False},
+    ),
     (
         "llamafactory",
         {**FACTORY, "finetuning_type": "full", "pure_bf16": True},

@@ -184,6 +184,8 @@ def _matches(value: Any, wanted: Any) -> bool:
     """Return whether a value is the wanted one, or a list of those, where conditions are those of `KeyRule`."""
     if isinstance(value, str) and isinstance(wanted, str) and wanted.strip(ANY) != wanted != ANY:
         return bool(re.search(f"(?<![a-z]){re.escape(wanted.strip(ANY))}(?![a-z])", value.lower()))
+    if isinstance(wanted, bool) and isinstance(value, int | str):  # as parsers of configurations take texts and 1
+        return str(value).lower() in (("true", "1") if wanted else ("false", "0"))
     if wanted == ANY or type(value) is not type(wanted) or not isinstance(value, list):
         return wanted == ANY or (type(value) is type(wanted) and bool(value == wanted))
     return len(value) == len(wanted) and all(map(_matches, value, wanted))

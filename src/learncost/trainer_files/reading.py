@@ -227,6 +227,7 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
     for framework, given_document in known:
         document = framework.spelled(given_document)
         given = {key: value for key, value in document.values.items() if not framework.is_automatic(key, value)}
+        opened = dict[str, Any]()
         for key, value in [*given.items()]:
             if framework.takes(key) and _is_open(value):
                 fields = {name.partition(".")[0] for name in framework.gives(key)}
@@ -235,8 +236,8 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
                         f"{document.at(key)} is {shown(value)}: only references to what the file sets are resolved"
                     )
                 is_sized &= "sizes" not in fields
-                del given[key]
-        usual = {key: value for key, (value, _) in framework.defaults.items() if key not in given}
+                opened[key] = given.pop(key)
+        usual = {key: value for key, (value, _) in framework.defaults.items() if key not in given | opened}
         holding, before = list[KeyRule](), step
         for rule in framework.rules:
             if not rule.holds(given, usual, before):
@@ -334,8 +335,8 @@ def _typed(name: str, value: Any, rule: KeyRule, document: Document) -> Any:
         return ",".join(map(str, value))
     if "str" in kind and not ("int" in kind and str(value).isdigit()):
         return str(value)
-    if "bool" in kind and isinstance(value, bool):
-        return value
+    if "bool" in kind and isinstance(value, int) and value in (0, 1):
+        return bool(value)
     if not isinstance(value, bool) and ("int" in kind or "float" in kind):
         try:
             number = float(value)

@@ -43,8 +43,8 @@ CASES = (
     ("megatron", request(mesh="pp=2,dp=4,tp=2", place=f"{TENSORS}, {STATES}")),
     ("megatron", request("mixtral-8x7b", mesh="dp=2,ep=8", place=f"{EXPERTS} of states, {STATES}")),
     ("megatron", request("llama-3-8b", mesh="dp=16", place=SHARDED)),
-    ("accelerate", request(mesh="dp=8", placement="ddp", place=None)),
-    ("deepspeed", request(mesh="dp=16", placement="zero-2", place=None)),
+    ("accelerate", request(mesh="dp=8", placement="ddp", place=None, optimizer="lion", lora="all-linear", lora_rank=8)),
+    ("deepspeed", request(mesh="dp=16", placement="zero-2", place=None, optimizer="sgd", dropout=0.1)),
     ("accelerate", request(mesh="dp=64", place=SHARDED, plan="flash,recompute=block")),
 )
 """Steps that a trainer's file can say."""
@@ -58,6 +58,7 @@ REFUSED = {
     "tp = 2": ("deepspeed", request(mesh="dp=8,tp=2", place=f"{TENSORS}, {STATES}")),
     "checkpointing = full": ("deepspeed", request(mesh="dp=8", plan="flash,recompute=block")),
     "sequence_parallel = True": ("accelerate", request(mesh="dp=8,tp=2", place=f"{TENSORS}, {SHARDED}")),
+    "lora = all-linear": ("megatron", request(mesh="dp=8", lora="all-linear")),
     "pp = 2": ("accelerate", request(mesh="pp=2,dp=8")),
     "bf16_master_weights_and_grads": ("deepspeed", request(mesh="dp=8", precision="bf16-true")),
     "a model with sizes": ("torchtitan", request("qwen3-0.6b", mesh="dp=16", place=SHARDED, sizes={"n_layer": 2})),

@@ -35,6 +35,9 @@ ENDINGS = {"torchtitan": ".toml", "megatron": ".sh", "deepspeed": ".json", "acce
 EQUAL_COST = ("rope_scaling", "rope_theta", "max_position_embeddings", "rms_norm_eps")
 """The keys of a config.json in which two models of the same cost differ."""
 
+LEFT = ("optimizer", "dropout", "lora", "lora_rank", "lora_alpha")
+"""The settings of a step that files of launchers and engines leave to the trainer."""
+
 FieldValues = Mapping[str, tuple[Any, ...]]
 """The values of the fields of a step that are right, by name; the first that is not None is what is written."""
 
@@ -116,6 +119,7 @@ def exported(request: Request, cluster: Cluster, framework: Framework) -> Export
     for key in (*reading.unsupported, *reading.unknown):
         raise InputError(f"a file of {framework.title} cannot say this step, but with {key.key}: {key.effect}")
     more: dict[str, Any] = {} if steps else {"seq_len": request.seq_len, "devices": parallel.devices}
+    more |= {} if steps else {name: value for name in LEFT if (value := getattr(request, name))}
     if not steps and reading.step.micro_batch_size is None:
         more |= {"batch_size": request.batch_size, "accumulate": parallel.microbatches}
     model = "" if steps else request.model
@@ -170,7 +174,8 @@ def _wanted(request: Request, framework: Framework, parallel: ParallelConfig) ->
         "chunks": (parallel.chunks,) if parallel.chunks > 1 else (None, 1),
         "checkpointing": (FULL,) if again else ("none", None),
         "dropout": (request.dropout,) if request.dropout else (None, 0),
-        **dict.fromkeys(("lora", "offload", "loss", "teacher", "plan"), (None,)),
+        "lora": (request.lora,),
+        **dict.fromkeys(("offload", "loss", "teacher", "plan"), (None,)),
         "optimizer": (request.optimizer or "adamw", *(() if request.optimizer else (None,))),
         "optimizer_implementation": ("fused", None),
     }
@@ -192,6 +197,8 @@ def _wanted(request: Request, framework: Framework, parallel: ParallelConfig) ->
         said = "accumulate" if "accumulate" in names else "global_batch_size"
         wanted[said] = total[said]
     values = {**find(request.model).values, **request.sizes}
+    if framework.role != STEP:
+        wanted = {name: right for name, right in wanted.items() if name not in LEFT}
     if "model" in names:
         wanted["model"] = (str(request.model), *_of_equal_cost(values))
     else:

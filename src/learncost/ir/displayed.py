@@ -26,11 +26,6 @@ def polars_of(rows: Sequence[Mapping[str, Any]]) -> Any:
     return polars.DataFrame(columns)
 
 
-def pandas_of(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
-    return pandas_of_columns(columns_of(rows))
-
-
 def pandas_of_columns(columns: Mapping[str, Any]) -> Any:
     """Return columns as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
     try:
@@ -133,7 +128,7 @@ class FrameConvertible:
 
     def to_pandas(self) -> Any:
         """Return the rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
-        return pandas_of(self._rows())
+        return pandas_of_columns(columns_of(self._rows()))
 
 
 class Displayed(FrameConvertible):

@@ -309,6 +309,26 @@ def _is_total(repeat: Loop, carry: Carry) -> bool:
     return plain and len({frozenset(term.loops) for term in (*line.left, *line.right)}) == 1
 
 
+def repetition(
+    items: Sequence[object], place: int, longest: int, allowed: Callable[[int, int], bool] = lambda period, end: True
+) -> tuple[int, int]:
+    """Return the period whose repetitions from a place on cover most, the shortest of these, and their number.
+
+    longest  the longest period
+    allowed  whether a period may be repeated up to an end
+    """
+    best, covers = (1, 1), 1
+    for period in range(1, min(longest, (len(items) - place) // 2) + 1):
+        if items[place + period] != items[place]:
+            continue
+        pattern, end = items[place : place + period], place + period
+        while items[end : end + period] == pattern:
+            end += period
+        if end > place + max(period, covers) and allowed(period, end):
+            best, covers = (period, (end - place) // period), end - place
+    return best
+
+
 Grouped = TypeVar("Grouped")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import NotationError, advice, close_to
-from learncost.ir.line import Condition, Line, Op, Product, Sum
+from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.line_reader import twice
 from learncost.ir.loop import Carry, Loop, Statement, walk
 from learncost.ir.parsed import OWN_NAMES, Header, LayerCall, Parsed, ParsedLoop
@@ -107,7 +107,8 @@ def check_shape(line: Line) -> None:
     if line.left[0].indexed and not isinstance(line, Product):
         raise NotationError("only a product may have an index on the left", str(line))
     for condition in line.where:
-        _check_condition(condition, line)
+        if condition.lower == condition.upper:
+            raise NotationError(f"where {condition}: two different axes are needed, or an axis and a number", str(line))
 
 
 def _reduced(line: Product, axis: str) -> str:
@@ -123,11 +124,6 @@ def _reduced(line: Product, axis: str) -> str:
         return f"; sum it first: {first} = sum[{axis}]({term}), then {first} in its place"
     over = " ".join(axis_summed for axis_summed in term.loops if axis_summed not in line.left[0].loops)
     return f"; write {line.left[0]} = sum[{over}]({term}), or mean[{over}]({term})"
-
-
-def _check_condition(condition: Condition, line: Line) -> None:
-    if condition.lower == condition.upper:
-        raise NotationError(f"where {condition}: two different axes are needed, or an axis and a number", str(line))
 
 
 Axes = Mapping[str, tuple[str, ...]]

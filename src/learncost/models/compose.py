@@ -17,6 +17,7 @@ from typing import Any
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, shown
 from learncost.ir.line import Line
+from learncost.ir.loop import repetition
 from learncost.ir.parse import parse_lines, split_names
 from learncost.ir.parsed import Header, Parsed, ParsedLoop, calls_of, makes, names_of
 from learncost.models.configuration import Configuration, family_of
@@ -292,19 +293,12 @@ def segments(kinds: list[Any], alone: Container[Any] = ()) -> list[tuple[list[An
     result = []
     at = 0
     while at < len(kinds):
-        best = (kinds[at : at + 1], 1)
-        for period in range(1, min(LONGEST_PATTERN, (len(kinds) - at) // 2) + 1):
-            pattern = kinds[at : at + period]
-            iterations = 1
-            while kinds[at + iterations * period : at + (iterations + 1) * period] == pattern:
-                iterations += 1
-            if iterations > 1 and iterations * period > len(best[0]) * best[1]:
-                best = (pattern, iterations)
-        result.append(best)
+        period, iterations = repetition(kinds, at, LONGEST_PATTERN)
+        result.append((kinds[at : at + period], iterations))
         if sum(len(pattern) for pattern, _ in result) > MOST_KINDS:
             raise InputError(
                 f"the kinds of the {len(kinds):,} blocks follow no pattern: at most {MOST_KINDS} "
                 f"separate blocks are supported"
             )
-        at += len(best[0]) * best[1]
+        at += period * iterations
     return result

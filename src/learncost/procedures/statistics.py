@@ -22,11 +22,6 @@ BEGIN = {"mean": 0.0, "variance": 1.0, "count": 0.0}
 """The initial statistics: `torch.nn.modules.batchnorm`, reset_running_stats."""
 
 
-def has_statistics(table: Table) -> bool:
-    """Return whether a step of the table updates running statistics."""
-    return any(line.meta.running for line, _ in walk(table.lines))
-
-
 def statistics_of(table: Table) -> tuple[str, ...]:
     """Return the names of the running statistics in a table; those of normalizations in loops are stacks."""
     every = (line.meta.running for line, _ in walk(table.lines))
@@ -38,10 +33,10 @@ def with_statistics(table: Table, forward: Table) -> Table:
 
     forward  the model's forward pass; in a procedure with several passes, the pass with its names updates statistics
     """
-    if not has_statistics(forward):
+    names = {line.name for line, _ in walk(forward.lines) if line.meta.running}
+    if not names:
         return table
     added = _Added()
-    names = {line.name for line, _ in walk(forward.lines) if line.meta.running}
     lines = tuple(_with_lines(table.lines, added, names))
     kept = added.results
     return replace(

@@ -393,13 +393,7 @@ def largest_assigned(arrays: Callable[[int], Iterable[Mapping[str, int]]], regio
     arrays  for a batch: those of each program that has to fit
     """
 
-    def fits(batch: int) -> bool:
-        return all(assigned(each, regions) is not None for each in arrays(batch))
+    def exceeds(batch: int) -> bool:
+        return any(assigned(each, regions) is None for each in arrays(batch))
 
-    low, high = 0, most + 1
-    if not most or not fits(1):
-        return 0
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect_left(range(1, most + 1), True, key=exceeds)

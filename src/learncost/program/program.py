@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from learncost.ir.dataclass import dataclass, field, replace
+from learncost.ir.loop import repetition
 from learncost.program.optimizer_step import OptimizerStep
 
 CUDA = "cuda"
@@ -328,9 +329,13 @@ def _folded(program: Program, lines: Sequence[TimelineLine]) -> Iterator[Timelin
     numbers, ops = dict[Hashable, int](), [line.op for line in lines]
     labels = [numbers.setdefault((line.label, program.ops[line.op].microbatch), len(numbers)) for line in lines]
     loops = [(bisect_left(ops, first), bisect_right(ops, last), number) for first, last, number in program.repeats]
+
+    def allowed(period: int, end: int) -> bool:  # a loop of which not all iterations ran is folded alone
+        return not any(place <= first and last <= end and period > 2 * (last - first) for first, last, _ in loops)
+
     place = loop = 0
     while place < len(lines):
-        period, iterations = _repeat(labels, place, loops)
+        period, iterations = repetition(labels, place, LONGEST, allowed)
         if iterations == 1:
             yield lines[place]
             place += 1
@@ -341,26 +346,6 @@ def _folded(program: Program, lines: Sequence[TimelineLine]) -> Iterator[Timelin
             worst = max(lines[place + offset : end : period], key=lambda line: line.bytes)
             yield replace(worst, loop=loop, iterations=number)
         place, loop = end, loop + 1
-
-
-def _repeat(labels: Sequence[int], place: int, loops: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
-    """Return the period from a place on whose repetitions cover most, the shortest of these, and their number.
-
-    A loop of which not all iterations ran is folded alone, and nothing around it.
-    """
-    best, covers, longest = (1, 1), 1, min(LONGEST, (len(labels) - place) // 2)
-    for period, label in enumerate(labels[place + 1 : place + longest + 1], start=1):
-        if label != labels[place]:
-            continue
-        stretch, iterations = labels[place : place + period], 1
-        while labels[place + iterations * period : place + (iterations + 1) * period] == stretch:
-            iterations += 1
-        end = place + iterations * period
-        if iterations == 1 or period * iterations <= covers:
-            continue
-        if not any(place <= first and last <= end and period > 2 * (last - first) for first, last, _ in loops):
-            best, covers = (period, iterations), period * iterations
-    return best
 
 
 BEFORE = -1

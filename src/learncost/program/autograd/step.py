@@ -38,11 +38,6 @@ from learncost.program.optimizer_step import STEP, step_weights
 from learncost.program.program import ACTIVATIONS, BEFORE, FORWARD, OPTIMIZER, WEIGHTS
 
 
-def run_lines(names: ScopeNames, lines: Sequence[Statement], values: Values, outputs: Sequence[str]) -> None:
-    """Run the lines of a scope on its inputs; their results are added to the values."""
-    _run(names, _calls(names, lines, outputs), values)
-
-
 def _calls(names: ScopeNames, lines: Sequence[Statement], outputs: Sequence[str]) -> list[OperatorCall | Loop]:
     """Return the calls of lines in the module's order."""
     module, known = names.module, names.state.table.values
@@ -306,7 +301,7 @@ def _forward(state: StepState) -> list[TapeTensor]:
     names = ScopeNames(state, table.axes, weights, frozenset(asked.drawn), {})
     if state.sharded:
         state.sharded.before_forward(state.root)
-    run_lines(names, table.lines, values, table.outputs)
+    _run(names, _calls(names, table.lines, table.outputs), values)
     state.release(state.embedded)
     state.release(state.cache)
     state.release(state.hidden)

@@ -52,7 +52,7 @@ class Preset:
 @cache
 def presets() -> tuple[Preset, ...]:
     """Return all presets of families, family by family."""
-    return tuple(preset for file in _files() for preset in _of_file(file))
+    return tuple(preset for file in _files().values() for preset in _of_file(file))
 
 
 @cache
@@ -62,8 +62,8 @@ def table_presets() -> tuple[Preset, ...]:
 
 
 @cache
-def _files() -> tuple[Path, ...]:
-    return tuple(sorted(FOLDER.glob("*.json")))
+def _files() -> dict[str, Path]:
+    return {file.stem: file for file in sorted(FOLDER.glob("*.json"))}
 
 
 @cache  # by file of shipped presets
@@ -94,8 +94,9 @@ def preset(name: str) -> Preset | None:
     """
     name = name.lower()
     quoted = json.dumps(name)
-    ordered = sorted(_files(), key=lambda file: not name.startswith(file.stem))  # gpt2-medium is of gpt2.json
-    files = (file for file in (*ordered, TABLES / "index.json") if quoted in _in_lower_case(file))
+    ordered = sorted(_files().items(), key=lambda file: not name.startswith(file[0]))  # gpt2-medium is of gpt2.json
+    every_file = (*(file for _, file in ordered), TABLES / "index.json")
+    files = (file for file in every_file if quoted in _in_lower_case(file))
     every = (preset for file in files for preset in _of_file(file))
     return next((each for each in every if name in (each.name, *each.aliases, *map(str.lower, each.hub))), None)
 

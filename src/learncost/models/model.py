@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
-from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, repeats, walk
 from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal
@@ -236,11 +236,10 @@ def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:
 
 def axes_of(table: Table) -> tuple[str, ...]:
     """Return the names of a table's axes and of the sizes in its numbers and windows."""
-    axes = {axis for declared in table.axes.values() for axis in declared}
+    scopes = (table.values, *(loop.values for loop in repeats(table.lines)))
+    axes = {axis for values in scopes for value in values.values() for axis in value.axes}
     for line, _ in walk(table.lines):
-        axes.update(line.loops, line.windows)
-        for term in (*line.left, *line.right):
-            axes.update(term.sizes if isinstance(term, Literal) else term.declared)
+        axes.update(line.loops, line.windows, *(term.sizes for term in line.right if isinstance(term, Literal)))
     return tuple(sorted({base(axis) for axis in axes}))
 
 

@@ -154,14 +154,14 @@ def test_an_error_within_a_side_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp
 
 PEAK = """
 import numpy as np
-from learncost.training.memory import forget_highest, highest
+from learncost.training.memory import reset_peak, highest
 
-forget_highest()
+reset_peak()
 array = np.ones(25 * 2**20)  # 200 MiB
 reached = highest()
 del array
 kept = highest()
-forget_highest()
+reset_peak()
 print(reached, kept, highest())
 """
 

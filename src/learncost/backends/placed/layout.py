@@ -18,8 +18,7 @@ from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 from learncost.program import arena
-from learncost.program.calls import Axes, MatrixProduct, matrix_product
-from learncost.program.in_place import InPlaceRules
+from learncost.program.calls import Axes, InPlaceRules, MatrixProduct, matrix_product
 from learncost.program.lifetimes import Lifetimes, ScheduledArray, Stack, every_iteration
 
 WIDTHS = {**BYTES, "int64": 8, "uint8": 1, "bool": 1}

@@ -18,6 +18,7 @@ import pytest
 
 from learncost.engines import made as positions
 from learncost.ir.errors import InputError
+from learncost.ir.value import IdentityKey
 from learncost.layers.rewrite import REWRITINGS
 from learncost.models.compose import plan
 from learncost.models.configuration import Configuration, configure
@@ -170,7 +171,7 @@ def made(name: str) -> Made:
     for configuration in configurations(family):
         try:
             plan(configuration)
-            positions.input_table(configuration)
+            positions.input_table(IdentityKey(configuration))
         except InputError:
             continue  # a choice that the file does not have, on purpose
         model = build(configuration, dropout=True, padding=True)

@@ -9,6 +9,7 @@ from foreign_models import in_float64
 from hugging_face import read
 from learncost.engines.made import input_table, made_inputs
 from learncost.ir.polynomial import shape_of
+from learncost.ir.value import IdentityKey
 from learncost.models.argument import preset_names
 from learncost.models.configuration import configure
 from learncost.models.model import build
@@ -138,7 +139,7 @@ def test_a_preset_of_every_family_makes_what_their_tables_read():
     for name in {preset.family: name for name, preset in preset_names().items()}.values():
         configuration = configure(name)
         model = build(configuration)
-        inputs_table = input_table(configuration)
+        inputs_table, _ = input_table(IdentityKey(configuration))
         left = set(model.table.inputs) - {inputs_table.header(output) for output in inputs_table.outputs}
         assert not {input_name.rpartition(".")[2] for input_name in left} & {
             "cosine", "sine", "flip", "local_cosine", "local_sine", "index", "S", "slope", "distance", "bucket",

@@ -30,14 +30,6 @@ def names_made(model: Model) -> frozenset[str]:
     return family_of(model.configuration).makes & frozenset(model.table.inputs)
 
 
-def input_table(configuration: Configuration) -> Table:
-    """Return the lines that compute inputs of the model's table from sizes, settings and numbers of its family.
-
-    Raises `InputError` for positions that the family does not have.
-    """
-    return _made(IdentityKey(configuration))[0]
-
-
 def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mapping[str, Any]:
     """Return the inputs that positions and settings determine, as float64, int64 (for positions) or booleans.
 
@@ -46,7 +38,7 @@ def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mappi
     """
     if configuration.layer is not None:
         return {}
-    table, indices = _made(IdentityKey(configuration))
+    table, indices = input_table(IdentityKey(configuration))
     numbers_of = _MadeValues(configuration, sizes)
     numbers = tuple((name, numbers_of.number(name)) for name in table.inputs)
     vectors = {table.axes[name][0]: len(number) for name, number in numbers if isinstance(number, tuple)}
@@ -74,8 +66,12 @@ def written(configuration: Configuration, sizes: Mapping[str, int]) -> tuple[str
 
 
 @lru_cache(maxsize=32)
-def _made(configuration: IdentityKey[Configuration]) -> tuple[Table, frozenset[str]]:
-    """Return the table of the lines, and the names of those outputs that are positions."""
+def input_table(configuration: IdentityKey[Configuration]) -> tuple[Table, frozenset[str]]:
+    """Return the lines that compute inputs of the model's table from sizes, settings and numbers of its family, and
+    the names of those outputs that are positions.
+
+    Raises `InputError` for positions that the family does not have.
+    """
     table = build(replace(configuration.content, learned=None)).table
     return _lines(*making(configuration.content, table.inputs)), table.indices
 

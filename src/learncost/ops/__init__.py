@@ -1,9 +1,6 @@
 """Define the operators, each with body, gradient and Jacobian as tables in the notation; optimizers; collectives."""
 
-from learncost.ops import collectives as _collectives
-from learncost.ops import composites as _composites
-from learncost.ops import optimizers as _optimizers
-from learncost.ops import primitives as _primitives
+from learncost.ops import collectives, composites, optimizers, primitives  # noqa: F401, which register operators
 from learncost.ops.op_def import (
     OpDef,
     applied,
@@ -33,5 +30,3 @@ __all__ = [
     "op_called",
     "plain",
 ]
-
-_DEFINING = (_primitives, _composites, _optimizers, _collectives)  # imported to register their operators

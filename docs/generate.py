@@ -288,8 +288,8 @@ def errata_page() -> str:
             changes = ""
             if (row.maccs, row.flops) != ("0", "0"):
                 changes = f" Correct minus printed: {row.maccs} MACCs, {row.flops} FLOPs."
-            mended = [name for name, how in row.books.items() if how == "mended"]
-            books = f"\n\nCorrected in: {', '.join(f'`{name}`' for name in mended)}." if mended else ""
+            corrected = [name for name, how in row.books.items() if how == "corrected"]
+            books = f"\n\nCorrected in: {', '.join(f'`{name}`' for name in corrected)}." if corrected else ""
             terms = (("Printed", row.printed), ("Correct", row.right), ("Effect", row.effect + changes))
             parts.append("".join(f"{term}\n: {plain(text)}\n\n" for term, text in terms).rstrip() + books + "\n")
     return "\n".join(parts)

@@ -1,6 +1,6 @@
 """The screens on README and on the pages: each is what its command prints.
 
-    python docs/screens.py            write every screen that is out of date anew
+    python docs/screens.py            write every outdated screen again
     python docs/screens.py --check    say which ones are, and write nothing
 
 A screen is a block `console`: a command behind `$`, which may go on behind a backslash, and what it prints. Where three

@@ -12,7 +12,7 @@ from learncost.autoshard.step import PassTime
 from learncost.calibration.links import TimedCollective, fitted
 from learncost.cli.command import main
 from learncost.devices.cluster import clusters, links
-from learncost.devices.collective import KINDS, WORDS, MeshGroup, algorithms, groups, transfer
+from learncost.devices.collective import COLLECTIVES, KINDS, MeshGroup, algorithms, groups, transfer
 from learncost.devices.sustained import sustained
 from learncost.timing.work import MatmulShape
 
@@ -69,14 +69,14 @@ def test_no_algorithm_sends_less_than_what_the_others_lack(name, devices):
     found = algorithms()[name]
     assert found.sent("send", devices) == 1
     assert found.sent("all_to_all", devices) == Fraction(devices - 1, devices)
-    for op in WORDS:
+    for op in COLLECTIVES:
         assert 0 < found.sent(op, devices) <= 2
         assert found.steps(op, devices) > 0
     assert found.sent("shard", devices) == 0
     # A ring moves no more than any algorithm without a switch that computes.
     if name != "switch":
         ring = algorithms()["ring"]
-        assert all(found.sent(op, devices) >= ring.sent(op, devices) for op in WORDS)
+        assert all(found.sent(op, devices) >= ring.sent(op, devices) for op in COLLECTIVES)
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
@@ -228,7 +228,7 @@ def test_a_link_is_fitted_to_what_was_timed():
     gloo = algorithms()["gloo"]
     timed = tuple(
         TimedCollective(op, size, float(gloo.sent(op, 2)) * size / 2e9 + gloo.steps(op, 2) * 30e-6)
-        for op in WORDS
+        for op in COLLECTIVES
         for size in (1024, 2**18, 2**23)
     )
     assert fitted(timed, 2, "gloo") == pytest.approx((2.0, 30.0))

@@ -399,7 +399,7 @@ def test_errata_as_data(capsys):
     assert main(["errata", "--json"]) == 0
     assert [entry["id"] for entry in json.loads(capsys.readouterr().out)] == [erratum.id for erratum in errata()]
     assert main(["errata", "E2", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["books"]["paper-corrected"] == "mended"
+    assert json.loads(capsys.readouterr().out)["books"]["paper-corrected"] == "corrected"
     assert main(["errata", "--format", "md"]) == 0
     assert capsys.readouterr().out.count("\n|") == len(errata()) + 2
     assert main(["errata", "--like", "Weight_Update", "--json"]) == 0

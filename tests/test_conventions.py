@@ -147,7 +147,7 @@ def test_why_the_books_differ_about_gpt2():
     assert reasons(conventions, "causal-exact") == {"pairs that causal attention hides": (-2 * pairs, -6 * pairs)}
     assert reasons(conventions, "megatron") == reasons(conventions, "nanogpt") == {}
     assert reasons(conventions, "paper")["embedding as a product with one-hot rows"][0] == head
-    # (29) with the slip E2 mended or not: the same where queries and keys are as many; E3 is left out by the total.
+    # (29) with the slip E2 corrected or not: the same where queries and keys are as many; E3 is left out by the total.
     assert "left out of the publication's total: E3" in reasons(conventions, "paper")
     assert conventions.ratio("matmul") == 1
     assert conventions.ratio("causal-half") == pytest.approx(1 - 3 * scores / conventions["matmul"].counts.whole.flops)

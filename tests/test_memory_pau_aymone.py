@@ -79,7 +79,7 @@ def test_the_claim_of_the_abstract_by_the_authors_own_counting():
 def test_what_is_mended_is_probabilities_of_all_heads_and_of_the_vocabulary():
     sizes = one(6, 512, 768, 3072, 12, 30522)
     for name, heads in (("bp", 6 * 11 * 512**2), ("pepita", 0), ("mempepita", None)):
-        more = AUTHORS.elements(name, sizes, mended=True) - AUTHORS.elements(name, sizes)
+        more = AUTHORS.elements(name, sizes, corrected=True) - AUTHORS.elements(name, sizes)
         assert more == (0 if heads is None else heads + 512 * (30522 - 768))
     assert AUTHORS.elements("recompute", sizes) is None
 
@@ -95,10 +95,10 @@ def test_the_exact_number_is_what_a_sequence_adds_to_the_peak_of_a_large_batch(p
 
 
 def test_backpropagation_has_more_than_it_keeps_and_no_more_than_twice():
-    # A bound from outside: what lies there from the forward pass on, by the authors' rows with both slips mended.
+    # A bound from outside: what lies there from the forward pass on, by the authors' rows with both slips corrected.
     for row in published_memory(Request("gpt3-small", seq_len=512)).rows:
         if row.procedure == "bp":
-            assert row.mended < row.exact < 2 * row.mended
+            assert row.corrected < row.exact < 2 * row.corrected
 
 
 PAGE = (Path(__file__).parent.parent / "docs" / "memory.md").read_text(encoding="utf-8")
@@ -134,7 +134,7 @@ def test_the_table_of_the_page(name, row):
     bp, recompute, mempepita = (rows[procedure] for procedure in ("bp", "recompute", "mempepita"))
     shares = [
         mempepita.published / bp.published,
-        mempepita.mended / bp.mended,
+        mempepita.corrected / bp.corrected,
         mempepita.exact / bp.exact,
         recompute.exact / bp.exact,
     ]

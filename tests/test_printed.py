@@ -467,7 +467,7 @@ def test_errata_name_layers_and_macro_operations_of_the_paper() -> None:
 
 def test_only_two_errata_of_the_paper_are_mended() -> None:
     for row in (row for row in errata() if row.id < "005" or row.id.startswith("E")):
-        right = "mended" if row.id in ("E2", "E3") else "printed"
+        right = "corrected" if row.id in ("E2", "E3") else "printed"
         assert row.books == {"paper": "printed", "paper-corrected": right}, row.id
 
 

@@ -390,7 +390,7 @@ SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activatio
 what is defined and freed within a pass."""
 
 BUFFERS = "communication buffers"
-"""The part of the memory of what is sent, where a trainer keeps it beside the arrays of the step."""
+"""The part of the memory of what is sent, where a trainer keeps it in addition to the arrays of the step."""
 
 FIXED = "fixed matrices"
 """The part of the memory of random matrices that are drawn once and read in every step."""

@@ -64,8 +64,10 @@ def _hashes(whole: str, number: str, constant: str = "{}", kept: str = " & 0xFFF
     }
 
 
-_TAKEN = '"""X along an axis at first + factor * position + ...; beyond the ends of the axis stands a number."""'
-_LAID = '"""X, added along an axis of this size at first + factor * position + ...; beyond its ends it falls away."""'
+_TAKEN = '"""X along an axis at first + factor * position + ...; a number beyond the ends of the axis."""'
+_LAID = (
+    '"""X, added along an axis of this size at first + factor * position + ...; what is beyond its ends is left out."""'
+)
 
 
 def _places(arange: str) -> str:

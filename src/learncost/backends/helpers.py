@@ -139,7 +139,7 @@ class _HelperWriter:
             statements.insert(0, f"    n = math.prod({operand_name}.shape[i] for i in {axes})")
         parameters = (*self.inputs, "axis") if is_along(self.op) else self.inputs
         says = self.op.source if self.part == "body" else f"The gradient of {self.op.name}."
-        says = says or f"The word {self.op.name}."
+        says = says or f"The operator {self.op.name}."
         head = [f"def {name}({', '.join(parameters)}):", f'    """{says.rstrip(".")}."""']
         return "\n".join((*head, *statements, f"    return {results}"))
 

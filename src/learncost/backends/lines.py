@@ -262,7 +262,7 @@ def _summed(scope: FunctionScope, code: Code, have: tuple[str, ...], want: tuple
     return scope.spread(code, remaining, want)
 
 
-# Sums and words.
+# Sums and ops.
 
 
 def _sum(scope: FunctionScope, line: Sum) -> Code:

@@ -15,7 +15,7 @@ from learncost.ir.polynomial import base, factors, marked, sharded_over, summand
 from learncost.ir.term import Literal, Operand, Read, Term
 
 Layout = tuple[int | None, ...]
-"""The places of an array's axes among those declared; None is an axis of length 1 that a word has kept."""
+"""The places of an array's axes among those declared; None is an axis of length 1 that an op has kept."""
 Mask = tuple[str, str, str, str | None, tuple[tuple[str, ...], tuple[str, ...]]]
 """Sizes of the upper (rows) and of the lower axis (columns) of a condition, or a number, its relation, its window, and
 its zigzag order.

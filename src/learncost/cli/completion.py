@@ -1,4 +1,4 @@
-"""Completion in a shell: what may follow the words that are typed, and the few lines that ask for it."""
+"""Completion in a shell: the possible next words, and the lines that request them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def completion(shell: str) -> str:
 
 
 def following(words: Sequence[str]) -> Iterator[str]:
-    """Yield what the last word may become, behind the others: commands, flags, values of flags, models."""
+    """Yield the completions of the last word: commands, flags, values of flags, models."""
     *before, last = unmerged(words) or [""]
     for each in _candidates(before, last):
         if each.lower().startswith(last.lower()):

@@ -73,7 +73,7 @@ def _like(text: str) -> tuple[Erratum, ...]:
 
 def _books(erratum: Erratum) -> str:
     """Return the price books that correct the erratum."""
-    return ", ".join(book for book, state in erratum.books.items() if state == "mended")
+    return ", ".join(book for book, state in erratum.books.items() if state == "corrected")
 
 
 def _table(errata: tuple[Erratum, ...], in_full: bool) -> Sheet:

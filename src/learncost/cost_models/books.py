@@ -25,7 +25,7 @@ _NORM = "sections 5.5.1 and 5.5.2: per element mean, subtract, square, variance,
 _SOFTMAX = "section 5.3.1: 5 FLOPs per element; (28): one per element of the Jacobian"
 _GELU = "section 5.4.1: 8 FLOPs forward and 13 for the derivative, in either form"
 
-_WORDS = {
+_OPERATORS = {
     "softmax": OpPrice(body=5, jacobian=1, source=_SOFTMAX),
     "log_softmax": OpPrice(body=5, gradient=0, source="(45) and section 5.6.2: target - s has no FLOPs"),
     "normalize": OpPrice(body=6, jacobian=9, source=_NORM),
@@ -65,7 +65,7 @@ _ONE_HOT = frozenset({"embedding", "error_projection"})
 BOOKS: Mapping[str, Book] = {
     book.name: book
     for book in (
-        Book("run", "what the NumPy run executes", "read off the words' bodies in normal form", "executed"),
+        Book("run", "what the NumPy run executes", "derived from the operators' bodies in normal form", "executed"),
         Book(
             "matmul",
             "matrix products only",
@@ -110,11 +110,11 @@ BOOKS: Mapping[str, Book] = {
         ),
         Book(
             "paper",
-            "Pau & Aymone as printed, slips included",
+            "Pau & Aymone as printed, errata included",
             PAPER,
             "printed",
             True,
-            _WORDS,
+            _OPERATORS,
             _OVERRIDES | _ERRATA,
             _UNPRICED,
             {("attention", "JS"): "E3", ("cross_attention", "JS"): "E3"},
@@ -123,11 +123,11 @@ BOOKS: Mapping[str, Book] = {
         ),
         Book(
             "paper-corrected",
-            "Pau & Aymone with errata E2 and E3 mended",
+            "Pau & Aymone with errata E2 and E3 corrected",
             PAPER,
             "printed",
             True,
-            _WORDS,
+            _OPERATORS,
             _OVERRIDES,
             _UNPRICED,
             one_hot=_ONE_HOT,

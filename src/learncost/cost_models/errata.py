@@ -19,7 +19,7 @@ class Erratum(Displayed):
 
     `maccs` and `flops` are the correct count minus the printed one, as polynomials in M, N, d_model, d_ff, h and voc;
     they are "0" if no total changes. `books` states for each price book whether it reproduces the error ("printed") or
-    corrects it ("mended").
+    corrects it ("corrected").
     """
 
     id: str

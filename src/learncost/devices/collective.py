@@ -15,7 +15,7 @@ from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.polynomial import Polynomial
 
-WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 """The kinds of communication that algorithms are defined for."""
 
 KINDS = {
@@ -67,8 +67,8 @@ def _sizes(devices: int) -> dict[str, int]:
 def kind_of(op: str) -> str:
     """Return the kind of communication of an op; empty if it moves no data."""
     kind = KINDS.get(op, op)
-    if kind and kind not in WORDS:
-        raise InputError(f"no collective is called {op!r} (there are {', '.join((*WORDS, *KINDS))})")
+    if kind and kind not in COLLECTIVES:
+        raise InputError(f"no collective is called {op!r} (there are {', '.join((*COLLECTIVES, *KINDS))})")
     return kind
 
 
@@ -81,8 +81,8 @@ def algorithms() -> Mapping[str, Algorithm]:
             name,
             row["title"],
             row["source"],
-            {op: Polynomial.parse(row[op]["sent"]) for op in WORDS},
-            {op: Polynomial.parse(row[op]["steps"]) for op in WORDS},
+            {op: Polynomial.parse(row[op]["sent"]) for op in COLLECTIVES},
+            {op: Polynomial.parse(row[op]["steps"]) for op in COLLECTIVES},
         )
         for name, row in rows.items()
     }

@@ -399,7 +399,7 @@ def _is_scaled(node: Any) -> bool:
 
 
 def _is_off_the_diagonal(node: Any) -> bool:
-    """Return whether a triangle ends beside the diagonal, or is of one row or column."""
+    """Return whether a triangle ends next to the diagonal, or is of one row or column."""
     return bool(arguments_of(node)["diagonal"]) or 1 in node.meta["val"].shape[-2:]
 
 

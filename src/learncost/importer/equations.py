@@ -362,7 +362,7 @@ class EquationRecorder:
         return False
 
     def in_order(self, view: View, hint: str = "", only: Callable[[StoredValue], bool] = lambda stored: True) -> View:
-        """Return a view whose value lies as its dimensions do: itself, or a copy if it does not or `only` is false."""
+        """Return a view with the memory layout of its dimensions: a copy if the layout differs or `only` is false."""
         view = view.fresh()
         if view.is_plain and list(view.index) == [slot for row in view.dims for slot in row] and only(view.stored):
             return view

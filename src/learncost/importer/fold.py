@@ -30,7 +30,7 @@ class LineFacts:
 
     @staticmethod
     def at(items: Iterable[Item], learns: Callable[[StoredValue], object]) -> LineFacts:
-        """Return the facts about lines; those of loops count apart."""
+        """Return the facts about lines; those of loops count separately."""
         plain = (item for item in items if isinstance(item, Equation))
         return LineFacts(learns, Counter(number for item in plain for number in checkpoints_of(item)))
 

@@ -133,7 +133,7 @@ def largest_of_windows(
 
 
 class _UnsupportedResult:
-    """A result of `flex_attention` beside its values, which is refused where it is read."""
+    """A result of `flex_attention` in addition to its values, which is refused where it is read."""
 
     def numel(self) -> int:
         raise InputError("the logarithms of sums of flex_attention cannot be read: compute them from its scores")
@@ -210,7 +210,7 @@ def attention_of_lengths(query: Any, key: Any, value: Any, *more: Any, **named: 
 
 
 def linear_of_sizes(x: Any, weight: Any, bias: Any = None) -> Any:
-    """Return `linear`, below a derivative by `torch.func` with the bias apart: PyTorch's converts sizes to numbers."""
+    """Return `linear`; under `torch.func` it adds the bias separately, as PyTorch's converts sizes to numbers."""
     run = torch.nn.functional.linear
     if bias is None or torch._C._functorch.maybe_current_level() is None:
         return run(x, weight, bias)

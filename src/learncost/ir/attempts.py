@@ -30,7 +30,7 @@ def _lone(match: re.Match[str]) -> str:
     return f"a number has empty brackets: write {match['lone']}[]"
 
 
-def _word(match: re.Match[str]) -> str:
+def _operator(match: re.Match[str]) -> str:
     return f"an operator has its operands in parentheses: {match['word']}({match['value']})"
 
 
@@ -97,7 +97,7 @@ ATTEMPTS: tuple[tuple[str, Advice], ...] = (
     (rf"{_WORD}\((?P<inner>\s*{_NAME}(?:\[[^\]]*\])?\(.*\)\s*)\)\s*$", _inner),
     (rf"{_WORD}\((?P<inner>\s*{_NAME}\s+{_NAME}\s*)\)", _inner),
     (r"=\s*\(|[-+]\s*\(|\]\s*\(", "a line has one operation and no parentheses: give the inner one its own line"),
-    (rf"=\s*(?P<word>{_NAME})\s+(?P<value>{_VALUE})\s*$", _word),
+    (rf"=\s*(?P<word>{_NAME})\s+(?P<value>{_VALUE})\s*$", _operator),
     (r"(?<![\w.\[\]^'-])(?P<lone>\d+\.?\d*(?:[eE][-+]?\d+)?)(?![\w.\[])", _lone),
 )
 

@@ -159,7 +159,7 @@ class Meta:
     running: RunningStatistics | None = None  # for a normalization: the statistics that a training step updates
 
     def of_step(self, name: str, note: Hashable = None, kernel: FusedKernel | None = None) -> Meta:
-        """Return the metadata of an additional line, beside this one, that defines a name."""
+        """Return the metadata of an additional line that defines a name."""
         return Meta(self.layer, self.block, self.phase, local=name, kernel=kernel, module=self.module, note=note)
 
 

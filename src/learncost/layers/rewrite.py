@@ -147,7 +147,7 @@ def _refinement() -> Any:
     return refinement
 
 
-def _words(layer: Layer, ops: Mapping[str, str]) -> Layer:
+def _operators(layer: Layer, ops: Mapping[str, str]) -> Layer:
     for old, new in ops.items():
         layer = with_op(layer, old, new)
     return layer
@@ -185,7 +185,7 @@ def _disentangled(kind: str) -> Callable[[Layer, Any], Layer]:
 
 
 REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
-    "word": _words,  # {old = new}: names of operators
+    "operator": _operators,  # {old = new}: names of operators
     # a number, or {at = number, of = [values]}
     "epsilon": lambda layer, its: with_epsilon(
         layer, *((its["at"], its["of"]) if isinstance(its, Mapping) else (its,))

@@ -256,7 +256,7 @@ def _within(lines: Sequence[Statement], handed: set[str], names: KernelNames) ->
         if not chain or _refusal(result, handed, line, chain):
             continue
         axes = line.left[0].loops
-        kernel = FusedKernel(names.of("_".join((KERNELS, *_words(chain)))), axes)
+        kernel = FusedKernel(names.of("_".join((KERNELS, *_op_names(chain)))), axes)
         together = [replace(member, meta=replace(member.meta, kernel=kernel)) for member in (line, *chain)]
         place = result.index(chain[-1])
         gone = {id(member) for member in (line, *chain)}
@@ -265,7 +265,7 @@ def _within(lines: Sequence[Statement], handed: set[str], names: KernelNames) ->
     return tuple(result)
 
 
-def _words(chain: Sequence[Line]) -> list[str]:
+def _op_names(chain: Sequence[Line]) -> list[str]:
     return list(dict.fromkeys(line.op for line in chain if isinstance(line, Op)))
 
 
@@ -350,6 +350,6 @@ def _reason(scope: Sequence[Statement], handed: Collection[str], name: str) -> s
         if isinstance(maker, Sum):
             return f"a sum of {len(maker.right)}"
         if not isinstance(maker, Product):
-            return f"made by {getattr(maker, 'op', 'a word')}"
+            return f"made by {getattr(maker, 'op', 'an operator')}"
         return _no_gradient(maker) or _refusal(scope, handed, maker, _chain(scope, maker)) or "made elsewhere"
     return "made elsewhere"

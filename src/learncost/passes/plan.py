@@ -136,7 +136,7 @@ PLANS: Mapping[str, Plan] = {
             "over many devices: results of forward collectives are saved for the backward pass, not sent again",
             "FSDP2's reshard_after_forward=False; Jacobs et al. 2023, DeepSpeed Ulysses",
             _keep,
-            "WORDS",
+            "COLLECTIVES",
             "all_gather+dispatch",
             meshes=True,
         ),

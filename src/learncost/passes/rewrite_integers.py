@@ -119,7 +119,7 @@ class Integers(Shifts):
         elif isinstance(line, Sum):
             number = self._sum(line)
         elif isinstance(line, Op):
-            number = self._word(line)
+            number = self._op_result(line)
         if number is None:
             return
         if left.name in self.results:
@@ -230,7 +230,7 @@ class Integers(Shifts):
 
     # Ops.
 
-    def _word(self, line: Op) -> ScaledInteger | None:
+    def _op_result(self, line: Op) -> ScaledInteger | None:
         if line.op in FUNCTIONS:
             (term,) = line.right
             return FUNCTIONS[line.op](self, self.read(term), term.loops, self._left(line).name, line.meta)

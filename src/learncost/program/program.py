@@ -26,7 +26,7 @@ CUDA = "cuda"
 """A GPU that runs PyTorch's kernels, as PyTorch names it."""
 
 HOST = "host"
-"""The device of buffers that are offloaded: the memory of the CPU beside the device that runs the ops."""
+"""The device of buffers that are offloaded: the memory of the CPU."""
 
 FORWARD, RECOMPUTE, BACKWARD, CLIP, OPTIMIZER = "forward", "recompute", "backward", "clip", "optimizer"
 """The phases of a step."""

@@ -71,7 +71,7 @@ class OverMesh(Serializable):
     placed
         The table that each device runs, and that of one device that it stands for.
     collectives
-        A record for each line that sends: the word, the axis of the mesh, bytes, how often, and why.
+        A record for each line that sends: the collective, the axis of the mesh, bytes, how often, and why.
     sizes
         Of every axis, of all devices together.
     padded

@@ -1,4 +1,4 @@
-"""A predicted step beside a measured one, op by op: numbers, times by kind of kernel and by op, and peak memory."""
+"""A predicted step compared with a measured one: op counts, times by kind of kernel and by op, and peak memory."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ProfileComparison(Serializable):
         return Sheet(f"Compared with {self.path}", columns, tuple(rows), tuple(self.notes()))
 
     def notes(self) -> Iterable[str]:
-        """Yield what was compared, and what tells that the two steps are not the same."""
+        """Yield what was compared, and the signs that the two steps differ."""
         if self.by_op:
             seconds = "of kernels" if self.on_gpu else "of ops on the CPU, measured alone"
             yield f"Of {self.path}: {self.what}. Times {seconds}; views and allocations are left out."

@@ -88,7 +88,7 @@ def _line_term(book: Book, rows: Iterable[PricedLine]) -> Callable[[PricedLine],
             return "matrix products"
         through = {jacobians[name] for name in (line.name, *line.reads) if name in jacobians}
         if through:
-            return f"{_word(*through)} backward through the explicit Jacobian"
+            return f"{_op_name(*through)} backward through the explicit Jacobian"
         part = part_of(row.layer)
         if part == "embedding" or row.layer in book.one_hot:
             return "embedding as a product with one-hot rows" if row.layer in book.one_hot else "embedding"
@@ -99,13 +99,13 @@ def _line_term(book: Book, rows: Iterable[PricedLine]) -> Callable[[PricedLine],
         if is_norm(row.layer) or (isinstance(line, Op) and "normalize" in line.op):
             return "normalization"
         if isinstance(line, Op):
-            return _word(line.op)
+            return _op_name(line.op)
         return "biases, scaling, sums and products by elements"
 
     return term
 
 
-def _word(op: str) -> str:
+def _op_name(op: str) -> str:
     if "normalize" in op:
         return "normalization"
     return "softmax" if op.startswith("softmax") else op if op == "log_softmax" else "activations"

@@ -46,7 +46,7 @@ ROLES: Mapping[str, str] = {
 _CLAUSE = re.compile(r"(?P<axes>\S+(?:\s+\S+)*?)\s+over\s+(?P<mesh>\S+)(?:\s+of\s+(?P<names>\S+(?:\s+\S+)*))?")
 
 
-WORDS: Mapping[str, str] = {
+AXIS_NAMES: Mapping[str, str] = {
     "B": "sequences", "M": "positions", "N": "encoder's positions", "h": "heads", "g": "heads that share keys",
     "f": "feed-forward width", "d": "hidden size", "v": "vocabulary", "e": "experts",
 }  # fmt: skip
@@ -55,7 +55,7 @@ WORDS: Mapping[str, str] = {
 
 def in_words(axis: str) -> str:
     """Return an axis with what it is: `h (heads)`."""
-    return f"{axis} ({WORDS[axis]})" if axis in WORDS else axis
+    return f"{axis} ({AXIS_NAMES[axis]})" if axis in AXIS_NAMES else axis
 
 
 @dataclass(frozen=True)

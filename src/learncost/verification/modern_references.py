@@ -401,7 +401,7 @@ LAYERS: Mapping[str, Callable[..., Any]] = {
 }
 """A foreign implementation of every such layer."""
 
-WORDS: Mapping[str, Callable[..., Any]] = {
+OPERATORS: Mapping[str, Callable[..., Any]] = {
     "rms_normalize": rms_normal,
     "at_most": lambda X, Z: np.where(X < Z, X, Z),
     "softmax_with_sink": lambda X, z: softmax(np.concatenate([X, z[..., None]], axis=-1))[..., :-1],

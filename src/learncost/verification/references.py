@@ -270,10 +270,10 @@ def rmsprop(W: Array, G: Array, V: Array, lr: Array, b2: Array, c2: Array, eps: 
 def of_op(name: str) -> Callable[..., Any] | None:
     """Return the reference implementation of an operator: one of these, or Python's math function of each element."""
     plain = getattr(math, name, None)
-    return WORDS.get(name) or (np.vectorize(plain, otypes=[float]) if plain else None)
+    return OPERATORS.get(name) or (np.vectorize(plain, otypes=[float]) if plain else None)
 
 
-WORDS: Mapping[str, Callable[..., Any]] = {
+OPERATORS: Mapping[str, Callable[..., Any]] = {
     "exp": lambda X: math.e**X,
     "log": lambda X: np.log2(X) * math.log(2),
     "tanh": lambda X: 1 - 2 / (np.exp(2 * X) + 1),
@@ -321,7 +321,7 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "adamw": adamw,
     "lion": lion,
     "rmsprop": rmsprop,
-    **modern_references.WORDS,
+    **modern_references.OPERATORS,
     "log_sigmoid": lambda X: -np.logaddexp(0, -X),
 }
-"""A foreign implementation of every word."""
+"""A foreign implementation of every operator."""

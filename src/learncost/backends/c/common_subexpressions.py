@@ -239,7 +239,7 @@ def eliminate_common_subexpressions(lines: Sequence[Line], outputs: Collection[s
     """Return the lines of one scope in normal form without duplicates of earlier values; outputs are kept.
 
     Common-subexpression elimination by algebra: GELU has tanh(c (x + a x^3)) and its gradient tanh(c x (1 + a x^2)).
-    Every value is written as a polynomial in what is none: arrays, sums over axes, words of polynomials.
+    Every value is written as a polynomial in what is none: arrays, sums over axes, ops of polynomials.
     """
     values: dict[str, Polynomial] = {}
     first_of: dict[object, str] = {}

@@ -95,7 +95,7 @@ def shard(mesh, over, result, array, place):
     result.narrow(place, 0, many).copy_(array.narrow(place, first, many))
     result.narrow(place, many, size - many).zero_()''',
 }
-"""The helper of every collective that can be in place, by its word."""
+"""The helper of every collective that can be in place, by its op."""
 
 Shape = Callable[[Sequence[str]], tuple[int, ...]]
 

@@ -73,7 +73,7 @@ def power(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.op("power", x, z)
 
 
-WORDS = {
+OPERATORS = {
     **{name: name for name in ("exp", "log", "tanh", "sqrt", "erf", "sin", "cos", "atan", "log1p", "expm1", "abs")},
     **{name: name for name in ("sign", "floor", "relu", "sigmoid", "silu", "log_sigmoid", "softplus", "atan2")},
     **{name: name for name in ("maximum", "minimum")},
@@ -143,8 +143,8 @@ def _is_condition(name: str) -> None:
         return view
 
 
-for _name, _word in WORDS.items():
-    _is_op(_name, _word)
+for _name, _op_name in OPERATORS.items():
+    _is_op(_name, _op_name)
 for _name in CONDITIONS:
     _is_condition(_name)
 for _name, _lines in LINES.items():

@@ -307,7 +307,7 @@ def _chunk_scan(
 
 
 def gated_delta_net(scope: MixerScope) -> None:
-    """Run `Qwen3NextGatedDeltaNet`, or `Qwen3_5GatedDeltaNet`, whose matrices are apart."""
+    """Run `Qwen3NextGatedDeltaNet`, or `Qwen3_5GatedDeltaNet`, whose matrices are separate."""
     tape, values = scope.names.tape, ("PQ", "PK", "PV")
     widths = [scope.count(name) for name in values]
     if scope.is_joined("PQ", "Z"):  # heads of queries, keys, values and gates in turn

@@ -71,7 +71,7 @@ class SavedValue:
     axes: tuple[str, ...]
     given: bool  # an input, which somebody keeps in any case
     readers: tuple[str, ...]
-    op: str = ""  # of a value from inside a word's body: the word, and the name in its body
+    op: str = ""  # of a value from inside an op's body: the op, and the name in its body
     line: str = ""
 
     @property

@@ -36,12 +36,12 @@ _COUNTED = "as in gpt2, t5-small or bert-base --architecture BertForMaskedLM"
 
 @dataclass(frozen=True)
 class SavedActivations:
-    """Saved tensors: as the source counts them, and corrected (`mended`)."""
+    """Saved tensors: as the source counts them, and corrected (`corrected`)."""
 
     layer: str
     values: str
     elements: str
-    mended: str = ""
+    corrected: str = ""
     only: tuple[str, ...] = ()
 
 
@@ -57,11 +57,11 @@ class ActivationConvention:
     kept: Mapping[str, tuple[SavedActivations, ...]]
     moments: Mapping[str, tuple[str, ...]]
 
-    def elements(self, procedure: str, sizes: Mapping[str, int], mended: bool = False) -> int | None:
+    def elements(self, procedure: str, sizes: Mapping[str, int], corrected: bool = False) -> int | None:
         """Elements of one sequence, by the convention's letters; None for a procedure that it does not know.
 
         sizes   of the letters: M, d, h, k, f, v and n, or M, N, d, h, k, f, v, E and D
-        mended  with the right number where a row says how many there are
+        corrected  with the right number where a row says how many there are
         """
         stack = "one" if "n" in sizes else "two"
         if procedure == "mempepita":
@@ -69,7 +69,7 @@ class ActivationConvention:
         if procedure not in ("bp", "pepita"):
             return None
         rows = (row for row in self.kept[stack] if not row.only or procedure in row.only)
-        return sum(_summed((mended and row.mended) or row.elements, sizes) for row in rows)
+        return sum(_summed((corrected and row.corrected) or row.elements, sizes) for row in rows)
 
 
 def _summed(text: str, sizes: Mapping[str, int]) -> int:
@@ -99,7 +99,7 @@ class PublishedActivations:
 
     procedure: str
     published: int | None
-    mended: int | None
+    corrected: int | None
     exact: int
 
 
@@ -118,7 +118,7 @@ class PublishedMemory(AtLength):
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return the table with a row for each procedure; shares are relative to backpropagation."""
-        names = ("published", "mended", "exact")
+        names = ("published", "corrected", "exact")
         base = {name: getattr(self.rows[0], name) for name in names}
         rows = []
         for row in self.rows:
@@ -130,7 +130,7 @@ class PublishedMemory(AtLength):
         sides = "" if self.target_len is None else f" and {self.target_len:,}"
         sequence = f"one sequence of {self.seq_len:,}{sides} tokens{self._length_note}"
         title = f"{self.model}, memory for activations of {sequence}, in elements"
-        columns = ("", "as published", "of bp", "mended", "of bp", "exactly", "of bp")
+        columns = ("", "as published", "of bp", "corrected", "of bp", "exactly", "of bp")
         return (Sheet(title, columns, tuple(rows), self._notes()),)
 
     def _notes(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class PublishedMemory(AtLength):
         return (
             f"As published: {convention.source}. Their claim: {convention.claim}.",
             f"What it miscounts: {'; '.join(convention.miscounts)}. "
-            "Mended: with the right number of probabilities of both.",
+            "Corrected: with the right number of probabilities of both.",
             "Exactly: the most that grows with the batch at any line of the step, as in learncost memory.",
         )
 
@@ -155,7 +155,7 @@ def published_memory(request: Request, convention: str = "pau-aymone") -> Publis
     prepare(request, PROCEDURES)
     rows = []
     for name in PROCEDURES:
-        counted = counting.elements(name, letters), counting.elements(name, letters, mended=True)
+        counted = counting.elements(name, letters), counting.elements(name, letters, corrected=True)
         rows.append(PublishedActivations(name, *counted, exact(run.model, name, run.axes)))
     axes, two_sided = run.axes, run.model.two_sided
     first, second = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)

@@ -61,7 +61,7 @@ def sides(line: Line, known: Collection[str] | None = None) -> tuple[MathRow, Ma
         right = _sum(line, context)
     else:
         assert isinstance(line, Op)
-        right = _word(line, context)
+        right = _op_nodes(line, context)
     return row(left), row(relation, *right)
 
 
@@ -255,7 +255,7 @@ def _sum(line: Sum, context: _AxisContext) -> tuple[Node, ...]:
     return (*parts, *_aside(line.where, context))
 
 
-def _word(line: Op, context: _AxisContext) -> tuple[Node, ...]:
+def _op_nodes(line: Op, context: _AxisContext) -> tuple[Node, ...]:
     above = MathMark("'") if line.part == "gradient" else None
     op: Node = Script(MathName(line.op), context.indices(line.axes), above)
     if not line.axes and above is None:

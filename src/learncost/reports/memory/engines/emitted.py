@@ -185,7 +185,7 @@ def _largest_on_gpu(step: MemoryStep, budget: int) -> int:
 
 
 def _choices(step: MemoryStep) -> list[str]:
-    """Return the plans among which the planner chooses, the leanest first; none where it does not time them."""
+    """Return the plans among which the planner chooses, the smallest first; none where it does not time them."""
     try:
         found = candidates(step.executed_table(plan=""), {**step.sizes(), "B": 2}, step.kind.name)
     except InputError:

@@ -380,6 +380,7 @@ WITH_HEAD = [
     ("cut", "llama", "fp32", "both", (2, 130, 3000)),
     ("torchtune", "gpt2", "fp32", "plain", (2, 150, 3000)),
     ("torchtune", "llama", "bf16", "lora", (2, 20, 3000)),
+    ("torchtune", "llama", "fp32", "plain", (1, 130, 33000)),  # above the whole loss: two gradients of the head
     ("litgpt", "llama", "fp32", "both", (2, 130, 3000)),
     ("torchtune", "gemma2", "fp32", "both", (2, 150, 3000)),  # with a cap of the values
     ("litgpt", "gptj", "bf16", "lora", (1, 300, 3000)),

@@ -115,6 +115,16 @@ def test_what_cannot_be_offloaded_is_refused_with_what_can(flags, message):
         lc.memory("gpt2", **{"on": "cuda", **flags})
 
 
+@pytest.mark.parametrize(("optimizer", "states", "scales"), [("adamw", 2, 0), ("adamw8bit", 2, 2), ("lion", 1, 0)])
+def test_paged_states_on_the_gpu_are_those_of_small_weights_and_the_scales_of_others(optimizer, states, scales):
+    small = 12 * (2304 + 768 + 3072 + 768 + 4 * 768) + 2 * 768  # biases and norms of GPT-2
+    asked = {"optimizer": optimizer, "offload": "paged-states", "on": "cuda", "batch_size": 1, "seq_len": 16}
+    found = lc.memory("gpt2", engine="eager", **asked)
+    assert found.split["optimizer state"] == 4 * (states * small + scales * (124_439_808 - small) // 256)
+    with pytest.raises(InputError, match="requires optimizer='adamw' or adamw8bit or lion, not sgd"):
+        lc.memory("gpt2", engine="eager", **{**asked, "optimizer": "sgd"})
+
+
 def test_copies_to_the_host_and_back_take_the_time_of_the_link():
     asked = {"batch_size": 2, "seq_len": 64, "precision": "bf16-masters"}
     found = lc.cost("gpt2", on="A100-SXM-80GB", offload="optimizer", **asked).memory

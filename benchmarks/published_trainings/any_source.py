@@ -181,11 +181,10 @@ def _model_of(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _data_parallel(config: Mapping[str, Any], others: int) -> int:
-    """How many parts the batch has: as a row says, or as the others leave."""
-    if config.get("dp") is None and str(config.get("fsdp", "")).isdigit() and int(config["fsdp"]) > 1:
-        return int(config["fsdp"])
-    if config.get("dp") is not None:
-        return int(config["dp"])
+    """How many parts the batch has: as a row says, or as the others leave. A word for fsdp means all that is left."""
+    shards, replicas = config.get("fsdp") or 1, config.get("dp")
+    if not isinstance(shards, str) and (shards > 1 or replicas is not None):
+        return int(shards) * int(replicas or 1)
     devices = told(config, "gpus", "n_gpus", "devices")
     if devices % others:
         raise InputError(f"{devices} devices are no multiple of the {others} of its other axes")
@@ -199,6 +198,8 @@ def _batches(config: Mapping[str, Any], parts: int) -> tuple[int, int]:
         if each != 1 and not config.get("grad_accum"):
             raise KeyError("micro_batch")
         micro = each // int(config.get("grad_accum", 1))
+    if "MaxText" in str(config.get("dataset")):  # whose per_device_batch_size is of a chip, also over tp
+        micro *= int(config.get("tp") or 1)
     whole = config.get("global_batch") or config.get("gbs") or int(micro) * parts * int(config.get("grad_accum", 1))
     if tokens := config.get("tokens_per_step"):
         whole = int(tokens) // told(config, "seq", "seq_len")

@@ -291,6 +291,8 @@ class OptimizerState:
 PAGED, PAGED_FROM = "paged-states", 100_000
 """States in managed memory, as bitsandbytes' paged optimizers have those of weights of so many elements
 (bitsandbytes 95f9af30, optim/optimizer.py:383)."""
+MANAGED = {"adamw": 2 * BYTES["fp32"], "adamw8bit": 2, "lion": BYTES["fp32"]}
+"""The bytes of an element there: PagedAdamW, PagedAdamW8bit and PagedLion."""
 
 
 def paged(state: OptimizerState) -> OptimizerState:
@@ -298,13 +300,12 @@ def paged(state: OptimizerState) -> OptimizerState:
 
     Raises `InputError` for an optimizer that bitsandbytes has not paged.
     """
-    if state.name not in (known := ("adamw", "adamw8bit")):
-        raise InputError(f"--offload {PAGED} requires --optimizer {' or '.join(known)}, not {state.name}")
+    if state.name not in MANAGED:
+        raise InputError(f"--offload {PAGED} requires --optimizer {' or '.join(MANAGED)}, not {state.name}")
 
     def resident(shape: Sequence[int], _: str) -> int:
         elements, whole = prod(shape), state.bytes(shape, "fp32")
-        codes = 2 * elements * (1 if OPTIMIZERS[state.name].states else BYTES["fp32"])
-        return whole if elements < PAGED_FROM else whole - codes
+        return whole if elements < PAGED_FROM else whole - MANAGED[state.name] * elements
 
     return replace(state, bytes=resident)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import add
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.program.autograd.operators import FLOAT, INTEGER, Gradients, TapeTensor, cat, cross_entropy
@@ -97,14 +99,14 @@ def _torchtune(head: HeadInputs) -> TapeTensor:
         head.tokens // TORCHTUNE_CHUNKS + (place < head.tokens % TORCHTUNE_CHUNKS) for place in range(TORCHTUNE_CHUNKS)
     ]
     chunks = [chosen.slice(head.share(tokens)) for tokens in several if tokens]
-    total: TapeTensor | None = None
-    for chunk in chunks:
+
+    def loss(chunk: TapeTensor) -> TapeTensor:
         scores = head.scored(chunk)
-        loss = cross_entropy(scores.in_float(), targets)
+        result = cross_entropy(scores.in_float(), targets)
         tape.hold(scores)
-        total = total + loss if total else loss
-    assert total
-    return total
+        return result
+
+    return reduce(add, map(loss, chunks))
 
 
 LITGPT_CHUNK = 128
@@ -136,10 +138,7 @@ def _in_chunks(head: HeadInputs, held: list[TapeTensor], parts: list[TapeTensor]
     head.hidden.tape.hold(*head.held)  # those of the microbatch before
     head.held[:] = held
     targets = head.hidden.tape.new(head.tokens, INTEGER)
-    total, *losses = [cross_entropy(each, targets) for each in parts]
-    for each in losses:
-        total = total + each
-    return total
+    return reduce(add, [cross_entropy(each, targets) for each in parts])
 
 
 def _shifted(head: HeadInputs, scores: TapeTensor) -> TapeTensor:

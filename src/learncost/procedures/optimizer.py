@@ -16,7 +16,7 @@ from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Statement, defined, walk
-from learncost.ir.precision import BLOCKS, BYTES, bytes_of_type
+from learncost.ir.precision import BLOCKS, bytes_of_type
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
 from learncost.ir.value import Axes, Value
@@ -291,8 +291,7 @@ class OptimizerState:
 PAGED, PAGED_FROM = "paged-states", 100_000
 """States in managed memory, as bitsandbytes' paged optimizers have those of weights of so many elements
 (bitsandbytes 95f9af30, optim/optimizer.py:383)."""
-MANAGED = {"adamw": 2 * BYTES["fp32"], "adamw8bit": 2, "lion": BYTES["fp32"]}
-"""The bytes of an element there: PagedAdamW, PagedAdamW8bit and PagedLion."""
+MANAGED = {"adamw": 8, "adamw8bit": 2, "lion": 4}  # bytes of an element: PagedAdamW, PagedAdamW8bit, PagedLion
 
 
 def paged(state: OptimizerState) -> OptimizerState:

@@ -168,9 +168,8 @@ def _probable(head: HeadInputs) -> TapeTensor:
     The scores of a sequence in 16 bits are a log-softmax, of which the tokens are gathered; in float tokens are
     gathered from all scores, less their logsumexp.
     """
-    scores = head.scored(head.hidden)
+    scores = _scores(head)
     tape, tokens = scores.tape, head.tokens // head.sequences
-    head.held[:] = [scores]
     shifted = scores.slice(scores.elements)
     targets = tape.new(head.tokens, INTEGER)
     parts = shifted.split([tokens * head.classes] * head.sequences)

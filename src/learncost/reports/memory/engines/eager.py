@@ -556,14 +556,12 @@ def _unwrapped(step: MemoryStep) -> str:
         return "supports a head sharded over the vocabulary only with the module's own loss, without --loss and --task"
     wrapping = _wrapping(step) or Wrapping(1, 0, 0)
     if step.stages and (why := _unstaged(step)):
-        return f"does not support {why} in stages of a pipeline: use --engine graph"
+        return f"does not support {why} in stages of a pipeline: use a mesh without pp"
     if wrapping.parts > 1 and step.model.configuration.layer is not None:
         if step.module != UserModule.name or why_not_runnable(step.model):
             return "shards an imported module that is named as FILE.py:NAME, by bp: use --engine graph"
         if step.replicas != wrapping.parts or not wrapping.syncs:
-            return (
-                "records an imported module under fully_shard over one axis, with --no-sync never: use --engine graph"
-            )
+            return "records a module under fully_shard over one axis, with --no-sync never: use --engine graph"
     if wrapping.parts > 1 and step.kind.autocast:
         masters = training_precision(step.kind.values)
         return f"casts sharded weights by MixedPrecisionPolicy, not by autocast: use --precision {masters}"

@@ -12,7 +12,6 @@ import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.importer.replaced import least_squares
 from learncost.importer.rule import RULES, rule_of
-from learncost.importer.rules.products import AttentionSettings
 from learncost.importer.walk import read_module
 from learncost.interpreter import run
 from learncost.verification.imported import products
@@ -243,8 +242,3 @@ def test_attention_called_by_the_operator_of_its_kernel_is_counted_by_its_own_fo
     cost = lc.cost(lc.from_module(Kernel(causal), {"x": given[0], "mask": given[1]}), price_book="matmul")
     forward = 2 * 2 * 6 * 8 * 8 + 2 * 2 * (2 * 2 * 6 * 6 * 4)  # the projection, then scores and values of two heads
     assert cost.macro_operations["forward"][1].flops == forward
-
-
-def test_settings_of_attention_are_those_of_the_schema():
-    arguments = torch.ops.aten.scaled_dot_product_attention.default._schema.arguments
-    assert tuple(each.name for each in arguments[3:]) == AttentionSettings._fields

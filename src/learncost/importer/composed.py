@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,23 +16,24 @@ from torch.fx.traceback import annotate
 
 from learncost.importer.functions import node_of
 from learncost.importer.nodes import OPERATOR, arguments_of, place_of
-from learncost.importer.rule import with_settings
-from learncost.importer.rules.products import AttentionSettings
 from learncost.importer.rules.views import NEAREST, is_uneven
-from learncost.importer.rules.windows import AveragePoolSettings, pool_windows
+from learncost.importer.rules.windows import pool_windows
 from learncost.importer.tried import size_of_example
 from learncost.ir.errors import InputError
 
 
-def attention_with_dropout(query: Any, key: Any, value: Any, *, settings: AttentionSettings) -> Any:
+def attention_with_dropout(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    **others: Any,
+) -> Any:  # fmt: skip
     """Return `scaled_dot_product_attention` written out as in its documentation, with dropout between its products.
 
     A call without dropout is not decomposed.
     """
-    attn_mask, dropout_p, is_causal, scale, enable_gqa = settings
     if not dropout_p:
         return NotImplemented
-    if enable_gqa and key.shape[-3] != query.shape[-3]:
+    scale = others.get("scale")
+    if others.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
         times = query.shape[-3] // key.shape[-3]
         key, value = (each.repeat_interleave(times, -3) for each in (key, value))
     scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
@@ -53,20 +54,13 @@ def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
     return torch.where(mask, source.reshape(-1)[places].reshape(x.shape), x)
 
 
-class BagSettings(NamedTuple):
-    """The settings of `embedding_bag`."""
+def bags(weight: Any, places: Any, offsets: Any, scale_grad_by_freq: bool = False, mode: int = 0, *more: Any) -> Any:
+    """Return `_embedding_bag`: each row is added to its bag. The largest of rows is not decomposed.
 
-    scale_grad_by_freq: bool = False
-    mode: int = 0
-    sparse: bool = False
-    per_sample_weights: Any = None
-    include_last_offset: bool = False
-    padding_idx: int | None = -1
-
-
-def bags(weight: Any, places: Any, offsets: Any, *, settings: BagSettings) -> Any:
-    """Return `_embedding_bag`: each row is added to its bag. The largest of rows is not decomposed."""
-    scale_grad_by_freq, mode, _, per_sample_weights, include_last_offset, padding_idx = settings
+    more  whether its gradient is sparse, the weights of rows, whether the last offset is an end, and the padding
+    """
+    defaults: tuple[Any, ...] = (False, None, False, -1)
+    _, per_sample_weights, include_last_offset, padding_idx = (*more, *defaults[len(more) :])
     if scale_grad_by_freq or mode > 1:
         return NotImplemented
     ends = offsets[:-1] if include_last_offset else offsets
@@ -183,40 +177,45 @@ def mean_of_windows(count: int) -> Callable[..., Any]:
     Other calls are not decomposed.
     """
 
-    def parts(x: Any, kernel: Any, *, settings: AveragePoolSettings) -> Any:
-        if not _reach_out(x.shape[-count:], kernel, settings):
+    def parts(x: Any, *settings: Any) -> Any:
+        if not _reach_out(x.shape[-count:], *settings):
             return NotImplemented
-        windows = pool_windows(count, kernel, settings.stride, settings.padding)
-        sides, several = x.shape[-count:], [windows.sizes, windows.strides, windows.paddings]
+        defaults: tuple[Any, ...] = (None, 0, False, True)
+        kernel, stride, padding, ceil_mode, count_include_pad, *_ = (*settings, *defaults[len(settings) - 1 :])
+        windows = pool_windows(count, kernel, stride, padding)
+        sizes, strides, pads = ([*each] for each in (windows.sizes, windows.strides, windows.paddings))
         if count == 1:  # which has no divisor
-            several, x = [[1, *several[0]], [1, *several[1]], [0, *several[2]]], x.unsqueeze(-2)
+            sizes, strides, pads, x = [1, *sizes], [1, *strides], [0, *pads], x.unsqueeze(-2)
         pool: Any = torch.ops.aten.avg_pool3d if count == 3 else torch.ops.aten.avg_pool2d
-        result = pool(x, *several, settings.ceil_mode, True, 1)
-        result = result.squeeze(-2) if count == 1 else result
-        inside: Any = 1
-        for place, (side, out) in enumerate(zip(sides, result.shape[-count:], strict=True)):
-            size, stride, padding, _ = windows.along(place)
-            border = padding if settings.count_include_pad else 0
-            first = torch.arange(out, device=x.device) * stride - padding
-            many = (first + size).clamp(max=side + border) - first.clamp(min=-border)
-            inside = inside * many.reshape(-1, *[1] * (count - 1 - place))
-        shares = (1.0 / inside).to(x.dtype)
+        total = pool(x, sizes, strides, pads, ceil_mode, True, 1)
+        ones = torch.ones((1, *x.shape[-len(sizes) :]), device=x.device)
+        if count_include_pad:
+            ones = torch.nn.functional.pad(ones, [pad for pad in pads[::-1] for _ in range(2)], value=1.0)
+            pads = [0] * len(pads)
+        inside = pool(ones, sizes, strides, pads, ceil_mode, True, 1)
+        for dim in range(-len(sizes), 0):
+            inside = inside.narrow(dim, 0, total.shape[dim])
+        shares = (1.0 / inside).squeeze(0).to(x.dtype)
         with annotate({OPERATOR: f"avg_pool{count}d"}):
-            return result * shares
+            result = total * shares
+            return result.squeeze(-2) if count == 1 else result
 
-    return with_settings(AveragePoolSettings, parts)
+    return parts
 
 
-def _reach_out(sides: Sequence[Any], kernel: Any, settings: AveragePoolSettings) -> bool:
+def _reach_out(
+    sides: Sequence[Any], kernel: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> bool:  # fmt: skip
     """Return whether some window of a mean reaches out of the sides, with elements that it does not count."""
-    windows = pool_windows(len(sides), kernel, settings.stride, settings.padding)
-    if settings.divisor_override is not None or not (settings.ceil_mode or any(windows.paddings)):
+    windows = pool_windows(len(sides), kernel, stride, padding)
+    if divisor_override is not None or not (ceil_mode or any(windows.paddings)):
         return False
-    if any(windows.paddings) and not settings.count_include_pad:
+    if any(windows.paddings) and not count_include_pad:
         return True
     several = [(side, *windows.along(place)[:3]) for place, side in enumerate(sides)]
     rounded_up: Any = pooling_output_shape
-    return settings.ceil_mode and not all(
+    return ceil_mode and not all(
         isinstance(side, int)
         and (rounded_up(side, size, padding, stride, 1, True) - 1) * stride + size <= side + 2 * padding
         for side, size, stride, padding in several
@@ -412,9 +411,8 @@ def _is_listed(node: Any) -> bool:
 
 def _leaves_windows(node: Any) -> bool:
     """Return whether windows of a mean reach out of the sides."""
-    named = arguments_of(node)
-    settings = AveragePoolSettings(**{name: named[name] for name in AveragePoolSettings._fields if name in named})
-    return _reach_out(node.args[0].meta["val"].shape[-int(str(node.target)[13]) :], node.args[1], settings)
+    x, *settings = node.args
+    return _reach_out(x.meta["val"].shape[-int(str(node.target)[13]) :], *settings)
 
 
 def _always(_: Any) -> bool:
@@ -423,8 +421,8 @@ def _always(_: Any) -> bool:
 
 WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     **{name: (function, _always) for name, function in ELEMENTWISE.items()},
-    "scaled_dot_product_attention": (with_settings(AttentionSettings, attention_with_dropout), _drops),
-    **{name: (with_settings(BagSettings, bags), _always) for name in ("_embedding_bag", "embedding_bag.padding_idx")},
+    "scaled_dot_product_attention": (attention_with_dropout, _drops),
+    **dict.fromkeys(("_embedding_bag", "embedding_bag.padding_idx"), (bags, _always)),
     **dict.fromkeys(("cdist", "_cdist_forward"), (distances, _always)),
     **{f"{name}.correction": (spread(name), _has_more) for name in ("var", "std", "var_mean", "std_mean")},
     "addbmm": (lambda base, x, z, *, beta=1, alpha=1: beta * base + alpha * (x @ z).sum(0), _always),

@@ -37,6 +37,7 @@ from learncost.importer.refusals import GradientInForwardError, transform_of
 from learncost.importer.registered import UnusedProducts, unused
 from learncost.importer.rule import RULES
 from learncost.importer.sized import constants, exact, interval, open_sizes, plain_sizes
+from learncost.importer.tried import has_fraction
 from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.ir.stated import LARGEST, Limit
@@ -369,7 +370,7 @@ def _stop_gradients(program: Any) -> None:
 
             def stopped(each: Any, graph: Any = inside.graph, output: Any = output) -> Any:
                 value = each.meta.get("val")
-                if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+                if not has_fraction(value):
                     return each
                 with graph.inserting_before(output):
                     mark = graph.call_function(torch.ops.aten.detach.default, (each,))
@@ -417,14 +418,14 @@ def _decompositions(program: Any) -> dict[Any, Any]:
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder":
-            if isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex):
+            if has_fraction(value):
                 learned.add(node)
             continue
         if node.op != "call_function" or learned.isdisjoint(node.all_input_nodes):
             continue
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool | None):
             continue
-        if isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex):
+        if isinstance(value, torch.Tensor) and not has_fraction(value):
             continue  # indices, or comparisons: they have no gradient
         learned.add(node)
         if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:

@@ -473,7 +473,7 @@ class _Changes:
             if touched in self.written or any(memory_of(other) == touched for other in self.learns):
                 self.unseen.setdefault(touched, node)
         value = node.meta.get("val")
-        if detached or (isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())):
+        if detached or (isinstance(value, torch.Tensor) and not has_fraction(value)):
             return
         if any(self.learned(each) for each in (node.all_input_nodes if enabled else changed)):
             self.learns.add(node)

@@ -6,6 +6,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import sympy
@@ -25,6 +26,7 @@ from learncost.importer.equations import (
 )
 from learncost.importer.nodes import (
     OPERATOR,
+    arguments_of,
     is_float,
     is_real,
     mark_of,
@@ -36,6 +38,7 @@ from learncost.importer.nodes import (
 )
 from learncost.importer.rule import RULES, VIEW_RULES, rule_of
 from learncost.importer.sized import expression_of, lines_of, number_of
+from learncost.importer.tried import has_fraction
 from learncost.importer.views import (
     GivenTensor,
     IntegerValue,
@@ -105,6 +108,11 @@ class GraphReader:
         """
         return torch.fx.node.map_arg(value, self.values.__getitem__)
 
+    @property
+    def settings(self) -> SimpleNamespace:
+        """Return the arguments of the node that is read, by the names of its schema."""
+        return SimpleNamespace(**{name: self.argument(value) for name, value in arguments_of(self.node).items()})
+
     def view(self, value: Any) -> View:
         """Return a tensor as a view; an outside tensor becomes an input of the table."""
         if isinstance(value, View):
@@ -160,7 +168,7 @@ class GraphReader:
                 with suppress(InputError):
                     view = known(self, *arguments, **{name: self.argument(each) for name, each in node.kwargs.items()})
                     if isinstance(view, View):
-                        self.lines_of_made[node] = self.shaped(view, node.meta["val"], arguments)
+                        self.lines_of_made[node] = typed(self.shaped(view, node.meta["val"], arguments), node)
             self.node = reading
             self.recorder.go_back(origin)
         made = self.lines_of_made[node]
@@ -367,6 +375,19 @@ class GraphReader:
             name = operator_name(self.node.target)
             raise self.refusal(f"{name}, read as {value.shape} instead of {shape} (a bug of the importer),")
         return value
+
+
+def typed(value: Any, node: Any) -> Any:
+    """Return a view with the type of its node: booleans are marked, and integers, such as sums of booleans, may be used
+    as indices.
+    """
+    if not isinstance(value, View) or has_fraction(node.meta["val"]):
+        return value
+    if node.meta["val"].dtype != torch.bool:
+        return IntegerValue(value, node)
+    if value.stored.kind == "value":
+        value.stored.kind = "truth"
+    return value
 
 
 def _is_wider(value: Any, views: Sequence[View]) -> bool:

@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from learncost.importer.nodes import is_empty, operator_name
 from learncost.importer.opaque import opaque
-from learncost.importer.reader import GraphReader
+from learncost.importer.reader import GraphReader, typed
 from learncost.importer.rule import COMPLEX_RULES, INDEX_RULES, RULES, VIEW_RULES, Rule, rule_of
+from learncost.importer.tried import has_fraction
 from learncost.importer.views import (
     Complex,
     GivenTensor,
@@ -44,7 +45,7 @@ def _value(reader: GraphReader, node: Any) -> Any:
     named = {name: reader.argument(value) for name, value in node.kwargs.items()}
     if node.target is operator.getitem:
         part = arguments[0][arguments[1]] if isinstance(arguments[0], list | tuple) else GivenTensor(node)
-        return SelectedPositions(part.view, node) if isinstance(part, SelectedPositions) else _typed(part, node)
+        return SelectedPositions(part.view, node) if isinstance(part, SelectedPositions) else typed(part, node)
     if result is None:  # a check, without a result
         return None
     operands = [*arguments, *named.values()]
@@ -58,7 +59,7 @@ def _value(reader: GraphReader, node: Any) -> Any:
     known = rule_of(operator_name(node.target), COMPLEX_RULES if is_complex(operands) else RULES)
     if known is not None:
         return _by_rule(reader, known, node, arguments, named)
-    if isinstance(result, torch.Tensor) and not result.dtype.is_floating_point and not result.dtype.is_complex:
+    if isinstance(result, torch.Tensor) and not has_fraction(result):
         return GivenTensor(node)
     return opaque(reader, node, operands)
 
@@ -101,23 +102,7 @@ def _applied(reader: GraphReader, known: Rule, node: Any, arguments: Sequence[An
     if not isinstance(value, View) or not isinstance(result, torch.Tensor):
         return value
     value = reader.shaped(value, result, arguments)
-    return Complex(value, 0.0) if result.dtype.is_complex else _typed(value, node)  # a real number among complex ones
-
-
-def _typed(value: Any, node: Any) -> Any:
-    """Return a view with the type of its node: booleans are marked, and integers, such as sums of booleans, may be used
-    as indices.
-    """
-    if not isinstance(value, View):
-        return value
-    of_type = node.meta["val"].dtype
-    if of_type.is_floating_point or of_type.is_complex:
-        return value
-    if of_type != torch.bool:
-        return IntegerValue(value, node)
-    if value.stored.kind == "value":
-        value.stored.kind = "truth"
-    return value
+    return Complex(value, 0.0) if result.dtype.is_complex else typed(value, node)  # a real number among complex ones
 
 
 def _in_lines(values: Any) -> Any:

@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from learncost.importer.constants import NodeConstants
 from learncost.importer.functions import FUNCTIONS
 from learncost.importer.nodes import CHECKPOINT_KEY, arguments_of, mark, mark_of, module_of, operator_name, size_of
+from learncost.importer.tried import has_fraction
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.line import Opaque
@@ -199,9 +200,7 @@ def body_of(node: Any) -> Any:
 
 def _leaf_of(value: Any) -> Any:
     """Return a tensor that requires a gradient, if it may have one."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.detach().requires_grad_(value.is_floating_point() or value.is_complex())
+    return value.detach().requires_grad_(has_fraction(value)) if isinstance(value, torch.Tensor) else value
 
 
 def _mode_of(node: Any) -> Any:
@@ -317,7 +316,7 @@ def _flops(node: Any) -> Any:
         return 0
     values = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
     tensors = [each for each in torch.utils._pytree.tree_leaves(values) if isinstance(each, torch.Tensor)]
-    if not tensors or not any(each.is_floating_point() or each.is_complex() for each in tensors):
+    if not any(map(has_fraction, tensors)):
         return 0
     mode = getattr(tensors[0], "fake_mode", None)
     if mode is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -23,32 +22,9 @@ INDEX_RULES: set[Rule] = set()
 """Rules that read at selected positions; for other rules the positions are outside values."""
 
 
-def rule(*names: str, settings: type[tuple[Any, ...]] | None = None) -> Callable[[_Rule], _Rule]:
-    """Register the rule of operators; with `settings`, a named tuple, it takes their settings as one value."""
-    if settings is None:
-        return _registers(RULES, names)
-
-    def register(function: _Rule) -> _Rule:
-        RULES.update(dict.fromkeys(names, with_settings(settings, function)))
-        return function
-
-    return register
-
-
-def with_settings(kind: Any, function: Rule) -> Rule:
-    """Return a function of an operator's arguments, whose operands come first and whose settings are a named tuple.
-
-    The fields of the named tuple are those of the operator's schema, in its order. Arguments behind them choose a
-    kernel, and are dropped.
-    """
-    operands = len(inspect.signature(function).parameters) - 1
-
-    def of_arguments(*arguments: Any, **named: Any) -> Any:
-        fields = {name: named.pop(name) for name in kind._fields if name in named}
-        settings = kind(*arguments[operands : operands + len(kind._fields)], **fields)
-        return function(*arguments[:operands], settings=settings, **named)
-
-    return of_arguments
+def rule(*names: str) -> Callable[[_Rule], _Rule]:
+    """Register the rule of operators."""
+    return _registers(RULES, names)
 
 
 def view_rule(*names: str) -> Callable[[_Rule], _Rule]:

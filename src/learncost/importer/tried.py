@@ -109,7 +109,7 @@ def with_values(module: Any, there: Any) -> Any:
     filled = copy.deepcopy(there)
     with torch.no_grad():
         for parameter in filled.parameters():
-            if parameter.is_floating_point() or parameter.is_complex():
+            if has_fraction(parameter):
                 parameter.normal_(std=0.3)
     return filled
 

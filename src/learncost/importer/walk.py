@@ -24,6 +24,7 @@ from learncost.importer.reader import GraphReader
 from learncost.importer.reading import read
 from learncost.importer.registered import body_of
 from learncost.importer.text import TextWriter, needed, read_in_products
+from learncost.importer.tried import has_fraction
 from learncost.importer.unit_dims import as_given, kept_axes
 from learncost.importer.views import Complex, GivenTensor, IntegerValue, SelectedPositions, StoredValue, View
 from learncost.ir.dataclass import dataclass, field
@@ -139,9 +140,7 @@ def _learned(exported: Exported) -> set[Any]:
                 learned.add(node)
             continue
         values = node.meta.get("val")
-        several = values if isinstance(values, tuple | list) else (values,)
-        has_gradient = any(getattr(getattr(each, "dtype", None), "is_floating_point", False) for each in several)
-        has_gradient |= any(getattr(getattr(each, "dtype", None), "is_complex", False) for each in several)
+        has_gradient = any(map(has_fraction, values if isinstance(values, tuple | list) else (values,)))
         name = operator_name(node.target).partition(".")[0]
         read = node.all_input_nodes[:1] if name == "type_as" else node.all_input_nodes  # of the second the type alone
         if is_leaf(node) or (has_gradient and name not in WITHOUT_GRADIENT and not learned.isdisjoint(read)):
@@ -311,10 +310,9 @@ def _left_out(exported: Exported, results: Sequence[str]) -> str:
     last, said = exported.program.graph.output_node().args[0], list[str]()
     returned = [node for node, name in zip(last, exported.outputs, strict=False) if name is not None]
     for place, node in enumerate(returned, 1):
-        if getattr(node, "op", "") == "call_function" and node.name not in results:
-            kind = node.meta["val"].dtype
-            if not (kind.is_floating_point or kind.is_complex):
-                said.append(f"{place} ({str(kind).removeprefix('torch.')})")
+        is_left_out = getattr(node, "op", "") == "call_function" and node.name not in results
+        if is_left_out and not has_fraction(value := node.meta["val"]):
+            said.append(f"{place} ({str(value.dtype).removeprefix('torch.')})")
     return f"The table has no lines for output {', '.join(said)} of {len(returned)}." if said else ""
 
 
@@ -374,7 +372,7 @@ def changes(reader: GraphReader, exported: Exported, weights: Mapping[StoredValu
     makes, reader.makes = reader.makes, True
     for name, of in exported.changed:
         node = nodes[name]
-        if node.op != "call_function" or not (is_float(node) or node.meta["val"].is_complex()):
+        if node.op != "call_function" or not has_fraction(node.meta["val"]):
             continue
         reader.node = node
         for view, label in _parts(reader, reader.values.get(node), of):

@@ -86,25 +86,6 @@ OPERATORS = {
 }
 """Operators that are an op of the vocabulary."""
 
-CONDITIONS: Mapping[str, Callable[..., View]] = {
-    "lt": lambda reader, x, z: reader.op("less", x, z),
-    "gt": lambda reader, x, z: reader.op("less", z, x),
-    "ge": lambda reader, x, z: _opposite(reader, reader.op("less", x, z)),
-    "le": lambda reader, x, z: _opposite(reader, reader.op("less", z, x)),
-    "eq": lambda reader, x, z: reader.op("equal", x, z),
-    "ne": lambda reader, x, z: _opposite(reader, reader.op("equal", x, z)),
-    "signbit": lambda reader, x: reader.op("less", x, 0.0),
-    "logical_not": lambda reader, x: _opposite(reader, x),
-    "bitwise_not": lambda reader, x: _opposite(reader, x),
-    "logical_and": lambda reader, x, z: reader.multiply(x, z),
-    "bitwise_and.Tensor": lambda reader, x, z: reader.multiply(x, z),
-    "logical_or": lambda reader, x, z: reader.op("maximum", x, z),
-    "bitwise_or.Tensor": lambda reader, x, z: reader.op("maximum", x, z),
-    "logical_xor": lambda reader, x, z: _opposite(reader, reader.op("equal", x, z)),
-    "bitwise_xor.Tensor": lambda reader, x, z: _opposite(reader, reader.op("equal", x, z)),
-}
-"""Operators with a boolean result, 1 or 0."""
-
 OPERANDS = {"atan2": 2, "maximum": 2, "minimum": 2}
 """The number of operands of an op, where it is not one; the arguments behind them are left out."""
 
@@ -118,6 +99,18 @@ def trunc(reader: GraphReader, x: View) -> View:
 
 
 LINES: Mapping[str, Callable[..., View]] = {
+    "lt": lambda reader, x, z: reader.op("less", x, z),
+    "gt": lambda reader, x, z: reader.op("less", z, x),
+    "ge": lambda reader, x, z: _opposite(reader, reader.op("less", x, z)),
+    "le": lambda reader, x, z: _opposite(reader, reader.op("less", z, x)),
+    "eq": lambda reader, x, z: reader.op("equal", x, z),
+    "signbit": lambda reader, x: reader.op("less", x, 0.0),
+    **dict.fromkeys(("logical_not", "bitwise_not"), lambda reader, x: _opposite(reader, x)),
+    **dict.fromkeys(("logical_and", "bitwise_and.Tensor"), lambda reader, x, z: reader.multiply(x, z)),
+    **dict.fromkeys(("logical_or", "bitwise_or.Tensor"), lambda reader, x, z: reader.op("maximum", x, z)),
+    **dict.fromkeys(
+        ("ne", "logical_xor", "bitwise_xor.Tensor"), lambda reader, x, z: _opposite(reader, reader.op("equal", x, z))
+    ),
     **dict.fromkeys(("neg", "_neg_view"), lambda reader, x: reader.multiply(-1.0, x)),
     "reciprocal": lambda reader, x: reader.op("divide", 1.0, x),
     "rsqrt": lambda reader, x: reader.op("divide", 1.0, reader.op("sqrt", x)),
@@ -125,7 +118,7 @@ LINES: Mapping[str, Callable[..., View]] = {
     "gelu": lambda reader, x, *, approximate="none": reader.op("gelu" if approximate == "none" else "gelu_tanh", x),
     "trunc": trunc,
 }
-"""Operators that are a few lines."""
+"""Operators that are a few lines; those with a boolean result give 1 or 0."""
 
 
 def _is_op(name: str, op: str) -> None:
@@ -134,19 +127,8 @@ def _is_op(name: str, op: str) -> None:
         return reader.op(op, *operands[: OPERANDS.get(op, 1)])
 
 
-def _is_condition(name: str) -> None:
-    @rule(name)
-    def apply(reader: GraphReader, *operands: Any) -> View:
-        """Return a boolean value, which remains boolean after type conversions."""
-        view = CONDITIONS[name](reader, *operands)
-        view.stored.kind = "truth"
-        return view
-
-
 for _name, _op_name in OPERATORS.items():
     _is_op(_name, _op_name)
-for _name in CONDITIONS:
-    _is_condition(_name)
 for _name, _lines in LINES.items():
     rule(_name)(_lines)
 

@@ -92,26 +92,16 @@ def _by_statistics(
     "_native_batch_norm_legit_functional",
     "_native_batch_norm_legit",
     "_native_batch_norm_legit.no_stats",
-    "cudnn_batch_norm",
     "_batch_norm_with_update_functional",
 )
-def batch_norm(reader: GraphReader, x: View, gain: Any, shift: Any, mean: Any, variance: Any, *more: Any) -> Any:
-    name = reader.recorder.operator
-    count = len(x.dims)
-    if name == "_native_batch_norm_legit_no_training":
-        training, momentum, epsilon = False, more[0], more[1]
-    elif name == "_batch_norm_with_update_functional":
-        training, momentum, epsilon = True, more[0], more[1]
-    elif reader.node.target._overloadname == "no_stats":
-        training, momentum, epsilon = mean, variance, more[0]
-        mean = variance = None
+def batch_norm(reader: GraphReader, x: View, gain: Any, shift: Any, *_: Any) -> Any:
+    given, count = vars(reader.settings), len(x.dims)
+    mean, variance = given.get("running_mean"), given.get("running_var")
+    if not given.get("training", "no_training" not in reader.recorder.operator):
+        result = _by_statistics(reader, x, mean, variance, gain, shift, given["eps"])
     else:
-        training, momentum, epsilon = more[:3]
-    if not training:
-        result = _by_statistics(reader, x, mean, variance, gain, shift, epsilon)
-    else:
-        value = normal(reader, x, [0, *range(2, count)], epsilon)
-        reader.keep(value, mean, variance, momentum)
+        value = normal(reader, x, [0, *range(2, count)], given["eps"])
+        reader.keep(value, mean, variance, given["momentum"])
         result = scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
     several = reader.node.meta["val"]
     if not isinstance(several, tuple | list):

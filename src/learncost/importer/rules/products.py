@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -80,21 +80,12 @@ def grouped(reader: GraphReader, x: Any, weight: Any, offsets: Any = None, *_: A
     return reader.recorder.line([(x, "sd"), (experts, "sdf")], "sf")
 
 
-class AttentionSettings(NamedTuple):
-    """The settings of `scaled_dot_product_attention`."""
-
-    attn_mask: Any = None
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    scale: float | None = None
-    enable_gqa: bool = False
-
-
-@rule("scaled_dot_product_attention", settings=AttentionSettings)
-def attention(reader: GraphReader, query: Any, key: Any, value: Any, *, settings: AttentionSettings) -> View:
-    mask, _, is_causal, scale, enable_gqa = settings
+@rule("scaled_dot_product_attention")
+def attention(reader: GraphReader, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> View:
+    given = reader.settings
+    mask, is_causal, scale = given.attn_mask, given.is_causal, given.scale
     q, k, v = map(reader.view, (query, key, value))
-    if enable_gqa and k.shape[-3] != q.shape[-3]:
+    if given.enable_gqa and k.shape[-3] != q.shape[-3]:
         k, v = (_repeated(each, q.shape[-3] // k.shape[-3]) for each in (k, v))
     called(q, "h", "M", "k")
     called(k, "h", "N", "k")

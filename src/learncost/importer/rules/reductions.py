@@ -115,19 +115,13 @@ def chosen(reader: GraphReader, op: str, x: View, dim: int, count: Any) -> View:
 
 
 @rule("topk", "sort")
-def topk(
-    reader: GraphReader, x: View, count: Any = None, dim: Any = -1, largest: bool = True, *_: Any, **named: Any
-) -> list[Any]:
-    ordered = x
-    if reader.recorder.operator == "sort":
-        descending = named.get("descending", dim is True)  # sort(x, dim, descending)
-        dim = named.get("dim", count if isinstance(count, int) and not isinstance(count, bool) else -1)
-        op, count = "topk" if descending else "argsort", x.shape[dim]
-    else:
-        dim = named.get("dim", dim)
-        op = "topk"
-        if not named.get("largest", largest):  # the largest of the negated values
-            ordered = reader.multiply(-1.0, x)
+def topk(reader: GraphReader, x: View, *_: Any, **__: Any) -> list[Any]:
+    given, ordered = reader.settings, x
+    dim, op, count = given.dim, "topk", getattr(given, "k", None)
+    if count is None:  # a sort
+        op, count = "topk" if given.descending else "argsort", x.shape[dim]
+    elif not given.largest:  # the largest of the negated values
+        ordered = reader.multiply(-1.0, x)
     indices = reader.part(1)
     dim %= max(1, len(x.dims))
     if not x.dims or not x.dims[dim]:  # of size one

@@ -13,6 +13,7 @@ from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import RULES, rule, view_rule
 from learncost.importer.rules.elementwise import trunc
+from learncost.importer.tried import has_fraction
 from learncost.importer.views import AxisIndex, GivenTensor, IntegerValue, View, ViewAxis, in_one
 from learncost.ir.dataclass import replace
 
@@ -64,7 +65,7 @@ def _reshape_to_result(reader: GraphReader, x: View, *_: Any) -> View:
 @view_rule("clone", "alias", "lift_fresh_copy", "lift_fresh", "_to_copy", "type_as", "_assert_tensor_metadata")
 def _same(reader: GraphReader, x: View, *_: Any, **__: Any) -> Any:
     val = reader.node.meta["val"]
-    if val.dtype.is_floating_point or val.dtype.is_complex or x.stored.kind in ("truth", "chosen"):
+    if has_fraction(val) or x.stored.kind in ("truth", "chosen"):
         return x
     return RULES["ne"](reader, x, 0.0) if val.dtype == torch.bool else IntegerValue(trunc(reader, x), reader.node)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from learncost.importer.axes import AxisClass, Size, equal, product
 from learncost.importer.equations import NamedView, NumberOperand, WrittenAxis
@@ -90,19 +91,9 @@ def _depthwise(weight: View, groups: int) -> bool:
     return groups > 1 and all(equal(size, 1) for size in weight.shape[1:3])
 
 
-class ConvolutionSettings(NamedTuple):
-    """The settings of `convolution`."""
-
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
-    transposed: bool
-    output_padding: Sequence[int]
-    groups: int
-
-
-@rule("convolution", settings=ConvolutionSettings)
-def convolution(reader: GraphReader, x: Any, weight: Any, bias: Any, *, settings: ConvolutionSettings) -> View:
+@rule("convolution")
+def convolution(reader: GraphReader, x: Any, weight: Any, bias: Any, *_: Any, **__: Any) -> View:
+    settings = reader.settings
     x, weight = reader.view(x), reader.view(weight)
     count = len(weight.dims) - 2
     reader.recorder.operator = f"conv{'_transpose' if settings.transposed else ''}{count}d"
@@ -120,7 +111,7 @@ def convolution(reader: GraphReader, x: Any, weight: Any, bias: Any, *, settings
     return result.with_dims(result.dims[1:]) if unbatched else result
 
 
-def _convolved(reader: GraphReader, x: View, weight: View, settings: ConvolutionSettings) -> View:
+def _convolved(reader: GraphReader, x: View, weight: View, settings: SimpleNamespace) -> View:
     count, groups = len(weight.dims) - 2, settings.groups
     windows = Windows(
         [size_of(size) for size in weight.shape[2:]],
@@ -144,7 +135,7 @@ def _convolved(reader: GraphReader, x: View, weight: View, settings: Convolution
     return matrix_product(reader.recorder, x, weight, letters, letters_weight, out)
 
 
-def _transposed(reader: GraphReader, x: View, weight: View, settings: ConvolutionSettings) -> View:
+def _transposed(reader: GraphReader, x: View, weight: View, settings: SimpleNamespace) -> View:
     """Record a transposed convolution: each input element adds a window, written at y = stride i + dilation u -
     padding.
     """
@@ -165,7 +156,9 @@ def _transposed(reader: GraphReader, x: View, weight: View, settings: Convolutio
     letters = ["B", *group, "c", *sides]
     reads = recorder.bound([NamedView(x, tuple(letters)), NamedView(weight, (*group, "c", "e", *windows))])
     plain = recorder.result(reads, ["B", *group, "e", *sides, *windows])
-    strides, paddings, dilations = (several(each, count) for each in settings[:3])
+    strides, paddings, dilations = (
+        several(each, count) for each in (settings.stride, settings.padding, settings.dilation)
+    )
     kept = len(plain.dims) - 2 * count
     rows: list[Dimension | WrittenAxis] = [*plain.dims[:kept]]
     for place in range(count):
@@ -208,24 +201,14 @@ def max_pool(
     return [extreme(reader, "max", view, range(first + count, len(view.dims)), False), None]
 
 
-class AveragePoolSettings(NamedTuple):
-    """The settings of `avg_pool1d`, `avg_pool2d` and `avg_pool3d`."""
-
-    stride: Any = None
-    padding: Any = 0
-    ceil_mode: bool = False
-    count_include_pad: bool = True
-    divisor_override: int | None = None
-
-
-@rule("avg_pool1d", "avg_pool2d", "avg_pool3d", settings=AveragePoolSettings)
-def avg_pool(reader: GraphReader, x: View, kernel: Any, *, settings: AveragePoolSettings) -> View:
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def avg_pool(reader: GraphReader, x: View, kernel: Any, stride: Any = None, padding: Any = 0, *_: Any) -> View:
     """Record the mean of each window; of windows that reach out of the sides, PyTorch decomposes the mean before."""
     count = int(reader.recorder.operator[8])
-    windows = pool_windows(count, kernel, settings.stride, settings.padding)
+    windows = pool_windows(count, kernel, stride, padding)
     first = len(x.dims) - count
     called(x, "c", *SIDES[count])
     view, rows = windowed(reader, x, first, shape_of(reader.node)[-count:], windows)
     view = view.with_dims([*view.dims, *rows])
-    share = NumberOperand(1.0 / (settings.divisor_override or product(windows.sizes)))
+    share = NumberOperand(1.0 / (getattr(reader.settings, "divisor_override", None) or product(windows.sizes)))
     return summed(reader, view, range(first + count, len(view.dims)), share)

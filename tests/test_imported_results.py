@@ -144,6 +144,13 @@ def steps_along_a_loss(y):
     return torch.func.functional_call(layer, weights, (y[2:, 3:],))
 
 
+def with_low_frequencies(y):
+    """Written into a part of a complex tensor, as Fourier neural operators do."""
+    whole = torch.zeros(4, 4, dtype=torch.cfloat)
+    whole[:, :2] = torch.fft.rfft(y)[:, :2]
+    return torch.fft.irfft(whole)
+
+
 FUNCTIONS = {
     "x log(1 + z)": lambda y: torch.special.xlog1py(torch.relu(y), y.exp()),
     "codes of a tensor": lambda y: torch.fake_quantize_per_tensor_affine(10 * y, 0.1, 3, -10, 12),
@@ -183,6 +190,7 @@ FUNCTIONS = {
         y.view(2, 2, 6).log_softmax(-1), torch.tensor([1, 1, 4]), (2, 2), (2, 1), blank=5, zero_infinity=True
     ),
     "steps along a loss, of a weight and a bias": steps_along_a_loss,
+    "a part of complex numbers that is written": with_low_frequencies,
     "a gradient in a forward pass": lambda y: torch.autograd.grad((y**3).sum(), y, create_graph=True)[0],
 }
 
@@ -194,6 +202,14 @@ def test_operators_that_choose_round_and_spread(function):
     apart = parity(module, given, read_module(module, given))
     assert max(apart.value, apart.gradient) < 1e-12
     assert apart.module < 1e-5
+
+
+def test_switches_of_a_fake_quantization_are_known():
+    """Which are buffers of one number: whether it observes, and whether it quantizes."""
+    module, given = nn.Sequential(nn.Linear(4, 4), torch.ao.quantization.FakeQuantize()), (torch.randn(3, 4),)
+    module[1].disable_observer()
+    found = parity(module, given, read_module(module, given))
+    assert max(found.value, found.gradient) < 1e-12
 
 
 class Placed(nn.Module):

@@ -502,7 +502,7 @@ UNPAIRED: list[tuple[dict[str, Any], str]] = [
     ({**AXOLOTL, "rl": "grpo", "trl.beta": 0.01}, "--task grpo-kl"),
     ({**FACTORY, "stage": "kto", "finetuning_type": "lora", "cutoff_len": 512}, "--task kto"),
     ({**TRL, "desirable_weight": 1.0, "beta": 0.1}, "--task kto"),
-    ({**TRL, "num_generations": 8, "beta": 0.0}, "--task grpo"),
+    ({**TRL, "num_generations": 8, "beta": 0.0, "max_prompt_length": 64}, "--task grpo"),
     ({**TRL, "num_generations": 8, "beta": 0.04, "max_prompt_length": 64}, "--task grpo-kl"),
     ({**TRL, "teacher_model_name_or_path": "Qwen/Qwen2.5-7B"}, "--task distillation --teacher qwen2.5-7b"),
     ({**TUNE, **KD}, "--task distillation --teacher qwen2.5-1.5b"),

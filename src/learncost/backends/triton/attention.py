@@ -1,7 +1,8 @@
 """Attention by PyTorch's library: the lines of a fused kernel between queries, keys and values, and their gradients.
 
 In bf16 forward hands its result and one number a row to backward, the logarithm of the sum of the row's exponentials
-(Dao et al. 2022, FlashAttention, algorithms 2 and 4). In other types, which flash attention lacks, both are made again.
+(Dao et al. 2022, FlashAttention, algorithms 2 and 4). In fp32, which flash attention lacks, both are made again. Where
+the library would store scores, as in fp64, attention is kernels in Triton, whose memory is the arena's.
 """
 
 from __future__ import annotations
@@ -267,14 +268,21 @@ def _view(term: Term, scores: Sequence[str], sizes: Mapping[str, int]) -> tuple[
 
 
 def library(lines: KernelLines, found: AttentionLines) -> KernelFunction | None:
-    """Return the function that calls the library; None where an array has no view of heads."""
+    """Return the function that calls the library; None where an array has no view of heads, or it would store scores.
+
+    On a GPU it stores them but for flash attention in bf16 and memory-efficient attention in bf16 and fp32, which
+    shares no heads and has widths that are multiples of 4 (`sdp_utils.cpp` in PyTorch).
+    """
     backward, summed = len(found.terms) > 5, len(found.terms) in (5, 9)
     sums = found.terms[5 if backward else 4] if summed else None
     terms, name, dtypes = [term for term in found.terms if term is not sums], lines.name, lines.dtypes
     views = [view for term in terms if (view := _view(term, found.scores, lines.sizes))]
     if len(views) < len(terms):
         return None
-    forms = [form for form, _ in views]
+    forms, kind = [form for form, _ in views], dtypes[found.terms[2].name]
+    (_, heads, _, width), (_, shared, *_), *_ = forms
+    if kind == "fp64" or ((kind == "fp32" or width > WIDEST) and (heads != shared or width % 4)):
+        return None
     names = Identifiers(("torch", FORWARD, BACKWARD))
     arrays = {term.name: names.of(term.name) for term in found.terms}
     given = [f"{arrays[term.name]}{text}" for term, (_, text) in zip(terms, views, strict=True)]
@@ -289,16 +297,15 @@ def library(lines: KernelLines, found: AttentionLines) -> KernelFunction | None:
         )
     )
     points = [prod(form) for form in forms]
-    kind = dtypes[found.terms[2].name]
-    rows, width = prod(forms[0][:3]), BYTES[kind]
-    taken = sum(width * size for term, size in zip(terms[:2], points, strict=False) if dtypes[term.name] != kind)
+    rows, size_of_one = prod(forms[0][:3]), BYTES[kind]
+    taken = sum(size_of_one * size for term, size in zip(terms[:2], points, strict=False) if dtypes[term.name] != kind)
     launches, place = list[Launch](), tuple([*arrays].index(term.name) for term in found.terms)
     if not (backward and summed):
-        taken += width * points[0] + 4 * rows  # the output, and the logarithms of its sums
+        taken += size_of_one * points[0] + 4 * rows  # the output, and the logarithms of its sums
         writes = () if backward else place[3:]
         launches.append(Launch(FORWARD, 0, place[:3], writes, shapes=tuple(forms[:3]), causal=found.causal))
     if backward:
-        taken += width * sum(points[:3]) + 4 * (points[0] + rows)  # gradients, and sums of those of queries in fp32
+        taken += size_of_one * sum(points[:3]) + 4 * (points[0] + rows)  # and sums of queries' in fp32
         reads = (place[3], *place[:3])
         shapes: tuple[tuple[int, ...], ...] = (forms[0], *forms[:3])
         if summed:

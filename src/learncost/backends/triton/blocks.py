@@ -424,7 +424,9 @@ def tiles(kernel: PrintedKernel, line: Line) -> None:
     at = {**batch, **rows_at, **columns_at}
     key = (line.name, *(at[axis].text for axis in line.left[0].declared))
     values.known[key] = BlockValue("sums", frozenset({row, column}))
-    values.body += [kernel.stored(each, values.value(each.name, at).text, at) for each in kernel.made]
+    stores = [kernel.stored(each, values.value(each.name, at).text, at) for each in kernel.made]
+    kernel.shares = _shares(kernel, line.left[0].declared, (), "")
+    values.body += [*([BARRIER] if kernel.shares else []), *stores]
     matrices = prod(map(values.number, found.batch))
     kernel.grid = str(many["row"] * many["column"] * matrices)
     kernel.product = matrices, length["row"], length["column"], length["inner"]

@@ -13,11 +13,11 @@ memory    the peak that `memory` predicts beside the bytes that were asked of th
           without its rounding) while two steps ran, and those that it handed out; libraries' workspaces apart
 imported  the same of modules that were read
 steps     the same of optimizers, accumulation, clipping and checkpoints
-engine    the card; what is predicted of the engine on a GPU under two plans, one for time and one for memory, before it
-          runs; losses of 100 steps beside those of autocast; the floor (products, attention, AdamW's bytes); the first
-          step, the median of steps and the allocator's peak of the engine, of eager PyTorch, of torch.compile by
-          default and with max-autotune, and of `learncost.torch`; the kernels of ours that take longest: GPT-2 of 124M
-          at 16 and 4 sequences, a Llama of 1 B, ViT-B/16. It ends within ten minutes
+engine    the card; losses of 100 steps beside those of autocast; what is predicted of the engine on a GPU under two
+          plans, one for time and one for memory; the floor (products, attention, AdamW's bytes); the first step, the
+          median of steps and the allocator's peak of the engine, of torch.compile by default, of eager PyTorch, of
+          `learncost.torch` and of torch.compile with max-autotune; the kernels of ours that take longest: GPT-2 of 124M
+          at 4 and 16 sequences, a Llama of 1 B, ViT-B/16. It ends within ten minutes
 time      the median of steps by CUDA's events, in turns, also of the step in Triton as a CUDA graph, beside what the
           published record of the card and a calibration say; MFU by the price book `matmul` over the published peak
 """

@@ -34,7 +34,7 @@ def tried(row: Row, found: Callable[[], Row]) -> Row:
         return row | {"error": said(error)}
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """An error in a line."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]} {lines[-1] if len(lines) > 1 else ''}"[:400]

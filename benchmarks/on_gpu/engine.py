@@ -1,4 +1,4 @@
-"""The engine on a GPU beside PyTorch: predictions and losses first, then each side alone: first step, steps, memory."""
+"""The engine on a GPU beside PyTorch: losses, predictions, then each side alone: first step, steps, memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from against_torch_and_jax.floor import products
 from against_torch_and_jax.floor_side import FloorSide
 from against_torch_and_jax.subject import BETAS, LEARNING_RATE, WEIGHT_DECAY
 from against_torch_and_jax.torch_side import Compiled, Eager, facts
+from torch._inductor.async_compile import shutdown_compile_workers
 
 import learncost as lc
 import learncost.torch
 from learncost.devices.device import device as find_device
+from learncost.devices.gpus import gpu
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.reports.memory.planner import fastest
@@ -67,29 +69,33 @@ class OwnModule(Eager):
         return facts(self.device)
 
 
-SIDES: Mapping[str, type[Eager] | Callable[..., str]] = {
-    "ours": fastest,
-    "ours, least memory": leanest,
-    "eager": Plain,
-    "learncost.torch": OwnModule,
-    "compile": PlainCompiled,
-    "compile, max-autotune": Autotuned,
+SIDES: Mapping[str, tuple[type[Eager] | Callable[..., str], int]] = {
+    "ours": (fastest, 4),
+    "compile": (PlainCompiled, 4),
+    "eager": (Plain, 4),
+    "ours, least memory": (leanest, 2),
+    "learncost.torch": (OwnModule, 1),
+    "compile, max-autotune": (Autotuned, 2),
 }
+"""Each side and how many of the first subjects it is measured at, what must be known first."""
+
+
+class SideEnded(BaseException):
+    """A side takes too long: no `Exception`, which torch.compile takes for the failure of a kernel that it tries."""
 
 
 def engine(asked: Asked) -> Iterator[Row]:
-    """Predictions of ours, losses beside autocast's, then the rows of each side, and the kernels of ours."""
+    """Losses beside autocast's, predictions of ours, then the floor, the rows of each side, and the kernels of ours."""
     began, name = time.perf_counter(), "{0.model}, {0.batch_size} x {0.seq_len}".format
     several, predicted = subjects(asked), dict[str, int]()
+    sided = [(f"{name(subject)}, {side}", side, subject)
+             for side, (_, number) in SIDES.items() for subject in several[:number]]  # fmt: skip
     sections: list[tuple[str, Callable[[str], Iterator[Row]]]] = []
-    for subject in several:
-        own = [side for side, plans in SIDES.items() if not isinstance(plans, type)]
-        sections += [(f"{name(subject)}, {side}", partial(_predicted, side, subject, asked, predicted)) for side in own]
-    for subject in several[:-1]:  # all but images
-        sections.append((f"{name(subject)}, losses", partial(_losses, subject, asked)))
-    for subject in several:
-        sections.append((f"{name(subject)}, floor", partial(_floor, subject, asked)))
-        sections += [(f"{name(subject)}, {side}", partial(_side, side, subject, asked, predicted)) for side in SIDES]
+    sections.append((f"{name(several[0])}, losses", partial(_losses, several[0], asked)))
+    sections += [(what, partial(_predicted, side, subject, asked, predicted))
+                 for what, side, subject in sided if not isinstance(SIDES[side][0], type)]  # fmt: skip
+    sections += [(f"{name(subject)}, floor", partial(_floor, subject, asked)) for subject in several]
+    sections += [(what, partial(_side, side, subject, asked, predicted)) for what, side, subject in sided]
     yield {"what": torch.cuda.get_device_name() if asked.device == "cuda" else "a CPU, in Triton's interpreter"}
     for what, find in sections:
         if not asked.takes(what):
@@ -101,15 +107,16 @@ def engine(asked: Asked) -> Iterator[Row]:
         _clear(asked)
         try:
             with _ending(min(EACH, int(END - passed))):
-                rows = [*find(what)]
-        except Exception as error:  # the next side goes on
-            rows = [{"what": what, "error": said(error)}]
-        yield from rows
+                yield from find(what)
+        except (Exception, SideEnded) as error:  # the next side goes on
+            yield {"what": what, "error": said(error)}
+    _clear(asked)
 
 
 def _clear(asked: Asked) -> None:
-    """Forget what sides before have compiled, captured and allocated, workspaces of cuBLAS among it."""
+    """Forget what sides before have compiled, captured and allocated; end the processes in which torch.compile does."""
     torch._dynamo.reset()
+    shutdown_compile_workers()
     gc.collect()
     if asked.device == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
@@ -119,10 +126,10 @@ def _clear(asked: Asked) -> None:
 
 @contextmanager
 def _ending(after: int) -> Iterator[None]:
-    """Raise an exception in a side that still runs after some seconds, such as one that tries all kernels."""
+    """Raise `SideEnded` in a side that still runs after some seconds, such as one that tries all kernels."""
 
     def end(*_: object) -> None:
-        raise TimeoutError(f"ended after {after} s")
+        raise SideEnded(f"ended after {after} s")
 
     before = signal.signal(signal.SIGALRM, end)
     signal.alarm(after)
@@ -137,7 +144,7 @@ def _predicted(side: str, subject: Text, asked: Asked, peaks: dict[str, int], wh
     """Yield the peak and the time of ours, which are told before it runs."""
     precision = {"dtype": "bf16-masters", "optimizer": "adamw"}
     table, sizes = without_gradients(step(subject.built, "bp", "adamw")), subject.sizes
-    plan = SIDES[side](table, sizes, "bf16-masters")
+    plan = SIDES[side][0](table, sizes, "bf16-masters")
     given = {"engine": "cuda", "plan": plan, **precision, **subject.lengths}
     expected = lc.cost(subject.configuration, on=_card(asked.device == "cuda"), **given).recorded.seconds
     peaks[what] = lc.memory(subject.configuration, **given).peak
@@ -146,12 +153,13 @@ def _predicted(side: str, subject: Text, asked: Asked, peaks: dict[str, int], wh
 
 def _side(side: str, subject: Text, asked: Asked, peaks: Mapping[str, int], what: str) -> Iterator[Row]:
     """Yield the first step, the median of others, and the most bytes allocated beside those that were predicted."""
-    on_gpu, plans = asked.device == "cuda", SIDES[side]
+    on_gpu, (plans, _) = asked.device == "cuda", SIDES[side]
     before = torch.cuda.memory_allocated() if on_gpu else 0
     own = not isinstance(plans, type)
     for cache in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
         os.environ[cache] = tempfile.mkdtemp()  # kernels compile in the first step
     running = InTriton(plans) if own else plans()
+    subject.weights()  # drawn before the clock runs
     begun = time.perf_counter()
     running.begin(subject)
     given = running.prepare(*subject.batch(0))
@@ -169,9 +177,9 @@ def _side(side: str, subject: Text, asked: Asked, peaks: Mapping[str, int], what
 
 
 def _card(on_gpu: bool) -> str:
-    """Return the GPU, or another one where there is no record of it."""
+    """Return the GPU, or another one where its kernels cannot be timed."""
     try:
-        return find_device(torch.cuda.get_device_name()).name if on_gpu else CARD
+        return gpu(find_device(torch.cuda.get_device_name())).name if on_gpu else CARD
     except lc.InputError:
         return CARD
 

@@ -87,10 +87,10 @@ def subjects(asked: Asked) -> tuple[Text, ...]:
     if asked.quick:
         text = Text("gpt2 2 x 16", gpt2(2, 16, 2, 8, 61), 2, 8, "bf16")
         return text, Images("vit 2 x 16", vit(2, 16, 2, 8, 4, 7), 2, 5, "bf16")
-    large = Text("gpt2 124M", gpt2(12, 768, 12, 1024, 50304), 16, 1024, "bf16")
+    small = Text("gpt2 124M", gpt2(12, 768, 12, 1024, 50304), 4, 1024, "bf16")
     return (
-        large,
-        replace(large, batch_size=4),
+        small,
+        replace(small, batch_size=16),
         Text("llama 1B", llama(16, 2048, 32, 8192, 2048, 32000), 2, 2048, "bf16"),
         Images("vit-b/16", vit(12, 768, 12, 224, 16, 1000), 64, 197, "bf16"),
     )

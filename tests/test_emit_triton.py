@@ -311,7 +311,7 @@ CASES = {
     "mlp": (lc.layer(MLP), {}, "adamw", "fused", 5, None),
     "convolution": (lc.layer(CONVOLUTION), {}, "momentum", "fused", 3, None),
     "recurrence": (lc.layer(RECURRENCE), {}, "sgd", "fused,fused-update", 3, None),
-    "vit": ("vit-base-patch16-224", VIT | ONE, "momentum", "flash,fused,recompute=gelu+norm", 3, None, "fp32"),
+    "vit": ("vit-base-patch16-224", VIT | ONE, "momentum", "flash,fused,recompute=gelu+affine", 3, None, "fp32"),
     "mistral": ("mistral-7b", LLAMA | ONE | {"sliding_window": 3}, "sgd", "fused", 2, 7),
     "bf16": ("llama-3-8b", LLAMA | ONE | {"head_dim": 8}, "sgd", "flash,fused,epilogue-update", 2, 5, "bf16-masters"),
     "mixtral": ("mixtral-8x7b", LLAMA | ONE | {"num_local_experts": 4}, "adamw", "fused,epilogue-update", 2, 5),

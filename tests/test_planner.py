@@ -5,13 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import learncost as lc
+from learncost.backends.triton import laid_out, needed
 from learncost.ir.line import FusedKernel
 from learncost.ir.loop import map_lines
 from learncost.layers.active import parameters
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
-from learncost.procedures.optimizer import with_clipping
+from learncost.procedures.optimizer import with_clipping, without_gradients
 from learncost.procedures.step import step
 from learncost.reports.memory.planner import chosen, fastest, memory
 from planned import sizes_of, table_of
@@ -85,6 +86,15 @@ def test_a_plan_on_a_gpu_is_by_its_arena_and_the_time_of_its_kernels():
     by_rules, slowest = asked(chosen(table, sizes))
     assert by_rules < peak
     assert seconds < slowest
+
+
+def test_gpt2_takes_less_on_an_h100_than_under_torch_compile():
+    # torch.compile took 3,701 MB at 4 x 1,024 tokens in bf16 on an H100 (PyTorch 2.11); 0.95 of it are wanted.
+    built = build(configure("gpt2", {"vocab_size": 50304}))
+    table, sizes = without_gradients(step(built, "bp", "adamw")), run_sizes(built, 4, 1024, None)
+    plan = fastest(table, sizes, "bf16-masters", None, "H100-SXM")
+    assert plan == "flash,fused,fused-update,recompute=affine"  # in 0.5 % more time, which 1 % allows
+    assert needed(laid_out(planned(table, plan), sizes, "bf16-masters")) <= 0.95 * 3_701_000_000
 
 
 def test_gradients_never_lie_together_when_weights_are_updated_at_once():

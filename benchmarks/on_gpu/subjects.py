@@ -12,10 +12,12 @@ import torch
 from against_torch_and_jax.subject import SEED, Subject
 from prediction import gpt2, llama
 
+from learncost.backends.triton import laid_out, needed
 from learncost.engines.weights import generator
 from learncost.ir.table import Table
 from learncost.models.model import run_sizes
-from learncost.reports.memory.planner import cheap_recomputation, chosen
+from learncost.passes.plan import planned
+from learncost.reports.memory.planner import candidates
 from on_gpu.asked import Asked
 
 
@@ -97,5 +99,6 @@ def subjects(asked: Asked) -> tuple[Text, ...]:
 
 
 def leanest(table: Table, sizes: Mapping[str, int], dtype: str) -> str:
-    """Return the plan of the pass for memory: activations and norms are made again."""
-    return ",".join(dict.fromkeys((*chosen(table, sizes, dtype).split(","), *cheap_recomputation(table))))
+    """Return the plan of the pass for memory: of those that make again what is nearly free, the leanest."""
+    plans = [plan for heads in candidates(table, sizes, dtype)[:4] for plan in heads]
+    return min(plans, key=lambda plan: needed(laid_out(planned(table, plan), sizes, dtype)))

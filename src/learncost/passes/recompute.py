@@ -15,8 +15,9 @@ from learncost.ir.loop import Carry, Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
+from learncost.layers.active import is_norm
 from learncost.layers.layer import shipped
-from learncost.ops import canonical, entries
+from learncost.ops import canonical, entries, is_normalization
 from learncost.passes.rematerialization import Values, as_recomputation, collecting, pairs, recomputed
 
 
@@ -117,7 +118,7 @@ class _LoopPair:
         return str(int(count) // self.iterations)
 
 
-ALL = {"block": "every line of a block", "all": "every line of a block that its backward pass needs"}
+ALL, AFFINE = ("block", "all"), "affine"
 BLOCK = ("block",)
 SEGMENTS = "block/"
 
@@ -131,7 +132,8 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
            all: the lines that the backward pass needs, each before the first line that reads it there;
            an operator or its prefix, such as softmax or gelu: its lines, and products with masks and gates that read
            these; a layer or a part of its name, such as attention or norm: its lines; a module or an operator that
-           lines name, such as mlp or layer_norm: those lines; a value, such as mlp.G: its line
+           lines name, such as mlp or layer_norm: those lines; a value, such as mlp.G: its line;
+           affine: the gains and biases of norms, from the normalized values
     Raises `InputError` if a part is none of these.
     """
     lines = [line for line, nest in walk(table.lines) if nest.loops]
@@ -145,7 +147,7 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
         )
     names = [canonical(part) for part in parts]
     ops = {part for part in names if any(_begins(entry.name, part) for entry in entries())}
-    layers = {part for part in names if part not in ops} - ALL.keys()
+    layers = {part for part in names if part not in ops} - {*ALL, AFFINE}
     values = {part for part in layers if any(term.name == part for line in lines for term in line.left)}
     layers -= values
     every = (*shipped(), *dict.fromkeys(line.meta.layer for line in lines))
@@ -153,9 +155,13 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
     for part in layers - modules:
         if not any(_within(layer, part) for layer in every):
             used = dict.fromkeys(line.op for line in lines if isinstance(line, Op) and line.part == "body")
-            named_one("part of a block", part, dict.fromkeys((*ALL, *filter(None, every[len(shipped()) :]), *used)))
-    if ALL.keys() & names:
+            named_one(
+                "part of a block", part, dict.fromkeys((*ALL, AFFINE, *filter(None, every[len(shipped()) :]), *used))
+            )
+    if {*ALL} & {*names}:
         return recomputed(table, lambda line: True, whole="block" in names)
+    if AFFINE in names:
+        values |= _affine(lines)
     acted: set[str] = set()
     for line in lines:
         if _passes_on(line, acted) or (isinstance(line, Op) and any(_begins(line.op, op) for op in ops)):
@@ -168,6 +174,17 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
         )
 
     return recomputed(table, chosen)
+
+
+def _affine(lines: Iterable[Line]) -> set[str]:
+    """Return what norms make of their normalized values, by gains and biases."""
+    normalized, made = set[str](), set[str]()
+    for line in lines:
+        if is_normalization(line):
+            normalized |= {*line.makes}
+        elif is_norm(line.meta.layer) and not (normalized | made).isdisjoint(line.reads):
+            made |= {*line.makes}
+    return made
 
 
 def _iterations(segments: list[str]) -> int:

@@ -18,7 +18,7 @@ from learncost.layers.active import NORM, is_norm
 from learncost.liveness import Live, live
 from learncost.models.purposes import activates, attentions, layers_with
 from learncost.passes.plan import applies, planned
-from learncost.passes.recompute import SEGMENTS
+from learncost.passes.recompute import AFFINE, SEGMENTS
 from learncost.program.calls import IN_KERNELS
 
 if TYPE_CHECKING:
@@ -148,7 +148,11 @@ def candidates(table: Table, sizes: Mapping[str, int], dtype: str) -> list[list[
         raise InputError("the step has too many lines to be timed")
     kernels = [name for name in chosen(table, sizes, dtype).split(",") if name in ("flash", "fused", "fused-update")]
     heads = ("", "chunked-loss") if _has_long_sequences(table, sizes) else ("",)
-    return [[",".join(filter(None, (*kernels, head, more))) for head in heads] for more in _ladder(table, sizes)]
+    first, *others = _ladder(table, sizes)
+    # a norm's normalized value in bf16 takes half of the residual stream from which it would be made again
+    affine = [choice.replace(NORM, AFFINE) for choice in nearly_free(table) if choice.endswith(NORM)]
+    ladder = dict.fromkeys((first, *(f"recompute={AFFINE}" for _ in affine), *affine, *others))
+    return [[",".join(filter(None, (*kernels, head, more))) for head in heads] for more in ladder]
 
 
 def _seconds(layout: InPlaceLayout, on: str) -> float:

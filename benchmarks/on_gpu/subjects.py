@@ -99,6 +99,6 @@ def subjects(asked: Asked) -> tuple[Text, ...]:
 
 
 def leanest(table: Table, sizes: Mapping[str, int], dtype: str) -> str:
-    """Return the plan of the pass for memory: of those that make again what is nearly free, the leanest."""
+    """Return the plan of the pass for memory: the leanest of those with little recomputation."""
     plans = [plan for heads in candidates(table, sizes, dtype)[:4] for plan in heads]
     return min(plans, key=lambda plan: needed(laid_out(planned(table, plan), sizes, dtype)))

@@ -158,16 +158,12 @@ def _block(statements: Sequence[EmittedStatement]) -> list[str]:
             lines += ["", f"    # {statement.heading}"]
         body = [f"    {line}" for line in statement.text.splitlines()]
         if statement.comment and len(body) == 1:
-            body = _with_remark(body[0], statement.comment)
+            remarked = _remarked(body[0], statement.comment, COLUMN)
+            body = [remarked] if len(remarked) <= WIDEST else [f"    # {statement.comment}", *body]
         elif statement.comment:
             body.insert(0, f"    # {statement.comment}")
         lines += body
     return lines
-
-
-def _with_remark(line: str, remark: str) -> list[str]:
-    remarked = _remarked(line, remark, COLUMN)
-    return [remarked] if len(remarked) <= WIDEST else [f"    # {remark}", line]
 
 
 def _remarked(line: str, remark: str, column: int) -> str:

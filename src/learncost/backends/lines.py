@@ -110,7 +110,7 @@ def _rows(scope: FunctionScope, line: Op) -> Code:
 
 def write(scope: FunctionScope, line: Line, heading: str = "") -> None:
     """Add the statements of a line to a function."""
-    if isinstance(line, Op) and _is_whole(line):
+    if isinstance(line, Op) and line.op != "inside" and (line.part == "gradient" or entry(line.op).body):
         _whole(scope, line, heading)
         return
     left = line.left[0]
@@ -293,10 +293,6 @@ def _operands(scope: FunctionScope, line: Op, want: tuple[str, ...]) -> list[Cod
         scope.operand(term, want) if name in op.conditions else _number(scope, term, want)
         for name, term in zip(names, line.right, strict=True)
     ]
-
-
-def _is_whole(line: Op) -> bool:
-    return line.op != "inside" and (line.part == "gradient" or bool(entry(line.op).body))
 
 
 def _primitive(scope: FunctionScope, line: Op) -> Code:

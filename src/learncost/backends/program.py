@@ -101,12 +101,6 @@ def closed(table: Table) -> Table:
     return replace(table, inputs=(*table.inputs, *dict.fromkeys(free)))
 
 
-def _codes(table: Table) -> frozenset[str]:
-    """Return the names of indices that are stored in bytes, and of their slices."""
-    codes = table.codes
-    return codes | {inside for line in table.repeats for inside, outer in line.each if outer in codes}
-
-
 @dataclass(frozen=True)
 class Stops:
     """The points where a function stops: after its forward pass, and after its backward pass if updates are separate.
@@ -172,7 +166,9 @@ class FunctionWriter:
             self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low
         )
         self.scope.filled = frozenset(name for name in self.given if sharded_over(name))
-        self.scope.codes = _codes(table)
+        # indices that are stored in bytes, and their slices
+        slices = {inside for line in table.repeats for inside, outer in line.each if outer in table.codes}
+        self.scope.codes = table.codes | slices
         self.scope.narrow = frozenset(name for name, value in table.known.items() if value.dtype)
         self.made_first: list[Made] = []
         self.scope.like = self._like(paths)
@@ -346,7 +342,7 @@ class FunctionWriter:
         scope.again = {name for name, count in makes.items() if count > 1}
         before = ""
         rest = list(lines)
-        if self.weights.tree is not None and scope is self.scope and not _meets(lines):
+        if self.weights.tree is not None and scope is self.scope and not any(map(is_collective, lines)):
             updates = _last(lines)
             rest = [line for line in lines if line not in updates]
         else:
@@ -470,11 +466,6 @@ def _last(lines: Sequence[Statement]) -> list[Line]:
     for line in reversed(steps):
         read |= set(line.reads) if not read.isdisjoint(line.makes) else set()
     return [line for line in steps if read.isdisjoint(line.makes)]
-
-
-def _meets(lines: Iterable[Statement]) -> bool:
-    """Return whether some lines are collectives."""
-    return any(map(is_collective, lines))
 
 
 def _read_once(lines: Iterable[Statement], steps: Set[str]) -> set[str]:

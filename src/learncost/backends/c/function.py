@@ -222,7 +222,10 @@ def routine(arrays: Arrays) -> tree.Routine:
     shared = [value for value in values if value.shared]
     sums = () if arrays.alone else tuple(_sum(arrays, value) for value in shared)
     before, iterations, sums = computed_once(_iterations(arrays, (*zeros, *iteration(arrays))), arrays.parameters, sums)
-    totals = tuple(_total(arrays, value, number) for value, number in zip(shared, sums, strict=False))
+    totals = tuple(
+        tree.ThreadSum(arrays.storage(value).array, to := arrays.output(value), arrays.narrowed(number, to.type))
+        for value, number in zip(shared, sums, strict=False)
+    )
     after: tuple[tree.CStatement, ...] = ()
     if arrays.alone:  # summed in their final memory
         before = (*(zero(arrays, value, value.axes) for value in shared), *before)
@@ -256,11 +259,6 @@ def _sum(arrays: Arrays, value: ScheduledValue) -> tree.Expression:
     """Return the store of an element's `sum` over all threads."""
     numbers = Numbers(arrays, LoopNode(value.at, ()))
     return times(tree.NameExpression("sum"), *(numbers.number(factor, {}) for factor in value.late))
-
-
-def _total(arrays: Arrays, value: ScheduledValue, number: tree.Expression) -> tree.ThreadSum:
-    sums, to = arrays.storage(value).array, arrays.output(value)
-    return tree.ThreadSum(sums, to, arrays.narrowed(number, to.type))
 
 
 def _phase(arrays: Arrays, phase: int) -> Iterator[tree.CStatement]:

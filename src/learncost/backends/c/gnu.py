@@ -182,7 +182,10 @@ def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[s
     if totals:
         parallel = "omp_get_thread_num(), threads = omp_get_num_threads()" if routine.work else "0, threads = 1"
         inside.append(f"const int thread = {parallel};")
-    buffers = {array: _size(array) for array in (*(total.sums for total in totals), *scratch)}
+    buffers = {
+        array: f"ROUND(({number(array.points)}) * sizeof({array.type}))"
+        for array in (*(total.sums for total in totals), *scratch)
+    }
     if buffers:
         inside.append(f"char *memory = own({' + '.join(buffers.values())});")
     if totals:
@@ -200,10 +203,6 @@ def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[s
         inside += ["#pragma omp for"] if routine.work else []
         inside += _added_up(total, first)
     yield from block("", inside)
-
-
-def _size(array: tree.ArrayMemory) -> str:
-    return f"ROUND(({number(array.points)}) * sizeof({array.type}))"
 
 
 def _share_out(routine: tree.Routine) -> str:

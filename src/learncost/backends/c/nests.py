@@ -167,7 +167,9 @@ def _nest(
         sums = [partial[value.name] for value in ending]
         first = [tree.Let(s.name, s.type, s.value, s.key, changes=True) for s in sums]
         loop = arrays.loop(axis, body, node.place.phase, independent and i == len(order) - 1)
-        body = [*first, loop, *(end for value in ending for end in _ends(arrays, value, partial[value.name]))]
+        added = {value.name: value.added or value.shared for value in ending}
+        read = [value for value in ending if value.stored or added[value.name]]  # by others, from memory
+        body = [*first, loop, *(_put(arrays, value, partial[value.name], added[value.name]) for value in read)]
     yield from body
 
 
@@ -178,12 +180,6 @@ def _partial(numbers: Numbers, value: ScheduledValue) -> tree.HoistedValue:
     key = ("part" if value.added or value.shared else "made", value.name, *at)
     first = numbers.number(Literal(op_of(value).outside or 0.0), {}) if value.kind == "extreme" else ZERO
     return tree.HoistedValue(key, arrays.names.of(value.name), arrays.real, first)
-
-
-def _ends(arrays: Arrays, value: ScheduledValue, number: tree.HoistedValue) -> Iterator[tree.CStatement]:
-    """Store the result after the loop if others read it from memory."""
-    if value.stored or value.added or value.shared:
-        yield _put(arrays, value, number, value.added or value.shared)
 
 
 def _store(numbers: Numbers, value: ScheduledValue, partial: Mapping[str, tree.HoistedValue]) -> tree.Store:

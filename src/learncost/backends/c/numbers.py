@@ -54,14 +54,11 @@ class Numbers:
             number = chosen(self._on_axis(place, size, at), number, ZERO)
         return number
 
-    def _sizes(self, term: Term) -> tuple[tree.Expression, ...]:
-        """Return the extents of an array along the axes that a term reads."""
-        value = self.arrays.values.get(term.name)
-        return self.arrays.read_array(term).extents if value is None else tuple(map(self.arrays.size, value.axes))
-
     def _beyond(self, term: Term) -> Iterator[tuple[Affine, tree.Expression]]:
         """Return the positions that may be out of bounds, with the sizes of their axes."""
-        yield from ((place, self._sizes(term)[number]) for number, place in term.beyond)
+        value = self.arrays.values.get(term.name)
+        sizes = self.arrays.read_array(term).extents if value is None else tuple(map(self.arrays.size, value.axes))
+        yield from ((place, sizes[number]) for number, place in term.beyond)
 
     def _on_axis(self, affine: Affine, size: tree.Expression, at: Positions) -> tree.Expression:
         place = self._affine(affine, at)

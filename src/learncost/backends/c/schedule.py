@@ -8,7 +8,7 @@ next one needs. A value that is elementwise is computed where it is needed, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from learncost.backends.c.common_subexpressions import is_point, is_reduction, needs
@@ -118,14 +118,13 @@ class KernelSchedule:
         products = (self.inner(value.space) for value in self.values.values() if value.kind == "product")
         grouped = groups(self._lines, frozenset(self.steps).union(*products), self.iterations)
         iterations = dict.fromkeys(" ".join(grouped.get(axis, (axis,))) for axis in self.iterations)
-        parts = {" ".join(group): self._apart(group) for group in grouped.values()}
+        parts = {
+            " ".join(group): tuple(part for axis in group for part in self.parts.get(axis, (axis,)))
+            for group in grouped.values()
+        }
         kept = {axis: several for axis, several in self.parts.items() if axis not in grouped}
         lines = joined(self._lines, grouped)
         return KernelSchedule(lines, tuple(iterations), self.block, self.outputs, self.dtypes, kept | parts)
-
-    def _apart(self, axes: Iterable[str]) -> tuple[str, ...]:
-        """Return the axes, with merged ones expanded."""
-        return tuple(part for axis in axes for part in self.parts.get(axis, (axis,)))
 
     # Axes.
 

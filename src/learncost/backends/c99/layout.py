@@ -99,7 +99,8 @@ def counted(layouts: Sequence[InPlaceLayout], fixed: frozenset[str]) -> ProgramM
     width = wide["arena"]
     if trains:
         groups["variables"] += 4 + 4 + width * any("loss" in layout.table.outputs for layout in trains)  # steps, seed
-        groups["variables"] += 4 * any("gathered" in _roles(layout) for layout in trains)  # microbatches so far
+        roles = {layout.table.values[name].role for layout in trains for name in layout.given}
+        groups["variables"] += 4 * ("gathered" in roles)  # microbatches so far
     if any(layout.table.values[name].of == "decay" for layout in layouts for name in layout.given):
         groups["constants"] += width  # the weight decay itself
     return ProgramMemory(in_all(layouts, together(layout.arenas for layout in layouts)), **groups)
@@ -136,10 +137,6 @@ def in_all(layouts: Sequence[InPlaceLayout], elements: Mapping[str, int]) -> int
     """Return the bytes of arenas, given their elements."""
     wide = STATIC.widest(dtype for layout in layouts for dtype in layout.dtypes.values())
     return sum(_whole(points * wide[name]) for name, points in elements.items())
-
-
-def _roles(layout: InPlaceLayout) -> set[str]:
-    return {layout.table.values[name].role for name in layout.given}
 
 
 def together(arenas: Iterable[Mapping[str, int]]) -> dict[str, int]:

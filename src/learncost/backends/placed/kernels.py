@@ -56,7 +56,9 @@ def identical(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtype
     names = {name: f"array {number}" for number, name in enumerate(arrays)}
     handed = {name for line in lines for name in line.makes} & {*outputs}
     pattern = Pattern(
-        tuple(_plain(line.renamed(names, places), _kernel(line.meta.kernel, places)) for line in lines),
+        tuple(  # a line without its purpose, but with its grouping
+            replace(line.renamed(names, places), meta=Meta(kernel=_kernel(line.meta.kernel, places))) for line in lines
+        ),
         tuple(
             (tuple(places.get(axis, axis) for axis in axes.get(name, ())), dtypes.get(name), name in handed)
             for name in arrays
@@ -78,9 +80,10 @@ def flat(lines: Sequence[Line], axes: Axes) -> tuple[Sequence[Line], Axes]:
     ):
         return lines, axes
     together = " ".join(base(str(axis)) for axis in axes_together)
-    if any(line.where or getattr(line, "axes", ()) or _places(line) for line in lines) or len({*axes_together}) < len(
-        axes_together
-    ):
+    # An identity depends on indices although it has no operand.
+    if any(line.where or getattr(line, "axes", ()) or getattr(line, "op", "") == "eye" for line in lines):
+        return lines, axes
+    if len({*axes_together}) < len(axes_together):
         return lines, axes
 
     def over_one(term: Term) -> Term:
@@ -96,11 +99,6 @@ def flat(lines: Sequence[Line], axes: Axes) -> tuple[Sequence[Line], Axes]:
     return [changed(line) for line in lines], {**axes, **dict.fromkeys(names, (together,))}
 
 
-def _places(line: Line) -> bool:
-    """Return whether a line depends on indices although it has no operand, as an identity does."""
-    return isinstance(line, Op) and line.op == "eye"
-
-
 def named_by_op(lines: Sequence[Line]) -> Mapping[str, str]:
     """Return the arrays of a kernel of one operator, with a copy of its result, by the operator's names; else none."""
     (line, *copies) = lines
@@ -111,11 +109,6 @@ def named_by_op(lines: Sequence[Line]) -> Mapping[str, str]:
     pairs += [(copy.name, f"{line.gives[0]}.copy") for copy in copies]
     names = dict(pairs)
     return names if len(names) == len(pairs) == len({*names.values()}) else {}
-
-
-def _plain(line: Line, kernel: FusedKernel | None) -> Line:
-    """Return the line without its purpose, but with its grouping."""
-    return replace(line, meta=Meta(kernel=kernel))
 
 
 def _kernel(kernel: FusedKernel | None, places: Mapping[str, str]) -> FusedKernel | None:

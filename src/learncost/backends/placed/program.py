@@ -224,7 +224,7 @@ class _InPlaceWriter:
             *first, text = self._scatter(call.scatter, call, scope)
             result += first
         result += text.split("\n")
-        result[-1] = _remarked(result[-1], self._remark(call, scope))
+        result[-1] = f"{result[-1].ljust(COLUMN - 4)}  # {self._remark(call, scope)}"
         return result
 
     def _scatter(self, rows: Scatter, call: Call, scope: _PlacedScope) -> list[str]:
@@ -344,7 +344,3 @@ def _part_of(array: ScheduledArray) -> tuple[str | int | slice, ...]:
         return (*index, first + iteration)
     together = int(array.axes[0])
     return (*index, slice(first + iteration * together, first + (iteration + 1) * together))
-
-
-def _remarked(text: str, remark: str) -> str:
-    return f"{text.ljust(COLUMN - 4)}  # {remark}"

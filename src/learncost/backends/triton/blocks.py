@@ -15,6 +15,7 @@ from learncost.backends.triton.values import (
     Block,
     BlockValue,
     KernelValues,
+    bracketed,
     position,
     reduction,
     summed,
@@ -140,11 +141,6 @@ def _used(body: Sequence[str]) -> list[str]:
 def power(number: int) -> int:
     """Return the least power of two that is no smaller."""
     return 1 << max(number - 1, 0).bit_length()
-
-
-def bracketed(text: str) -> str:
-    """Return an expression as an operand of another one."""
-    return f"({text})" if " " in text else text
 
 
 # Rows.

@@ -160,7 +160,9 @@ def _printed(given: KernelLines) -> KernelFunction:
     normal = [each for line in normal for each in by_rows(line, makers)]
     of_experts = {line.name: found for line in normal if (found := expert_product(line, makers))}
     made = [line for line in normal if line.name in outputs]
-    products = [line for line in normal if _is_of_matrices(line)]
+    products = [
+        line for line in normal if isinstance(line, Product) and not line.left[0].indexed and line.sides.are_of_matrices
+    ]
     if not of_experts and len(products) == 1 and _fits_tiles(products[0], normal, made):
         tiles(part(made), products[0])
     else:
@@ -190,10 +192,6 @@ def _renamed(line: Line) -> Line:
     axes = (axis if isinstance(axis, str) else Read(axis.axis, axis.at.renamed({}, new)) for axis in left.axes)
     right = tuple(operand.renamed({}, new) for operand in line.right)
     return line.with_changed(left=(Term(left.name, tuple(axes)),), right=right)
-
-
-def _is_of_matrices(line: Line) -> bool:
-    return isinstance(line, Product) and not line.left[0].indexed and line.sides.are_of_matrices
 
 
 def _needed(made: Sequence[Line], lines: Sequence[Line]) -> list[Line]:

@@ -6,11 +6,11 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from math import isinf, prod
+from math import prod
 
 from learncost.backends.c import SizeNeededError
 from learncost.backends.c.schedule import KINDS
-from learncost.backends.expression import Identifiers, spelled
+from learncost.backends.expression import Identifiers, number, spelled
 from learncost.ir.affine import Affine, AffineTerm
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
@@ -137,7 +137,7 @@ class KernelValues:
         texts: list[str] = []
         for place, axis in enumerate(axes):
             after = [self.size(other) for other in axes[place + 1 :]]
-            text = flat.text if not after else f"{flat.text} // {after[0] if len(after) == 1 else _product(after)}"
+            text = flat.text if not after else f"{flat.text} // {bracketed(' * '.join(after))}"
             if place:
                 text = f"({text}) % {self.size(axis)}" if after else f"{text} % {self.size(axis)}"
             texts.append(flat.text if len(axes) == 1 else self.let(position(axis), text))
@@ -167,7 +167,7 @@ class KernelValues:
         if not inside:
             return value
         outside = next(at.outside for _, at in operand.beyond)
-        text = f"tl.where({' & '.join(inside)}, {value.text}, {_real(outside)})"
+        text = f"tl.where({' & '.join(inside)}, {value.text}, {number(outside).text})"
         return BlockValue(self.let(f"{value.text}_at", text), value.blocks | blocks, value.kind)
 
     def value(self, name: str, at: Positions) -> BlockValue:
@@ -273,7 +273,7 @@ class KernelValues:
             return BlockValue(f"tl.where({text}, {self.real(operands[0])}, {self.real(operands[1])})", blocks)
         row = entry(line.op)
         if row.fill is not None:
-            return BlockValue(_real(row.fill))
+            return BlockValue(number(row.fill).text)
         if row.name == "eye":
             half = len(left.axes) // 2
             pairs = [(at[str(a)], at[str(b)]) for a, b in zip(left.axes[:half], left.axes[half:], strict=True)]
@@ -298,7 +298,7 @@ class KernelValues:
         for name in names:
             if name not in self.sizes and not name.isdigit():
                 raise SizeNeededError(name)
-        return BlockValue(_real(literal.number(self.sizes)))
+        return BlockValue(number(literal.number(self.sizes)).text)
 
     def _place(self, axis: str | Read, at: Positions) -> BlockValue:
         return at[axis] if isinstance(axis, str) else self._index(axis, at)
@@ -327,16 +327,16 @@ class KernelValues:
         places = [self._place(axis, at) for axis in term.axes]
         extents = self.axes[term.name]
         tests, outside = list[str](), 0.0
-        for number, affine in term.beyond:
-            place, outside = places[number].atom, affine.outside
-            tests.append(f"(0 <= {place}) & ({place} < {self.size(extents[number])})")
+        for axis, affine in term.beyond:
+            place, outside = places[axis].atom, affine.outside
+            tests.append(f"(0 <= {place}) & ({place} < {self.size(extents[axis])})")
         offset = self.offset(places, extents)
         key = ("given", term.name, offset.text, *tests)
         if key not in self.known:
             array, dtype = self.array(term.name), self.dtypes[term.name]
             kind, mask = KINDS.get(dtype, "real"), self.mask(offset, tests)
             text = f"tl.load({array}{f' + {offset.text}' if offset.text else ''}"
-            text += f", mask={mask}, other={_real(outside) if kind == 'real' else '0'})" if mask else ")"
+            text += f", mask={mask}, other={number(outside).text if kind == 'real' else '0'})" if mask else ")"
             if kind == "real" and COMPUTED.get(dtype) != self.computed:
                 text = f"{text}.to({self.computed})"
             self.known[key] = BlockValue(self.let(f"{array}_i", text), offset.blocks, kind)
@@ -355,7 +355,7 @@ class KernelValues:
                 part = pairs[at : at + len(texts)]
                 extents = tuple(map(self.size, axes))
                 if texts and tuple(place.text for place, _ in part) == texts and tuple(e for _, e in part) == extents:
-                    pairs[at : at + len(texts)] = [(flat, _product(extents))]
+                    pairs[at : at + len(texts)] = [(flat, bracketed(" * ".join(extents)))]
                     break
         text = ""
         for place, extent in pairs:
@@ -414,12 +414,9 @@ def position(axis: str) -> str:
     return f"i_{spelled(axis)}"
 
 
-def _product(sizes: Sequence[str]) -> str:
-    return sizes[0] if len(sizes) == 1 else f"({' * '.join(sizes)})"
-
-
-def _real(number: float) -> str:
-    return f'float("{number}")' if isinf(number) else repr(float(number))
+def bracketed(text: str) -> str:
+    """Return an expression as an operand of another one."""
+    return f"({text})" if " " in text else text
 
 
 def _signed(signs: Sequence[int], numbers: Sequence[str]) -> str:

@@ -150,7 +150,7 @@ def candidates(table: Table, sizes: Mapping[str, int], dtype: str) -> list[list[
     heads = ("", "chunked-loss") if _has_long_sequences(table, sizes) else ("",)
     first, *others = _ladder(table, sizes)
     # a norm's normalized value in bf16 takes half of the residual stream from which it would be made again
-    affine = [choice.replace(NORM, AFFINE) for choice in nearly_free(table) if choice.endswith(NORM)]
+    affine = [choice.replace(NORM, AFFINE) for choice in cheap_recomputation(table) if choice.endswith(NORM)]
     ladder = dict.fromkeys((first, *(f"recompute={AFFINE}" for _ in affine), *affine, *others))
     return [[",".join(filter(None, (*kernels, head, more))) for head in heads] for more in ladder]
 
@@ -227,7 +227,7 @@ def _of_blocks(table: Table) -> list[Line]:
 
 
 def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the recomputations of several blocks: alone, with the nearly free ones, and nested in all blocks.
+    """Return the recomputations of several blocks: alone, with the cheap ones, and nested in all blocks.
 
     k of L blocks: k divides the blocks of every repeat, and is at most the root of L, where L/k + k inputs are fewest.
     """

@@ -162,8 +162,17 @@ def test_without_a_mesh_the_fastest_are_shown_and_one_is_picked(client):
     assert len(rows) == len(found.found)
     for row, each in zip(rows, found.found, strict=True):
         assert sum(row["parts"].values()) == pytest.approx(each.step.seconds, rel=1e-6)
-    picked = view(client, "devices", seq_len=16, batch_size=16, **SMALL, **rows[0]["choose"])
-    assert "Over 4 devices" in picked["title"]
+    long = {
+        "seq_len": 16384,
+        "batch_size": 1,
+        **SMALL,
+        "n_positions": 16384,
+    }  # only Ulysses needs no plan, so it can be picked
+    several = view(client, "devices", devices=2, **long)["charts"][0]["rows"]
+    sharded = next(row for row in several if "cp=2" in row["choose"].get("mesh", ""))
+    for row, sizes in ((rows[0], {"seq_len": 16, "batch_size": 16, **SMALL}), (sharded, long)):
+        picked = view(client, "devices", **sizes, **row["choose"])
+        assert sum(picked["charts"][0]["rows"][0]["parts"].values()) == pytest.approx(sum(row["parts"].values()))
 
 
 def test_views_have_their_fields_and_open_no_file(client, tmp_path, monkeypatch):
@@ -172,7 +181,7 @@ def test_views_have_their_fields_and_open_no_file(client, tmp_path, monkeypatch)
     fields = client.get("/api/fields").json()
     assert [item["name"] for item in fields["views"]] == list(VIEWS)
     names = {flag["name"] for flag in next(item for item in fields["views"] if item["name"] == "devices")["flags"]}
-    assert names == {"mesh", "place", "placement", "cluster", "devices", "schedule"}
+    assert names == {"mesh", "place", "placement", "cluster", "devices", "schedule", "chunks", "microbatch"}
     assert {part["name"] for part in fields["choices"]["mesh"]["parts"]} >= {"pp", "dp", "tp", "cp", "ep"}
     for query in (
         "lora=c_attn",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from learncost.autoshard.candidates import NO_RECOMPUTATION, structures
+from learncost.autoshard.candidates import structures
 from learncost.autoshard.step import ASSUMED, PIPELINE, StepUsage
 from learncost.devices.cluster import Cluster, cluster_with
 from learncost.devices.cluster import cluster as find_cluster
@@ -37,8 +37,8 @@ PASSES = {"F": "forward", "B": "backward", "W": "weight update"}
 
 
 @takes_request(
-    "model mesh place placement cluster devices schedule batch_size seq_len precision on procedure target_len "
-    "optimizer dropout plan train train_layers lora",
+    "model mesh place placement cluster devices schedule chunks microbatch batch_size seq_len precision on procedure "
+    "target_len optimizer dropout plan train train_layers lora",
     dropout=None,
 )
 def over_devices(request: Request, cluster: str | None = None) -> Picture:
@@ -151,15 +151,15 @@ def _name(answer: FoundConfig) -> str:
 
 def _pick(model: Any, answer: FoundConfig) -> dict[str, str]:
     """Return the flags that select a configuration; none if its plan is not available with --mesh."""
-    if said_of(answer.plan):
-        return {}
-    axes = [axis for axis in answer.step.parallel.mesh if axis != PIPELINE]
-    texts = {
-        each.zero: each.text for each in structures(model, [precision_of(answer.precision)], [NO_RECOMPUTATION], axes)
-    }
-    place = ", ".join(text for text in texts[answer.zero].split(", ") if text.split(" over ")[1].split()[0] in axes)
     parallel = answer.step.parallel
-    return {"mesh": str(parallel), "place": place} | ({"schedule": parallel.schedule} if parallel.stages > 1 else {})
+    axes = [axis for axis in parallel.mesh if axis != PIPELINE]
+    every = structures(model, [precision_of(answer.precision)], [answer.plan], axes, [answer.context])
+    structure = next(each for each in every if each.zero == answer.zero)
+    if said_of(structure.plan) or structure.plan != answer.plan:  # balanced or ring attention is a plan, too
+        return {}
+    flags = {"mesh": str(parallel), "place": structure.text, "microbatch": str(parallel.microbatch)}
+    pipeline = {"schedule": parallel.schedule} | ({"chunks": str(parallel.chunks)} if parallel.chunks > 1 else {})
+    return flags | (pipeline if parallel.stages > 1 else {})
 
 
 def _held(step: StepUsage, device: int | None = None) -> dict[str, float]:

@@ -118,7 +118,10 @@ class _Measuring:
 
     def _ran(self, operation: TimedCall, launch: float) -> float:
         """Return the seconds of an operation without the overhead of its call."""
-        return self.bench.busy(operation) if self.bench.busy else _without(launch, self._time(operation))
+        if self.bench.busy:
+            return self.bench.busy(operation)
+        taken_seconds = self._time(operation)  # the call is charged separately, but at most three quarters of the time
+        return max(taken_seconds - launch, taken_seconds / 4)
 
     def _products(self, orientation: str, launch: float) -> Callable[[int, int, int], float]:
         def seconds_of(m: int, n: int, k: int) -> float:
@@ -183,11 +186,6 @@ class _Measuring:
 def _mean(grids: Sequence[MatmulGrid]) -> MatmulGrid:
     """Return the rate of each shape from its mean time."""
     return MatmulGrid(grids[0].sizes, tuple(map(harmonic_mean, zip(*(grid.rates for grid in grids), strict=True))))
-
-
-def _without(launch: float, taken_seconds: float) -> float:
-    """Return the time minus the call overhead, which is charged separately, but at least a quarter of it."""
-    return max(taken_seconds - launch, taken_seconds / 4)
 
 
 def calibrate(report: Report, quick: bool = False) -> Calibration:

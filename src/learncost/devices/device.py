@@ -253,7 +253,7 @@ def known_device(name: str) -> Device | None:
         return _variant(devices()[full_name], words_asked)
     several = sorted(
         {full_name for full_name, spelling in _spellings() if words_asked and words_asked <= set(_words(spelling))},
-        key=_place,
+        key=list(devices()).index,
     )
     if len(several) > 1:
         from learncost.devices.cluster import clusters  # is built on this module
@@ -293,10 +293,6 @@ def _spellings() -> tuple[tuple[str, str], ...]:
 @cache
 def _squeezed() -> Mapping[str, str]:
     return {_squeeze(spelling): full_name for full_name, spelling in _spellings()}
-
-
-def _place(name: str) -> int:
-    return list(devices()).index(name)
 
 
 def _words(name: str) -> list[str]:

@@ -97,13 +97,8 @@ def from_checkpoint(model: Model, tensors: Arrays, where: str) -> dict[str, Any]
             parts_of.setdefault(weight, []).append(part.reshape(size))
     if missing := set(model.table.weights) - set(parts_of):
         raise InputError(f"{where}: the checkpoint's tensor for {min(missing)} is unknown")
-    stacked = {name for name in parts_of if model.table.axes[name][0] in _counts(model)}
+    stacked = {name for name in parts_of if model.table.axes[name][0].startswith("n_")}
     return {name: np.stack(parts_of[name]) if name in stacked else parts_of[name][0] for name in model.table.weights}
-
-
-def _counts(model: Model) -> set[str]:
-    """Return the axes of stacks: the counts of loops."""
-    return {axis for axis in model.sizes if axis.startswith("n_")}
 
 
 def _flat(array: Any, name: str, axes: tuple[str, ...]) -> Any:

@@ -243,18 +243,15 @@ def unchecked() -> Iterator[None]:
         kind.set_default_validate_args(before)
 
 
-def _by_name(reduction: str) -> int:
-    """Return PyTorch's number of a reduction."""
-    return ("none", "mean", "sum").index(reduction)
-
-
 def _classified(
     logarithms: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Any:  # fmt: skip
     """Return `torch.nn.functional.ctc_loss`."""
     lengths = input_lengths, target_lengths
-    return temporal_classification(logarithms, targets, *lengths, blank, _by_name(reduction), zero_infinity)
+    return temporal_classification(
+        logarithms, targets, *lengths, blank, ("none", "mean", "sum").index(reduction), zero_infinity
+    )
 
 
 def _without_device(tensor: Any) -> bool:

@@ -29,7 +29,11 @@ def op_explained(op: OpDef, book: Book) -> Explanation:
             parts.append(ExplainedPhase(phase, steps))
     source = op.source[:1].upper() + op.source[1:]
     kind = f"A primitive, {op.kind}." if op.kind else "An operator of the vocabulary."
-    letters = "n: the axis that the operator acts on; B: all other axes" if _acts(op) else "B: all elements"
+    letters = (
+        "n: the axis that the operator acts on; B: all other axes"
+        if not op.pointwise and op.kind != "constant"
+        else "B: all elements"
+    )
     return Explanation(
         op.name,
         " ".join(part for part in (kind, f"{source.rstrip('.')}." if source else "") if part),
@@ -40,10 +44,6 @@ def op_explained(op: OpDef, book: Book) -> Explanation:
         frozenset({"B", "n"}),
         letters=letters,
     )
-
-
-def _acts(op: OpDef) -> bool:
-    return not op.pointwise and op.kind != "constant"
 
 
 def _primitive(op: OpDef) -> tuple[Line, ...]:

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 import learncost as lc
-from learncost.autoshard.step import PassTime
+from learncost.autoshard.step import PassTime, exposed
 from learncost.calibration.links import TimedCollective, fitted
 from learncost.cli.command import main
 from learncost.devices.cluster import clusters, links
@@ -160,6 +160,14 @@ def test_a_row_of_several_experts_goes_to_a_node_once():
 def test_collectives_slow_down_what_is_computed_beside_them(beside, waits):
     """With a quarter of the device they leave 9 s of computing at 3/4 for as long as they go on."""
     assert PassTime(compute=9.0, overlapping=beside, shared=0.25).exposed == pytest.approx(waits)
+
+
+def test_a_step_of_more_compute_is_never_shorter_where_collectives_are_longer_than_it():
+    def took(compute):
+        made = {name: PassTime(compute=compute, overlapping=4.0) for name in "FBW"} | {"O": PassTime(overlapping=5.0)}
+        return sum(map(sum, exposed(made).values()))
+
+    assert [took(compute) for compute in (1.0, 2.0, 4.0, 5.0, 8.0)] == [17.0, 17.0, 17.0, 18.0, 24.0]
     assert lc.cluster("TPU v5p pod").shared == 0
 
 

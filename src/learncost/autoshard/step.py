@@ -504,10 +504,10 @@ def stage_seconds(
 def exposed(spent: Mapping[str, PassTime], overlap: bool = True) -> dict[str, tuple[Any, Any, Any]]:
     """Return the compute seconds of each pass, its communication without overlap, and the rest of the overlapped one.
 
-    Communication once per step, after the last backward pass, may overlap with that pass.
+    Communication once per step, after the last backward pass, may overlap with what that pass's own leaves of it.
     """
     result = {name: (spent[name].compute, spent[name].waits, spent[name].exposed) for name in "FBW"}
-    available = spent["B"].compute + spent["W"].compute if overlap else 0.0
+    available = sum(larger(0.0, spent[name].compute - spent[name].overlapping) for name in "BW") if overlap else 0.0
     result["O"] = spent["O"].compute, spent["O"].waits, larger(0.0, spent["O"].overlapping - available)
     return result
 

@@ -315,7 +315,7 @@ def test_microbatches_that_did_not_run_take_the_time_of_the_last_one():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "more"),
-    [("gpt2", {}), ("smollm2-135m", {}), ("opt-125m", {}), ("gpt2", {"batch_size": 8, "accumulate": 4})],
+    [("gpt2", {}), ("smollm2-135m", {}), ("bloom-560m", {}), ("gpt2", {"batch_size": 8, "accumulate": 4})],
 )
 def test_a_lowered_step_has_the_kernels_of_the_recorded_one(model, more):
     asked = {"on": "H100-SXM", "engine": "eager", "batch_size": 2, "seq_len": 512, "n_layer": 4, **more}
@@ -326,8 +326,8 @@ def test_a_lowered_step_has_the_kernels_of_the_recorded_one(model, more):
     lowered = lc.cost(model, module="transformers-uncached", **asked).recorded
     assert lowered.took.flops == recorded.took.flops
     assert lowered.busy == pytest.approx(recorded.busy, rel=0.02)
-    assert lowered.seconds == pytest.approx(recorded.seconds, rel=0.04)
-    assert lowered.kernels == pytest.approx(recorded.kernels, rel=0.08)
+    assert lowered.seconds == pytest.approx(recorded.seconds, rel=0.02)
+    assert lowered.kernels == pytest.approx(recorded.kernels, rel=0.03)
 
 
 @pytest.mark.parametrize("case", [case.name for case in steps_ahead.CASES])

@@ -10,19 +10,19 @@ from collections.abc import Collection, Mapping, Sequence
 from math import isqrt, prod
 
 from learncost.ir.dataclass import replace
-from learncost.program.program import BACKWARD, BEFORE, MOVED, WEIGHTS, Operand, Program, ProgramOp
+from learncost.program.program import BACKWARD, BEFORE, GRADIENTS, MOVED, WEIGHTS, Operand, Program, ProgramOp
 
 VIEWS: Mapping[str, tuple[int, int]] = {
-    "linear": (3, 7), "addmm": (2, 5), "attention": (2, 10), "transpose": (1, 0), "native_layer_norm": (0, 2),
-    "mean": (0, 1), "embedding": (0, 1), "sum": (0, 2), "rsqrt": (1, 1), "tanh": (1, 1), "sigmoid": (1, 1),
-    "exp": (1, 1), "_softmax": (1, 1), "_log_softmax": (2, 2),
+    "linear": (3, 7), "addmm": (2, 5), "bmm": (5, 6), "bias": (0, 2), "attention": (2, 10), "transpose": (1, 0),
+    "sum": (0, 2), "native_layer_norm": (0, 2), "mean": (0, 1), "embedding": (0, 1), "rsqrt": (1, 1), "tanh": (1, 1),
+    "sigmoid": (1, 1), "exp": (1, 1), "_softmax": (1, 1), "_log_softmax": (2, 2),
 }  # fmt: skip
 """The views that PyTorch 2.13 issues with an operator, in the forward and in the backward pass. `functional.linear`
 flattens its operand and its result and transposes its weight; heads are views that are transposed; a result that is
 saved is detached, and so is a gradient where it is accumulated (`accumulate_grad.h`)."""
 
-BIAS_GRADIENT_VIEWS = 2
-"""The views of the gradient of a bias, which is a sum that is reshaped and accumulated."""
+MORE: Mapping[str, tuple[int, int]] = {"bloom_gelu": (6, 13)}
+"""The elementwise operators that code issues besides those whose results a tape has, forward and backward."""
 
 PRODUCTS = ("linear", "addmm", "bmm")
 
@@ -34,6 +34,14 @@ BACKWARD_OF: Mapping[str, str] = {
 }  # fmt: skip
 """The backward operators by the names of the forward ones, for those that are not elementwise."""
 
+PACKED = ("arange", "add", "view", "view", "view", "sub", "cat", "view", "view", "sub", "ne", "cumsum", "view", "eq",
+          "all", "_local_scalar_dense")  # fmt: skip
+"""The positions of tokens, and whether they are of packed sequences, for which the CPU waits: transformers' code of a
+causal mask asks for it where there is no KV cache (`masking_utils.py`, `find_packed_sequence_indices`)."""
+
+ROTARY = ("view", "_to_copy", "_to_copy", "mul", "cat", "cos", "mul", "sin", "mul", "_to_copy", "_to_copy")
+"""The angles of rotary positions (`LlamaRotaryEmbedding`)."""
+
 JOINT_BACKWARD = ("native_layer_norm", "_fused_rms_norm", "_log_softmax", "_softmax", "nll_loss", "split", "unbind")
 """The operators whose backward pass is one operator that reads all gradients and saved tensors."""
 
@@ -44,23 +52,28 @@ ACTIVATIONS = ("gelu", "silu", "relu", "tanh", "sigmoid")
 """The operators that are called as modules."""
 
 
-def lowered(program: Program, moved: int, weights: int, elements: int) -> Program:
+def lowered(program: Program, moved: int, weights: int, elements: int, before: Sequence[str] = ()) -> Program:
     """Return the program of a tape with the operators that PyTorch issues.
 
     moved     bytes that the optimizer reads and writes
     weights   the number of tensors that it steps, and their elements
+    before    the operators with which every forward pass begins, on a few numbers that the tape does not have
     """
     held = {place for place, each in enumerate(program.buffers) if each.role == WEIGHTS}
     ops, firsts, lasts = program.ops, list[int](), list[int]()
     named = {op.label for op in ops if _name(op) in ACTIVATIONS or any(each.buffer in held for each in op.inputs)}
-    lowering, place = _OfTape(named), 0
+    gradients = {place for place, each in enumerate(program.buffers) if each.role == GRADIENTS}
+    lowering, place = _OfTape(named, gradients), 0
     while place < len(ops) - 1:
         op, end = ops[place], place + 1
+        if place == 0 or op.microbatch != ops[place - 1].microbatch:
+            lowering.begin(op, before)
         while op.phase == BACKWARD and ops[end][:4] == op[:3] + ops[end][3:4] and ops[end].label == op.label:
             end += 1  # the gradients of another operand
         reader = ops[end].inputs
         if _name(op) == "_log_softmax" and _name(ops[end]) == "nll_loss":  # which has a target for each row
-            lowering.rows = _elements(reader[1]) if len(reader) > 1 else 1
+            scores = _elements(op.inputs[0])
+            lowering.columns[scores] = scores // (_elements(reader[1]) if len(reader) > 1 else 1)
         firsts += [len(lowering.ops)] * (end - place)
         lowering.run(op, [each for one in ops[place:end] for each in one.outputs])
         lasts += [len(lowering.ops) - 1] * (end - place)
@@ -74,32 +87,42 @@ def lowered(program: Program, moved: int, weights: int, elements: int) -> Progra
 class _OfTape:
     """The operators so far, with what decides the kernels of later ones.
 
-    rows    of the scores of the loss
+    columns  of scores by their number, those of attention and of the loss
     named   the labels of lines that are called as modules
+    gradients  the buffers of weights' gradients
     """
 
-    def __init__(self, named: Collection[str]) -> None:
+    def __init__(self, named: Collection[str], gradients: Collection[int]) -> None:
         self.ops: list[ProgramOp] = []
-        self.rows = 1
+        self.columns: dict[int, int] = {}
         self._named, self._label, self._path, self._block, self._seen = named, "", "", 0, set[str]()
         self._products = 0  # of the line
-        self._batches: dict[tuple[int, ...], int] = {}
+        self._batches: dict[tuple[str, tuple[int, ...]], int] = {}
         self._attentions: dict[int, ProgramOp] = {}
+        self._gradients = gradients
 
     def run(self, op: ProgramOp, outputs: Sequence[Operand]) -> None:
         """Add what PyTorch issues for an operator of the tape; in the backward pass `outputs` are all gradients."""
         name, backward = _name(op), op.phase == BACKWARD
         for _ in range(VIEWS.get(name, (0, 0))[backward] if op.inputs else 0):
             self._add(op, "view", op.inputs[:1], op.inputs[:1])
+        for _ in range(MORE.get(name, (0, 0))[backward]):
+            self._add(op, "mul_", op.inputs[-1:], op.inputs[-1:])
         if name in PRODUCTS:
             (self._gradients_of_product if backward else self._product)(op, outputs)
         elif name == "attention":
             (self._gradients_of_attention if backward else self._attention)(op, outputs)
-        elif name == "_log_softmax":
-            given = [_shaped(each, self.rows, max(_elements(each) // self.rows, 1)) for each in op.inputs]
+        elif name in ("_softmax", "_log_softmax"):
+            columns = [self.columns.get(_elements(each), 1) for each in op.inputs]
+            given = [
+                _shaped(each, _elements(each) // size, size) for each, size in zip(op.inputs, columns, strict=True)
+            ]
             self._add(op, BACKWARD_OF[name] if backward else name, given, outputs)
         elif not backward:
             self._add(op, "nll_loss_forward" if name == "nll_loss" else name, op.inputs, outputs)
+        elif name == "add_" and op.microbatch and op.inputs[0].buffer in self._gradients:
+            last = next(at for at in reversed(range(len(self.ops))) if self.ops[at].name == "aten::view")
+            self.ops[last] = op  # in place of the view that detaches the gradient of the first microbatch
         elif name in JOINT_BACKWARD:
             self._add(op, BACKWARD_OF[name], op.inputs, outputs)
         else:  # every gradient is that of the result, with one of the saved tensors
@@ -110,6 +133,13 @@ class _OfTape:
     def _add(self, op: ProgramOp, name: str, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
         path = "" if op.phase == BACKWARD else self._module(op.label, name in ("mm", "addmm"))
         self.ops.append(op._replace(name=f"aten::{name}", inputs=tuple(inputs), outputs=tuple(outputs), path=path))
+
+    def begin(self, op: ProgramOp, names: Sequence[str]) -> None:
+        """Add the operators with which a forward pass begins."""
+        number = [_shaped(op.inputs[0], 1)]
+        for name in names:
+            self._add(op, name, number, number if name == "view" else ())
+            self.ops[-1] = self.ops[-1]._replace(synchronizes=name == "_local_scalar_dense")
 
     def _module(self, label: str, is_linear: bool) -> str:
         """Return the module that runs a line: one for each product, and another block where a line comes again."""
@@ -131,21 +161,23 @@ class _OfTape:
         sizes = [_elements(each) for each in (first, second, *outputs)]
         rows = op.arguments.get("rows", 0)
         batch = max(sizes[1] * rows * rows // (sizes[0] * sizes[2]), 1) if rows else 1
-        self._batches[_key(first, second, *outputs)] = batch
-        self._add(op, "addmm" if bias else "bmm" if rows else "mm",
-                  (*bias, *_matrices(first, second, outputs[0], batch)), outputs)  # fmt: skip
+        self._batches[op.label, _key(first, second, *outputs)] = batch
+        matrices = _matrices(first, second, outputs[0], batch)
+        if rows:
+            self.columns[_elements(outputs[0])] = matrices[1].shape[-1]
+        self._add(op, "addmm" if bias else "bmm" if rows else "mm", (*bias, *matrices), outputs)
 
     def _gradients_of_product(self, op: ProgramOp, outputs: Sequence[Operand]) -> None:
         """Add a product of the gradient with the factor that gives a result its sides, and a sum for a bias."""
         gradient, *kept = op.inputs
         for result in outputs:
-            factor = next((each for each in kept if _key(gradient, each, result) in self._batches), None)
-            if factor:
-                batch = self._batches[_key(gradient, factor, result)]
+            keys = {(op.label.removesuffix(", backward"), _key(gradient, each, result)): each for each in kept}
+            if key := next((key for key in keys if key in self._batches), None):
+                batch, factor = self._batches[key], keys[key]
                 self._add(op, "bmm" if batch > 1 else "mm", _matrices(gradient, factor, result, batch), [result])
                 continue
             self._add(op, "sum", [gradient], [result])
-            for _ in range(BIAS_GRADIENT_VIEWS):
+            for _ in range(VIEWS["bias"][1]):
                 self._add(op, "view", [result], [result])
 
     def _attention(self, op: ProgramOp, outputs: Sequence[Operand]) -> None:

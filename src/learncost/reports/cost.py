@@ -97,6 +97,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     request = request.in_precision(kind.name)
     if request.is_training:
         request.check_without_cache(procedure)
+    has_kernels: object = False
     if procedure in INFERENCE:
         from learncost.reports.inference import cost_of_inference, served  # imported where needed: start-up counts
 
@@ -112,18 +113,16 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         if answer.over_time and several.device not in (None, answer.over_time.busiest):
             run, several = over_mesh(request, answer.over_time.busiest)  # whose time is that of the step
             answer = run.cost_over(procedure, run.book, by, several, where, plan)
-        if where and several.device is None and (request.timed_by == "eager" or request.module):
-            from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
-
-            answer = with_kernels(answer, request, cluster)
+        has_kernels = where and several.device is None and (request.timed_by == "eager" or request.module)
     else:
         run = prepare(request)
         answer = run.cost(procedure, run.book, by, rates)
-        kernels = request.timed_by in OF_KERNELS or request.module or request.engine
-        if rates is not None and answer._built and (answer._built.configuration.layer or kernels):
-            from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
+        asked_for = request.timed_by in OF_KERNELS or request.module or request.engine
+        has_kernels = rates and answer._built and (answer._built.configuration.layer or asked_for)
+    if has_kernels:
+        from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
 
-            answer = with_kernels(answer, request)
+        answer = with_kernels(answer, request, cluster)
     parts = counted(request.accumulate) or 0
     if request.is_training and parts != 1 and not request.is_sharded:
         if not parts or answer.batch_size % parts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
     from learncost.devices.cluster import Cluster
     from learncost.devices.device import Device
     from learncost.models.model import Model
-    from learncost.program.program import Program
+    from learncost.program.program import Program, ProgramOp
     from learncost.reports.record import Cost
     from learncost.reports.request import Request
     from learncost.timing.clocks import ProgramTime
-    from learncost.timing.kernels import SecondsOfCollective
+    from learncost.timing.kernels import Kernel, SecondsOfCollective
     from learncost.timing.rates import GPU
 
 SHOWN = 8
@@ -146,7 +145,7 @@ class RecordedTime(Serializable):
         parts = "by kernel" if self.program == IN_INDUCTOR else "by module"
         for title, times in (("by kind", self.by_kind), ("by phase", self.by_phase), (parts, self.by_module)):
             rows.append(SheetRow((title, "", "", ""), "bold"))
-            longest = sorted(times.items(), key=lambda item: -item[1].seconds)
+            longest = [*times.items()]
             shown = longest[:SHOWN] if len(longest) > SHOWN + 1 else longest
             for name, time in shown:
                 cells = name, seconds_of(time.seconds), f"{time.kernels:,}", _share(time.seconds, self.seconds)
@@ -270,13 +269,13 @@ def _timed(
     from learncost.timing.energy import joules
 
     took, drawn = program_time(program, constants, sent), kernel_power(device)
-    modules, phases = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-    for each in took.issued:
-        is_of_line = by_line or each.op.name.startswith("triton::")
-        path = each.op.label.removesuffix(", backward") if is_of_line else starred(each.op.path) or BETWEEN
-        for kernel in each.kernels:
-            modules[path].append(kernel.seconds)
-            phases[each.op.phase].append(kernel.seconds)
+
+    def place(op: ProgramOp, _: Kernel) -> str:
+        is_of_line = by_line or op.name.startswith("triton::")
+        return op.label.removesuffix(", backward") if is_of_line else starred(op.path) or BETWEEN
+
+    several = took.by_kind, took.by(lambda op, _: op.phase), took.by(place)
+    kinds, phases, places = ({name: KernelTime(*time) for name, time in each.items()} for each in several)
     return RecordedTime(
         device.name,
         constants.source,
@@ -288,9 +287,9 @@ def _timed(
         took.waiting,
         took.issue,
         took.launches,
-        {kind: KernelTime(*time) for kind, time in took.by_kind.items()},
-        {phase: KernelTime(sum(times), len(times)) for phase, times in phases.items()},
-        {path: KernelTime(sum(times), len(times)) for path, times in modules.items()},
+        kinds,
+        phases,
+        places,
         None if drawn is None else joules(took, drawn),
         "" if drawn is None else drawn.source,
         took,

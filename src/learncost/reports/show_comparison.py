@@ -59,7 +59,8 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
         rows.append(SheetRow(("total", *map(written, totals)), "bold", 1))
     first = comparison.first
     rows += _on_device(costs)
-    heading = step_title(first, "one step") + _of_kernels(costs) + _misfits(costs)
+    programs = "".join(f"; {name} {cost.recorded.program}" for name, cost in costs.items() if cost.recorded)
+    heading = step_title(first, "one step") + programs + _misfits(costs)
     notes = ["Rounded; --format json has every digit."] if power != 0 else []
     notes += [f"{convention(comparison.price_book)}. {_optimizers(comparison)}."]
     notes.append(f"{first.parameters:,} parameters{active(first)}{learning(first)}. Counted: {first.counted}.")
@@ -102,13 +103,6 @@ def _sizes(memories: Mapping[str, DeviceMemory]) -> list[str]:
     several = [*memories.values()]
     *peaks, available = sizes_of(*(memory.peak for memory in several), several[0].available)
     return [*(peak if memory.peak else "-" for peak, memory in zip(peaks, several, strict=True)), available]
-
-
-def _of_kernels(costs: Mapping[str, Cost]) -> str:
-    """Return the remark that procedures are timed by their kernels, and which; empty if none is."""
-    programs = {name: cost.recorded.program for name, cost in costs.items() if cost.recorded}
-    several = {made: [name for name in programs if programs[name] == made] for made in programs.values()}
-    return "".join(f"; {made}: {', '.join(names)}" for made, names in several.items())
 
 
 def _misfits(costs: Mapping[str, Cost]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from math import sqrt
 from typing import NamedTuple
 
@@ -74,13 +74,16 @@ class ProgramTime:
     @property
     def by_kind(self) -> dict[str, tuple[float, int]]:
         """The seconds of the kernels and their number by kind, the longest first."""
-        seconds, numbers = defaultdict[str, float](float), Counter[str]()
+        return self.by(lambda _, kernel: kernel.kind)
+
+    def by(self, key: Callable[[ProgramOp, Kernel], str]) -> dict[str, tuple[float, int]]:
+        """Return the seconds of the kernels and their number by a key of their op and theirs, the longest first."""
+        several = defaultdict[str, list[float]](list)
         for each in self.issued:
             for kernel in each.kernels:
-                seconds[kernel.kind] += kernel.seconds
-                numbers[kernel.kind] += 1
-        longest = sorted(seconds, key=lambda kind: -seconds[kind])
-        return {kind: (seconds[kind], numbers[kind]) for kind in longest}
+                several[key(each.op, kernel)].append(kernel.seconds)
+        times = {name: (sum(seconds), len(seconds)) for name, seconds in several.items()}
+        return dict(sorted(times.items(), key=lambda item: -item[1][0]))
 
 
 def program_time(program: Program, gpu: GPU, collective: SecondsOfCollective | None = None) -> ProgramTime:

@@ -31,7 +31,7 @@ from learncost.reports.memory.memory import memory_question
 from learncost.reports.memory.on_device import memory_on_device
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.profile import ProfileComparison, compared
-from learncost.reports.recorded import RECORDED, RecordedTime, recorded_time
+from learncost.reports.recorded import RecordedTime, recorded_time
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import executed_plan, prepare
 from learncost.reports.sheet import Sheet, SheetRow, TabularAnswer, batch_text, number, seconds_of
@@ -261,11 +261,8 @@ def _of_record(timeline: Timeline, recorded: RecordedTime | str) -> Timeline:
         why = f" of lines, since {recorded}" if recorded else ""
         return replace(timeline, facts={**timeline.facts, "length": f"{timeline.facts['length']}{why}"})
     facts = {name: fact for name, fact in timeline.facts.items() if name not in ("flops", "bytes", "kernels")}
-    made = "the module's own step, recorded operator by operator as PyTorch runs it"
     facts |= {
-        "length": f"seconds, modelled. {recorded.made}".rstrip(".")
-        if recorded.program != RECORDED
-        else f"seconds, modelled; {made}",
+        "length": f"seconds, modelled. {recorded.made}".rstrip("."),
         "seconds": f"{recorded.seconds!r}, {recorded.low:.4g} to {recorded.high:.4g}",
         "source": recorded.source,
         "memory": f"predicted as in `learncost memory --engine {recorded.engine}`",

@@ -18,6 +18,7 @@ from learncost.program.autograd.step import RECORDED_MICROBATCHES
 from learncost.program.program import (
     ACTIVATIONS,
     BACKWARD,
+    CLIP,
     CUDA,
     FORWARD,
     GRADIENTS,
@@ -113,7 +114,7 @@ def record_step(recorder: Any, module: Any, request: StepRequest, forward: Calla
     """Record the step of a module whose tensors have no values; `forward` returns the loss, or other results."""
     import torch
 
-    from learncost.importer.recorder.optimizer import clip, in_phase, optimizer_of, own, temporaries, update
+    from learncost.importer.recorder.optimizer import in_phase, optimizer_of, own, temporaries, update
 
     stepping = request.optimizer
     weights = [each for each in module.parameters() if each.requires_grad]
@@ -148,7 +149,8 @@ def record_step(recorder: Any, module: Any, request: StepRequest, forward: Calla
     recorder.assign_all([each.grad for each in learned], GRADIENTS)
     if optimizer:
         if stepping.clip:
-            clip(recorder, learned, recorder.device != "cpu")
+            norm, foreach = torch.nn.utils.clip_grad_norm_, recorder.device != "cpu"
+            in_phase(recorder, CLIP, lambda: norm(learned, 1.0, foreach=foreach))
         in_phase(recorder, OPTIMIZER, optimizer.step)
     elif not runs:
         temporaries(recorder, stepping, learned)

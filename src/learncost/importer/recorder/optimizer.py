@@ -9,7 +9,7 @@ import torch
 
 from learncost.importer.recorder.recorder import Recorder
 from learncost.program.optimizer_step import STEP, OptimizerStep, step_weights
-from learncost.program.program import CLIP, MOVED, OPTIMIZER, STATES, ProgramOp
+from learncost.program.program import MOVED, OPTIMIZER, STATES, ProgramOp
 
 CLASSES: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "sgd": ("SGD", {}),
@@ -42,11 +42,6 @@ def optimizer_of(recorder: Recorder, stepping: OptimizerStep, weights: Sequence[
         in_phase(recorder, OPTIMIZER, optimizer.step)
         optimizer.zero_grad(set_to_none=True)
     return optimizer
-
-
-def clip(recorder: Recorder, weights: Sequence[Any], foreach: bool) -> None:
-    """Clip the gradients of weights to a norm, as `torch.nn.utils.clip_grad_norm_` does."""
-    in_phase(recorder, CLIP, lambda: torch.nn.utils.clip_grad_norm_(weights, 1.0, foreach=foreach))
 
 
 def in_phase(recorder: Recorder, phase: str, run: Callable[[], object]) -> None:

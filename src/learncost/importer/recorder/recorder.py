@@ -176,7 +176,7 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
         path = self._path(node if phase == BACKWARD else None)
         label = _label(func, phase, path)
         read = tuple(self.operand(each, label) for each in inputs)
-        if phase == BACKWARD and (self._accumulates(func, args) or self._fills(args)):
+        if phase == BACKWARD and self._in_memory(func, args):
             new = {id(each) for each in outputs if each.untyped_storage()._cdata not in self._there}
             self._deferred += [(weakref.ref(each), label, len(self.ops)) for each in outputs if id(each) in new]
             outputs = [each for each in outputs if id(each) not in new]
@@ -205,15 +205,12 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
         """Return the phase; gradients are enabled in the backward pass only where a checkpoint computes again."""
         return RECOMPUTE if self.phase == BACKWARD and torch.is_grad_enabled() else self.phase
 
-    @staticmethod
-    def _accumulates(func: Any, args: Any) -> bool:
-        """Return whether the engine accumulates two gradients, adding the second to the first in place."""
-        return func is torch.ops.aten.add.Tensor and _in_place(args[0])
-
-    def _fills(self, args: Any) -> bool:
-        """Return whether a formula fills zeros that it allocated, which a run does in place (`FunctionsManual.cpp`)."""
+    def _in_memory(self, func: Any, args: Any) -> bool:
+        """Return whether a run writes in place of its first operand: the engine adds a second gradient to it, or a
+        formula fills zeros that it allocated (`FunctionsManual.cpp`)."""
         first = args[0] if args else None
-        return isinstance(first, torch.Tensor) and first.untyped_storage()._cdata in self._zeros
+        fills = isinstance(first, torch.Tensor) and first.untyped_storage()._cdata in self._zeros
+        return fills or (func is torch.ops.aten.add.Tensor and _in_place(first))
 
     def _path(self, node: Any) -> str:
         """Return the module that runs an operator, or that ran what it is the gradient of."""

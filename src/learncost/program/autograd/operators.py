@@ -66,7 +66,6 @@ NAMES = {
     "shift": "add",
     "log_sigmoid": "log_sigmoid_forward",
     "safe_softmax": "_safe_softmax",
-    "bloom_gelu": "gelu",
     "softmax": "_softmax",
     "log_softmax": "_log_softmax",
 }

@@ -171,15 +171,11 @@ class StepState:
         """The trainable weights of its table."""
         return [name for name in self.table.weights if name in self.asked.learning]
 
-    def set_aside(self) -> SavedForward:
-        """Return what a backward pass needs of the forward pass before it, while those of other microbatches run."""
-        aside = self.tape.take_nodes(), self.inputs, self.masks
-        self.inputs, self.masks = [], {}
-        return aside
-
-    def take_up(self, aside: SavedForward) -> None:
-        nodes, self.inputs, self.masks = aside
-        self.tape.give_nodes(nodes)
+    def exchange(self, passed: SavedForward | None = None) -> SavedForward:
+        """Take up what a backward pass needs of its forward pass, by default nothing, and return what was there."""
+        before = self.tape.nodes, self.inputs, self.masks
+        self.tape.nodes, self.inputs, self.masks = passed or ([], [], {})
+        return before
 
     @cached_property
     def sharded(self) -> Sharded | None:

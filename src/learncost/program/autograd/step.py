@@ -216,10 +216,10 @@ def run_step(tape: Tape, chunks: Sequence[Chunk], asked: StepOptions, passes: Se
                 others = tape.without_gradients(partial(_forward, other))
                 outputs = [asked.other.joined(outputs[0], others[0])] if asked.other.joined else outputs
                 state.release(state.scores)
-            waiting[chunk, builder.microbatch] = outputs, state.set_aside()
+            waiting[chunk, builder.microbatch] = outputs, state.exchange()
             continue
         outputs, aside = waiting.pop((chunk, builder.microbatch))
-        state.take_up(aside)
+        state.exchange(aside)
         if sums:
             tape.accumulate()
         sums = True

@@ -99,6 +99,7 @@ class Tape:
 
     width      bytes of an element, by default
     label      the operator that runs now
+    nodes      those whose backward pass is the next, oldest first
     cuda       whether it runs on a GPU, where some operators have other kernels
     hooked     whether a hook of each weight steps the optimizer and sets the gradient to None, as soon as all operators
                that read the weight have run backward. It is written with `Tensor.register_post_accumulate_grad_hook`
@@ -119,7 +120,7 @@ class Tape:
         self._arguments: Mapping[str, Any] = {}  # of the operator that runs now
         self._weights: list[TapeNode] = []
         self._repeated: dict[TapeNode, list[TapeNode]] = {}  # those of omitted iterations, by the weight before them
-        self._nodes: list[TapeNode | Callable[[], None]] = []
+        self.nodes: list[TapeNode | Callable[[], None]] = []
         self._frame: Frame | None = None
         self._again: list[TapeNode] | None = None
         self._without = False
@@ -308,7 +309,7 @@ class Tape:
             self._frame.nodes.append(node)
         else:
             node.kept = self._packed(remembered)
-        self._nodes.append(node)
+        self.nodes.append(node)
         return node
 
     def iterations(self, count: int) -> Iterator[int]:
@@ -317,13 +318,13 @@ class Tape:
         omitted = 0 if self._without or self._again is not None else omitted_of(count)  # these have no nodes
         for iteration in self.builder.iterations(count):
             if omitted and iteration == ENDS - SHOWN:
-                self._nodes.append(lambda: repeats.pop()())
+                self.nodes.append(lambda: repeats.pop()())
             if omitted and iteration == ENDS:
-                self._nodes.append(lambda: repeats.append(self.builder.recorded(omitted)))
+                self.nodes.append(lambda: repeats.append(self.builder.recorded(omitted)))
             before = len(self._weights)
             yield iteration
             if omitted and iteration == ENDS:
-                self._nodes.append(self.builder.record)
+                self.nodes.append(self.builder.record)
                 if weights := self._weights[before:]:
                     self._repeated[weights[-1]] = weights * omitted
 
@@ -338,14 +339,6 @@ class Tape:
         result = run(inputs)
         self._frame = None
         return result
-
-    def take_nodes(self) -> list[TapeNode | Callable[[], None]]:
-        """Take the nodes of a forward pass whose backward pass is not the next."""
-        nodes, self._nodes = self._nodes, []
-        return nodes
-
-    def give_nodes(self, nodes: list[TapeNode | Callable[[], None]]) -> None:
-        self._nodes = nodes
 
     def without_gradients(self, run: Callable[[], list[TapeTensor]]) -> list[TapeTensor]:
         """Run a part of the forward pass as under `torch.no_grad`."""
@@ -368,7 +361,7 @@ class Tape:
                 replace(value, node=TapeNode(None) if value.node else None, result=0, view=False)
                 for value in self._unpacked(saved)
             ]
-            before, self._nodes, label = self._nodes, [], self.label
+            before, self.nodes, label = self.nodes, [], self.label
             self.builder.phase = RECOMPUTE
             again = run(detached)
             self.leave_autocast()
@@ -379,7 +372,7 @@ class Tape:
             self.builder.phase = BACKWARD
             self._backward()
             self.hold(*detached, *again)  # CheckpointFunction.backward has them to its end
-            self._nodes, self.label = before, label
+            self.nodes, self.label = before, label
             made = [value.node.gradients[0] if value.node else None for value in detached]
             for each in made:
                 self._wait(each, -1)
@@ -437,10 +430,10 @@ class Tape:
         self._name = ""
 
     def _backward(self) -> None:
-        nodes = (node for node in self._nodes if isinstance(node, TapeNode))
+        nodes = (node for node in self.nodes if isinstance(node, TapeNode))
         self._readers.update(place[0] for node in nodes for place in node.operands if place)
-        while self._nodes:
-            node = self._nodes.pop()
+        while self.nodes:
+            node = self.nodes.pop()
             if not isinstance(node, TapeNode):
                 node()
                 continue

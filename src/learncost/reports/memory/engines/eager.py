@@ -249,7 +249,20 @@ def lowered_on(step: MemoryStep) -> Program:
     weights = bytes_of(step.forward, step.model.learning, sizes, lambda _: kind.weight)
     moved = 2 * sum(step.states_and_masters.values()) + (2 if kind.master else 3) * weights
     learned = sum(each.count for each in program.buffers if each.role == GRADIENTS)
-    return lowered(program, moved, learned, weights // kind.weight)
+    return lowered(program, moved, learned, weights // kind.weight, _before(step))
+
+
+def _before(step: MemoryStep) -> tuple[str, ...]:
+    """Return the operators with which transformers' forward pass begins: for every causal mask it asks whether
+    sequences are packed, where it passes the positions of tokens and has no KV cache."""
+    from learncost.program.lowered import PACKED, ROTARY  # imported when used, for a fast start
+
+    model, module = step.model, _module(step)
+    rotary = ROTARY if model.configuration.positions == "rotary" else ()
+    if not module.of_family or not (rotary or model.configuration.family in ("gpt2", "gpt_neo")) or model.two_sided:
+        return ()
+    masks = 0 if module.cache else 1 + any(name.startswith("sliding_") for name in model.table.weights)
+    return (*PACKED * masks, *rotary)
 
 
 def _coded(step: MemoryStep) -> dict[str, tuple[int, int]]:

@@ -63,7 +63,9 @@ def test_a_table_of_open_sides_is_that_of_each(function):
             assert lc.cost(here, **sizes).total == lc.cost(there).total
 
 
-def test_a_mean_of_whole_windows_has_no_shares():
+def test_shares_of_windows_are_a_constant_and_whole_windows_have_none():
+    alone = read_module(nn.AvgPool2d(3, 2, 1, True), (torch.randn(2, 2, 14, 18),))  # without weights, too
+    assert "constants: input reciprocal\n" in alone.text
     read = read_module(Halved(lambda y: functional.avg_pool2d(y, 3, 1, 1)), (torch.randn(2, 2, 14, 18),))
     assert "constants: x\n" in read.text
     assert parity(Halved(lambda y: functional.avg_pool2d(y, 3, 1, 1)), (torch.randn(2, 2, 14, 18),), read).value < 1e-12

@@ -188,14 +188,13 @@ def mean_of_windows(count: int) -> Callable[..., Any]:
             sizes, strides, pads, x = [1, *sizes], [1, *strides], [0, *pads], x.unsqueeze(-2)
         pool: Any = torch.ops.aten.avg_pool3d if count == 3 else torch.ops.aten.avg_pool2d
         total = pool(x, sizes, strides, pads, ceil_mode, True, 1)
-        ones = torch.ones((1, *x.shape[-len(sizes) :]), device=x.device)
-        if count_include_pad:
-            ones = torch.nn.functional.pad(ones, [pad for pad in pads[::-1] for _ in range(2)], value=1.0)
-            pads = [0] * len(pads)
-        inside = pool(ones, sizes, strides, pads, ceil_mode, True, 1)
-        for dim in range(-len(sizes), 0):
-            inside = inside.narrow(dim, 0, total.shape[dim])
-        shares = (1.0 / inside).squeeze(0).to(x.dtype)
+        inside: Any = 1  # of integers, which the table reads as a constant
+        for dim in range(-count, 0):
+            border = pads[dim] if count_include_pad else 0
+            first = torch.arange(total.shape[dim], device=x.device) * strides[dim] - pads[dim]
+            many = (first + sizes[dim]).clamp(max=x.shape[dim] + border) - first.clamp(min=-border)
+            inside = inside * many.reshape(-1, *[1] * (-1 - dim))
+        shares = (1.0 / inside).to(x.dtype)
         with annotate({OPERATOR: f"avg_pool{count}d"}):
             result = total * shares
             return result.squeeze(-2) if count == 1 else result

@@ -289,7 +289,7 @@ def test_without_a_record_the_time_of_the_table_stands_and_says_why(linear, caps
     monkeypatch.setenv("CXX", "false")
     assert main(["cost", linear, *more]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"The time is that of lines, since {why}" in said
+    assert f"The time is that of the table's lines, since {why}" in said
     assert "a step, from" in said
     assert "; recorded" not in said
 

@@ -38,8 +38,8 @@ PIPELINE = "pp"
 
 ASSUMED = {
     "waits": "TP/CP/EP collectives are not overlapped with compute",
-    "beside": "collectives of weights and gradients overlap with the passes that need them, which they slow down; the "
-    "rest is exposed",
+    "overlaps": "collectives of weights and gradients overlap with the passes that need them, which they slow down; "
+    "the rest is exposed",
     "rings": "ring steps overlap with the compute of their iteration; the rest is exposed",
     "sends": "sends between stages overlap with compute; a stage waits for its inputs",
 }

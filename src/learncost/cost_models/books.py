@@ -69,8 +69,8 @@ BOOKS: Mapping[str, Book] = {
         Book(
             "matmul",
             "matrix products only",
-            "read off the table as written: products with rows, columns and a sum, and what PyTorch's operators for "
-            "matrix products compute of a vector, as torch's FlopCounterMode, "
+            "derived from the table as written: products with rows, columns and a sum, and what PyTorch's operators "
+            "for matrix products compute of a vector, as torch's FlopCounterMode, "
             "the FLOPs blog (24bsh^2 + 4bs^2h) and the DSBA slides (4nd^2 + 2n^2d) count",
             "matrix",
         ),

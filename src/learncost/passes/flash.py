@@ -60,7 +60,7 @@ def is_fused(table: Table) -> bool:
     """Return whether fused kernels compute the attention of a step: its scores gather nothing that is computed for it.
 
     DeBERTa's disentangled attention gathers products of queries and relative positions, which would be saved for the
-    backward pass beside the scores.
+    backward pass in addition to the scores.
     """
     pairs = scores(table)
     return bool(pairs) and not any(

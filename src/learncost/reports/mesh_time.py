@@ -47,7 +47,7 @@ def data_of(step: StepUsage) -> dict[str, Any]:
 
 def _assumed(step: StepUsage) -> str:
     rings = ("rings",) if any(row.op == "pass_on" for row in step.moved) else ()
-    return "; ".join(ASSUMED[name] for name in ("waits", "beside", *rings))
+    return "; ".join(ASSUMED[name] for name in ("waits", "overlaps", *rings))
 
 
 def notes(step: StepUsage) -> Iterator[str]:

@@ -42,7 +42,7 @@ class OpsCompared(Serializable):
 
 @dataclass(frozen=True)
 class ProfileComparison(Serializable):
-    """A predicted step beside that of a profile.
+    """A predicted step compared with that of a profile.
 
     what     the step of the file
     on_gpu   whether times are those of kernels; of a CPU they are those of ops, and none is predicted
@@ -106,7 +106,7 @@ def _sum(several: Iterable[OpsCompared]) -> OpsCompared:
 
 
 def compared(path: str, predicted: Sequence[IssuedOp], program: Program, timed: bool) -> ProfileComparison:
-    """Return a predicted step beside that of a file.
+    """Return a predicted step compared with that of a file.
 
     predicted  the ops of the program, with their kernels if `timed` for a GPU
     Raises `InputError` if the file is none of a step, or has no kernels though a GPU is given.

@@ -195,7 +195,7 @@ class Cost(AtLength, FigureAnswer):
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
     over_time
         Of a step over many devices, where a cluster is given: seconds of lines, of collectives that wait, and of those
-        beside what is computed.
+        that overlap with compute.
     over
         With a mesh: its devices, what is cut over them, and what each sends. All counts are those of one device.
 

@@ -267,7 +267,7 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
     elif cost.timing:
         notes.extend(_timing_notes(cost.timing))
     if cost._instead:
-        notes.append(f"The time is that of lines, since {cost._instead}.")
+        notes.append(f"The time is that of the table's lines, since {cost._instead}.")
     if cost.over:
         payload = "payload: the larger of input and output of each collective, on one device."
         notes += [cost.over.said, payload, cost.over.sentence]

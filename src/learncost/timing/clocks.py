@@ -87,7 +87,7 @@ class ProgramTime:
 
 
 def program_time(program: Program, gpu: GPU, collective: SecondsOfCollective | None = None) -> ProgramTime:
-    """Return the time of a program on a GPU, beside others over which it has collectives.
+    """Return the time of a program on a GPU, which may have collectives with others.
 
     Raises `InputError` for products in a type without a rate.
     """

@@ -364,7 +364,7 @@ class _TorchStep(TensorStep):
             why = f", {largest.allocates:,} of them in {largest.name}, which PyTorch's operators compute"
             advice = "--device cpu, whose kernels allocate nothing"
         raise MemoryNeededError(
-            f"a step takes {needed - held:,} bytes beside weights and states{why}, and {gpu} has {free:,} free: "
+            f"a step takes {needed - held:,} bytes besides weights and states{why}, and {gpu} has {free:,} free: "
             f"give {advice}"
         )
 

@@ -195,7 +195,7 @@ def trace(request: Request, output: str | None = None, compare: str | None = Non
     learncost trace gpt2 -o trace.pftrace
         The same without a device: a line is as long as it has FLOPs.
     learncost trace model.py:NAME --on H100-SXM --compare profile.json
-        The predicted step beside that of a profiler's trace: numbers and times of kernels by kind and op, and memory.
+        The predicted step compared with a profiler's trace: numbers and times of kernels by kind and op, and memory.
     """
     path = None if output is None else path_of("trace", ENDINGS, output)
     procedure = request.procedure
@@ -258,7 +258,7 @@ class _InferenceMemory:
 def _of_record(timeline: Timeline, recorded: RecordedTime | str) -> Timeline:
     """Return the timeline of a module's recorded step, or that of its table, which says why it has none."""
     if isinstance(recorded, str) or recorded.took is None:
-        why = f" of lines, since {recorded}" if recorded else ""
+        why = f" from the table's lines, since {recorded}" if recorded else ""
         return replace(timeline, facts={**timeline.facts, "length": f"{timeline.facts['length']}{why}"})
     facts = {name: fact for name, fact in timeline.facts.items() if name not in ("flops", "bytes", "kernels")}
     facts |= {
@@ -273,7 +273,7 @@ def _of_record(timeline: Timeline, recorded: RecordedTime | str) -> Timeline:
 
 
 def _compared(path: str, request: Request, recorded: RecordedTime | str) -> ProfileComparison:
-    """Return the step beside that of a file: recorded for a GPU, otherwise as in `memory --engine eager`."""
+    """Return the step compared with that of a file: recorded for a GPU, otherwise as in `memory --engine eager`."""
     if not request.is_training:
         raise InputError("--compare applies to a training step")
     if isinstance(recorded, RecordedTime) and recorded.took:

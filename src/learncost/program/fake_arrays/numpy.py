@@ -376,7 +376,7 @@ def running_line() -> str:
 
 
 def namespace(tree: ast.Module, builder: ProgramBuilder, **names: Any) -> dict[str, Any]:
-    """Return what a program defines beside the given names, with loops of which few iterations run."""
+    """Return what a program defines in addition to the given names, with loops of which few iterations run."""
     names |= {"__name__": FILE, "iterations_": builder.iterations, "pop_": _pop}
     exec(compile(tree, FILE, "exec"), names)
     return names

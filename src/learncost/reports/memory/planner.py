@@ -110,9 +110,9 @@ def smallest(
 def fastest(
     table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: int | None = None, on: str = ""
 ) -> str:
-    """Return the plan of a step in Triton: of those that fit and are within a hundredth of the fastest, the leanest.
+    """Return the plan of a step in Triton: of those that fit and are within a hundredth of the fastest, the smallest.
 
-    A plan takes its arena and what is beside it (`needed`), and the time of its kernels. Where plans cannot be timed,
+    A plan takes its arena and more (`needed`), and the time of its kernels. Where plans cannot be timed,
     and for a step of more lines than `TIMED`, it is that of the rules (`chosen`).
 
     budget  bytes that a GPU has for the step, weights and states included. Where nothing meets it, what takes least.

@@ -28,7 +28,7 @@ section(
       element(
         "p",
         { class: "caption" },
-        `FLOPs of forward, backward and the weights’ gradients; without the optimizer step. ${end.price_book}: ${end.title}. ${end.source}.`,
+        `FLOPs of forward, backward and the weights’ gradients; without the optimizer step. ${end.price_book}: ${end.title}; ${end.source}.`,
       ),
       asTable(
         ["what", "FLOPs"],

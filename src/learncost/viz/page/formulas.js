@@ -61,7 +61,7 @@ section("formulas", "formulas", (place) => {
   place.replaceChildren(
     ...heading(
       "Every number has its formula",
-      `${view.lines.filter((line) => line.mathml !== undefined).length} lines, each read off the table that runs; a number in parentheses is the equation’s in print. What is counted: ${QUANTITIES[quantity].title}.`,
+      `${view.lines.filter((line) => line.mathml !== undefined).length} lines, each derived from the table that runs; a number in parentheses is the equation’s in print. What is counted: ${QUANTITIES[quantity].title}.`,
     ),
     groupsPlace,
     letters,

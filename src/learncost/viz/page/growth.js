@@ -41,7 +41,7 @@ section(
     place.replaceChildren(
       ...heading(
         grown.finding,
-        `${ratios ? "FLOPs of a step as multiples of backpropagation’s" : "FLOPs of a step"}, by ${along === "length" ? "the length of a sequence" : along === "batch" ? "sequences in a batch" : along === "depth" ? "the number of blocks" : "the width of the model"}.${grown.crossings.length ? " Crossings are solved exactly, not read off the chart." : ""}`,
+        `${ratios ? "FLOPs of a step as multiples of backpropagation’s" : "FLOPs of a step"}, by ${along === "length" ? "the length of a sequence" : along === "batch" ? "sequences in a batch" : along === "depth" ? "the number of blocks" : "the width of the model"}.${grown.crossings.length ? " Crossings are solved exactly, not estimated from the chart." : ""}`,
       ),
       ...fixedLine(fixedSizes(...(GROWS[along] ?? []))),
       controls,

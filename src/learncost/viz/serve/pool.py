@@ -35,7 +35,7 @@ CACHED_STATUSES = (200, 400)
 """Statuses that the same question has again: an answer, and a refusal of what is asked; others pass."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""The environment of a worker beside this process's."""
+"""The environment variables that limit a worker to one thread."""
 
 ANSWERS_PER_WORKER = 20_000
 """The number of answers after which a worker is replaced."""

@@ -37,7 +37,7 @@ def test_processes_learn_what_one_process_does_and_end_when_asked():
         assert [outcome.seed for outcome in beside.results[0].outcomes] == [1, 0]
         places = dict(two(pid, None, [(), ()], Silent()))
         assert os.getpid() not in places.values()
-        with pytest.raises(InputError, match="processes that trained are gone"):
+        with pytest.raises(InputError, match="training processes ended early"):
             [*two(die, None, [()], Silent())]
         stop.set()
         assert held("mlp", "steps:2", workers=two, stop=stop.is_set, **more).stopped

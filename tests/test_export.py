@@ -63,7 +63,7 @@ REFUSED = {
     "bf16_master_weights_and_grads": ("deepspeed", request(mesh="dp=8", precision="bf16-true")),
     "a model with sizes": ("torchtitan", request("qwen3-0.6b", mesh="dp=16", place=SHARDED, sizes={"n_layer": 2})),
 }
-"""What a trainer's file cannot say."""
+"""What a trainer's file cannot express."""
 
 
 def priced(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[float, float]:
@@ -92,7 +92,7 @@ def test_a_file_is_priced_as_its_step(number: int, tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize("said", REFUSED)
 def test_what_a_file_cannot_say_is_refused_by_name(said: str) -> None:
     target, asked = REFUSED[said]
-    with pytest.raises(InputError, match=f"^a file of .* cannot say .*{re.escape(said)}"):
+    with pytest.raises(InputError, match=f"^a file of .* cannot express .*{re.escape(said)}"):
         exported(asked, NODES, target_of(target))
 
 
@@ -108,7 +108,7 @@ def test_search_writes_the_fastest_or_nothing(tmp_path: Path, capsys: pytest.Cap
     assert str(path) in capsys.readouterr().out
     path.unlink()
     for more, message in (
-        (["torchtitan", "-o", str(path)], "cannot say"),
+        (["torchtitan", "-o", str(path)], "cannot express"),
         (["deepspeed"], "-o FILE"),
         (["deepspeed", "-o", str(path), "--budget", "1MB"], "no configuration fits"),
         (["axolotl", "-o", str(path)], "torchtitan"),

@@ -174,7 +174,7 @@ SPELLINGS = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp1
         (partial(lc.memory, "gpt2", mesh="dp=2", placement="fsdp", engine="eager"), "bf16-masters"),
         (partial(lc.memory, "gpt2", procedure="decode"), "is that of training steps"),
         (partial(lc.run_cost, "gpt2", 1e9, "DGX H100", devices=8, mesh="dp=8"), "over a mesh requires engine"),
-        (partial(lc.search, "gpt2", "DGX H100", 8), "search has no autocast"),
+        (partial(lc.search, "gpt2", "DGX H100", 8), "search does not support autocast"),
     ],
 )
 def test_autocast_is_that_of_eager_training_steps(ask, said):

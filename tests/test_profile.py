@@ -179,7 +179,7 @@ def test_a_snapshot_and_a_memory_timeline_have_the_peak_that_can_be_summed_by_ha
         (b"\x1f\x8bdamaged", "cannot read"),
         (b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 20, "cannot read"),  # an error of zlib
         (b"[" * 200_000, "is not JSON"),
-        (b"[[], []]", "has no moments"),
+        (b"[[], []]", "is empty"),
         (None, "no such file"),
     ],
 )

@@ -449,7 +449,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(number, text, tmp_path):
     assert process.returncode == 130
     (line,) = [line for line in said.splitlines() if "saved" in line]
     steps = int(line.split()[3])
-    assert line == f"saved after step {steps} of 100,000; learncost train --resume {run} goes on"
+    assert line == f"saved after step {steps} of 100,000; learncost train --resume {run} continues it"
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == steps >= 3
     more = command("train", "--resume", run, "--steps", steps + 2)
     assert more.returncode == 0, more.stderr
@@ -716,7 +716,7 @@ def test_a_run_is_not_written_over(text, run, capsys):
         ("TEXT --clip -1", "clip must be a number from 0, not -1"),
         ("TEXT --accumulate 0", "accumulate must be a whole number from 1, not 0"),
         ("TEXT --engine numpy --dtype fp16-masters", "programs have fp32, fp64, bf16, and no fp16"),
-        ("TEXT --engine torch --dtype int8-learned", "--engine torch has no step for weights that learn as codes"),
+        ("TEXT --engine torch --dtype int8-learned", "--engine torch does not support trainable quantized weights"),
         ("TEXT --engine torch --dtype int8-learned-products", "as in int8-learned-products: use --engine numpy"),
         ("TEXT --tokenizer nothing.json", "cannot read nothing.json: No such file"),
         ("TEXT --from nothing", "no such folder: nothing"),

@@ -213,7 +213,7 @@ def test_an_epoch_has_every_example_once():
     [
         ("images VIT", ("labels.csv", "file,label\n0.png,a\nno.png,b"), "labels.csv line 3: there is no file"),
         ("images VIT", ("1.png", "nothing"), "is not a readable image: it must be a PNG or a JPEG"),
-        ("images VIT", ("labels.csv", "0.png,a\n1.png,a"), "there must be two classes at least, and a"),
+        ("images VIT", ("labels.csv", "0.png,a\n1.png,a"), "at least two classes are needed, not a"),
         ("images VIT", ("labels.csv", "0.png\n1.png"), "line 1 has 1 column, and must be file and label with"),
         ("images VIT --num-labels 2", None, "remove --num-labels: the data has 3 classes"),
         ("images VIT --num-channels 2", None, "images have 1, 3 or 4 channels"),

@@ -88,7 +88,7 @@ REFUSED = {
     ),
     ("jax", "bf16-true", "adamw8bit"): "choose torch or numpy",
     ("jax", "fp32", "adamw8bit"): "choose torch or numpy",
-    ("torch", "int8-learned", "adamw"): "no step for weights that learn as codes",
+    ("torch", "int8-learned", "adamw"): "does not support trainable quantized weights",
     ("torch", "int8-learned-products", "adamw"): "use --engine numpy",
 }
 

@@ -144,7 +144,7 @@ def test_no_run_and_no_checkpoint(run, tmp_path, capsys):
     for path in (*run.glob("optimizer-*"), run / "metrics.jsonl", run / "samples.txt"):
         path.unlink(missing_ok=True)
     assert main(["sample", str(run)]) == 2
-    assert f"has no checkpoint yet; learncost train --resume {run} goes on" in capsys.readouterr().err
+    assert f"has no checkpoint yet; learncost train --resume {run} continues it" in capsys.readouterr().err
 
 
 def test_outputs_that_are_not_finite_are_said(run, tmp_path, capsys):

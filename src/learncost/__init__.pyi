@@ -679,7 +679,7 @@ def emit(
 ) -> str:
     r"""Write the step as source code without dependency on learncost: NumPy, PyTorch or JAX, or C99 for a device.
 
-    subject: A layer (`learncost list layers`), a file in the notation, or a model as `learncost cost` takes it.
+    subject: A layer (`learncost list layers`), a file in the notation, or a model as in learncost cost.
     backend: The target of the program: numpy, torch or jax; for a model with a fixed batch and length also c
         (PyTorch's matrix products and C kernels on one arena), triton (the same on a GPU, with kernels in
         Triton) or c99 (freestanding, such as for a microcontroller).
@@ -792,7 +792,7 @@ def compare(
     precision: Data types for memory traffic, and with `on` for time and memory.
     on: The device, as in learncost cost: adds the time of a step and its peak memory under every procedure.
     engine: The engine of the step's time and memory: eager, graph or cuda.
-    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+    checkpoint_every: Checkpoint only the first block of each group of this size, under `engine` eager with
         `procedure` recompute.
     accumulate: Number of microbatches for gradient accumulation, on which the memory of a step depends.
     offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
@@ -809,8 +809,8 @@ def compare(
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
-        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
-    lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
+        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each as that framework computes it.
+    lora_dropout: The dropout probability of the adapters' inputs, under `engine` eager.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
     """
@@ -959,11 +959,11 @@ def cost(
         states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
         offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
         tensors, activation_offloading).
-    task: What is trained for, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs of
-        sequences, of which the batch has an even number; kto; grpo or grpo-kl (its penalty), on completions
-        that a separate request generates; or distillation, from a `teacher`.
-    teacher: The model whose scores a distillation learns (`task` distillation), as a preset or a config.json.
-    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+    task: The training objective, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs
+        of sequences, so that the batch size is even; kto; grpo or grpo-kl (its penalty), on completions that a
+        separate request generates; or distillation, from a `teacher`.
+    teacher: The teacher of `task` distillation, a preset or a config.json: its logits are the targets.
+    checkpoint_every: Checkpoint only the first block of each group of this size, under `engine` eager with
         `procedure` recompute.
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
@@ -974,12 +974,12 @@ def cost(
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
-        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
-    lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
-    no_sync: Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as
-        under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
-    communication_buffers: Communication buffers on each device, in bytes, which no engine knows of: DeepSpeed's
-        ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.
+        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each as that framework computes it.
+    lora_dropout: The dropout probability of the adapters' inputs, under `engine` eager.
+    no_sync: Keep full gradients on each device until the last of the `accumulate` microbatches, as FSDP's
+        no_sync in Hugging Face's Trainer does, under `engine` eager with `placement` fsdp or zero-2.
+    communication_buffers: Communication buffers on each device, in bytes, added to the prediction of any
+        engine: DeepSpeed's ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.
     by: Rows of the table: layer, macro-operation, equation, kind (linear, attention, elementwise), or module
         for imported modules.
     depth: With `by` module: the number of levels of the module path in a row; 2 merges all of encoder.layers.
@@ -1123,16 +1123,16 @@ def fit(
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
-        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
+        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each as that framework computes it.
     offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
         bitsandbytes' PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host:
         states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
         offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
         tensors, activation_offloading).
-    no_sync: Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as
-        under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
-    communication_buffers: Communication buffers on each device, in bytes, which no engine knows of: DeepSpeed's
-        ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.
+    no_sync: Keep full gradients on each device until the last of the `accumulate` microbatches, as FSDP's
+        no_sync in Hugging Face's Trainer does, under `engine` eager with `placement` fsdp or zero-2.
+    communication_buffers: Communication buffers on each device, in bytes, added to the prediction of any
+        engine: DeepSpeed's ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.
     train: The trainable parameters: all, none, head, embeddings, biases, the encoder or decoder of a model with
         both, or a comma-separated list of weights and modules.
     train_layers: The blocks that are trained, or have LoRA, counted from 0: 10-11, or 0,2,5-7, or "first 2", or
@@ -1141,7 +1141,7 @@ def fit(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
-    lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
+    lora_dropout: The dropout probability of the adapters' inputs, under `engine` eager.
     target_len: Tokens in a decoder sequence of an encoder-decoder.
     on: A published device (`learncost list devices`) or a file that describes one; the defaults of `budget` and
         `flash_size`.
@@ -1153,8 +1153,7 @@ def fit(
     schedule: The pipeline schedule, for a mesh with pp: gpipe, 1f1b, interleaved (several stages on a device)
         or zb-h1.
     chunks: Stages on a device in the interleaved schedule.
-    accumulate: Number of microbatches for gradient accumulation, which are also those of a pipeline: the batch
-        has a multiple of it.
+    accumulate: Number of microbatches for gradient accumulation, and of a pipeline's; it divides the batch.
     context: For decode: tokens in the KV cache before the step.
     page_size: Tokens in a page of the KV cache, such as 16 in vLLM: each sequence has full pages.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
@@ -1245,23 +1244,23 @@ def memory(
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
-        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
-    task: What is trained for, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs of
-        sequences, of which the batch has an even number; kto; grpo or grpo-kl (its penalty), on completions
-        that a separate request generates; or distillation, from a `teacher`.
-    teacher: The model whose scores a distillation learns (`task` distillation), as a preset or a config.json.
-    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each as that framework computes it.
+    task: The training objective, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs
+        of sequences, so that the batch size is even; kto; grpo or grpo-kl (its penalty), on completions that a
+        separate request generates; or distillation, from a `teacher`.
+    teacher: The teacher of `task` distillation, a preset or a config.json: its logits are the targets.
+    checkpoint_every: Checkpoint only the first block of each group of this size, under `engine` eager with
         `procedure` recompute.
     offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
         bitsandbytes' PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host:
         states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
         offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
         tensors, activation_offloading).
-    no_sync: Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as
-        under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
+    no_sync: Keep full gradients on each device until the last of the `accumulate` microbatches, as FSDP's
+        no_sync in Hugging Face's Trainer does, under `engine` eager with `placement` fsdp or zero-2.
     mode: The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
-    communication_buffers: Communication buffers on each device, in bytes, which no engine knows of: DeepSpeed's
-        ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.
+    communication_buffers: Communication buffers on each device, in bytes, added to the prediction of any
+        engine: DeepSpeed's ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.
     train: The trainable parameters: all, none, head, embeddings, biases, the encoder or decoder of a model with
         both, or a comma-separated list of weights and modules.
     train_layers: The blocks that are trained, or have LoRA, counted from 0: 10-11, or 0,2,5-7, or "first 2", or
@@ -1270,7 +1269,7 @@ def memory(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
-    lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
+    lora_dropout: The dropout probability of the adapters' inputs, under `engine` eager.
     mesh: The mesh: axes with their sizes, such as dp=2,tp=4; the last axis is the innermost (same node).
     place: Sharding rules 'DIMS over MESH_AXIS [of weights|gradients|states|values]', comma-separated: "h f v
         over tp, M over tp of values, B over dp".
@@ -1423,8 +1422,7 @@ def run_cost(
     price_per_hour: float | str | None = None,
     **sizes: Any,
 ) -> RunCost:
-    r"""The time, energy, CO2 and price of a whole training run, or of serving, each with label, source and
-        interval.
+    r"""The time, energy, CO2 and price of a whole training run, or of serving, each with its source and interval.
 
     model: A preset (`learncost list models`), the path of a config.json or of its folder, - for a config.json
         on standard input, or encoder, decoder or encoder-decoder with all sizes as flags.
@@ -1471,20 +1469,20 @@ def run_cost(
     context: For decode: tokens in the KV cache before the step.
     page_size: Tokens in a page of the KV cache, such as 16 in vLLM: each sequence has full pages.
     accumulate: Number of microbatches for gradient accumulation, on which the memory of a step depends.
-    communication_buffers: Communication buffers on each device, in bytes, which no engine knows of: DeepSpeed's
-        ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.
+    communication_buffers: Communication buffers on each device, in bytes, added to the prediction of any
+        engine: DeepSpeed's ZeRO has one of reduce_bucket_size gradients, and with overlap_comm two.
     offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
         bitsandbytes' PagedAdamW and PagedAdamW8bit, for weights of 100,000 elements or more); or on the host:
         states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
         offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
         tensors, activation_offloading).
-    task: What is trained for, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs of
-        sequences, of which the batch has an even number; kto; grpo or grpo-kl (its penalty), on completions
-        that a separate request generates; or distillation, from a `teacher`.
-    teacher: The model whose scores a distillation learns (`task` distillation), as a preset or a config.json.
-    no_sync: Whether gradients stay whole on each device up to the last of the `accumulate` microbatches, as
-        under FSDP's no_sync of Hugging Face's Trainer, under `engine` eager with `placement` fsdp or zero-2.
-    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+    task: The training objective, under `engine` eager: dpo, orpo or reward (a score of each sequence), on pairs
+        of sequences, so that the batch size is even; kto; grpo or grpo-kl (its penalty), on completions that a
+        separate request generates; or distillation, from a `teacher`.
+    teacher: The teacher of `task` distillation, a preset or a config.json: its logits are the targets.
+    no_sync: Keep full gradients on each device until the last of the `accumulate` microbatches, as FSDP's
+        no_sync in Hugging Face's Trainer does, under `engine` eager with `placement` fsdp or zero-2.
+    checkpoint_every: Checkpoint only the first block of each group of this size, under `engine` eager with
         `procedure` recompute.
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
@@ -1495,9 +1493,9 @@ def run_cost(
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
-        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
-    lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
-    mfu: Model FLOPs utilization, above 0 to 1: the run then takes as long as it says.
+        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each as that framework computes it.
+    lora_dropout: The dropout probability of the adapters' inputs, under `engine` eager.
+    mfu: Model FLOPs utilization, above 0 and at most 1; it determines the time of the run.
     hfu: Hardware FLOPs utilization: recomputed operations (`procedure` recompute) count as work too.
     tokens_per_second: The measured rate of all devices together, instead of a utilization.
     peak_tflops: The peak rate of one device in TFLOP/s, if none is published.
@@ -1541,8 +1539,8 @@ def search(
     budget: Available memory of a device, as 80GB or 75GiB.
     top: The number of configurations to show.
     price_per_hour: The price of one device per hour, in US dollars.
-    export: A trainer whose file is written, of the first configuration that it can say: torchtitan, megatron,
-        deepspeed or accelerate.
+    export: The trainer for which the fastest configuration that it supports is written as a file: torchtitan,
+        megatron, deepspeed or accelerate.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
     """
@@ -1574,13 +1572,14 @@ def sweep(
         forward-gradient, forward-gradient-activities, mezo, evolution, galore, reversible, badam, one or more
         as a comma-separated list, or all: the first four that the model supports.
     price_book: The price books: run, matmul, paper or others (`learncost list price-books`) as a comma-
-        separated list, or all that price lines.
+        separated list, or all that count line by line.
     batch_size: One or more numbers of sequences; 1 by default.
     seq_len: One or more lengths.
     target_len: One or more of the decoder's lengths.
     grid: True takes all combinations of the values, the last size varying fastest.
     by: Rows: total, or macro-operation for a row for each macro-operation.
-    skip_invalid: Leaves out combinations that are no model, such as a width that the heads do not divide.
+    skip_invalid: Leave out combinations that are not valid models, such as a width that the heads do not
+        divide.
     optimizer: The optimizer: adamw, sgd or momentum.
     dropout: The dropout probability.
     on: The device, as in learncost cost: adds the columns seconds, memory and fits, for at most 1,000 rows,
@@ -1782,7 +1781,7 @@ def report(
         states (of the optimizer, with master weights), optimizer (states and gradients, DeepSpeed's
         offload_optimizer), weights (these and shards of weights, FSDP's CPU offload) and activations (saved
         tensors, activation_offloading).
-    checkpoint_every: A checkpoint for the first of every so many blocks alone, under `engine` eager with
+    checkpoint_every: Checkpoint only the first block of each group of this size, under `engine` eager with
         `procedure` recompute.
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
@@ -1793,8 +1792,8 @@ def report(
     optimizer_implementation: The implementation of PyTorch's optimizer under `engine` eager: fused (the
         default), foreach or for-loop.
     loss: The loss that is computed together with the head, under `engine` eager: liger, cut (Apple's cut cross-
-        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each in the way of this framework.
-    lora_dropout: The dropout probability of what the adapters read, under `engine` eager.
+        entropy), torchtune, litgpt (with LoRA), litgpt-full or olmo, each as that framework computes it.
+    lora_dropout: The dropout probability of the adapters' inputs, under `engine` eager.
     sizes: Any size or setting of the models, such as `num_hidden_layers` 4.
     """
 

@@ -109,8 +109,8 @@ def contest(
     price_book
         The price book of a budget in FLOPs: run, or matmul for matrix products only.
     out
-        The file for everything, as JSON, with the loss of every step of every training; written again after each of
-        them, so that learncost serve `run` shows how it goes.
+        The file for everything, as JSON, with the loss of every step of every training run; updated after each of
+        them, so that learncost serve `run` shows the progress.
     workers
         The number of parallel training processes on this machine, by Dask (extra workers), or the address of a Dask
         scheduler, such as tcp://HOST:8786, whose workers have this package and whom you trust. The default is this
@@ -125,7 +125,7 @@ def contest(
     learncost contest my-texts/ --procedure bp,pepita --budget flops:2e10
         Two procedures on text, with equal FLOPs.
     learncost contest digits --budget steps:100 --workers 2
-        Two trainings at a time.
+        Two training runs at a time.
     """
     sizes: Mapping[str, Any] = {"seq_len": request.seq_len, "widths": widths, **request.sizes}
     optimizers = several(request.optimizer)
@@ -139,7 +139,7 @@ def contest(
     design, dtype = flags.design(request, optimizers), request.dtype or "fp32"
     if workers is not None and design.budget.kind == "seconds":
         raise InputError(
-            "--workers cannot be combined with a budget in seconds: parallel trainings slow each other down"
+            "--workers cannot be combined with a budget in seconds: parallel training runs slow each other down"
         )
     named_one("type", dtype, DTYPES)
     if request.price_book not in BOOKS:

@@ -104,14 +104,14 @@ def emit(
 ) -> str:
     """Write the step as source code without dependency on learncost: NumPy, PyTorch or JAX, or C99 for a device.
 
-    torch.compile and jax.jit take the Python whole. Every line says the axes of what it makes, and the numbers of the
-    equations that it is. In C99 it is one file without any library, and its header: a training step, a
-    prediction or both, whose RAM is known to the byte.
+    torch.compile and jax.jit compile the Python as one graph. A comment on every line has the axes of its result and
+    the numbers of its equations. C99 is one file without libraries, and its header: a training step, a prediction or
+    both, with exact static RAM.
 
     Parameters
     ----------
     subject
-        A layer (`learncost list layers`), a file in the notation, or a model as `learncost cost` takes it.
+        A layer (`learncost list layers`), a file in the notation, or a model as in learncost cost.
     backend
         The target of the program: numpy, torch or jax; for a model with a fixed batch and length also c (PyTorch's
         matrix products and C kernels on one arena), triton (the same on a GPU, with kernels in Triton) or c99

@@ -112,7 +112,7 @@ def page(name: str, command: Command, merged: Mapping[str, str] = {}, everything
     groups["Flags"] = tuple(_short_flag(flag, name) for flag in common)
     about = typed(parts.about).partition("\n\n")[0]
     rest = [HelpEntry(f"--help {ALL}", f"All {len(others)} flags, and more examples.")] * (len(common) < len(others))
-    rest += [HelpEntry(", ".join(merged), "Other questions, each with its --help.")] * bool(merged)
+    rest += [HelpEntry(", ".join(merged), "Ask another question; add --help for its flags.")] * bool(merged)
     if rest:
         groups["More"] = tuple(rest)
     return Page(usage, about, parts.commands[:MOST_EXAMPLES], groups)

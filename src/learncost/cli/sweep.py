@@ -18,9 +18,9 @@ from learncost.reports.sweep import sweep as compute
 def sweep(model: str, /, *, output: str | None = None, **sizes: Any) -> None:
     """The cost of one training step for all combinations of sizes; any row equals `learncost cost` of its sizes.
 
-    One row a configuration, procedure and price book: the sizes, procedure, price_book, parameters, maccs, flops and
-    exact; with a device also seconds, memory and fits. Counts are 64-bit floats; exact is false where one reached 2^53
-    and may be rounded.
+    A row for each configuration, procedure and price book: the sizes, procedure, price_book, parameters, maccs, flops
+    and exact; with a device also seconds, memory and fits. Counts are 64-bit floats; exact is false where one reached
+    2^53 and may be rounded.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ def verify(request: Request, *, every: bool = False) -> VerificationReport:
     seq_len
         With `engine`: tokens in a sequence. The default is 80.
     placement
-        With `mesh`: named sharding rules: {choices}; or all, which brings its own meshes.
+        With `mesh`: named sharding rules: {choices}; or all, which has its own meshes.
     precision
         With `engine` c99: the type of frozen matrices: int8-frozen-fp32.
     dropout

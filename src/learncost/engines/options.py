@@ -79,8 +79,8 @@ class Options(Serializable):
     device
         With `engine` torch: cpu (the default), or cuda, which runs the step of emit in Triton as a CUDA graph.
     deterministic
-        With `device` cuda: two runs are bit-identical. The screen says what that costs, and without it which kernels
-        are not.
+        With `device` cuda: two runs are bit-identical. The output says what that costs, and without it which kernels
+        are not deterministic.
     budget
         With `engine` torch: available memory for a step, such as 2GB. It decides which activations are saved and which
         are recomputed.

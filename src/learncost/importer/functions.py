@@ -309,7 +309,7 @@ def answers_of_learning(forward: TracedForward, changes: bool) -> dict[Any, Call
         if _caller():
             raise InputError(
                 "a tensor that requires a gradient is made in a forward pass, where no optimizer sees it: "
-                "make it an nn.Parameter in __init__, or leave out that it requires a gradient"
+                "make it an nn.Parameter in __init__, or remove requires_grad"
             )
 
     def check(tensor: Any, requires_grad: bool) -> None:

@@ -232,7 +232,7 @@ def _one(name: str, title: str) -> Precision:
     return Precision(name, title, name, name, name, name, "", name, "one type for all")
 
 
-_INFERENCE = "torch.nn.Module.to(dtype): one type for all but the scores of the loss; a training step has more roles"
+_INFERENCE = "torch.nn.Module.to(dtype): one type for all but the logits of the loss; inference only"
 _MIXED = "Micikevicius et al. 2018, Mixed precision training: fp32 master weights"
 _AUTOCAST = (
     "PyTorch 2.13, ATen/autocast_mode.h, as Trainer(bf16=True) and torch.autocast do it: products take copies, and "

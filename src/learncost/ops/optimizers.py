@@ -70,7 +70,7 @@ _optimizer(
     U[_] = W[_] - S[_]
     """,
     kept="torch.optim.SGD: one buffer",
-    source="Polyak's momentum as torch.optim.SGD writes it",
+    source="Polyak's momentum as in torch.optim.SGD",
 )
 _optimizer(
     "adamw",

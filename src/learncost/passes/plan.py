@@ -99,7 +99,7 @@ PLANS: Mapping[str, Plan] = {
         Plan(
             "chunked-loss",
             "chunked cross-entropy: logits, loss and their gradients one sequence at a time, never batch x vocabulary",
-            "Wijmans et al. 2024, Cut your losses in large-vocabulary language models, which cuts finer",
+            "Wijmans et al. 2024, Cut your losses in large-vocabulary language models, with smaller chunks",
             _found_in("chunked_loss"),
             eager=True,
         ),

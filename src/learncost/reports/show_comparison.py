@@ -128,7 +128,9 @@ def _ratios(comparison: Comparison) -> Sheet:
             cells = ("-" if ratio is None else f"{ratio:.3f}" for ratio in ratios)
             rows.append(SheetRow((f"{book}, {kind}", *cells)))
     notes = [_JACOBIANS] if any(find_procedure(name).compares for name in comparison.procedures) else []
-    return Sheet("One step over one step of bp, by price book", ("", *comparison.procedures), tuple(rows), tuple(notes))
+    return Sheet(
+        "Ratios of one step to one step of bp, by price book", ("", *comparison.procedures), tuple(rows), tuple(notes)
+    )
 
 
 def _crossings(comparison: Comparison) -> Sheet:
@@ -148,7 +150,7 @@ def _crossings(comparison: Comparison) -> Sheet:
     ):
         notes.append(f"* beyond the {comparison.positions:,} positions that the model learns.")
     lengths = " = ".join(name.replace("_", "-") for name in comparison.varied)
-    heading = f"The cheaper one at every sequence length from 1 to 10^12 ({lengths}, all else as above)"
+    heading = f"The cheaper procedure at every sequence length from 1 to 10^12 ({lengths}, all else as above)"
     return Sheet(heading, ("", ""), tuple(rows), tuple(notes), frozenset({0, 1}))
 
 

@@ -226,7 +226,7 @@ def sweep(
         supports.
     price_book
         The price books: run, matmul, paper or others (`learncost list price-books`) as a comma-separated list, or all
-        that price lines.
+        that count line by line.
     batch_size
         One or more numbers of sequences; 1 by default.
     seq_len
@@ -239,8 +239,8 @@ def sweep(
     by
         Rows: total, or macro-operation for a row for each macro-operation.
     skip_invalid
-        Leaves out combinations that are no model, such as a width that the heads do not divide. Without it they are
-        refused.
+        Leave out combinations that are not valid models, such as a width that the heads do not divide. Without it they
+        are refused.
     on
         The device, as in learncost cost: adds the columns seconds, memory and fits, for at most 1,000 rows, under price
         books run and matmul.

@@ -402,7 +402,7 @@ def request_of(*files: str, format_of: str = "", strict: bool = False, **given: 
         A file of a trainer, such as axolotl or torchtune, those of accelerate, DeepSpeed or PEFT that it is launched
         with, and a preset or a config.json that replaces its model.
     format_of
-        The framework of a file whose keys are those of several, such as trl.
+        The framework, such as trl, of a file whose keys several frameworks have.
     strict
         Whether keys that are not known are refused.
     given

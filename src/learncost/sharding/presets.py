@@ -98,7 +98,7 @@ DEFAULT_RULES: Mapping[str, str] = {  # cp before tp: what is gathered over tp i
     "ep": "e over ep of experts, B over ep, * over ep of states",
     "dp": "B over dp, * over dp of states",
 }
-"""The default sharding rules of a mesh axis, by its name: ZeRO-1, and Megatron with sequences cut."""
+"""The default sharding rules of a mesh axis, by its name: ZeRO-1, and Megatron with sequence parallelism."""
 
 
 def usual(axes: Sequence[str]) -> str:

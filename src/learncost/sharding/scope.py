@@ -194,8 +194,8 @@ class ShardingScope:
         )
         line = reason.line or self.line_of(term.name)
         axis = whole(choice.read)
-        why = f"{line.name} reads {axis} at {choice.index}, and {axis} is cut over {choice.mesh_axis}"
-        self.sends("dispatch", left, right, choice, line, f"{why}: rows go to who has what they read (rule 6)")
+        why = f"{line.name} reads {axis} at {choice.index}, and {axis} is sharded over {choice.mesh_axis}"
+        self.sends("dispatch", left, right, choice, line, f"{why}: rows are sent to its shards (rule 6)")
         value = self.value(term.name)
         self.holds[left.name] = term.name
         if axes == term.axes:
@@ -253,14 +253,14 @@ class ShardingScope:
             joined = self.join_of(name, over)
             text += f", as {joined.replace(f'{name} ', 'it ', 1)}" if joined else ""
         else:
-            text = f"{name} is cut on {before} over {over}" if before else f"{name} is whole over {over}"
+            text = f"{name} is sharded on {before} over {over}" if before else f"{name} is replicated over {over}"
         if reason.line is not None:
             wanted = reason.cut.get(over, "")
-            text += f", and {reason.line.name} is " + (f"cut {wanted}" if wanted else "not cut")
+            text += f", and {reason.line.name} is " + (f"sharded {wanted}" if wanted else "not sharded")
         elif reason.rule == 5:
-            text += ", and the loop-carried values are " + (f"cut on {after}" if after else "whole")
+            text += ", and the loop-carried values are " + (f"sharded on {after}" if after else "replicated")
         else:
-            text += ", and as a result of the step it is " + (f"cut on {after}" if after else "whole")
+            text += ", and as a result of the step it is " + (f"sharded on {after}" if after else "replicated")
         return text
 
     def filled_up(self, left: Term, right: Term) -> str:

@@ -271,7 +271,7 @@ def _snapshot(found: Mapping[str, Any]) -> MeasuredStep:
 def _memory_timeline(times: Sequence[float], levels: Sequence[Sequence[int]]) -> MeasuredStep:
     """Return the step of `export_memory_timeline`, which has the bytes in use by category at some moments."""
     if not times:
-        raise InputError("the memory timeline has no moments: profile a step with profile_memory=True")
+        raise InputError("the memory timeline is empty: profile a step with profile_memory=True")
     ops = tuple(ProgramOp(ALLOCATOR, "", (), (), {}, FORWARD, 0, "") for _ in times)
     sums = enumerate(sum(each) for _, each in zip(times, levels, strict=True))
     buffers = tuple(Buffer(size, "cpu", "", "", place, place) for place, size in sums)

@@ -43,7 +43,7 @@ class Step:
     loss                      the loss that is computed together with the head, as of `learncost memory --loss`
     packed                    whether sequences are filled to their length
     task                      what is trained for: sft, dpo, orpo and others
-    teacher                   the model whose scores a distillation learns
+    teacher                   the model whose logits are a distillation's targets
     zero                      the stage of ZeRO, of which 3 is fully sharded
     dp, replicate, shard      devices over which batches are split: all, and those of HSDP's two axes
     devices                   of the whole run

@@ -224,7 +224,7 @@ class Folder:
             if 0 < self._length(name) < length:
                 raise InputError(
                     f"{self.path / name} is damaged: {self._length(name):,} bytes are left of {length:,}; "
-                    "put a copy in its place, or remove it: a new one is begun"
+                    "restore it from a copy, or remove it to begin a new one"
                 )
         return logs
 
@@ -236,7 +236,7 @@ class Folder:
             engine.load(checkpoint.state, checkpoint.state, checkpoint.steps)
             return engine.plain_weights
         if not self._saved():
-            raise InputError(f"{self.path} has no checkpoint yet; {self.again} goes on")
+            raise InputError(f"{self.path} has no checkpoint yet; {self.again} continues it")
         weights, _, _ = self._read(self.path / WEIGHTS)
         return _from_checkpoint(model, weights, self.path / WEIGHTS)
 

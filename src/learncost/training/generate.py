@@ -45,7 +45,7 @@ class Decoder:
     def begin(self, tokens: Sequence[int]) -> Any:
         """Return the logits [v] after a non-empty text."""
         if not len(tokens):
-            raise InputError("there is nothing to begin with: the prompt is empty")
+            raise InputError("the prompt is empty: give --prompt TEXT")
         if self._most and len(tokens) > self._most:
             tokens = tokens[-self._most :]
         self._tokens = list(tokens)

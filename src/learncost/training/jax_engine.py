@@ -77,14 +77,16 @@ class JaxEngine(NumPyEngine):
         kind = precision_of(options.dtype)
         if find_optimizer(options.optimizer).states:
             raise InputError(
-                f"--engine jax keeps states as they are, and {options.optimizer} rounds them: choose torch or numpy"
+                f"--engine jax does not round optimizer states, as {options.optimizer} does: choose torch or numpy"
             )
         if kind.values == "bf16" and not kind.masters:
             raise InputError(
                 f"--engine jax keeps weights in fp32, and {kind.name} has them in bf16: choose torch or numpy"
             )
         if find_procedure(options.procedure).by_iterations:
-            raise InputError(f"--engine jax allocates every array again, so {options.procedure} is for torch or numpy")
+            raise InputError(
+                f"--engine jax updates no array in-place, as {options.procedure} needs: use torch or numpy"
+            )
         super().__init__(configuration, options)
 
     def _made(self, options: Options) -> _JaxRunner:

@@ -146,7 +146,7 @@ class _RunnableStep(TensorStep):
     def _compiled(self, prepared: PreparedStep) -> InPlace:
         runner, sizes = self._runner, self.sizes | self.placed.sizes
         if runner.device != "cpu":
-            raise InputError("kernels are compiled for the processor")
+            raise InputError("kernels in place require a CPU")
         table, arrays = bucketed(self.placed.table), self._own(prepared)
         return self.in_place(table, arrays, sizes, runner.training.precision.name, runner.devices)
 
@@ -214,7 +214,7 @@ class MeshEngine(NumPyEngine):
         if options.budget is not None:
             raise InputError("--budget cannot be combined with --mesh: remove one of them")
         if find_procedure(options.procedure).by_iterations:
-            raise InputError(f"--mesh lays weights out once, so {options.procedure} is for one process")
+            raise InputError(f"--mesh shards weights once, so {options.procedure} requires one process: remove --mesh")
         from learncost.engines.in_triton import check_device  # with PyTorch
 
         check_device(options.device)

@@ -151,7 +151,7 @@ class ProcessGroup(Processes):
         if self.speaks(lost=True):
             print(
                 f"learncost: another of the {self.number} processes is gone: the last checkpoint is kept, and "
-                "learncost train --resume with the folder goes on from it",
+                "learncost train --resume with the folder continues from it",
                 file=sys.stderr,
             )
         sys.stderr.flush()
@@ -185,7 +185,7 @@ def check_started(mesh: Mesh | None) -> None:
         )
     if mesh is not None and mesh.devices != number:
         raise InputError(
-            f"the mesh {mesh} is of {mesh.devices} processes, and {number} {'was' if number == 1 else 'were'} started: "
+            f"the mesh {mesh} needs {mesh.devices} processes, and {number} {'was' if number == 1 else 'were'} started: "
             f"torchrun --nproc-per-node {mesh.devices} -m learncost train ... --mesh {mesh}"
         )
 

@@ -118,7 +118,7 @@ class TorchEngine(NumPyEngine):
         (check_gpu if options.device.startswith("cuda") else check_device)(options.device)
         check_codes(options)
         if options.device != "cpu" and find_optimizer(options.optimizer).states:
-            raise InputError(f"--device {options.device} keeps states as they are, and {options.optimizer} rounds them")
+            raise InputError(f"--device {options.device} does not round optimizer states, as {options.optimizer} does")
         if options.deterministic and not options.device.startswith("cuda"):
             raise InputError("--deterministic is for --device cuda: steps on a CPU are bit-identical without it")
         super().__init__(configuration, options)
@@ -154,10 +154,10 @@ class TorchEngine(NumPyEngine):
 
 
 def check_codes(options: Options) -> None:
-    """Refuse weights that learn as codes, which the kernels of a step on PyTorch would write as fp32."""
+    """Refuse trainable quantized weights, which the kernels of a step on PyTorch would write as fp32."""
     if precision_of(options.dtype).learned:
         example = f"as in {options.dtype}: use --engine numpy"
-        raise InputError(f"--engine torch has no step for weights that learn as codes, {example}")
+        raise InputError(f"--engine torch does not support trainable quantized weights, {example}")
 
 
 @dataclass

@@ -97,7 +97,7 @@ def train(
         Start on the available nodes, and continue with fewer or more when that changes.
     """
     if strange := [path for path in paths if not isinstance(path, str | os.PathLike)]:
-        raise InputError(f"expected paths of what to learn, with the model as model=NAME, not {shown(strange[0])}")
+        raise InputError(f"expected paths of training data, with the model as model=NAME, not {shown(strange[0])}")
     flags = {flag.name: flag for flag in flags_of(train)}
     kinds = {name: flags[name].kind for name in flags.keys() & sizes.keys()}
     options = {name: sizes.pop(name) for name in kinds}
@@ -281,7 +281,7 @@ def stopped(result: TrainingResult) -> str:
     """Return how to resume a run that stopped early."""
     return (
         f"saved after step {result.steps:,} of {result.options.steps:,}; "
-        f"learncost train --resume {result.folder} goes on"
+        f"learncost train --resume {result.folder} continues it"
     )
 
 
@@ -302,7 +302,7 @@ def summary(result: TrainingResult) -> str:
     steps_text = "1 step" if result.steps == 1 else f"{result.steps:,} steps"
     lines.append(f"{result.folder}: {result.name}, {result.parameters:,} parameters, {steps_text}")
     if result.last is None:
-        lines.append(f"nothing was left to do; --resume {result.folder} --steps N with more steps goes on")
+        lines.append(f"all steps are done; --resume {result.folder} --steps N with more steps continues it")
     elif result.validated is not None:
         count, unit = result.steps * (options.batch_size or 0) * options.accumulate, "examples"
         if result.validated.tokens_per_second is not None:

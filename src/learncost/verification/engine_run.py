@@ -289,7 +289,7 @@ def _watched(step: InPlace, watch: in_place.StatementWatch, values: Mapping[str,
     library = compiled(source(step.program.functions))
     noted = in_place.counting(watch, products())
     if not noted:
-        raise InputError("this PyTorch hands out no products, and those of the kernels' own loops cannot be seen")
+        raise InputError("this PyTorch does not expose its matrix products, so that executed ones cannot be counted")
     bind(library, {name: in_place.address(product) for name, product in noted.items()})
     try:
         with watch.watching():

@@ -105,7 +105,7 @@ def verify_placements(
     models = [model] if model is not None else [small_model(name) for name in FAMILIES]
     cases: Iterable[tuple[str | None, str | None]] = CASES if placement == EVERY else [(placement, mesh_text)]
     if placement == EVERY and mesh_text is not None:
-        raise InputError("--placement all cannot be combined with --mesh: it brings its own meshes")
+        raise InputError("--placement all cannot be combined with --mesh: it has its own meshes")
     for built in models:
         for names, grid in cases:
             if grid is None:

@@ -193,7 +193,7 @@ def trace(request: Request, output: str | None = None, compare: str | None = Non
     learncost trace gpt2 --on A100-SXM-80GB -o trace.json
         The predicted step of GPT-2 on a device, for Perfetto.
     learncost trace gpt2 -o trace.pftrace
-        The same without a device: a line is as long as it has FLOPs.
+        The same without a device: the length of a slice is its number of FLOPs.
     learncost trace model.py:NAME --on H100-SXM --compare profile.json
         The predicted step compared with a profiler's trace: numbers and times of kernels by kind and op, and memory.
     """

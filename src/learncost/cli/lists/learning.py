@@ -25,7 +25,7 @@ def _procedures() -> Listed:
         lines = f", where {', '.join(entry['lines'])}" if entry["lines"] else ""
         return f"{entry['title']}: {'; '.join(entry['schedule'])}{lines}. {entry['source']}"
 
-    return Listed(entries, {"procedure": "{name}", "what it is, and the sweeps of its step": procedure_text})
+    return Listed(entries, {"procedure": "{name}", "what it is, and the passes of its step": procedure_text})
 
 
 def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
@@ -135,8 +135,8 @@ def _placements() -> Listed:
     entries = entries_of(PLACEMENTS.values(), "name also title place source")
     columns: dict[str, Cell] = {
         "placement": lambda entry: ", ".join((entry["name"], *entry["also"])),
-        "its clauses": "{place}",
-        "what it cuts": "{title}",
+        "sharding rules": "{place}",
+        "what it does": "{title}",
     }
     return Listed(entries, columns)
 

@@ -22,7 +22,7 @@ def entries_of(things: Iterable[object], names: str, **renamed: str) -> list[Kno
 
 
 _NUMBERS = frozenset(
-    ("published", "predicted", "ratio", "parameters", "how many", "GB", "W", "kg CO2e/kWh", "FLOPs", "peak memory")
+    ("published", "predicted", "ratio", "parameters", "entries", "GB", "W", "kg CO2e/kWh", "FLOPs", "peak memory")
 ) | {"of bp", "of bp "}
 """The right-aligned columns of numbers."""
 

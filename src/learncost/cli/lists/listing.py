@@ -117,7 +117,7 @@ def listing(
     """
     if what is None:
         entries = [{"what": name, "count": _how_many(name, like)} for name in LISTS]
-        return Listed(entries, {"what": "{what}", "how many": "{count}"}, "learncost list WHAT")
+        return Listed(entries, {"what": "{what}", "entries": "{count}"}, "learncost list WHAT")
     if what in RETIRED["list"]:
         raise InputError(f"the list {what!r} is called {RETIRED['list'][what]!r} now")
     if what not in LISTS:

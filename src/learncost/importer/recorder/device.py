@@ -39,7 +39,7 @@ def load_guard() -> None:
     Raises `InputError` if torch is imported already, is a build with CUDA or is missing, or if there is no compiler.
     """
     if "torch" in sys.modules:
-        raise InputError("the guard of device cuda is loaded before torch: record in a new process")
+        raise InputError("torch is loaded already, and a GPU is simulated only before that: record in a new process")
     _loaded.append(ctypes.CDLL(str(compiled()), mode=ctypes.RTLD_GLOBAL))
 
 

@@ -28,7 +28,7 @@ def op_explained(op: OpDef, book: Book) -> Explanation:
         if steps or part == "gradient":
             parts.append(ExplainedPhase(phase, steps))
     source = op.source[:1].upper() + op.source[1:]
-    kind = f"A primitive, {op.kind}." if op.kind else "An operator of the vocabulary."
+    kind = f"A primitive, {op.kind}." if op.kind else "An operator."
     letters = (
         "n: the axis that the operator acts on; B: all other axes"
         if not op.pointwise and op.kind != "constant"

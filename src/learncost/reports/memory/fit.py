@@ -262,8 +262,8 @@ def fit(
     plan
         Try only this plan (`learncost list plans`). By default several are tried.
     accumulate
-        Number of microbatches for gradient accumulation, which are also those of a pipeline: the batch has a multiple
-        of it. The default over pipeline stages is one for each of them.
+        Number of microbatches for gradient accumulation, and of a pipeline's; it divides the batch. The default over
+        pipeline stages is their number.
     engine
         The engine that executes the step, as in learncost memory. The default is eager, and graph over a mesh, with
         `flash_size`, and where PyTorch's autograd has no step of the procedure or type. Without `plan`, rows of plans
@@ -329,11 +329,11 @@ def fit(
     names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if trains else EVERY)))
     alone = next((name for name in names if name in ONE_PASS), "")
     if alone and len(names) > 1:
-        raise InputError(f"{alone} has other lengths than procedures that learn: give --procedures {alone} alone")
+        raise InputError(f"{alone} has other lengths than training: give --procedure {alone} alone")
     if microbatches > 1 and INFERENCE.keys() & {*names}:
-        raise InputError(f"--accumulate applies to training: remove {alone or NAME} from --procedures")
+        raise InputError(f"--accumulate applies to training: remove {alone or NAME} from --procedure")
     if request.context is not None and alone != "decode":
-        raise InputError(f"--context requires --procedures decode, not {names[0]}")
+        raise InputError(f"--context requires --procedure decode, not {names[0]}")
     if not INFERENCE.keys() & {*names}:
         request.check_without_cache(names[0])
     question = FitQuestion(

@@ -69,7 +69,7 @@ class Memory(AtLength, FigureAnswer):
     mode
         The update rule of pepita and mempepita, paper or stable; "" for every other procedure.
     task
-        What is trained for, such as dpo; "" for the next token.
+        The training objective, such as dpo; "" for next-token prediction.
     peak
         The peak in bytes.
     moment
@@ -293,10 +293,9 @@ def memory(request: Request) -> Memory | MemoryComparison:
         fused-update with an optimizer step in gradient hooks, under chunked-loss with Liger's loss), graph (the step's
         table, line by line), numpy or torch (programs that learncost emits, torch in place where possible), cuda (the
         step of emit in Triton on a GPU, which was never measured on one), compiled (a module of a file under
-        torch.compile), or c99. The default is eager, and
-        graph over a mesh, but for flags of eager alone, and where PyTorch's autograd has no step of the procedure, type
-        or model, but for a `module`; flags that the default does not support are refused. Comma-separated list; results
-        are compared.
+        torch.compile), or c99. The default is eager; it is graph over a mesh, unless a flag needs eager, and where
+        PyTorch's autograd has no step of the procedure, type or model, unless `module` is given. Flags that the default
+        does not support are refused. Comma-separated list; results are compared.
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
 

@@ -188,7 +188,7 @@ def _reserved(memory: Memory) -> str:
     verb = "does not fit" if least > device else "may not fit" if most > device else "fits, too"
     kept = f" Of the device's {size_of(round(device))} the least of it is kept free." if memory._reserves else ""
     return (
-        f"With the allocator's reserve, NCCL and contexts, published trainings took {shares[0]} to {shares[1]} "
+        f"With the allocator's reserve, NCCL and contexts, published training runs took {shares[0]} to {shares[1]} "
         f"times as much: {' to '.join(sizes_of(least, most))} here, which {verb}.{kept}"
     )
 

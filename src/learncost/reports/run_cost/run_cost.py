@@ -89,7 +89,7 @@ class RunAssumptions:
     devices=1,
 )
 def run_cost(request: Request, given: RunAssumptions) -> RunCost:
-    """The time, energy, CO2 and price of a whole training run, or of serving, each with label, source and interval.
+    """The time, energy, CO2 and price of a whole training run, or of serving, each with its source and interval.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         cluster. For a cluster (`learncost list clusters`) the default is the fastest mesh that fits.
     plan
         Memory optimizations, such as flash,fused,recompute=block (`learncost list plans`). The default is flash, for
-        time and memory alone.
+        time and memory only.
     price_book
         The price book, which defines what counts as an operation: matmul, the convention of utilization, or another
         (`learncost list price-books`).
@@ -119,8 +119,8 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         Data type of weights, activations, gradients and optimizer states (`learncost list precisions`); the peak rate
         is that of the activations' type.
     mfu
-        Model FLOPs utilization, above 0 to 1: the run then takes as long as it says. By default the run takes its steps
-        times the time of a step, and the utilization that published runs attained is compared with it.
+        Model FLOPs utilization, above 0 and at most 1; it determines the time of the run. By default that is the number
+        of steps times the time of a step, and its utilization is compared with that of published runs.
     hfu
         Hardware FLOPs utilization: recomputed operations (`procedure` recompute) count as work too.
     tokens_per_second

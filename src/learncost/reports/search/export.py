@@ -48,7 +48,7 @@ class Export:
 
     peak     bytes of the fullest device, with those that the trainer adds
     command  the words of the command line that asks about the file, `FILE` among them
-    faster   why the trainer cannot say the configurations before it; empty if it is the fastest
+    faster   why the trainer does not support the configurations before it; empty if it is the fastest
     """
 
     target: str
@@ -88,7 +88,7 @@ def target_of(name: str) -> Framework:
 
 
 def first_exported(requests: Sequence[Request], cluster: Cluster, framework: Framework) -> Export:
-    """Return the first of some steps that a trainer's file can say. Raises `InputError` of the first if it can none."""
+    """Return the first of some steps that a trainer supports. Raises `InputError` of the first if it can none."""
     if not requests:
         raise InputError("no configuration fits, so that no file is written: use more devices, or a smaller batch")
     refused = list[InputError]()
@@ -102,10 +102,10 @@ def first_exported(requests: Sequence[Request], cluster: Cluster, framework: Fra
 
 
 def exported(request: Request, cluster: Cluster, framework: Framework) -> Export:
-    """Return a step over a mesh as a trainer's file. Raises `InputError` naming what the trainer cannot say."""
+    """Return a step over a mesh as a trainer's file. Raises `InputError` naming what the trainer does not support."""
     steps = framework.role == STEP
     if not isinstance(request.model, str) or isinstance(request.model, NamedLayer) or (steps and request.sizes):
-        raise InputError(f"a file of {framework.title} cannot say a model with sizes that no name stands for")
+        raise InputError(f"a file of {framework.title} cannot express a model of other sizes than a preset's")
     ours = spread(request, cluster)
     parallel = ours.step.parallel
     if parallel.devices == 1:
@@ -117,7 +117,7 @@ def exported(request: Request, cluster: Cluster, framework: Framework) -> Export
     )
     reading = joined([(framework_of(document), document)], alone=not steps)
     for key in (*reading.unsupported, *reading.unknown):
-        raise InputError(f"a file of {framework.title} cannot say this step, but with {key.key}: {key.effect}")
+        raise InputError(f"a file of {framework.title} cannot express this step, only one with {key.key}: {key.effect}")
     more: dict[str, Any] = {} if steps else {"seq_len": request.seq_len, "devices": parallel.devices}
     more |= {} if steps else {name: value for name in LEFT if (value := getattr(request, name))}
     if not steps and reading.step.micro_batch_size is None:
@@ -140,11 +140,11 @@ def exported(request: Request, cluster: Cluster, framework: Framework) -> Export
     )
     for what, asked, found in pairs:
         if asked != found:
-            raise InputError(f"a file of {framework.title} cannot say the {what} {asked}: it reads back as {found}")
+            raise InputError(f"a file of {framework.title} cannot express the {what} {asked}: it reads back as {found}")
     if ours.peak != theirs.peak or not isclose(ours.step.seconds, theirs.step.seconds, rel_tol=1e-9):
         raise InputError(
-            f"a file of {framework.title} cannot say the placement {request.place or request.placement}: it reads back "
-            f"as {theirs.peak:,} bytes and {theirs.step.seconds:.6g} s, not {ours.peak:,} and {ours.step.seconds:.6g}"
+            f"a file of {framework.title} cannot express the placement {request.place or request.placement}: it means "
+            f"{theirs.peak:,} bytes and {theirs.step.seconds:.6g} s, not {ours.peak:,} and {ours.step.seconds:.6g}"
         )
     settings = {**more, **({} if steps else request.sizes), "engine": GRAPH, "on": cluster.name}
     typed = flags_typed({**settings, "tokens": request.tokens})
@@ -153,13 +153,11 @@ def exported(request: Request, cluster: Cluster, framework: Framework) -> Export
 
 
 def _wanted(request: Request, framework: Framework, parallel: ParallelConfig) -> FieldValues:
-    """Return the fields of the step that a file gives. Raises `InputError` for a plan that no file says."""
+    """Return the fields of the step that a file gives. Raises `InputError` for a plan that no file expresses."""
     names = {name for rule in framework.rules for name in rule.fields or ()}
     plan = {*filter(None, (request.plan or "").split(","))} - {FUSED_ATTENTION}
     if plan - {CHECKPOINTS}:
-        raise InputError(
-            f"a file of {framework.title} cannot say the plan {request.plan}, of which it has {CHECKPOINTS}"
-        )
+        raise InputError(f"a file of {framework.title} cannot express the plan {request.plan}, only {CHECKPOINTS}")
     again = CHECKPOINTS in plan or request.procedure == "recompute"
     grid = mesh_of(str(request.mesh))
     clauses = chosen(request.place, request.placement, grid.names)
@@ -244,7 +242,7 @@ def _inverted(framework: Framework, wanted: FieldValues, given: Mapping[str, Any
             name = wrong[0]
             value = next((each for each in wanted.get(name, ()) if each is not None), "")
             said = f"zero-{value}" if name == "zero" else f"{name.removeprefix('sizes.')} = {value}"
-            raise InputError(f"a file of {framework.title} cannot say {said}")
+            raise InputError(f"a file of {framework.title} cannot express {said}")
     return given
 
 

@@ -256,7 +256,7 @@ class Search(AtLength):
             return ""
         return (
             f", for which {' of '.join(sizes_of(int(self.memory), int(ram)))} are available: with the allocator's "
-            f"reserve, NCCL and contexts, published trainings took {least} to {most} times as much"
+            f"reserve, NCCL and contexts, published training runs took {least} to {most} times as much"
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -362,13 +362,13 @@ def search(
     precision
         Precisions to try, comma-separated. The default is bf16-masters on a device with bf16.
     budget
-        Available memory of a device, as 80GB or 75GiB. The default is the device's memory, less the least reserve of
-        an allocator, NCCL and contexts that a published training had.
+        Available memory of a device, as 80GB or 75GiB. The default is the device's memory, less the smallest reserve
+        for the allocator, NCCL and CUDA contexts in a published training run.
     top
         The number of configurations to show.
     export
-        A trainer whose file is written, of the first configuration that it can say: torchtitan, megatron, deepspeed or
-        accelerate.
+        The trainer for which the fastest configuration that it supports is written as a file: torchtitan, megatron,
+        deepspeed or accelerate.
 
     Returns
     -------
@@ -378,7 +378,7 @@ def search(
     Raises
     ------
     InputError
-        If the cluster is unknown, the batch cannot be split over the devices, or the trainer's file can say none
+        If the cluster is unknown, the batch cannot be split over the devices, or the trainer supports none
         of those shown.
 
     Commands
@@ -386,7 +386,7 @@ def search(
     learncost search llama-3-8b --on "DGX H100" --devices 64 --tokens 15e12
         The meshes and schedules of 64 devices, the fastest first.
     learncost search llama-3-8b --on "DGX H100" --devices 64 --export torchtitan -o train.toml
-        The first of these that torchtitan can say, as its file.
+        The fastest of these that torchtitan supports, as its configuration file.
 
     Examples
     --------
@@ -412,7 +412,7 @@ def search(
     kinds = [stored(name.strip()) for name in (request.precision or request.usual_precision(trains=True)).split(",")]
     if cast := next((kind for kind in kinds if kind.autocast), None):
         masters = training_precision(cast.values)
-        raise InputError(f"search has no autocast: give --precision {masters} in place of {cast.name}")
+        raise InputError(f"search does not support autocast: give --precision {masters} in place of {cast.name}")
     run = prepare(of_one(request.in_precision(kinds[0].name))).with_separate_trip_counts()
     name = run.model.configuration.name
     if not run.model.learns:

@@ -129,7 +129,7 @@ def contest(
     problem = setting.problem
     size, most = design.batch_size or problem.batch_size, len(problem.training)
     if size > most:
-        raise InputError(f"a batch of {size:,} is more than the {most:,} examples to learn from")
+        raise InputError(f"a batch of {size:,} exceeds the {most:,} training examples")
     parameters = sum(array.size for array in problem.begin(0).values())
     named = {entrant.name: entrant for entrant in design.entrants}
     priced, refused = possible(lambda name: costs(setting, named[name]), named)

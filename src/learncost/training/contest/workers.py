@@ -101,7 +101,7 @@ def workers(named: str | None, stop: Callable[[], bool]) -> Iterator[Workers]:
             gone = gone or any(isinstance(future.exception(), dask.KilledWorker) for future in done)
             if gone:
                 raise InputError(
-                    "processes that trained are gone: where they ran out of memory, give fewer --workers or a smaller "
+                    "training processes ended early: if they ran out of memory, give fewer --workers or a smaller "
                     "--batch-size"
                 )
             for future in done:

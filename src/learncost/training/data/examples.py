@@ -100,7 +100,7 @@ def prepare(
         for content, row in rows:
             split.add(content, row)
         if not split.end():
-            raise InputError("there must be two examples at least: one to learn from and one that validates")
+            raise InputError("at least two examples are needed: one for training and one for validation")
     shapes = {name: kind.shape for name, kind in kinds.items()}
     counts = {"examples": split.counts, "types": types, "shapes": shapes, "sizes": written.sizes}
     write_json(folder / METADATA_FILE, {**facts, **counts, "digests": written.digests()})

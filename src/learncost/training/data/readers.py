@@ -78,7 +78,7 @@ def in_order(names: set[str]) -> tuple[str, ...]:
 def number_of(line: ListLine, name: str, labels: Sequence[str]) -> int:
     """Return the number of a class. Raises InputError if the list has changed since its classes were read."""
     if name not in labels:
-        raise InputError(f"{line.where}: there was no class {name!r} when the list was read first; leave it as it was")
+        raise InputError(f"{line.where}: class {name!r} was added after the run began: restore the list")
     return labels.index(name)
 
 
@@ -252,7 +252,7 @@ class ExampleRows:
         labels = self.reader.labels(paths)
         next(self.reader.rows(paths, labels))  # what is wrong with all of them is said before anything is made
         if self.classes and len(labels) < 2:
-            raise InputError(f"there must be two classes at least, and {', '.join(labels) or 'none'} is all there is")
+            raise InputError(f"at least two classes are needed, not {', '.join(labels) or 'none'}")
         return labels
 
     def prepare(self, options: Options, folder: Path, say: Report) -> None:

@@ -123,8 +123,8 @@ def layer_page(name: str) -> str:
         folded("Every phase under every price book", costs(answers)),
         *(folded(f"{part.title}, line by line", lines_of(explained, part)) for part in explained.parts),
     ]
-    if explained.kept:
-        parts.append(folded("Saved tensors", kept_of(explained)))
+    if explained.saved:
+        parts.append(folded("Saved tensors", saved_of(explained)))
     notes = " ".join(plain(note) for note in explained._notes)
     page = "\n\n".join([*parts, f"Notes on the lines and the saved tensors: {notes}"]) + "\n"
     if "[n_parameters]" in page:
@@ -167,7 +167,7 @@ def code(text: str) -> str:
     return "`" + re.sub(r"\[[^\]]*\]", lambda axes: axes[0].replace(" ", "\u00a0"), text) + "`"
 
 
-def kept_of(explained: Explanation) -> str:
+def saved_of(explained: Explanation) -> str:
     """Return the saved tensors of the forward pass, and the lines that read them."""
     rows = [
         (
@@ -175,9 +175,9 @@ def kept_of(explained: Explanation) -> str:
             print_reading.breakable(explained._written(kept.elements)),
             ", ".join(f"`{reader}`" for reader in kept.readers) or "later iterations",
         )
-        for kept in explained.kept
+        for kept in explained.saved
     ]
-    whole = ("**total**", print_reading.breakable(explained._written(explained.kept_total)), "")
+    whole = ("**total**", print_reading.breakable(explained._written(explained.saved_total)), "")
     return table(("value", "elements", "read by"), [*rows, whole])
 
 
@@ -335,7 +335,7 @@ def plans_page(name: str, plans: Iterable[str]) -> str:
     for text in plans:
         one = planned(plain, text)
         flops, found = price(one, sizes, BOOKS["run"]).flops, memory(one, sizes)
-        amounts = (f"{flops / 1e12:.4f}", f"{found.kept_bytes / 1e9:.2f} GB", f"{found.peak / 1e9:.2f} GB")
+        amounts = (f"{flops / 1e12:.4f}", f"{found.saved_bytes / 1e9:.2f} GB", f"{found.peak / 1e9:.2f} GB")
         rows.append((f"`{text}`" if text else "none", *amounts))
     return table(("plan", "10^12 FLOPs", "saved tensors", "peak"), rows)
 

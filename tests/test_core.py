@@ -118,9 +118,9 @@ def test_live_takes_every_table(random):
     alive = lc.live(case.layer, SIZES)
     assert alive.peak == max((moment.bytes for moment in alive.curve), default=0)
     assert sum(live_array.bytes for live_array in alive.live_at_peak) == alive.peak
-    assert alive.kept_bytes <= alive.peak
+    assert alive.saved_bytes <= alive.peak
     # With no gradient wanted there is no second pass, so that nothing is kept for it.
-    assert lc.live(lc.derive(case.layer, wanted=[]), SIZES).kept == ()
+    assert lc.live(lc.derive(case.layer, wanted=[]), SIZES).saved == ()
 
 
 def test_a_wide_range_of_layers_was_drawn():
@@ -166,7 +166,7 @@ def test_a_repeat_within_a_repeat():
         np.testing.assert_allclose(np.asarray(result[f"d{name}"]), gradient, 1e-12)
     sizes = {"b": 2, "d": 5, "n": 3}
     assert counted == lc.price(lc.derive(layer).step, sizes).flops
-    kept = {array.name: array.shape for array in lc.live(layer, sizes).kept}
+    kept = {array.name: array.shape for array in lc.live(layer, sizes).saved}
     assert kept["G**"] == (2, 3, 2, 5)
 
 

@@ -10,7 +10,7 @@ import learncost as lc
 from decoder_places import places_of
 from foreign_models import in_float64, numpy_of, shaken
 from hugging_face import module_of, read
-from learncost.engines.made import made_inputs
+from learncost.engines.computed_inputs import computed_inputs
 from learncost.ir.errors import InputError
 from learncost.layers.layer import shipped_layer
 from learncost.layers.refinement import with_scale
@@ -191,7 +191,7 @@ def inputs_of(values, model, tokens):
     """
     share = np.full(tokens.shape, -1.0 / (BATCH * (LENGTH - 1)))
     share[:, -1] = 0
-    inputs = dict(made_inputs(model.configuration, {"M": LENGTH}))
+    inputs = dict(computed_inputs(model.configuration, {"M": LENGTH}))
     if values["model_type"] == "falcon" and "slope" in inputs:
         inputs["slope"] = 2 * inputs["slope"]
     return {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, **inputs}

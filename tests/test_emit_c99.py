@@ -359,9 +359,9 @@ def _of(program: FirmwareProgram, name: str) -> Any:
 
 def test_rooms_are_those_of_the_program() -> None:
     program = made("gpt2", "fp32", optimizer="adamw")
-    from learncost.engines.made import names_made
+    from learncost.engines.computed_inputs import names_computed
 
-    fixed = names_made(program.training.model)
+    fixed = names_computed(program.training.model)
     assert program_memory(program.tables.values(), program.sizes, "fp32", fixed) == program.firmware.program_memory
     weights = sum(array.size for array in program.training.weights.values())
     found = program.firmware.program_memory

@@ -11,7 +11,7 @@ import learncost as lc
 from encoder_places import PLACES, H
 from foreign_models import in_float64, numpy_of, shaken
 from hugging_face import read
-from learncost.engines.made import made_inputs
+from learncost.engines.computed_inputs import computed_inputs
 from learncost.models.model import build, run_sizes
 from sampling import sampled
 
@@ -80,7 +80,7 @@ def inputs_of(kind, architecture, model, module, draw, sizes):
         if architecture == "BartForSequenceClassification":  # the last token of each side ends the sequence
             source[:, -1] = config.eos_token_id
             ours["last"] = np.full(B, length - 1)
-    ours |= made_inputs(model.configuration, sizes)
+    ours |= computed_inputs(model.configuration, sizes)
     return {name: array for name, array in ours.items() if name in model.table.inputs}, theirs
 
 

@@ -69,7 +69,7 @@ def test_attention_under_the_paper() -> None:
     assert "(25-26)" in numbers
     assert "E3" in numbers
     assert sorted(line["equation"] for line in parts["weight_update"]["lines"]) == ["(23)", "(27)", "(33)", "(37)"]
-    kept_rows = {row["name"]: row for row in data["kept"]}
+    kept_rows = {row["name"]: row for row in data["saved"]}
     assert set(kept_rows) == {"XQ", "XK", "XV", "Q", "K", "V", "P", "A"}
     assert kept_rows["P"]["elements"] == "M*N*h"
     assert kept_rows["XQ"]["input"]
@@ -88,8 +88,8 @@ def test_closed_form_and_jacobian() -> None:
 def test_kept_is_what_live_keeps(name: str) -> None:
     derived = derive(shipped_layer(name))
     sizes = {"B": 2, "M": 3, "N": 5, "d": 14, "h": 2, "k": 7, "f": 11, "v": 13}
-    expected = {array.name: array.bytes for array in live(derived, sizes, "fp32").kept}
-    assert {array.name: array.elements.at(sizes) * 4 for array in explain(name).kept} == expected
+    expected = {array.name: array.bytes for array in live(derived, sizes, "fp32").saved}
+    assert {array.name: array.elements.at(sizes) * 4 for array in explain(name).saved} == expected
 
 
 def test_values_from_inside_a_word_are_named() -> None:
@@ -105,14 +105,16 @@ def test_a_repeat(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "repeat n_layer carry X->X.2:" in text
     assert "repeat n_layer backwards" in text
-    stacks = {array.name: array.readers for array in explanation.kept if array.name.endswith("*")}
+    stacks = {array.name: array.readers for array in explanation.saved if array.name.endswith("*")}
     assert stacks
     assert all(stacks.values())
 
 
 def test_what_a_repeat_hands_out_is_kept_too() -> None:
     layer = lc.layer("net(X; W) -> Y\nrepeat n carry X:\n  X[B d] = X[B d'] W[d' d]\nY[B d] = X[B d] X[B d]")
-    assert sum(array.elements.at({"n": 3, "B": 1, "d": 2}) for array in explain(layer).kept) == 8  # into turns, and out
+    assert (
+        sum(array.elements.at({"n": 3, "B": 1, "d": 2}) for array in explain(layer).saved) == 8
+    )  # into turns, and out
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import learncost as lc
 from decoder_places import in_a_row, output
 from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_flops, check_parameters, module_of, read
-from learncost.engines.made import made_inputs
+from learncost.engines.computed_inputs import computed_inputs
 from learncost.models.model import build, run_sizes
 from sampling import sampled
 
@@ -404,7 +404,7 @@ def test_loss_and_gradients(name):
     share = np.full(tokens.shape, -1.0 / (BATCH * (LENGTH - 1)))
     share[:, -1] = 0
     arrays = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share}
-    arrays |= made_inputs(model.configuration, {"M": LENGTH})
+    arrays |= computed_inputs(model.configuration, {"M": LENGTH})
     for kind, blocks in stacks.items():
         if (stack := f"corrections_{kind[:-1]}" if kind else "corrections") in model.table.inputs:
             gates = [module.model.layers[i].mlp.gate for i in blocks]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from learncost.engines import made as positions
+from learncost.engines import computed_inputs as positions
 from learncost.ir.errors import InputError
 from learncost.ir.value import IdentityKey
 from learncost.layers.rewrite import REWRITINGS

@@ -9,7 +9,7 @@ import torch
 import learncost as lc
 from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_parameters, module_of, read
-from learncost.engines.made import made_inputs
+from learncost.engines.computed_inputs import computed_inputs
 from learncost.ir.errors import InputError
 from learncost.models.argument import preset
 from learncost.models.model import build, run_sizes
@@ -114,7 +114,7 @@ def test_loss_and_every_gradient(more):
     share = np.full(tokens.shape, -1.0 / (BATCH * (LENGTH - 1)))
     share[:, -1] = 0
     arrays = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, "dloss": np.array(1.0)}
-    arrays |= made_inputs(model.configuration, {"M": LENGTH})
+    arrays |= computed_inputs(model.configuration, {"M": LENGTH})
     arrays |= {weight: ours(weight, lambda parameter: parameter) for weight in model.table.weights}
     sizes = run_sizes(model, BATCH, LENGTH, None)
     result = lc.run(model.table, {**arrays, **{name: sizes[name] for name in ("w", "a")}})

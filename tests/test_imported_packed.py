@@ -10,7 +10,7 @@ from torch.nn.utils import rnn
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
-from learncost.importer.as_run import straight
+from learncost.importer.tracing import straight
 from learncost.importer.walk import read_module
 from learncost.verification.imported import products, run_both
 

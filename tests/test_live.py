@@ -38,20 +38,20 @@ def test_a_block_of_gpt2_keeps_what_korthikanti_counts_without_the_dropout_masks
     h = a * k
     sizes = {"B": b, "M": s, "d": h, "h": a, "k": k, "f": 4 * h, "v": 11, "p": 8, "n_layer": 7}
     live = lc.live(lc.derive(lc.layer(GPT2)), sizes, "fp16")
-    block = [array for array in live.kept if array.axes[0] == "n_layer"]
+    block = [array for array in live.saved if array.axes[0] == "n_layer"]
     deviations = [array for array in block if array.axes == ("n_layer", "B", "M")]
     assert sum(deviation.bytes for deviation in deviations) == 7 * 2 * 2 * s * b
     rest = sum(array.bytes for array in block) - sum(deviation.bytes for deviation in deviations)
     assert rest == 7 * (32 * s * b * h + 2 * a * s * s * b)
     # Outside the blocks: the last norm (its value and deviation), the head's input, the logarithms of probabilities
     # and the target's, and the inputs that the scatters and the loss read again.
-    outside = {array.name: array.shape for array in live.kept if array not in block}
+    outside = {array.name: array.shape for array in live.saved if array not in block}
     assert outside == {
         "tokens": (b, s), "positions": (s,), "targets": (b, s), "share": (b, s),
         "ln_f.Z": (b, s, h), "ln_f.Z:g": (b, s), "Y": (b, s, h), "P": (b, s, 11), "T": (b, s),
     }  # fmt: skip
-    assert live.kept_bytes == sum(array.bytes for array in live.kept)
-    assert all(isinstance(array.bytes, int) for array in live.kept)
+    assert live.saved_bytes == sum(array.bytes for array in live.saved)
+    assert all(isinstance(array.bytes, int) for array in live.saved)
 
 
 def test_an_array_lives_from_its_line_to_its_last_reader():
@@ -60,11 +60,11 @@ def test_an_array_lives_from_its_line_to_its_last_reader():
     inputs_elements, value = 2 * 5 + 5 * 3, 2 * 3
     forward = lc.live(chain.table, sizes, "fp32")
     assert [m.bytes for m in forward.curve] == [4 * (inputs_elements + n * value) for n in (1, 2, 2)]
-    assert forward.kept == ()
+    assert forward.saved == ()
     # With the backward pass D and Y are kept (exp and tanh are derived from their results), X for the weight; dY is
     # there from the start, as an input.
     step = lc.live(lc.derive(chain), sizes, "fp32")
-    assert {array.name for array in step.kept} == {"X", "D", "Y"}
+    assert {array.name for array in step.saved} == {"X", "D", "Y"}
     names = [m.line for m in step.curve]
     alive = dict(zip(names, (m.bytes for m in step.curve), strict=True))
     assert names == ["A", "D", "Y", "dD", "dA", "dX", "dW"]
@@ -88,8 +88,8 @@ def test_stacks_count_every_turn_and_a_body_once():
     text = "deep(X; ) -> X\n repeat n carry X:\n  S[b] = sigmoid(X[b])\n  X[b] = X[b] + S[b]"
     layer = lc.layer(text)
     single, many = (lc.live(lc.derive(layer), {"b": 10, "n": n}, "fp64") for n in (1, 5))
-    assert {array.name for array in many.kept} == {"S*"}
-    assert many.kept[0].shape == (5, 10)
+    assert {array.name for array in many.saved} == {"S*"}
+    assert many.saved[0].shape == (5, 10)
     assert many.peak - single.peak == 4 * 80
 
 
@@ -99,7 +99,7 @@ def test_sizes_may_be_arrays_and_must_be_complete():
     many = lc.live(layer, {"b": lengths, "d": 3, "f": 4}, "bf16")
     each = [lc.live(layer, {"b": int(b), "d": 3, "f": 4}, "bf16") for b in lengths]
     np.testing.assert_array_equal(many.peak, [live.peak for live in each])
-    np.testing.assert_array_equal(many.kept_bytes, [live.kept_bytes for live in each])
+    np.testing.assert_array_equal(many.saved_bytes, [live.saved_bytes for live in each])
     with pytest.raises(lc.InputError, match="give d, f"):
         lc.live(layer, {"b": 1})
     with pytest.raises(lc.InputError, match="no data type is called 'fp12'"):
@@ -124,7 +124,7 @@ def test_blocks_in_a_repeat_take_what_they_take_one_by_one(name, layers):
             lc.live(table_of(model_built), sizes, "fp32", rules=rules) for model_built in (model, unrolled(model))
         )
         assert needs.peak == oracle.peak
-        assert needs.kept_bytes == oracle.kept_bytes
+        assert needs.saved_bytes == oracle.saved_bytes
 
 
 @pytest.mark.parametrize(
@@ -138,5 +138,5 @@ def test_the_turns_that_are_walked_stand_for_all(plan, procedure, monkeypatch):
     few = lc.live(table, sizes, "fp32", rules=IN_KERNELS)
     monkeypatch.setattr(lifetimes, "FEW", 10**6)
     every = lc.live(table, sizes, "fp32", rules=IN_KERNELS)
-    assert (few.peak, few.peak_line, few.kept_bytes) == (every.peak, every.peak_line, every.kept_bytes)
+    assert (few.peak, few.peak_line, few.saved_bytes) == (every.peak, every.peak_line, every.saved_bytes)
     assert [moment.bytes for moment in few.curve] == [moment.bytes for moment in every.curve]

@@ -43,7 +43,7 @@ def test_few_iterations_take_the_memory_of_all(
     every = asked()
     assert few.peak == every.peak
     assert few.split == every.split
-    assert few.moment == every.moment
+    assert few.peak_at == every.peak_at
     assert few.live_at_peak == every.live_at_peak
 
 

@@ -25,7 +25,7 @@ def kept_in_blocks(procedure, plan=""):
     sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "vocab_size": 11}
     model = build(configure("gpt2", {**sizes, "max_position_embeddings": 8}), dropout=True)
     table = planned(step(model, procedure, "sgd"), plan)
-    kept_arrays = live(table, run_sizes(model, BATCH, LENGTH, None), "fp16").kept
+    kept_arrays = live(table, run_sizes(model, BATCH, LENGTH, None), "fp16").saved
     block = [array for array in kept_arrays if array.axes[0] == "n_layer" and array.axes != ("n_layer", "B", "M")]
     values = sum(array.bytes for array in block if not array.name.endswith(".mask"))
     masks = {array.name: array.bytes // 2 for array in block if array.name.endswith(".mask")}
@@ -127,7 +127,7 @@ def test_the_split_and_the_curve_belong_to_the_peak():
     settings = {"optimizer": "adamw", "dtype": "bf16-masters", "accumulate": 2, "engine": "graph"}
     needs = lc.memory("gpt2", "recompute", 4, 64, **settings)
     assert sum(needs.split.values()) == needs.peak == max(moment.bytes for moment in needs.curve)
-    assert needs.moment.bytes == needs.peak
+    assert needs.peak_at.bytes == needs.peak
     assert sum(live_array.bytes for live_array in needs.live_at_peak) == needs.peak
 
 

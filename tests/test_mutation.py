@@ -126,7 +126,7 @@ EQUIVALENT_LINES = {
 }
 
 
-# Numbers of chance seldom reach these branches of angles and buckets: tests/test_made.py holds them to transformers'.
+# Random numbers seldom reach these branches of angles and buckets: tests/test_computed_inputs.py has theirs.
 SELDOM_REACHED = {"alibi_slopes", "distance_buckets", "distance_rows", "llama3_frequencies", "log_buckets"}
 SELDOM_REACHED |= {"longrope_scale", "rotary_angles", "sinusoids", "yarn_frequencies", "yarn_scale"}
 MUTABLE = tuple(name for name in shipped() if name not in SELDOM_REACHED)

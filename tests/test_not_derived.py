@@ -46,8 +46,8 @@ def test_a_stated_cost_is_what_the_same_lines_cost(book):
 
 def test_its_results_and_operands_are_kept_as_those_of_the_same_lines():
     derived, opaque = (lc.live(net(second), SIZES) for second in (SECOND, STATED))
-    assert {held.name for held in opaque.kept} == {held.name for held in derived.kept}
-    assert opaque.kept_bytes == derived.kept_bytes
+    assert {held.name for held in opaque.saved} == {held.name for held in derived.saved}
+    assert opaque.saved_bytes == derived.saved_bytes
 
 
 def test_its_gradient_is_one_line_that_reads_its_operands():

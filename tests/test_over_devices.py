@@ -135,7 +135,7 @@ def kept_in_blocks(t, placement, plan):
     table = planned(without_gradients(step(model, "bp", "sgd")), plan)
     whole = run_sizes(model, BATCH, LENGTH, None)
     placed = place(table, mesh(f"tp={t}"), chosen(None, placement), whole)
-    arrays = live(placed.table, {**whole, "tp": t}, "fp16").kept
+    arrays = live(placed.table, {**whole, "tp": t}, "fp16").saved
     block = [a for a in arrays if a.axes[0] == "n_layer" and len(a.axes) > 3]
     again = {SELECTIVE: ("attn.P.mask",), "": ()}.get(plan, ("attn.P.mask", "attn.Y.mask", "mlp.Y.mask"))
     total = sum(a.bytes // 2 if a.name.endswith(".mask") else a.bytes for a in block if a.name not in again)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.engines.made import made_inputs
+from learncost.engines.computed_inputs import computed_inputs
 from learncost.ir.polynomial import size_of
 from learncost.models.configuration import configure
 from learncost.models.model import build
@@ -40,7 +40,7 @@ def test_loss_and_gradients_of_the_block_as_it_is_printed():
     weights = {name: generator.standard_normal(shape) / 3 for name, shape in shapes.items()}
     tokens = generator.integers(0, TINY["vocab_size"], (BATCH, LENGTH))
     targets, share = np.roll(tokens, -1, 1), np.full(tokens.shape, -1.0 / tokens.size)
-    made = made_inputs(model.configuration, {"M": LENGTH})
+    made = computed_inputs(model.configuration, {"M": LENGTH})
     given = {"tokens": tokens, "targets": targets, "share": share, "dloss": np.array(1.0), **made}
     result = lc.run(model.table, {**given, **weights})
 

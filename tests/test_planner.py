@@ -122,10 +122,10 @@ def test_what_gpt2_keeps_under_the_plan_that_is_nearly_free():
     # Of a token and block: X, X.2, Q, K, V and A of width d, and U of width 4 d; no scores, nothing else of width 4 d.
     table, sizes = gpt2(8, 1024)
     needs = memory(planned(table, "flash,chunked-loss,recompute=gelu+norm"), sizes)
-    blocks = [array for array in needs.kept if array.axes[0] == "n_layer"]
+    blocks = [array for array in needs.saved if array.axes[0] == "n_layer"]
     assert {block.name.rstrip("*") for block in blocks} == {"X", "X.2", "mlp.U", *(f"attn.{name}" for name in "QKVA")}
     assert sum(block.bytes for block in blocks) == 12 * 8 * 1024 * 10 * 768 * 4
-    assert not any({"B", "v"} <= set(array.axes) for array in needs.kept)
+    assert not any({"B", "v"} <= set(array.axes) for array in needs.saved)
 
 
 def test_the_python_of_the_page():

@@ -12,7 +12,7 @@ import learncost as lc
 from decoder_places import apart, output
 from foreign_models import in_float64, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_parameters, module_of, read
-from learncost.engines.made import made_inputs
+from learncost.engines.computed_inputs import computed_inputs
 from learncost.ir.loop import walk
 from learncost.layers.active import parameters
 from learncost.models.argument import preset
@@ -495,7 +495,7 @@ def test_loss_and_every_gradient(name):
     share = np.full(tokens.shape, -1.0 / (BATCH * (LENGTH - 1)))
     share[:, -1] = 0
     arrays = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share}
-    arrays |= made_inputs(model.configuration, {"M": LENGTH})
+    arrays |= computed_inputs(model.configuration, {"M": LENGTH})
     arrays |= {name: np.stack([numpy_of(each) for each in corrections])
                for name in model.table.inputs if name.startswith("corrections")}  # fmt: skip
     found = places_of(name, model, module)

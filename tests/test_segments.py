@@ -73,7 +73,7 @@ def test_segments_keep_their_input_alone():
         forward = next(line for line in again.lines if isinstance(line, Loop))
         assert {inside for inside, _ in forward.keep} == {"X"}
         (array,) = [
-            candidate for candidate in lc.live(again, sizes).kept if candidate.axes[0] == f"n_layer/{iterations}"
+            candidate for candidate in lc.live(again, sizes).saved if candidate.axes[0] == f"n_layer/{iterations}"
         ]
         assert array.bytes == 12 // iterations * sizes["B"] * sizes["M"] * sizes["d"] * 4
     assert planned(table, "recompute=block/1").lines == planned(table, "recompute=block").lines

@@ -232,7 +232,7 @@ constants: share"""
 def test_a_stack_is_kept_once_and_outlives_recomputation():
     # What goes into a turn is what left the turn before, so it is kept in H; into the first one goes the input h.
     derived = lc.derive(lc.layer(NETWORK))
-    assert sorted(array.name for array in lc.live(derived, {"B": 2, "M": 4, "d": 3, "e": 5, "v": 6}).kept) == [
+    assert sorted(array.name for array in lc.live(derived, {"B": 2, "M": 4, "d": 3, "e": 5, "v": 6}).saved) == [
         "H", "P", "X", "h", "share", "targets"
     ]  # fmt: skip
     weights = {"W": draw(D, 5), "U": draw(5, 5), "V": draw(5, V)}

@@ -7,7 +7,7 @@ import learncost as lc
 from decoder_places import apart, network, norm, output, places_of
 from foreign_models import in_float64, numpy_of, shaken
 from hugging_face import check_flops, check_parameters, module_of, read
-from learncost.engines.made import made_inputs
+from learncost.engines.computed_inputs import computed_inputs
 from learncost.models.model import build, run_sizes
 
 torch = pytest.importorskip("torch")
@@ -54,7 +54,7 @@ def test_parameters_products_loss_and_every_gradient(keys):
     share = np.full(tokens.shape, -1.0 / (BATCH * (LENGTH - 1)))
     share[:, -1] = 0
     arrays = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, "dloss": np.array(1.0)}
-    arrays |= made_inputs(model.configuration, {"M": LENGTH})
+    arrays |= computed_inputs(model.configuration, {"M": LENGTH})
     arrays |= {name: stacked([theirs[at] for at in names], *how) for name, (names, *how) in places.items()}
     windows = {"w": run_sizes(model, BATCH, LENGTH, None)["w"]} if "sliding_window" in keys else {}
     result = lc.run(model.table, {**arrays, **windows})

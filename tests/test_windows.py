@@ -200,7 +200,7 @@ def test_the_price_is_what_a_stranger_counts(window):
 def test_what_is_alive_does_not_depend_on_the_window():
     sizes = {"B": 2, "M": M, "d": 4, "h": 2, "k": 3}
     causal, windowed = (lc.live(self_attention(shipped_layer("attention"), window=w), sizes) for w in (None, "w"))
-    assert (causal.peak, causal.kept_bytes) == (windowed.peak, windowed.kept_bytes)
+    assert (causal.peak, causal.saved_bytes) == (windowed.peak, windowed.saved_bytes)
 
 
 TURNS = """turns(X S) -> loss

@@ -1153,7 +1153,7 @@ def fit(
     schedule: The pipeline schedule, for a mesh with pp: gpipe, 1f1b, interleaved (several stages on a device)
         or zb-h1.
     chunks: Stages on a device in the interleaved schedule.
-    accumulate: Number of microbatches for gradient accumulation, and of a pipeline's; it divides the batch.
+    accumulate: Number of microbatches for gradient accumulation or of a pipeline; it divides the batch.
     context: For decode: tokens in the KV cache before the step.
     page_size: Tokens in a page of the KV cache, such as 16 in vLLM: each sequence has full pages.
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or

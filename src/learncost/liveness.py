@@ -99,7 +99,7 @@ class Live(Displayed):
 
     Attributes
     ----------
-    kept
+    saved
         Saved tensors: values of the forward pass that later passes read, including its inputs and without its weights,
         with `name`, `axes`, `shape`, `bytes`.
     peak
@@ -121,11 +121,11 @@ class Live(Displayed):
     >>> found = lc.live(linear, {"B": 1, "M": 2, "d": 3, "f": 4})
     >>> found.peak, found.peak_line
     (208, 'dW')
-    >>> [(held.name, held.bytes) for held in found.kept], found.kept_bytes
+    >>> [(held.name, held.bytes) for held in found.saved], found.saved_bytes
     ([('X', 24)], 24)
     """
 
-    kept: tuple[LiveArray, ...]
+    saved: tuple[LiveArray, ...]
     peak: Any
     peak_line: str
     live_at_peak: tuple[LiveArray, ...]
@@ -142,9 +142,9 @@ class Live(Displayed):
         return self._intervals()
 
     @property
-    def kept_bytes(self) -> Any:
+    def saved_bytes(self) -> Any:
         """Bytes of all saved tensors."""
-        return sum(array.bytes for array in self.kept)
+        return sum(array.bytes for array in self.saved)
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class Liveness:
         return list(accumulate(self.changes(lambda count: count.at(sizes))))
 
     @property
-    def kept(self) -> Iterator[SizedArray]:
+    def saved(self) -> Iterator[SizedArray]:
         """The saved tensors; one that every iteration overwrites is counted once."""
         counted: set[tuple[str, tuple[int, ...]]] = set()
         for each in self.arrays:
@@ -274,9 +274,9 @@ class Liveness:
         def value(count: Polynomial) -> Any:
             return count.at(sizes)
 
-        kept, levels = tuple(live_arrays(sized(self.kept, value), sizes)), self.levels(sizes)
+        saved, levels = tuple(live_arrays(sized(self.saved, value), sizes)), self.levels(sizes)
         if not levels:
-            return Live(kept, 0, "", (), (), dtype)
+            return Live(saved, 0, "", (), (), dtype)
         has_numbers = all(isinstance(level, int) for level in levels)
         if has_numbers:
             peak: Any = max(levels)
@@ -291,7 +291,7 @@ class Liveness:
         curve = tuple(self.points[at].moment(level, sizes) for at, level in lines)
         moments = [at + 1 for at, _ in lines] if has_numbers else []
         return Live(
-            kept,
+            saved,
             peak,
             self.points[worst].line.name,
             tuple(alive),

@@ -15,8 +15,8 @@ from learncost.backends.c99.layout import given
 from learncost.cost_models import Book, price
 from learncost.devices.device import STACK
 from learncost.engines.boards import BOARDS, Board, LinkedProgram, build, run
+from learncost.engines.computed_inputs import names_computed
 from learncost.engines.inputs import random_batch
-from learncost.engines.made import names_made
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.verification.report import Check
@@ -183,7 +183,7 @@ def inputs_of(program: FirmwareProgram) -> dict[str, Any]:
     training = program.training
     batch = random_batch(training.model, program.sizes)
     values = dict(training.prepare(**batch).values) | training.inputs(**batch)
-    fixed = names_made(training.model) | training.constants.keys()
+    fixed = names_computed(training.model) | training.constants.keys()
     groups = given([*program.firmware.layouts.values()], frozenset(fixed))
     return {
         name: values[name]

@@ -17,9 +17,9 @@ from learncost.backends.c99.layout import varies
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.engines.boards.board import linker_script
+from learncost.engines.computed_inputs import names_computed
 from learncost.engines.hugging_face import from_checkpoint, to_checkpoint
 from learncost.engines.inputs import data, random_batch
-from learncost.engines.made import names_made
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import StateArray, evaluated, from_state, stored, to_state
 from learncost.engines.weights import DEVIATION, deviations, initial_weights
@@ -295,7 +295,7 @@ def _constants(
     models = (model, training.evaluated) if "predict" in tables else (model,)
     fed = {datum.input for each in models for datum in data(each)}
     read = {name for table in tables.values() for name in (*table.inputs, *table.weights)}
-    fixed = names_made(model) | {name for name in read if name in (*training.constants, *training.buffers)}
+    fixed = names_computed(model) | {name for name in read if name in (*training.constants, *training.buffers)}
     fixed |= {name for name in training.state if name in read - learns}
     if missing := [name for name in sorted(read - values.keys()) if name not in fed | learns | fixed]:
         raise InputError(f"{missing[0]} is used only in prediction and has no values: give --weights FILE")

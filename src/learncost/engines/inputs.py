@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.engines.made import made_inputs, names_made
+from learncost.engines.computed_inputs import computed_inputs, names_computed
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base, shape_of, size_of
@@ -79,7 +79,7 @@ def _data(table: IdentityKey[Table], fixed: frozenset[str]) -> tuple[Datum, ...]
 def data(model: Model) -> tuple[Datum, ...]:
     """Return a model's data inputs, without those that positions determine and those that dequantize weights."""
     stored = {name for weight in model.quantized for name in weight.reads}
-    return _data(IdentityKey(model.table), names_made(model) | stored)
+    return _data(IdentityKey(model.table), names_computed(model) | stored)
 
 
 def derived_inputs(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], unit: Any) -> Arrays:
@@ -328,7 +328,7 @@ class Batch:
 
     def inputs(self, table: Table) -> Arrays:
         """Return the inputs of a table of this model that the batch and its positions determine."""
-        made_arrays = made_inputs(self.model.configuration, self.sizes)
+        made_arrays = computed_inputs(self.model.configuration, self.sizes)
         arrays = {name: array for name, array in made_arrays.items() if name in table.inputs}
         for name in table.inputs:
             value = table.values[name]

@@ -16,7 +16,6 @@ from torch._export.utils import _is_preservable_cia_op, node_inline_
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils.flop_counter import flop_registry
 
-from learncost.importer.as_run import SELECTING, with_traced_gradients
 from learncost.importer.calls import answered, decided
 from learncost.importer.composed import WRITTEN_OUT
 from learncost.importer.examples import (
@@ -37,6 +36,7 @@ from learncost.importer.refusals import GradientInForwardError, transform_of
 from learncost.importer.registered import UnusedProducts, unused
 from learncost.importer.rule import RULES
 from learncost.importer.sized import constants, exact, interval, open_sizes, plain_sizes
+from learncost.importer.tracing import SELECTING, with_traced_gradients
 from learncost.importer.tried import has_fraction
 from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError

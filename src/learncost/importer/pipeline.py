@@ -11,7 +11,6 @@ from typing import Any
 import sympy
 import torch
 
-from learncost.importer.as_run import straight
 from learncost.importer.axes import AxisSplitError, Size
 from learncost.importer.examples import flattened, parts_of, size_at
 from learncost.importer.export import Exported, export
@@ -23,6 +22,7 @@ from learncost.importer.refusals import (
     exports,
     fails_on_shapes,
 )
+from learncost.importer.tracing import straight
 from learncost.importer.tried import copied
 from learncost.importer.walk import ImportedModule, read_exported
 from learncost.ir.dataclass import dataclass, field, replace

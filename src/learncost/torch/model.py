@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from learncost.engines import hugging_face
+from learncost.engines.computed_inputs import computed_inputs, names_computed
 from learncost.engines.inputs import ALIASES, MASKS, data, derived_inputs
-from learncost.engines.made import made_inputs, names_made
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table
@@ -41,7 +41,7 @@ class ModelModule(TableModule):
         super().__init__(plain.table, sizes, dict.fromkeys(masks, chance(dropout)), **tensor)
         self.configuration, self._learns = configuration, plain.learns
         self._at: dict[Any, torch.Tensor] = {}
-        self._positions = names_made(plain)
+        self._positions = names_computed(plain)
         self._data = data(plain)
         frozen = set(plain.table.weights) - set(plain.learning)
         for name in frozen:
@@ -134,7 +134,7 @@ class ModelModule(TableModule):
         if (name, lengths, device, dtype) in self._at:
             return
         with torch.inference_mode(False):  # a tensor for training, too
-            tensor = torch.tensor(made_inputs(self.configuration, dict(lengths))[name], device=device)
+            tensor = torch.tensor(computed_inputs(self.configuration, dict(lengths))[name], device=device)
             self._at[name, lengths, device, dtype] = tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     def load_hugging_face(self, source: str | Path | Mapping[str, torch.Tensor]) -> ModelModule:

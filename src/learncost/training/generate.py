@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.engines.made import made_inputs
+from learncost.engines.computed_inputs import computed_inputs
 from learncost.engines.tokenizer import Tokenizer
 from learncost.interpreter import execute
 from learncost.ir.dataclass import dataclass
@@ -66,7 +66,7 @@ class Decoder:
         values["tokens"] = np.array([tokens], np.int64)
         length = before + len(tokens)
         sizes = {**self._sizes, **self._tables.lengths(self._sizes, before, len(tokens)), "M": len(tokens)}
-        for name, array in made_inputs(self._configuration, {"M": length}).items():
+        for name, array in computed_inputs(self._configuration, {"M": length}).items():
             if name in table.inputs:  # of which the last positions are those of the new tokens, and of their windows
                 last = tuple(slice(-size, None) for size in shape_of(table.axes[name], sizes))
                 values[name] = array[last] if array.dtype.kind in "iub" else array[last].astype(self._dtype)

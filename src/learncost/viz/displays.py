@@ -122,7 +122,7 @@ def _live(live: Live) -> str:
     if not isinstance(live.peak, int):
         return _fields(live)
     title = f"Live arrays: peak {number(live.peak)} bytes ({size_of(live.peak)}) at {live.peak_line}"
-    return _of_rows(f"{title}, saved tensors {number(live.kept_bytes)} bytes", _rows_of_live(live))
+    return _of_rows(f"{title}, saved tensors {number(live.saved_bytes)} bytes", _rows_of_live(live))
 
 
 def _training(training: Core) -> str:
@@ -198,7 +198,7 @@ def _rows_of_price(price: Price) -> Iterator[dict[str, Any]]:
 
 
 def _rows_of_live(live: Live) -> Iterator[dict[str, Any]]:
-    for when, arrays in (("peak", live.live_at_peak), ("kept", live.kept)):
+    for when, arrays in (("peak", live.live_at_peak), ("saved", live.saved)):
         for array in arrays:
             cells = {"alive": when, "array": array.name, "shape": array.shape, "bytes": array.bytes}
             yield cells | {"layer": array.layer, "block": array.block, "role": array.role}

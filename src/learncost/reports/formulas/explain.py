@@ -97,8 +97,8 @@ def explain(
     topic = find_subject(subject, price_book, jacobian, optimizer, procedure)
     parts = tuple(ExplainedPhase(phase, tuple(_steps(table, topic))) for phase, table in topic.tables.items())
     source = topic.layer.source
-    kept_values = _kept(topic)
-    return Explanation(topic.name, source, topic.book, topic.jacobian, parts, kept_values, topic.axes)
+    saved_values = _saved(topic)
+    return Explanation(topic.name, source, topic.book, topic.jacobian, parts, saved_values, topic.axes)
 
 
 def _steps(table: Table, topic: Subject) -> Iterator[ExplainedLine]:
@@ -120,28 +120,28 @@ def _steps(table: Table, topic: Subject) -> Iterator[ExplainedLine]:
     assert next(rows, None) is None
 
 
-def _kept(topic: Subject) -> tuple[SavedValue, ...]:
+def _saved(topic: Subject) -> tuple[SavedValue, ...]:
     """Return the saved tensors that `live` finds, with the lines that read them; it depends on axes, not on sizes."""
     if topic.derived is None:
         return ()
     step = topic.derived.step
     sizes = {base(axis) for axes in step.axes.values() for axis in axes}
     sizes |= {loop.count for loop in repeats(step.lines)}
-    kept_arrays = live(topic.derived, dict.fromkeys(sorted(sizes), 2)).kept
+    saved_arrays = live(topic.derived, dict.fromkeys(sorted(sizes), 2)).saved
     readers: dict[str, list[str]] = {}
     for line, _ in walk(topic.derived.reverse.lines):
         for name in line.reads:
             readers.setdefault(name, []).append(line.name)
     inputs = frozenset(topic.layer.table.inputs)
     inner = _inner(step)
-    kept_values = []
-    for item in kept_arrays:
+    saved_values = []
+    for item in saved_arrays:
         value = step.known[item.name]
         # a stack of all iterations is read inside by its slices' name
         name = value.of if value.role == "kept" else item.name
         reading = tuple(dict.fromkeys(readers.get(name, ())))
-        kept_values.append(SavedValue(item.name, item.axes, item.name in inputs, reading, *inner.get(name, ())))
-    return tuple(kept_values)
+        saved_values.append(SavedValue(item.name, item.axes, item.name in inputs, reading, *inner.get(name, ())))
+    return tuple(saved_values)
 
 
 def _inner(table: Table) -> dict[str, tuple[str, str]]:

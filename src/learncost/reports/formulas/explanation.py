@@ -132,8 +132,8 @@ class Explanation(SymbolicAnswer):
     parts
         A part for each macro-operation: its `title`, its `steps` (`equation`, `text`, `latex`, `maccs`, `flops`), and
         its `maccs` and `flops` in all. Counts are polynomials in the sizes.
-    kept
-        The values that the forward pass keeps: `name`, `axes`, `elements`, and the lines that read them.
+    saved
+        Saved tensors: `name`, `axes`, `elements`, and the lines that read them.
     axes
         Every axis of the layer.
     sizes
@@ -157,7 +157,7 @@ class Explanation(SymbolicAnswer):
     price_book: Book
     jacobian: bool
     parts: tuple[ExplainedPhase, ...]
-    kept: tuple[SavedValue, ...]
+    saved: tuple[SavedValue, ...]
     axes: frozenset[str] = frozenset()
     sizes: Mapping[str, int] = field(default_factory=dict)  # of a model: counts are shown at these
     letters: str = ""  # what the axes stand for, where it is known
@@ -192,13 +192,13 @@ class Explanation(SymbolicAnswer):
                 yield SheetRow(("total", *totals.values()), "bold")
             elif len(part.steps) > 1:
                 yield from (SheetRow((f"{name}  {total}",), "bold", 1) for name, total in totals.items())
-        if self.kept:
+        if self.saved:
             yield from (SheetRow(()), SheetRow(("Saved tensors", "elements"), "bold"))
-        for array in self.kept:
+        for array in self.saved:
             read = f"  {'input, ' if array.given else ''}read by {', '.join(array.readers) or 'later iterations'}"
             yield SheetRow((f"{written(array.text)}{read}", self._short(array.elements)))
-        if self.kept:
-            yield SheetRow((f"elements  {self._short(self.kept_total)}",), "bold", 1)
+        if self.saved:
+            yield SheetRow((f"elements  {self._short(self.saved_total)}",), "bold", 1)
 
     def show(self, format: str = "table") -> str:
         """Return the explanation as table, json, csv, md, latex or html."""
@@ -238,7 +238,7 @@ class Explanation(SymbolicAnswer):
                 }
                 for part in self.parts
             },
-            "kept": [
+            "saved": [
                 {
                     "name": array.name,
                     "axes": list(array.axes),
@@ -246,7 +246,7 @@ class Explanation(SymbolicAnswer):
                     "input": array.given,
                     "read_by": list(array.readers),
                 }
-                for array in self.kept
+                for array in self.saved
             ],
             **({"made": list(self.made)} if self.made else {}),
         }
@@ -257,7 +257,7 @@ class Explanation(SymbolicAnswer):
     def _counts(self) -> tuple[Polynomial, ...]:
         """All counts; none of a model, whose are at its sizes."""
         counts = [c for part in self.parts for step in part.steps for c in (step.maccs, step.flops)]
-        return () if self.sizes else (*counts, *(array.elements for array in self.kept))
+        return () if self.sizes else (*counts, *(array.elements for array in self.saved))
 
     def _at(self, count: Polynomial) -> int:
         """Return the count at the model's sizes."""
@@ -292,16 +292,16 @@ class Explanation(SymbolicAnswer):
             notes.append("Lines of a loop are listed once, with the counts of all iterations.")
         if any(step.outside_paper for part in self.parts for step in part.steps):
             notes.append("* not in the publication, priced by run.")
-        notes += [f"{array.name} is line {array.line} of the body of {array.op}." for array in self.kept if array.line]
+        notes += [f"{array.name} is line {array.line} of the body of {array.op}." for array in self.saved if array.line]
         notes += self._book_notes
         if self.made:
             notes += ["Computed once, outside the step, from positions and settings:", *self.made]
         return tuple(notes)
 
     @property
-    def kept_total(self) -> Polynomial:
+    def saved_total(self) -> Polynomial:
         """The number of elements of all saved tensors."""
-        return total(array.elements for array in self.kept)
+        return total(array.elements for array in self.saved)
 
     # The formats.
 
@@ -324,12 +324,12 @@ class Explanation(SymbolicAnswer):
                 cells = (step.equation, text, written, formula(step.maccs), formula(step.flops))
                 lines.append(f"| {' | '.join(cells)} |")
             lines += [f"| | **total** | | {formula(part.maccs)} | {formula(part.flops)} |", ""]
-        if self.kept:
+        if self.saved:
             lines += ["## Saved tensors", "", "| value | elements | read by |", "| --- | --- | --- |"]
-            for array in self.kept:
+            for array in self.saved:
                 name = f"`{array.text}`" + (" (input)" if array.given else "")
                 lines.append(f"| {name} | {formula(array.elements)} | {', '.join(f'`{r}`' for r in array.readers)} |")
-            lines += [f"| **total** | {formula(self.kept_total)} | |", ""]
+            lines += [f"| **total** | {formula(self.saved_total)} | |", ""]
         return "\n".join([*lines, *(note + "\n" for note in self._notes)]).rstrip() + "\n"
 
     def _latex(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 from learncost.cost_models import PricedLine, counts_of
-from learncost.engines.made import written
+from learncost.engines.computed_inputs import written
 from learncost.ir.dataclass import HIDDEN, Key, dataclass, field
 from learncost.ir.errors import InputError, nearest
 from learncost.ir.line import Line

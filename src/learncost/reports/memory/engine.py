@@ -50,7 +50,7 @@ IN_PLACE: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The memory of a step: the peak, its moment, its parts and its live arrays.
+    """The memory of a step: the peak, its line, its parts and its live arrays.
 
     lines  returns the bytes at every line, if known, and the live intervals of the arrays, which sum to them
     said   the convention, if it differs from the engine's
@@ -64,7 +64,7 @@ class MemoryUse:
     """
 
     bytes: int
-    moment: ProgramPoint
+    peak_at: ProgramPoint
     split: Mapping[str, int]
     live_at_peak: tuple[LiveArray, ...]
     lines: Callable[[], tuple[tuple[ProgramPoint, ...], Iterable[LiveInterval]]] = lambda: ((), ())

@@ -262,7 +262,7 @@ def fit(
     plan
         Try only this plan (`learncost list plans`). By default several are tried.
     accumulate
-        Number of microbatches for gradient accumulation, and of a pipeline's; it divides the batch. The default over
+        Number of microbatches for gradient accumulation or of a pipeline; it divides the batch. The default over
         pipeline stages is their number.
     engine
         The engine that executes the step, as in learncost memory. The default is eager, and graph over a mesh, with

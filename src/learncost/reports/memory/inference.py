@@ -467,7 +467,7 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
         accumulate=1,
         trained="none",
         peak=peak,
-        moment=next(moment for moment in curve if moment.bytes == peak),
+        peak_at=next(moment for moment in curve if moment.bytes == peak),
         split=split,
         live_at_peak=live_at_peak,
         curve=curve,

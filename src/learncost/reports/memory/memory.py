@@ -72,8 +72,8 @@ class Memory(AtLength, FigureAnswer):
         The training objective, such as dpo; "" for next-token prediction.
     peak
         The peak in bytes.
-    moment
-        The moment of the peak: the `line`, the `layer` and the `macro_operation` that run then.
+    peak_at
+        The point of the peak: the `line`, the `layer` and the `macro_operation` that run then.
     split
         The peak by what it holds: weights, gradients, optimizer state, activations, workspace; of an engine also its
         arena.
@@ -155,7 +155,7 @@ class Memory(AtLength, FigureAnswer):
     convention: str = ""
     rules: Mapping[str, str] = field(default_factory=dict)
     peak: int
-    moment: ProgramPoint = field(metadata=Key(form=attributes(_LINE)).field)
+    peak_at: ProgramPoint = field(metadata=Key(form=attributes(_LINE)).field)
     split: Mapping[str, int]
     buffers: int | None = field(default=None, metadata=Key("kernel_buffers", form=_buffers, optional=True).field)
     context: int | None = field(default=None, metadata=OPTIONAL)  # tokens in the cache before a step of decode
@@ -330,7 +330,7 @@ def memory(request: Request) -> Memory | MemoryComparison:
     --------
     >>> asked = {"plan": "chunked-loss,fused-update", "engine": "graph", "budget": "8GB"}
     >>> found = lc.memory("gpt2", batch_size=4, seq_len=256, **asked)
-    >>> found.peak, found.moment.line
+    >>> found.peak, found.peak_at.line
     (2720187404, 'dwte+1:sum.2')
     >>> found.split["weights"], found.split["optimizer state"]
     (497759232, 995518464)

@@ -194,7 +194,7 @@ def _reserved(memory: Memory) -> str:
 
 
 def _notes(memory: Memory) -> tuple[str, ...]:
-    at = memory.moment
+    at = memory.peak_at
     layer = f" of {at.layer.replace('_', ' ')}" if at.layer else ""
     phase = f", {at.macro_operation.replace('_', ' ')}" if at.macro_operation else ""
     where = f"at line {at.line}{layer}{phase}"

@@ -105,7 +105,7 @@ def exported(request: Request, cluster: Cluster, framework: Framework) -> Export
     """Return a step over a mesh as a trainer's file. Raises `InputError` naming what the trainer does not support."""
     steps = framework.role == STEP
     if not isinstance(request.model, str) or isinstance(request.model, NamedLayer) or (steps and request.sizes):
-        raise InputError(f"a file of {framework.title} cannot express a model of other sizes than a preset's")
+        raise InputError(f"a file of {framework.title} cannot express a model with sizes other than a preset's")
     ours = spread(request, cluster)
     parallel = ours.step.parallel
     if parallel.devices == 1:

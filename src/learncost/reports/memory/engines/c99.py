@@ -17,9 +17,9 @@ from learncost.reports.memory.step import MemoryStep, by_lines
 def _arrays(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the arrays in RAM, each in one region."""
     from learncost.backends.c99.layout import alone, arrays  # emits kernels: only where it is asked for
-    from learncost.engines.made import names_made
+    from learncost.engines.computed_inputs import names_computed
 
-    return arrays([alone(step.executed_table(), sizes, step.kind.computed)], frozenset(names_made(step.model)))
+    return arrays([alone(step.executed_table(), sizes, step.kind.computed)], frozenset(names_computed(step.model)))
 
 
 def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
@@ -43,11 +43,11 @@ def _largest(step: MemoryStep, budget: int) -> int:
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     from learncost.backends.c99.layout import alone, counted
     from learncost.backends.c99.layout import arrays as arrays_of
-    from learncost.engines.made import names_made
+    from learncost.engines.computed_inputs import names_computed
 
     layout, made = (
         alone(step.executed_table(statistics=True), sizes, step.kind.computed),
-        frozenset(names_made(step.model)),
+        frozenset(names_computed(step.model)),
     )
     memory = counted([layout], made)
     parts = {

@@ -7,7 +7,7 @@ import torch
 import learncost as lc
 from foreign_models import in_float64
 from hugging_face import read
-from learncost.engines.made import input_table, made_inputs
+from learncost.engines.computed_inputs import computed_inputs, input_table
 from learncost.ir.polynomial import shape_of
 from learncost.ir.value import IdentityKey
 from learncost.models.argument import preset_names
@@ -66,7 +66,7 @@ def test_rotary_angles_of_every_kind(family, kind, length):
     config = transformers.AutoConfig.for_model(**{**values, "rope_parameters": dict(rope)})
     module = transformers.AutoModel.from_config(config).rotary_emb
     cosine, sine = (angles[0].numpy() for angles in module(torch.zeros(1), torch.arange(length)[None]))
-    inputs = made_inputs(read(values), {"M": length})
+    inputs = computed_inputs(read(values), {"M": length})
     if family == "gpt_oss":  # one for each pair
         cosine, sine = (np.concatenate([angles, angles], 1) for angles in (cosine, sine))
     width = cosine.shape[1]
@@ -89,7 +89,7 @@ def test_local_and_global_angles_of_gemma_3(new):
         values |= {"rope_parameters": config.rope_parameters}
     else:
         values |= {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"type": "linear", "factor": 8.0}}
-    inputs = made_inputs(read(values), {"M": 40})
+    inputs = computed_inputs(read(values), {"M": 40})
     for kind, prefix in (("full_attention", ""), ("sliding_attention", "local_")):
         cosine, _ = module(torch.zeros(1), torch.arange(40)[None], kind)
         np.testing.assert_allclose(inputs[f"{prefix}cosine"], cosine[0].numpy(), rtol=0, atol=1e-12)
@@ -99,12 +99,12 @@ def test_local_and_global_angles_of_gemma_3(new):
 def test_slopes_of_every_number_of_heads(heads):
     theirs = build_alibi_tensor(torch.ones(1, 3), heads, torch.float64)[:, 0, 1].numpy()
     values = {"model_type": "bloom", "hidden_size": 2 * heads, "n_head": heads, "n_layer": 1}
-    inputs = made_inputs(read(values), {"M": 3})
+    inputs = computed_inputs(read(values), {"M": 3})
     np.testing.assert_allclose(inputs["slope"][:, 0], theirs, rtol=1e-12)
     assert inputs["distance"].tolist() == [[0, 1, 2], [-1, 0, 1], [-2, -1, 0]]
     keys = {"model_type": "mpt", "d_model": 2 * heads, "n_heads": heads, "n_layers": 1}
     for most in (8, 16):
-        inputs = made_inputs(read({**keys, "attn_config": {"alibi_bias_max": most}}), {"M": 3})
+        inputs = computed_inputs(read({**keys, "attn_config": {"alibi_bias_max": most}}), {"M": 3})
         theirs = build_mpt_alibi_tensor(heads, 3, most)[:, 0].numpy()  # of the last query
         np.testing.assert_allclose(inputs["slope"] * inputs["distance"][2], theirs, rtol=1e-12)
 
@@ -112,7 +112,7 @@ def test_slopes_of_every_number_of_heads(heads):
 @pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (32, 20), (8, 5), (7, 30), (64, 1000)])
 def test_buckets_of_all_distances(buckets, furthest):
     values = {"model_type": "t5", "relative_attention_num_buckets": buckets}
-    inputs = made_inputs(read({**values, "relative_attention_max_distance": furthest}), {"M": 300, "N": 200})
+    inputs = computed_inputs(read({**values, "relative_attention_max_distance": furthest}), {"M": 300, "N": 200})
     for side, size in (("encoder", 200), ("decoder", 300)):
         far = torch.arange(size)[None] - torch.arange(size)[:, None]
         theirs = T5Attention._relative_position_bucket(far, side == "encoder", buckets, furthest)
@@ -123,13 +123,15 @@ def test_buckets_of_all_distances(buckets, furthest):
 def test_rows_of_all_distances(buckets, most):
     length = 150
     keys = {"relative_attention": True, "pos_att_type": "c2p|p2c", "max_relative_positions": most, **SIZES}
-    inputs = made_inputs(read({"model_type": "deberta-v2", "position_buckets": buckets or -1, **keys}), {"M": length})
+    inputs = computed_inputs(
+        read({"model_type": "deberta-v2", "position_buckets": buckets or -1, **keys}), {"M": length}
+    )
     far = torch.arange(length)[:, None] - torch.arange(length)[None]
     span = buckets or most
     far = make_log_bucket_position(far, buckets, most) if buckets else far
     assert (inputs["delta"] == torch.clamp(far.long() + span, 0, 2 * span - 1).numpy()).all()
     assert inputs["rows"].tolist() == list(range(2 * span))
-    inputs = made_inputs(read({"model_type": "deberta", **keys}), {"M": 20})
+    inputs = computed_inputs(read({"model_type": "deberta", **keys}), {"M": 20})
     span = min(20, most)
     assert inputs["rows"].tolist() == list(range(most - span, most + span))
 
@@ -151,7 +153,7 @@ def test_a_preset_of_every_family_makes_what_their_tables_read():
 
 def test_what_is_made_is_made_once_and_not_written_on():
     configuration = configure("gpt2")
-    first, second = (made_inputs(configuration, {"M": 4})["index"] for _ in range(2))
+    first, second = (computed_inputs(configuration, {"M": 4})["index"] for _ in range(2))
     assert first is second
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 1
@@ -170,7 +172,7 @@ def test_angles_that_a_family_does_not_have_are_refused(rope, said):
     with pytest.raises(lc.InputError, match=said):
         lc.cost(configuration, seq_len=4)
     with pytest.raises(lc.InputError, match=said):
-        made_inputs(configuration, {"M": 4})
+        computed_inputs(configuration, {"M": 4})
 
 
 NARROW = {"intermediate_size": 8, "num_key_value_heads": 1, "head_dim": 8}

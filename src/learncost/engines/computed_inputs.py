@@ -25,12 +25,12 @@ from learncost.passes.lower import lower
 Number: TypeAlias = float | tuple[float, ...]
 
 
-def names_made(model: Model) -> frozenset[str]:
+def names_computed(model: Model) -> frozenset[str]:
     """Return the inputs of a model's table that its family's lines compute."""
     return family_of(model.configuration).makes & frozenset(model.table.inputs)
 
 
-def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mapping[str, Any]:
+def computed_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mapping[str, Any]:
     """Return the inputs that positions and settings determine, as float64, int64 (for positions) or booleans.
 
     sizes    the lengths of the run (M, N), and sizes of axes that differ from the configuration
@@ -39,7 +39,7 @@ def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mappi
     if configuration.layer is not None:
         return {}
     table, indices = input_table(IdentityKey(configuration))
-    numbers_of = _MadeValues(configuration, sizes)
+    numbers_of = _ComputedValues(configuration, sizes)
     numbers = tuple((name, numbers_of.number(name)) for name in table.inputs)
     vectors = {table.axes[name][0]: len(number) for name, number in numbers if isinstance(number, tuple)}
     lengths = tuple((axis, vectors.get(axis) or numbers_of[axis]) for axis in axes_of(table))
@@ -54,7 +54,7 @@ def written(configuration: Configuration, sizes: Mapping[str, int]) -> tuple[str
         header, lines = making(configuration, build(replace(configuration, learned=None)).table.inputs)
     except InputError as refusal:
         return (f"{refusal}.",)
-    numbers_of = _MadeValues(configuration, sizes)
+    numbers_of = _ComputedValues(configuration, sizes)
     read = ((name, numbers_of.number(name)) for name in header.inputs)
     values_text = ", ".join(
         f"{name} = {len(v)} numbers" if isinstance(v, tuple) else f"{name} = {v:g}" for name, v in read
@@ -81,7 +81,7 @@ def _lines(header: Header, lines: tuple[Parsed, ...]) -> Table:
     return lower(defined(header, lines, {}, dict.fromkeys(header.inputs, Value((), "constant"))).table)
 
 
-class _MadeValues(dict[str, Any]):
+class _ComputedValues(dict[str, Any]):
     """The values of names in a configuration's expressions, including the sizes of axes."""
 
     def __init__(self, configuration: Configuration, sizes: Mapping[str, int]) -> None:

@@ -446,9 +446,9 @@ def freestanding(request: Request, flags: Freestanding) -> FirmwareSource:
     )
     given, others = _read(_with_lengths(subject, settings), flags.weights)
     title = (f"{name}: one step of {learning['procedure']} with {learning['optimizer']}, by learncost {__version__}.",)
-    said = f"{Path(flags.weights).name} has them" if flags.weights else ""
+    text = f"{Path(flags.weights).name} has them" if flags.weights else ""
     source = FirmwareSource(
-        program_of(configuration, settings, learning, given, title, said, others), flags.prefix is None
+        program_of(configuration, settings, learning, given, title, text, others), flags.prefix is None
     )
     if flags.state_dict is not None:
         path = path_of("state_dict", (".safetensors",), flags.state_dict)

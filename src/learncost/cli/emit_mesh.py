@@ -115,5 +115,5 @@ def pipelined(
 
     number = "1 microbatch" if order.microbatches == 1 else f"{order.microbatches} microbatches"
     whole_batch = f"a global batch of {sizes['B']} by {sizes['M']:,}"
-    said = f"The stages of {asked.grid}, {number} of {whole_batch}, schedule {order.name}."
-    return write, said
+    text = f"The stages of {asked.grid}, {number} of {whole_batch}, schedule {order.name}."
+    return write, text

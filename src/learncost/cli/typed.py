@@ -163,19 +163,19 @@ def _unexpected(command: str, flags: Sequence[Flag], arguments: Sequence[str]) -
     word, only = arguments[len(places)], " ".join(places)
     one = {"model": "one model", "subject": "one model or layer"}
     takes = one.get(only) or " and ".join(map(str.upper, places)) or "no arguments"
-    said = f"{command} takes {takes}; unexpected {'second ' if only in one else ''}argument {shown(word)}"
+    text = f"{command} takes {takes}; unexpected {'second ' if only in one else ''}argument {shown(word)}"
     size = spelled(word.partition("=")[0])
     name = f"--{size.replace('_', '-')}"
     others = CANONICAL if any(flag.how == "flags" for flag in flags) else ()
     if size in others or name in [each for flag in flags if flag.how == "flag" for each in flag.names]:
-        return f"{said}: a flag begins with --, as in {name}"
+        return f"{text}: a flag begins with --, as in {name}"
     if only == "model":
         both = " ".join(
             quote(argument) if len(argument) < 80 else "MODEL" for argument in map(printable, arguments[:2])
         )
-        return f"{said}: run it for one after the other, or compare them with learncost report {both}"
+        return f"{text}: run it for one after the other, or compare them with learncost report {both}"
     has_like = any(flag.name == "like" for flag in flags)
-    return f"{said}: {f'type --like {quote(word)}' if has_like else 'remove it'}"
+    return f"{text}: {f'type --like {quote(word)}' if has_like else 'remove it'}"
 
 
 @question()

@@ -25,10 +25,10 @@ def one_line(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_local(frame.filename)]
     where = f"{printable(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     if isinstance(error, InputError):  # an error of this package
-        return f"{where}{said}"
-    return f"{where}{type(error).__name__}{f': {said}' if said else ''}"
+        return f"{where}{text}"
+    return f"{where}{type(error).__name__}{f': {text}' if text else ''}"
 
 
 _FOLDERS = sysconfig.get_paths()

@@ -220,8 +220,8 @@ class ShardSpecs:
                         f"{str(clause)!r} names {name}, which is not in the table; roles are {', '.join(ROLES)}"
                     )
             if not clause.largest and not any(axis in axes for axis in clause.axes):
-                said = f"{str(clause)!r} shards {' or '.join(map(in_words, clause.axes))}, which the model has not"
-                raise InputError(f"{said}: give --placement or --place for {clause.mesh} without it")
+                text = f"{str(clause)!r} shards {' or '.join(map(in_words, clause.axes))}, which the model has not"
+                raise InputError(f"{text}: give --placement or --place for {clause.mesh} without it")
         for name in self.mesh.names:
             if name in axes or name in self.sizes.keys() - self.mesh.sizes.keys():
                 raise InputError(f"{name} is a size of the model: use another name for the mesh axis")

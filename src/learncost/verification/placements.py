@@ -113,8 +113,8 @@ def verify_placements(
             clauses = chosen(place_text, names, mesh(grid).names)
             for text in PLANS if plan == EVERY else (plan,):
                 for op in (optimizer,) if optimizer else OPTIMIZERS:
-                    said = ", ".join(filter(None, (names, f"plan {text}" if text else "", op)))
-                    subject = f"{built.configuration.name} over {mesh(grid)}: {said}"
+                    sentence = ", ".join(filter(None, (names, f"plan {text}" if text else "", op)))
+                    subject = f"{built.configuration.name} over {mesh(grid)}: {sentence}"
                     yield from failures_as_checks(
                         subject, _case(subject, built, mesh(grid), clauses, text, procedure, op)
                     )

@@ -500,11 +500,11 @@ class _FirmwareWriter:
         if "predict" in self.layouts:
             table = self.layouts["predict"].table
             for place, name in enumerate(table.outputs, 1):
-                said = f"{name}[{' '.join(table.axes[name])}]"
-                said += " of the inputs" if place == 1 else f", output {place} of the last call of predict"
-                said += f"{self._unit(table.values[name].power)}; it is overwritten by the next call."
+                text = f"{name}[{' '.join(table.axes[name])}]"
+                text += " of the inputs" if place == 1 else f", output {place} of the last call of predict"
+                text += f"{self._unit(table.values[name].power)}; it is overwritten by the next call."
                 function = "predict" if place == 1 else f"output_{place}"
-                yield f"/* {said} */\nconst {prefix}_real *{prefix}_{function}(void);"
+                yield f"/* {text} */\nconst {prefix}_real *{prefix}_{function}(void);"
 
     @property
     def _has_loss(self) -> bool:

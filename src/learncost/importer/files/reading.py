@@ -388,7 +388,7 @@ def layer_of(word: object, how: FileOptions = FileOptions()) -> Layer | None:
     if wanted is None:
         return None
     known = imported(wanted, how)
-    said = f"{wanted} builds them after torch.manual_seed({SEED})"
+    text = f"{wanted} builds them after torch.manual_seed({SEED})"
     in_evaluation = cache(partial(evaluation, wanted, how, known.text))
-    origin = Origin(in_evaluation, partial(values, wanted), partial(values, wanted, True), said)
+    origin = Origin(in_evaluation, partial(values, wanted), partial(values, wanted, True), text)
     return replace(layer(known.text), steps=steps(wanted, how), origin=origin, live=live(wanted, how))

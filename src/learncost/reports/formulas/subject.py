@@ -179,8 +179,8 @@ def _update(chosen: Optimizer) -> Layer:
 def of_a_model(subject: str | Layer, layer: str | None, jacobian: bool | None) -> None:
     """Refuse settings that do not apply to a model."""
     if not (is_model(subject) or is_table(subject)):
-        said = f"{shown(subject)} has no layers"
-        raise InputError(f"{said}; remove the second argument {shown(layer)}")
+        text = f"{shown(subject)} has no layers"
+        raise InputError(f"{text}; remove the second argument {shown(layer)}")
     if jacobian is not None:
         raise InputError("--jacobian applies to layers only: a model's step follows its price book")
 

@@ -241,8 +241,8 @@ def _inverted(framework: Framework, wanted: FieldValues, given: Mapping[str, Any
         else:
             name = wrong[0]
             value = next((each for each in wanted.get(name, ()) if each is not None), "")
-            said = f"zero-{value}" if name == "zero" else f"{name.removeprefix('sizes.')} = {value}"
-            raise InputError(f"a file of {framework.title} cannot express {said}")
+            text = f"zero-{value}" if name == "zero" else f"{name.removeprefix('sizes.')} = {value}"
+            raise InputError(f"a file of {framework.title} cannot express {text}")
     return given
 
 

@@ -73,17 +73,17 @@ def of_complexity(answer: Complexity) -> Curves:
     if not lines:
         raise InputError("this figure requires sizes: give hidden_size, and kernel_size and window for more kinds")
     names = {letter: name for name, letter in LETTERS.items()}
-    said = ", ".join(f"{names.get(letter, letter)} {size:,}" for letter, size in sizes.items())
+    text = ", ".join(f"{names.get(letter, letter)} {size:,}" for letter, size in sizes.items())
     dearest = max(lines, key=lambda line: line.values[-1])
     return Curves(
         name="One layer",
-        about=f"MACCs over the length · {said}",
+        about=f"MACCs over the length · {text}",
         x="tokens in a sequence",
         y="MACCs",
         lines=tuple(lines),
         logarithmic=(True, True),
         finding=f"At {LENGTHS[-1]:,} tokens {dearest.name} takes the most, {short(dearest.values[-1])} MACCs",
-        notes=(f"One sequence, {said}", "Counts derived from the layers' tables"),
+        notes=(f"One sequence, {text}", "Counts derived from the layers' tables"),
     )
 
 

@@ -59,16 +59,16 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     }
     if memory.masks:
         parts["masks"] = memory.masks
-    said = unfit = ""
+    text = unfit = ""
     if step.regions:
         arrays = arrays_of([layout], made)
         places = assigned(arrays, step.regions)
         unfit = "" if places else too_large(arrays, step.regions)
         where = f"Bytes by region: {_where(arrays, places, step.regions)}." if places else f"They do not fit: {unfit}."
-        said = f"{CONVENTION} {where}"
+        text = f"{CONVENTION} {where}"
     if not step.model.learns:
-        said = f"{said or CONVENTION} learncost emit refuses this model: it {step.model.without_loss}."
-    return of_parts(parts, said, flash=memory.constants, arena=layout.map, unfit=unfit)
+        text = f"{text or CONVENTION} learncost emit refuses this model: it {step.model.without_loss}."
+    return of_parts(parts, text, flash=memory.constants, arena=layout.map, unfit=unfit)
 
 
 def _where(arrays: Mapping[str, int], places: Mapping[str, str], regions: Sequence[Region]) -> str:

@@ -134,8 +134,8 @@ def structures(
         text += [TENSOR] if "tp" in axes else []
         text += [f"{EXPERTS}, * over ep of {cut}"] if "ep" in axes else []
         text += [f"B over dp, * over dp of {cut}"] if "dp" in axes else []
-        sentence = ",".join(filter(None, (plan, attends.plan if "cp" in axes else "")))
-        result.append(ShardedStructure(zero, sentence, kind, tuple(axes), ", ".join(text), context, plan))
+        plans = ",".join(filter(None, (plan, attends.plan if "cp" in axes else "")))
+        result.append(ShardedStructure(zero, plans, kind, tuple(axes), ", ".join(text), context, plan))
     return result
 
 

@@ -392,7 +392,7 @@ def test_weights_that_nothing_divides_lie_in_parts_that_are_filled_up():
     assert over.placed.undivided == {}
     assert all("/dp" in " ".join(over.placed.table.axes[name]) for name in weights)
     assert over.filled["d"] == 770
-    assert "d 768 to 770" in over.said
+    assert "d 768 to 770" in over.sharding
     gathered = next(each for each in over.collectives if each.line == "ln_1.g.all_gather")
     assert (gathered.payload_bytes, gathered.filled_bytes) == (4 * 770, 4 * 2)
     assert gathered.why.endswith("; d is 768, padded to 770")

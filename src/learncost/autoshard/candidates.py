@@ -58,7 +58,7 @@ class ContextParallel:
 
     place: str
     plan: str
-    said: str
+    title: str
 
 
 CONTEXTS = {

@@ -320,13 +320,13 @@ class InitialValues:
     """The initial values of a program.
 
     arrays  weights, running statistics and buffers by their names in the table; empty if they are drawn on the device
-    said    the description of the arrays
+    description  the description of the arrays
     spread  the standard deviation of each drawn matrix that is not drawn with 0.02
     others  entries of the arrays' state_dict for which the table has no array
     """
 
     arrays: Mapping[str, Any]
-    said: str
+    description: str
     spread: Mapping[str, float] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -379,9 +379,9 @@ def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str
 def _of_begin(begin: InitialValues, tables: Mapping[str, Table]) -> tuple[str, ...]:
     """Return the comment on the initial values of weights."""
     if not any(table.renewed for table in tables.values()):
-        return (f"Weights are as {begin.said}.",) if begin.arrays else ()
+        return (f"Weights are as {begin.description}.",) if begin.arrays else ()
     if begin.arrays:
-        return (f"Weights begin as {begin.said}, and no function draws them.",)
+        return (f"Weights begin as {begin.description}, and no function draws them.",)
     deviation = str(DEVIATION)
     if begin.spread:
         deviation = f"the root of 2 over the inputs of a sum (He et al. 2015), of {DEVIATION} where rows are looked up"

@@ -188,7 +188,7 @@ class OverMesh(Serializable):
         return f"{sends} sends {parts} per step, {self.convention}; the payload is {size_of(payload)}."
 
     @property
-    def said(self) -> str:
+    def sharding(self) -> str:
         """The sentence on the sharding."""
         how = "Repeated on" if self.repeated == self.placed.mesh.names and not self.pipeline else "Sharded over"
         return f"{how} {number(self.devices)} devices, {self.mesh}: {self.cut_by}."

@@ -270,7 +270,7 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append(f"The time is that of the table's lines, since {cost._instead}.")
     if cost.over:
         payload = "payload: the larger of input and output of each collective, on one device."
-        notes += [cost.over.said, payload, cost.over.sentence]
+        notes += [cost.over.sharding, payload, cost.over.sentence]
     if of_all := cost.total_of_all_devices:
         notes.append(f"All devices together: {of_all['maccs']:,} MACCs, {of_all['flops']:,} FLOPs.")
     if cost.memory and cost.memory.batch_size:
@@ -288,7 +288,7 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
     elif cost._request and cost._request.offload and not cost.memory:
         notes.append("What is offloaded changes no count; on a published device (--on) its copies are timed.")
     if cost.memory:
-        notes.extend(cost.memory.said)
+        notes.extend(cost.memory.notes)
     if cost.over_time and not cost.recorded:
         from learncost.reports.mesh_time import notes as of_mesh  # imported where it is needed: start-up counts
 
@@ -330,7 +330,7 @@ def _timing_notes(timing: Timing) -> Iterator[str]:
         "operator by operator, like PyTorch's autograd" if rates.operators else "with this package's kernels, in place"
     )
     how += f", under {timing.plan}: attention is one kernel (--plan none: several)" if timing.plan else ""
-    yield f"It runs {how}. {timing.said}."
+    yield f"It runs {how}. {timing.sources}."
     if timing.joules:
         low, usual, high = timing.joules
         between = f"from {joules_of(low)} to {joules_of(high)}"

@@ -94,7 +94,7 @@ class Timing(Serializable):
         return {"joules": usual, "low": low, "high": high, "label": "modelled"}
 
     @property
-    def said(self) -> str:
+    def sources(self) -> str:
         """Return the source of the rates, after the note on recurrences that run operator by operator."""
         from learncost.program.autograd.mixers import MIXERS, RECURRENCES  # imported when used, for a fast start
 

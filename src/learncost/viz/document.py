@@ -174,7 +174,7 @@ def _facts(step: Cost) -> dict[str, Any]:
         "two_sided": step.target_len is not None,
         "learns": step.cache is None,
         "device": step.timing.rates.name if step.timing else None,
-        "device_source": step.timing.said if step.timing else None,
+        "device_source": step.timing.sources if step.timing else None,
     }
 
 

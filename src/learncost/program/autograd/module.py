@@ -132,7 +132,7 @@ class Module:
     window: int = 0
 
     name = "plain"
-    said = "a plain module (merged projections of one input, fused attention, norms and activations, no KV cache)"
+    summary = "a plain module (merged projections of one input, fused attention, norms and activations, no KV cache)"
     gathers = True
     mixes = False
     caches = True
@@ -211,7 +211,7 @@ class Transformers(Module):
     """transformers' own code, 5.23."""
 
     name = "transformers"
-    said = (
+    summary = (
         "Hugging Face's implementation (projections, masks, KV cache, norms in float32, composed activations and loss "
         "as in transformers)"
     )
@@ -299,7 +299,7 @@ class LitGPT(Module):
     """litgpt's own code, 26857050, model.py."""
 
     name = "litgpt"
-    said = "litgpt's implementation (merged queries, keys and values, which every head has; RMS norms in float32)"
+    summary = "litgpt's implementation (merged queries, keys and values, which every head has; RMS norms in float32)"
     stable = True  # a StableEmbedding of quantized models: the embedding before it and its gradient stay, lora.py:215
 
     def normed(self, x: TapeTensor, op: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
@@ -322,7 +322,7 @@ class Reentrant(Transformers):
     """The same with PyTorch's reentrant checkpoints."""
 
     name = "transformers-reentrant"
-    said = f"{Transformers.said}, with checkpoints by use_reentrant=True"
+    summary = f"{Transformers.summary}, with checkpoints by use_reentrant=True"
     checkpoint = "reentrant"
 
 
@@ -332,7 +332,7 @@ class Transformers4(Reentrant):
     """
 
     name = "transformers-4"
-    said = f"{Reentrant.said} (transformers before 4.50: shifted logits are a copy, experts are linear modules)"
+    summary = f"{Reentrant.summary} (transformers before 4.50: shifted logits are a copy, experts are linear modules)"
     linear_experts = True
 
     def loss(self, scores: TapeTensor, targets: TapeTensor | None, parallel: bool = False) -> TapeTensor:
@@ -347,7 +347,7 @@ class Uncached(Transformers):
     """The same with `use_cache=False`."""
 
     name = "transformers-uncached"
-    said = Transformers.said.replace("KV cache", "no KV cache")
+    summary = Transformers.summary.replace("KV cache", "no KV cache")
     caches = False
 
 
@@ -355,7 +355,7 @@ class UserModule(Module):
     """An imported module, which runs itself: nothing is assumed about it."""
 
     name = "itself"
-    said = "the imported module itself, run on fake tensors,"
+    summary = "the imported module itself, run on fake tensors,"
 
 
 def _normed_in_float(

@@ -53,7 +53,7 @@ class Wrapping:
     staged: bool = False
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """A description of the wrapper."""
         if self.parts == 1:
             buckets = "in addition to the gradients" if self.reduced else "the sums of the gradients"

@@ -53,7 +53,7 @@ class MemoryUse:
     """The memory of a step: the peak, its line, its parts and its live arrays.
 
     lines  returns the bytes at every line, if known, and the live intervals of the arrays, which sum to them
-    said   the convention, if it differs from the engine's
+    convention  the convention, if it differs from the engine's
     flash  bytes in flash, for an engine that counts them; None: those of frozen weights, with flash
     arena  the offsets of arrays in the arena, for an engine that plans memory ahead
     rules  the rules, if they differ from the engine's
@@ -68,7 +68,7 @@ class MemoryUse:
     split: Mapping[str, int]
     live_at_peak: tuple[LiveArray, ...]
     lines: Callable[[], tuple[tuple[ProgramPoint, ...], Iterable[LiveInterval]]] = lambda: ((), ())
-    said: str = ""
+    convention: str = ""
     flash: int | None = None
     arena: Arena | None = None
     rules: Mapping[str, str] | None = None
@@ -147,10 +147,10 @@ def grouped(allocations: Iterable[tuple[int, str]]) -> tuple[LiveArray, ...]:
     return tuple(LiveArray(line, (), (number, size), number * size) for (size, line), number in counted)
 
 
-def of_parts(parts: Mapping[str, int], said: str = "", **more: Any) -> MemoryUse:
+def of_parts(parts: Mapping[str, int], convention: str = "", **more: Any) -> MemoryUse:
     """Return the memory of a program whose parts are there throughout."""
     size, arrays = sum(parts.values()), grouped((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
-    return MemoryUse(size, at_line("", size), parts, arrays, said=said, **more)
+    return MemoryUse(size, at_line("", size), parts, arrays, convention=convention, **more)
 
 
 def at_line(line: str, size: int) -> ProgramPoint:

@@ -184,7 +184,7 @@ class Fit(AtLength, FigureAnswer):
     def _rule(self) -> str:
         """Return the note on which memory holds what, and which engine executes the step."""
         if self.over:
-            rule = f"{self.over.said} Memory is per device; the batch is global."
+            rule = f"{self.over.sharding} Memory is per device; the batch is global."
             rule += f" {self.over.stage}" if self.over.stage else ""
         else:
             rule = f"All weights, gradients and activations are in {self._kind}."

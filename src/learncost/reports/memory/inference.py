@@ -249,7 +249,7 @@ class InferenceSetting:
         return () if passes is None else passes.cache
 
     @property
-    def said(self) -> Iterator[str]:
+    def notes(self) -> Iterator[str]:
         """Yield what is counted, and what pages and sliding windows make of the cache, in sentences."""
         cache = self.cache
         states = [array for array in cache if array.is_state]
@@ -475,7 +475,7 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
         budget=budget,
         fits=fits,
         engine=GRAPH,
-        convention=" ".join(serving.said),
+        convention=" ".join(serving.notes),
         letters=letters_of(run.model.configuration.layer, axes),
         over=worst.over,
     )

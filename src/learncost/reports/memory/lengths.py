@@ -97,7 +97,7 @@ class Lengths(TabularAnswer):
         )
         title += " by their tokens, and the longest single sequence"
         learns = () if self.trained == "all" else (f"Trainable: {self.trained}.",)
-        over = (f"{self.over.said} The batch is global.",) if self.over else ()
+        over = (f"{self.over.sharding} The batch is global.",) if self.over else ()
         sentences = [f"Engine: {', '.join(dict.fromkeys(row.engine for row in self.rows))}, as in learncost memory."]
         sentences += [RECORDED] if self.module == UserModule.name else []
         if any(row.procedure == "recompute" or "recompute" in row.plan for row in self.rows):

@@ -471,7 +471,7 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         arrays=tuple(intervals),
         flash=step.flash if needs.flash is None else needs.flash,
         engine=chosen_engine.name,
-        convention=(needs.said or chosen_engine.convention) + why,
+        convention=(needs.convention or chosen_engine.convention) + why,
         rules=needs.rules or chosen_engine.rules,
         module=step.module if chosen_engine.module else "",
     )

@@ -64,7 +64,7 @@ class DeviceMemory(Serializable):
         return sum(self.moved) / (self.host_gbs * 1e9) if self.host and self.host_gbs else None
 
     @property
-    def said(self) -> list[str]:
+    def notes(self) -> list[str]:
         """The notes on memory that is unknown, or predicted by another engine than the time."""
         unknown = f"Whether it fits the memory of the device is not known: {self.unavailable}."
         other = f"The memory is that of engine {self.engine}, as eager {self.instead}; --engine {self.engine} has both."

@@ -90,7 +90,7 @@ class MeshMemory:
         given = stage.peak, found.peak_at, found.split, found.live_at_peak
         return MemoryUse(*given, lambda: (found.curve, found.intervals()))
 
-    def said(self, sizes: Mapping[str, int]) -> str:
+    def highest(self, sizes: Mapping[str, int]) -> str:
         """Return the text on the stage with the highest peak."""
         peaks = [stage.peak for stage in self.stages(sizes)]
         number = peaks.index(max(peaks))
@@ -172,7 +172,7 @@ def placed_step(step: MemoryStep, request: Request, engine: Engine) -> MemorySte
         result = step.of(with_filled(step.run.model, padded), {**step.run.axes, **sizes_of(padded)})
     over = OverMesh(placed, collectives(placed, sizes, widths_of(step.kind)), sizes, padded)
     if pipeline:
-        over = OverMesh(placed, (), sizes, padded, pipeline, "" if engine.module else memory.said(sizes))
+        over = OverMesh(placed, (), sizes, padded, pipeline, "" if engine.module else memory.highest(sizes))
     result.mesh = request, engine
     if engine.module:
         result.batch_axes, result.replicas = batch_axes(cut.clauses), replicas(cut.clauses, inner)

@@ -216,7 +216,7 @@ def _notes(memory: Memory) -> tuple[str, ...]:
     if memory.over and memory.optimizer in OF_MATRICES:
         notes.append("Each device has the optimizer states of its shards, by the sides that these have.")
     if memory.over:
-        notes += [memory.over.said, memory.over.sentence]
+        notes += [memory.over.sharding, memory.over.sentence]
         notes += [GRADIENTS] if memory.engine == GRAPH and memory.optimizer else []
     return tuple(notes)
 

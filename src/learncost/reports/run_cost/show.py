@@ -179,7 +179,7 @@ def _notes(run: RunCost) -> tuple[str, ...]:
             notes.append(f"{_named(name)}, {figure.label}: {figure.source.removesuffix('.')}.")
     notes.append(f"Run time uses {TOTALS[run.total_by]}.")
     if run.memory and run.spread is None:
-        notes += run.memory.said
+        notes += run.memory.notes
     if run.spread is not None:
         notes += _of_mesh(run.spread)
     notes += [f"{_named(name)}: {needed}." for name, needed in run.unknown.items()]

@@ -75,7 +75,7 @@ class Export:
     def _passed_over(self) -> str:
         count = len(self.faster)
         return (
-            f"\nIt is number {count + 1}, as faster ones cannot be said: {'; '.join(dict.fromkeys(self.faster))}"
+            f"\nIt is number {count + 1}, as faster ones are not supported: {'; '.join(dict.fromkeys(self.faster))}"
             if count
             else ""
         )

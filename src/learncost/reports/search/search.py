@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from learncost.reports.search.export import Export
 
 SHOWN = 8
-"""Ways that are shown, if nothing is said."""
+"""The configurations that are shown by default."""
 
 TOKENS = 2**22
-"""Tokens of a step, if nothing is said: about as many as GPT-3 175B had, 3.2 million (Brown et al. 2020, table 2.1)."""
+"""Tokens of a step by default: about as many as GPT-3 175B had, 3.2 million (Brown et al. 2020, table 2.1)."""
 
 DAY = 86400.0
 
@@ -300,7 +300,7 @@ def _schedule(each: FoundConfig) -> str:
     schedule = (
         "" if parallel.stages == 1 else parallel.schedule + (f" x {parallel.chunks}" if parallel.chunks > 1 else "")
     )
-    return ", ".join(filter(None, (schedule, CONTEXTS[each.context].said, said_of(each.plan)))) or "no pipeline"
+    return ", ".join(filter(None, (schedule, CONTEXTS[each.context].title, said_of(each.plan)))) or "no pipeline"
 
 
 def said_of(plan: str) -> str:

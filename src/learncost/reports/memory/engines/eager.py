@@ -522,18 +522,18 @@ def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
     """Return the text on what the memory of a step includes."""
     if step.module == UserModule.name:
         of_preset = "transformers' own module, run on fake tensors,"
-        said = _convention(UserModule.said if step.model.configuration.layer else of_preset, step, program.device)
+        said = _convention(UserModule.summary if step.model.configuration.layer else of_preset, step, program.device)
         if buffered:
             said = said.replace(WITHOUT_BUFFERS, "Kernel buffers are listed separately.")
         if is_sharded(step) and (wrapping := _wrapping(step)):
-            said += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
+            said += f" Wrapped by {wrapping.summary}; memory of the communication library is not included."
         return said + (f" Not run on {PLACES[GPU]}: {step.instead}." if step.instead else "")
     module = _module(step)
-    said = _convention(module.said, step, step.eager.device)
+    said = _convention(module.summary, step, step.eager.device)
     if module.mixes and has_recurrences(step.forward):
         said += f" {RECURRENCES}; fewer tensors are saved with these kernels."
     if wrapping := _wrapping(step):
-        said += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
+        said += f" Wrapped by {wrapping.summary}; memory of the communication library is not included."
     if step.is_parallel:
         said += " Tensors are parallel as by parallelize_module, whose collectives make new tensors."
     if step.over and (pipeline := step.over.pipeline):

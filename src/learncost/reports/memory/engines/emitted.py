@@ -129,7 +129,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
         parts = _on_cpu(step, sizes)
     except InputError as error:
         needs = _operators_take("torch", step, sizes)
-        return replace(needs, said=f"{OPERATORS} The step cannot run in place: {error}.")
+        return replace(needs, convention=f"{OPERATORS} The step cannot run in place: {error}.")
     return of_parts(parts, f"{DESCRIPTION} {MESSAGES}" if step.over else "")
 
 

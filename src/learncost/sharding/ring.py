@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import Value
@@ -67,12 +66,12 @@ class _Rings:
     def __init__(self, whole: Table, mesh: Mesh, holds: Mapping[str, str], gathered: Set[str]) -> None:
         self.whole, self.mesh, self.holds, self.gathered = whole, mesh, {**holds}, gathered
         self.stays: set[str] = set()
-        self.taken: set[str] = {*whole.known}
+        self.taken = {*whole.known}
         self.number, self.why = 0, ""
 
     def table(self, placed: Table) -> Table:
         """Return the table with all possible rings. Raises `InputError` if there is none."""
-        self.taken |= {*placed.known} | {name for line, _ in walk(placed.lines) for name in line.makes}
+        self.taken |= {*placed.known}
         values = {**placed.values}
         scope = self.scope(_RingScope(self.loops(placed.lines, values, {}, placed.outputs), values))
         is_pass = any(line.meta.phase == "forward" for line, _ in walk(self.whole.lines))
@@ -141,34 +140,18 @@ class _Rings:
             raise RingError(f"iterations save or carry {left[0]}")
         if self.gathered & {name for line in region.lines for name in line.makes}:
             raise RingError("its gradient has to be gathered")
-        known, sums = {**scope.values}, normalizers
-        parts = region.split(normalizers)
-        for place, part in enumerate(parts):
-            others = [line for each in parts[place + 1 :] for line in each.body]
-            self.ring(scope, part, sums, known, others)
-            if others:
-                sums = {**normalizers} | {name: scope.normalizers[twin] for name, twin in parts[-1].shares.items()}
+        for part in region.split(normalizers):
+            twins = {name: scope.normalizers[twin] for name, twin in part.shares.items()}
+            self.ring(scope, part, {**normalizers, **twins})
 
-    def ring(
-        self,
-        scope: _RingScope,
-        region: RingRegion,
-        normalizers: Mapping[str, Normalizer],
-        known: Mapping[str, Value],
-        others: Sequence[Line],
-    ) -> None:
-        """Make a ring of a region. Raises `RingError`.
-
-        known   the values of the scope before its first ring
-        others  lines of a later ring, which computes what they read of this one again
-        """
+    def ring(self, scope: _RingScope, region: RingRegion, normalizers: Mapping[str, Normalizer]) -> None:
+        """Make a ring of a region. Raises `RingError`."""
         before, after = _order(scope.lines, region)
-        known = {**known, **scope.values}
         work = RingLines(
             region,
             self.mesh.sizes[region.mesh_axis],
-            known={**scope.around, **known},
-            before={**(scope.before.values if scope.before else {}), **known},
+            known={**scope.around, **scope.values},
+            before={**(scope.before.values if scope.before else {}), **scope.values},
             whole=self.whole.known,
             holds=self.holds,
             fresh=self.fresh,
@@ -177,7 +160,7 @@ class _Rings:
         lines = work.lines()
         gone = {*region.at, *region.rows} - work.values.keys()
         for line in (*before, *after):
-            if gone & {*line.reads} - region.gathers.keys() and not any(line is each for each in others):
+            if gone & {*line.reads} - region.gathers.keys():
                 refuse(line, "it reads an array that no device has in full")
         self.number += 1
         scope.normalizers |= work.normalizers

@@ -18,16 +18,10 @@ LOWEST = Literal(-1e29)
 """The lower bound of the maximum score, so that fully masked rows have sums of zero, as in the op safe_softmax."""
 
 
-SINK = "z"
-"""The attention sink of a softmax: an additional score in every row, which takes a share of it."""
-
-SIGNS = {"+": 1, "-": -1}
-
-
-def sink_of(line: Op) -> Term | None:
-    """Return the attention sink of a softmax; None if it has none."""
-    given = zip(line.given, line.right, strict=True)
-    return next((term for name, term in given if name == SINK and isinstance(term, Term)), None)
+def _sink_of(line: Op) -> Term | None:
+    """Return the attention sink of a softmax, an additional score in every row, which takes a share of it."""
+    sink = _operands(line).get("z")
+    return sink if isinstance(sink, Term) else None
 
 
 @dataclass(frozen=True)
@@ -164,7 +158,7 @@ class RingLines:
     def _of_sinks(self, first: _RingWriter, line: Op) -> None:
         """Write the gradient of a sink, row by row: its negated share times the mean gradient of its row."""
         left, shares = line.left[1], _operands(line)["Y"].names[0]
-        sink = sink_of(self.softmaxes[shares]) if shares in self.corrections else None
+        sink = _sink_of(self.softmaxes[shares]) if shares in self.corrections else None
         if sink is None:
             refuse(line, "the shares that it is the gradient of are not in the region")
         meta = replace(line.meta, kernel=None)
@@ -295,10 +289,9 @@ class RingLines:
         end, region = _RingWriter(self), self.region
         for name in (*region.totals, *region.scatters):
             final, scatter = self.finals[name], region.scatters.get(name)
-            left = Term(name, final.axes) if scatter is None else scatter.left[0]
-            self.made(left.name, left.axes, left.name)
-            meta = (scatter or self.made_by[name]).meta.of_step(left.name)
-            end.add("+", left, (final, Term(own.names[name], final.axes)), meta)
+            result = scatter.name if scatter else name
+            meta = (scatter or self.made_by[name]).meta.of_step(result)
+            end.add("+", self.made(result, final.axes, result), (final, Term(own.names[name], final.axes)), meta)
         return end.out
 
 
@@ -321,8 +314,8 @@ class _RingWriter:
         """Write a line: a product `*`, a sum `+`, a difference `-`, or an operator."""
         if op == "*":
             self.out.append(Product((left,), right, where, meta))
-        elif op in SIGNS:
-            self.out.append(Sum((left,), right, where, meta, (1, *[SIGNS[op]] * (len(right) - 1))))
+        elif op in ("+", "-"):
+            self.out.append(Sum((left,), right, where, meta, (1, *[1 if op == "+" else -1] * (len(right) - 1))))
         else:
             self.out.append(applied(op, left, right, meta, axes, where))
         return left
@@ -420,7 +413,7 @@ class _Shard(_RingWriter):
     def _sums(self, line: Op, shares: str) -> None:
         """Write the running maximum, and unnormalized exponentials in place of shares, with their sum."""
         left, where, meta, rows = line.left[0], line.where, line.meta, _rows_of(line)
-        before, sink = self.before.get(shares), sink_of(line)
+        before, sink = self.before.get(shares), _sink_of(line)
         largest = self.ring.step(left.name, "largest", rows)
         self.add("max", largest, line.right[:1], meta.of_step(largest.name, kernel=meta.kernel), where, line.axes)
         least = Term(before.largest.name, rows) if before else sink or LOWEST

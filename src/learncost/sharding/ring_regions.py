@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NoReturn
 
-from learncost.ir.dataclass import dataclass, field, replace
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import place_cut, sharded_over
@@ -135,6 +135,8 @@ class RingRegion:
     def split(self, known: Collection[str]) -> tuple[RingRegion, ...]:
         """Return its rings, in order: itself, or first one for the totals of softmaxes whose sums its gradients need.
 
+        A region stays gathered if its two rings would share lines.
+
         known  softmaxes whose sums are known from the forward pass
         Raises `RingError`.
         """
@@ -146,8 +148,10 @@ class RingRegion:
         if not first:
             return (self,)
         second = self._lines_of(({*self.totals} - of_shares) | {line.name for line in self.scatters.values()})
-        second = [_again(line) if line in first and not is_collective(line) else line for line in second]
-        return self._part(first), self._part(second, _same_shares(first, second))
+        made = {first_name(line.name): line.name for line in first if is_softmax(line)}
+        again = [line.name for line in second if is_softmax(line) and line.part == "body"]
+        shares = {name: made[first_name(name)] for name in again if first_name(name) in made}
+        return self._part(first), self._part(second, shares)
 
     def _lines_of(self, names: Iterable[str]) -> list[Statement]:
         """Return the lines that make these names, with all lines that they depend on, in order."""
@@ -165,19 +169,6 @@ class RingRegion:
         part = RingRegion(self.mesh_axis, lines, at, shares)
         part.read()
         return part
-
-
-def _again(line: Statement) -> Statement:
-    """Return a line that the second ring computes again, outside the kernel of the original."""
-    assert isinstance(line, Line)
-    return line.with_changed(meta=replace(line.meta, kernel=None, phase="recomputation"))
-
-
-def _same_shares(first: Iterable[Statement], last: Iterable[Statement]) -> dict[str, str]:
-    """Match softmaxes among the last lines with the recomputation of the same forward lines among the first."""
-    made = {first_name(line.name): line.name for line in first if is_softmax(line)}
-    shares = [line.name for line in last if is_softmax(line) and line.part == "body"]
-    return {name: made[first_name(name)] for name in shares if first_name(name) in made}
 
 
 def regions(lines: Sequence[Statement], mesh_axis: str, is_value: Callable[[str], bool]) -> list[RingRegion]:

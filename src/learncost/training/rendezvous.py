@@ -9,8 +9,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from secrets import token_hex
 from time import monotonic, sleep
@@ -73,23 +73,21 @@ def _refuse(why: str) -> NoReturn:
 
 def _check_reached(port: int) -> None:
     """Wait until somebody listens where processes meet."""
-    began = monotonic()
-    with _waiting("the first process, which has not connected yet") as notice:
-        while True:
-            try:
-                socket.create_connection((os.environ["MASTER_ADDR"], port), CONNECT_TIMEOUT / 4).close()
-                return
-            except OSError as error:
-                waits = JOIN_TIMEOUT if isinstance(error, ConnectionRefusedError) else CONNECT_TIMEOUT
-                if monotonic() - began > waits:
-                    _refuse(f"{getattr(error, 'strerror', None) or error}, for {waits:.0f} s")
-            notice()
-            sleep(0.1)
+    began, notice = monotonic(), _notice("the first process, which has not connected yet")
+    while True:
+        try:
+            socket.create_connection((os.environ["MASTER_ADDR"], port), CONNECT_TIMEOUT / 4).close()
+            return
+        except OSError as error:
+            waits = JOIN_TIMEOUT if isinstance(error, ConnectionRefusedError) else CONNECT_TIMEOUT
+            if monotonic() - began > waits:
+                _refuse(f"{getattr(error, 'strerror', None) or error}, for {waits:.0f} s")
+        notice()
+        sleep(0.1)
 
 
-@contextmanager
-def _waiting(whom: str) -> Iterator[Any]:
-    """Something that is called while a process waits, and says once for whom where that takes long."""
+def _notice(whom: str) -> Callable[[], None]:
+    """Return a function to call while a process waits, which says once for whom where that takes long."""
     began, said = monotonic(), list[bool]()
 
     def notice() -> None:
@@ -97,7 +95,7 @@ def _waiting(whom: str) -> Iterator[Any]:
             said.append(True)
             print(f"learncost: waiting at {_place()} for {whom}", file=sys.stderr, flush=True)
 
-    yield notice
+    return notice
 
 
 def _agreed(store: Any, rank: int, number: int) -> str:
@@ -112,18 +110,17 @@ def _agreed(store: Any, rank: int, number: int) -> str:
         name = str(store.get(f"learncost/answer/{word}").decode())
         store.set(f"learncost/heard/{name}/{rank}", "")
         return name
-    missing, began = set(range(1, number)), monotonic()
-    with _waiting(f"others of the {number} processes") as notice:
-        while missing:
-            for other in sorted(missing):
-                if store.check([f"learncost/word/{other}"]):
-                    store.set(f"learncost/answer/{store.get(f'learncost/word/{other}').decode()}", word)
-                if store.check([f"learncost/heard/{word}/{other}"]):
-                    missing.discard(other)
-            if missing and monotonic() - began > JOIN_TIMEOUT:
-                _refuse(f"{len(missing)} of {number} processes did not come within {JOIN_TIMEOUT:.0f} s")
-            notice()
-            sleep(0.02)
+    missing, began, notice = set(range(1, number)), monotonic(), _notice(f"others of the {number} processes")
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"learncost/word/{other}"]):
+                store.set(f"learncost/answer/{store.get(f'learncost/word/{other}').decode()}", word)
+            if store.check([f"learncost/heard/{word}/{other}"]):
+                missing.discard(other)
+        if missing and monotonic() - began > JOIN_TIMEOUT:
+            _refuse(f"{len(missing)} of {number} processes did not come within {JOIN_TIMEOUT:.0f} s")
+        notice()
+        sleep(0.02)
     return word
 
 

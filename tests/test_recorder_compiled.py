@@ -160,10 +160,10 @@ for kind in (Norm, Dropped, Broken):
     x = torch.randn(16, 128, 64)
     if recorded:
         from learncost.importer.recorder import ModuleStep
-        from learncost.program.optimizer_step import Stepping
+        from learncost.program.optimizer_step import OptimizerStep
         from learncost.program.program import StepRequest, peak
 
-        request = StepRequest("fp32", "cpu", optimizer=Stepping("adamw", "fused"), compiled=True)
+        request = StepRequest("fp32", "cpu", optimizer=OptimizerStep("adamw", "fused"), compiled=True)
         program = ModuleStep(kind, lambda _: {{"x": x}})({{}}, request)
         held = sum(each.bytes for each in program.buffers if each.first < 0 <= each.last)
         print(json.dumps(peak(program).bytes - held), flush=True)
@@ -242,14 +242,14 @@ import torch
 from learncost.importer.recorder import ModuleStep
 from learncost.devices.device import device
 from learncost.devices.gpus import gpu
-from learncost.program.optimizer_step import Stepping
+from learncost.program.optimizer_step import OptimizerStep
 from learncost.program.program import StepRequest, peak
 from learncost.timing.clocks import program_time
 
 for batch in (16, 4):
     tokens = {"tokens": torch.zeros(batch, 1024, dtype=torch.long)}
     tokens["targets"] = tokens["tokens"].clone()
-    request = StepRequest("fp32", "cuda", "bf16", optimizer=Stepping("adamw", "fused", cuda=True), compiled=True)
+    request = StepRequest("fp32", "cuda", "bf16", optimizer=OptimizerStep("adamw", "fused", cuda=True), compiled=True)
     program = ModuleStep(GPT, lambda _: tokens)({}, request)
     took = program_time(program, gpu(device("H100-SXM")))
     print(json.dumps([took.low, took.seconds, took.high, peak(program).bytes]), flush=True)

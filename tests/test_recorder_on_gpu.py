@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from learncost.importer.recorder.cuda import on_gpu
 from learncost.importer.recorder.module_step import in_a_run, record_step
 from learncost.importer.recorder.recorder import Recorder
-from learncost.program.optimizer_step import Stepping
+from learncost.program.optimizer_step import OptimizerStep
 from learncost.program.program import StepRequest, peak
 
 class Twice(nn.Module):
@@ -54,7 +54,7 @@ for autocast in (False, True):
         def forward():
             with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
                 return module(x)
-        stepping = Stepping("adamw", "fused", cuda=True)
+        stepping = OptimizerStep("adamw", "fused", cuda=True)
         record_step(recorder, module, StepRequest("fp32", "cuda", optimizer=stepping), forward)
     program = recorder.program()
     answers[autocast] = {

@@ -28,7 +28,7 @@ from learncost.importer.tried import allocate, without_memory
 from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, layer
 from learncost.models.argument import TABLES
-from learncost.procedures.statistics import has_statistics
+from learncost.procedures.statistics import statistics_of
 
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
 
@@ -161,7 +161,7 @@ def written(model: Published) -> dict[str, Any]:
     remarks.append(f"Inputs: {'; '.join(described)}.")
     body = _body(text)
     lines = "".join(f"% {line}\n" for line in remarks)
-    evaluation = evaluation_of(module, given, model.name, text, ImportOptions()) if has_statistics(made.table) else ""
+    evaluation = evaluation_of(module, given, model.name, text, ImportOptions()) if statistics_of(made.table) else ""
     lines += f"{body}\nsizes: {model.sizes}\n"
     lines += f"{EVALUATION}\n{_body(evaluation)}\nsizes: {model.sizes}\n" if evaluation else ""
     (TABLES / f"{model.name}.table").write_text(lines, encoding="utf-8")

@@ -197,8 +197,10 @@ DTYPES = {
     "bf16": (torch.bfloat16, "bf16-true"),
     "nf4": (torch.bfloat16, "qlora"),
     "amp": (torch.float32, "amp"),
+    "nf4-amp": (torch.float32, "nf4-double-amp"),
+    "nf4-norms": (torch.bfloat16, "nf4-double-fp32-norms"),
 }
-"""nf4 are the frozen matrices of blocks, with LoRA; amp is autocast to bf16."""
+"""nf4 are the frozen matrices of blocks, with LoRA; amp is autocast to bf16, with all else or norms in fp32."""
 MODULE = "transformers"
 OPTIMIZERS = {
     "fused": {"fused": True},
@@ -253,10 +255,13 @@ def train(
     checkpoints, lora = SETTINGS[setting]
     config = transformers.AutoConfig.for_model(name, **keys_of(name, shape))
     module = getattr(transformers, KINDS[name].architecture)._from_config(config, dtype=DTYPES[dtype][0])
-    if dtype == "nf4":
+    if dtype.startswith("nf4"):
         coded(module)
     if lora:
         adapt(module, KINDS[name].lora.split(","))
+    for part, submodule in module.named_modules():
+        if dtype == "nf4-norms" and "norm" in part:
+            submodule.float()
     module.train()
     if checkpoints:
         checkpointed(module)
@@ -267,7 +272,7 @@ def train(
     for _ in range(2):
         steps.zero_grad(set_to_none=True)
         for _ in range(microbatches):
-            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "amp"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype not in ("fp32", "bf16", "nf4")):
                 loss = called(**given).loss
             loss.backward()
             del loss

@@ -58,7 +58,10 @@ class _Coded(torch.autograd.Function):
 
 
 class Coded(torch.nn.Module):
-    """A linear layer whose frozen weight is stored in so many bytes of codes and scales; their numbers are drawn."""
+    """A linear layer whose frozen weight is stored in so many bytes of codes and scales; their numbers are drawn.
+
+    As `bitsandbytes.nn.Linear4bit` of bf16: its operand is cast to that, and its result to the operand's type.
+    """
 
     def __init__(self, base, taken):
         super().__init__()
@@ -66,7 +69,8 @@ class Coded(torch.nn.Module):
         self.codes = torch.nn.Parameter(torch.empty(taken, dtype=torch.uint8), requires_grad=False)
 
     def forward(self, x):
-        return _Coded.apply(x, self.codes, self.bias, self.weight.shape)
+        cast = torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype
+        return _Coded.apply(x.to(cast), self.codes, self.bias, self.weight.shape).to(x.dtype)
 
 
 def coded(module):

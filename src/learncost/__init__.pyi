@@ -169,6 +169,8 @@ _Dtype = Literal[
     "integer-only",
     "nf4",
     "nf4-double",
+    "nf4-double-amp",
+    "nf4-double-fp32-norms",
     "nf4-true",
     "nf4-double-true",
     "nf4-fp16",
@@ -559,6 +561,8 @@ _Precision = Literal[
     "integer-only",
     "nf4",
     "nf4-double",
+    "nf4-double-amp",
+    "nf4-double-fp32-norms",
     "nf4-true",
     "nf4-double-true",
     "nf4-fp16",
@@ -940,8 +944,8 @@ def cost(
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
         int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
-        int8-learned-products, integer-only, nf4, nf4-double, nf4-true, nf4-double-true, nf4-fp16, int4-frozen
-        (`learncost list precisions`).
+        int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
+        nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     mesh: The mesh: axes with their sizes, such as dp=2,tp=4; the last axis is the innermost (same node).
     place: Sharding rules 'DIMS over MESH_AXIS [of weights|gradients|states|values]', comma-separated: "h f v
         over tp, M over tp of values, B over dp".
@@ -1111,8 +1115,8 @@ def fit(
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
         int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
-        int8-learned-products, integer-only, nf4, nf4-double, nf4-true, nf4-double-true, nf4-fp16, int4-frozen
-        (`learncost list precisions`).
+        int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
+        nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     plan: Try only this plan (`learncost list plans`).
     engine: The engine that executes the step, as in learncost memory.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
@@ -1223,8 +1227,8 @@ def memory(
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
         int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
-        int8-learned-products, integer-only, nf4, nf4-double, nf4-true, nf4-double-true, nf4-fp16, int4-frozen
-        (`learncost list precisions`).
+        int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
+        nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     plan: Memory optimizations, comma-separated: flash (FlashAttention), recompute=.
     accumulate: Number of microbatches for gradient accumulation, on which the memory of a step depends.
     clip: The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager or graph.
@@ -1328,8 +1332,8 @@ def place(
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
         int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
-        int8-learned-products, integer-only, nf4, nf4-double, nf4-true, nf4-double-true, nf4-fp16, int4-frozen
-        (`learncost list precisions`).
+        int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
+        nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     train: The trainable parameters: all, none, head, embeddings, biases, the encoder or decoder of a model with
         both, or a comma-separated list of weights and modules.
     train_layers: The blocks that are trained, or have LoRA, counted from 0: 10-11, or 0,2,5-7, or "first 2", or
@@ -1588,8 +1592,8 @@ def sweep(
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
         int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
-        int8-learned-products, integer-only, nf4, nf4-double, nf4-true, nf4-double-true, nf4-fp16, int4-frozen
-        (`learncost list precisions`).
+        int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
+        nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
         `architecture` BertForMaskedLM (`learncost list sizes`).
     """
@@ -1763,8 +1767,8 @@ def report(
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
         int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
-        int8-learned-products, integer-only, nf4, nf4-double, nf4-true, nf4-double-true, nf4-fp16, int4-frozen
-        (`learncost list precisions`).
+        int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
+        nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     plan: Memory optimizations, comma-separated: flash (FlashAttention), recompute=.
     train: The trainable parameters: all, none, head, embeddings, biases, the encoder or decoder of a model with
         both, or a comma-separated list of weights and modules.
@@ -1852,8 +1856,8 @@ def trace(
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
         int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
-        int8-learned-products, integer-only, nf4, nf4-double, nf4-true, nf4-double-true, nf4-fp16, int4-frozen
-        (`learncost list precisions`).
+        int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
+        nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     engine: The engine of the step's time and memory: eager, graph or cuda.
     module: The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True), transformers-4 (before

@@ -146,6 +146,7 @@ class Precision:
     products   of the factors of matrix products, which have a scale per row and column; "": as the values
     autocast   whether values are of the type to which PyTorch's autocast casts operands of products, and others of that
                of the weights
+    norms      of the weights of RMS norms where that is wider; their results are of it. "": as the other weights
     learned    of trainable matrices that only products read, with stochastic rounding of updates; "": as the other
                weights
     also       other names
@@ -165,6 +166,7 @@ class Precision:
     products: str = ""
     learned: str = ""
     autocast: bool = False
+    norms: str = ""
     also: tuple[str, ...] = ()
 
     @property
@@ -354,6 +356,19 @@ PRECISIONS: dict[str, Precision] = {
             "bf16", "bf16", "bf16", "fp32", "", "fp32", _QLORA, "nf4-64-double", also=("qlora",),
         ),
         Precision(
+            "nf4-double-amp", "as nf4-double, what has no codes in fp32, products in bf16 by PyTorch's autocast",
+            "fp32", "fp32", "bf16", "fp32", "", "fp32",
+            "peft 5d602fdb, utils/other.py, prepare_model_for_kbit_training: what is not quantized becomes fp32",
+            "nf4-64-double", autocast=True,
+        ),
+        Precision(
+            "nf4-double-fp32-norms", "as nf4-double, RMS norms in fp32, whose results the residual stream adds up",
+            "bf16", "bf16", "bf16", "fp32", "", "fp32",
+            "qlora.py of Dettmers et al. 2023, get_accelerate_model, and TRL 0.13, peft_module_casting_to_bf16: norms "
+            "in fp32, embeddings, the head and low-rank paths in bf16, under autocast",
+            "nf4-64-double", autocast=True, norms="fp32",
+        ),
+        Precision(
             "nf4-true", "as nf4, the optimizer's states in bf16 too",
             "bf16", "bf16", "bf16", "bf16", "", "fp32", _QLORA_TRUE, "nf4-64",
         ),
@@ -376,14 +391,8 @@ PRECISIONS: dict[str, Precision] = {
 """The precisions by their names; a new one needs only a row."""
 
 
-SPLIT = {"bf16-8bit-states": "bf16-true", "fp32-8bit-states": "fp32"}
-"""Precisions of earlier versions that also gave the type of optimizer states, each with the precision."""
-
-
 def precision_of(name: str) -> Precision:
     """Return a precision by its name. Raises `InputError` for an unknown one, with those that exist."""
-    if name in SPLIT:
-        raise InputError(f"{name} is now --precision {SPLIT[name]} --optimizer adamw8bit")
     by_name = {**PRECISIONS, **{other: precision for precision in PRECISIONS.values() for other in precision.also}}
     return named_one("precision", name, by_name)
 
@@ -401,6 +410,12 @@ def check_trained(kind: Precision) -> None:
 def training_precision(dtype: str) -> str:
     """Return the usual precision of a training step whose products have a type: fp32 masters where it is narrow."""
     return f"{dtype}-masters" if f"{dtype}-masters" in PRECISIONS else dtype
+
+
+def without_autocast(kind: Precision) -> str:
+    """Return the nearest precision without autocast: the first with the same frozen matrices, or the usual one."""
+    rows = (row.name for row in PRECISIONS.values() if kind.frozen and row.frozen == kind.frozen)
+    return next(rows, training_precision(kind.values))
 
 
 def stored(name: str, trains: bool = True) -> Precision:

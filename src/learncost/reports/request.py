@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from learncost.ir.dataclass import dataclass, field, fields, replace
 from learncost.ir.errors import InputError
-from learncost.ir.precision import Precision, either, training_precision
+from learncost.ir.precision import Precision, either, training_precision, without_autocast
 from learncost.layers.layer import Layer
 from learncost.models.argument import NamedLayer, described_elsewhere, layer_given
 from learncost.models.configuration import Configuration
@@ -175,7 +175,7 @@ class Request:
         usual = "" if self.is_typed else self.usual_precision(depends)
         kind = either(self.dtype, self.precision, usual, counts_alone=counts_alone, trains=depends)
         if kind.autocast and not counts_alone:
-            self._check_autocast(kind.name, training_precision(kind.values))
+            self._check_autocast(kind.name, without_autocast(kind))
         return kind
 
     def _check_autocast(self, name: str, masters: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from learncost.ir.dataclass import dataclass, field, fields, made_of, replace
 from learncost.ir.errors import InputError, counted, printable, shown
-from learncost.ir.precision import PRECISIONS, training_precision
+from learncost.ir.precision import PRECISIONS, without_autocast
 from learncost.passes.plan import NONE
 from learncost.program.autograd.losses import TASKS
 from learncost.program.optimizer_step import CLASSES
@@ -40,7 +40,7 @@ OF_EAGER = (
 FLAGS = {"offload_activations": "offload"}
 """The keywords of fields that have no own one."""
 
-WITHOUT_AUTOCAST = {name: training_precision(kind.values) for name, kind in PRECISIONS.items() if kind.autocast}
+WITHOUT_AUTOCAST = {name: without_autocast(kind) for name, kind in PRECISIONS.items() if kind.autocast}
 """The precision of sharded weights, which are gathered in 16 bits, and the nearest one of engines without autocast."""
 
 DEFAULTS = {"accumulate": 1, "optimizer": "adamw", "optimizer_implementation": "fused"}

@@ -272,6 +272,8 @@ def _norm(names: ScopeNames, call: Norm, values: Values) -> TapeTensor:
     x = names.found(call.op.right[0].name, values)
     rows = x.elements // names.count(call.op.axes)
     weights = [names.leaf(name) for name in call.weights]
+    if wider := names.state.asked.norms:
+        weights = [each if each.learns else each.viewed_as(each.elements, wider) for each in weights]
     return names.module.normed(x, call.op, weights, call.from_one, rows)
 
 

@@ -240,8 +240,8 @@ class Transformers(Module):
             return result
         if op.op == "normalize":
             return layer_norm(x, weights, rows)
-        if op.meta.block:  # MambaBlock casts its residual, which may be in float, and norm_f does not
-            width = min(width, x.tape.width)
+        if op.meta.block and weights:  # MambaBlock casts its residual to the weight's type, and norm_f does not
+            width = min(width, weights[0].width)
             x = x.to(width)
         return _normed_in_float(x, weights, from_one, rows, width, self.norm)
 

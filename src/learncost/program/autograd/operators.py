@@ -160,7 +160,7 @@ class TapeTensor:
 
     def decoded(self) -> TapeTensor:
         """Return a weight as numbers: a dequantized copy if it is quantized."""
-        return self.tape.new(self.elements) if self.coded else self
+        return self.tape.new(self.elements, self.tape.autocast) if self.coded else self
 
     def to(self, width: int) -> TapeTensor:
         """Cast to another type; return itself where it has that."""
@@ -525,10 +525,12 @@ def linear(
 ) -> TapeTensor:
     """Run `functional.linear`, which saves its operand for the weight's gradient, and the weight for the operand's.
 
-    For a quantized weight it is bitsandbytes' `MatMul4Bit`, which dequantizes in both directions and holds the codes
-    itself. Autocast does not know all products: of others (`casts` is False) the operand has the type of the weight.
+    For a quantized weight it is bitsandbytes' `Linear4bit`, which dequantizes in both directions, holds the codes, and
+    returns the type of its operand. Autocast does not know all products: of others (`casts` is False) the operand
+    has the type of the weight.
     """
-    if casts:
+    width = x.width
+    if casts or weight.coded:
         x, weight, bias = x.lowered(), weight.lowered(), bias and bias.lowered()
     elif x.tape.autocast:
         x = x.to(weight.width)
@@ -545,7 +547,7 @@ def linear(
     numbers = weight.decoded()
     (result,) = tape.run(name, operands, ((elements, x.width),), backward, keeps)
     tape.hold(numbers)
-    return result
+    return result.to(width) if weight.coded else result
 
 
 def flash_attention(

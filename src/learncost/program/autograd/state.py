@@ -45,6 +45,7 @@ class StepOptions:
     loss         the loss that is computed together with the head; None: the module's own
     drops_paths  whether operands of low-rank paths have dropout
     hosted       roles of what lies in the memory of the host
+    norms        bytes of an element of norms' weights that do not learn; 0: as of the others
     other        a model that runs behind the forward pass, without gradients; None: there is none
     between      the values that stages of a pipeline send to each other
     """
@@ -68,6 +69,7 @@ class StepOptions:
     other: OtherModel | None = None
     selects: bool = False
     whole: bool = False
+    norms: int = 0
     between: Collection[str] = ()
 
     def place(self, role: str) -> str:

@@ -53,10 +53,7 @@ EVERY = (NAME, *PROCEDURES)
 
 SHARDED = Key(form=attrgetter("said_of_mesh"), optional=True).field
 """The metadata of a mesh of which the traffic is not written."""
-
-
-def _bytes_of_regions(regions: Iterable[Region]) -> dict[str, int]:
-    return {region.name: region.bytes for region in regions}
+_REGIONS = Key(form=lambda regions: {region.name: region.bytes for region in regions}, optional=True).field
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,7 +119,7 @@ class Fit(AtLength, FigureAnswer):
     module: str = field(default="", metadata=Key(after="engine").field)
     on: str = field(default="", metadata=Key(after="engine").field)
     over: OverMesh | None = field(default=None, metadata=SHARDED)
-    regions: tuple[Region, ...] = field(default=(), metadata=Key(form=_bytes_of_regions, optional=True).field)
+    regions: tuple[Region, ...] = field(default=(), metadata=_REGIONS)
     _sample: str = field(default="sequence", metadata=HIDDEN)
     _smallest: int = field(default=1, metadata=HIDDEN)
     _caches: bool = field(default=True, metadata=HIDDEN)

@@ -17,7 +17,7 @@ from learncost.devices.figure import Figure
 from learncost.devices.sustained import sustained
 from learncost.ir.dataclass import HIDDEN, Key, Serializable, attributes, dataclass, field, replace
 from learncost.ir.errors import InputError
-from learncost.ir.precision import stored, training_precision
+from learncost.ir.precision import stored, without_autocast
 from learncost.models.sizes import check_size
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.types import RESERVED, bytes_of, excess, without_reserve
@@ -411,8 +411,9 @@ def search(
     total = None if tokens is None else check_tokens("tokens", tokens)
     kinds = [stored(name.strip()) for name in (request.precision or request.usual_precision(trains=True)).split(",")]
     if cast := next((kind for kind in kinds if kind.autocast), None):
-        masters = training_precision(cast.values)
-        raise InputError(f"search does not support autocast: give --precision {masters} in place of {cast.name}")
+        raise InputError(
+            f"search does not support autocast: give --precision {without_autocast(cast)} in place of {cast.name}"
+        )
     run = prepare(of_one(request.in_precision(kinds[0].name))).with_separate_trip_counts()
     name = run.model.configuration.name
     if not run.model.learns:

@@ -11,7 +11,7 @@ from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import base, shape_of, size_of
-from learncost.ir.precision import BYTES, training_precision
+from learncost.ir.precision import BYTES, without_autocast
 from learncost.ir.term import Term
 from learncost.liveness import LiveInterval, ProgramPoint
 from learncost.models.model import Model, run_sizes
@@ -216,6 +216,7 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int], whole: bool = False, d
         hosted,
         selects=step.eager.selects,
         whole=whole,
+        norms=BYTES[kind.norms] if kind.norms else 0,
         between=frozenset(name for stage in step.stages for name in stage.between),
     )
     settings = replace(settings, other=_other(step, sizes, settings))
@@ -576,8 +577,8 @@ def _unwrapped(step: MemoryStep) -> str:
         if step.replicas != wrapping.parts or not wrapping.syncs:
             return "records a module under fully_shard over one axis, with --no-sync never: use --engine graph"
     if wrapping.parts > 1 and step.kind.autocast:
-        masters = training_precision(step.kind.values)
-        return f"casts sharded weights by MixedPrecisionPolicy, not by autocast: use --precision {masters}"
+        uncast = without_autocast(step.kind)
+        return f"casts sharded weights by MixedPrecisionPolicy, not by autocast: use --precision {uncast}"
     return ""
 
 

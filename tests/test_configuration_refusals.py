@@ -155,6 +155,9 @@ def test_bad_paths(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text('model_type = "gpt2"\nn_embd = \n')
     with pytest.raises(InputError, match=r"broken\.toml is not TOML: Invalid value \(at line 2, column 10\)"):
         configure(str(tmp_path / "broken.toml"))
+    (tmp_path / "train.ipynb").write_text("{}")
+    with pytest.raises(InputError, match=r"train\.ipynb' is a notebook, which is not read"):
+        configure(str(tmp_path / "train.ipynb"))
     (tmp_path / "line\nbreak.json").write_text("{")
     with pytest.raises(InputError, match="is not JSON") as info:
         configure(str(tmp_path / "line\nbreak.json"))

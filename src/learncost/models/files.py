@@ -54,6 +54,8 @@ def read_path(model: str, hint: str = "") -> dict[str, object]:
     about an absent file.
     """
     path = Path(model)
+    if path.suffix.lower() == ".ipynb":
+        raise InputError(f"{shown(model)} is a notebook, which is not read: give the configuration that it trains with")
     try:
         if path.is_dir():
             path = path / "config.json"

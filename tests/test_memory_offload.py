@@ -125,6 +125,18 @@ def test_paged_states_on_the_gpu_are_those_of_small_weights_and_the_scales_of_ot
         lc.memory("gpt2", engine="eager", **{**asked, "optimizer": "sgd"})
 
 
+def test_lion_of_bitsandbytes_has_its_state_in_fp32_and_that_of_automl_the_type_of_weights():
+    """bitsandbytes 95f9af30, Optimizer1State.init_state; google/automl, lion_pytorch.py: `torch.zeros_like(p)`."""
+    asked = {"engine": "eager", "optimizer": "lion", "precision": "bf16-true", "batch_size": 2, "seq_len": 16}
+    for more, width in (
+        ({}, 4),
+        ({"optimizer_implementation": "for-loop"}, 2),
+        ({"mesh": "dp=2", "placement": "ddp"}, 4),
+    ):
+        found = lc.memory("gpt2", **asked, **more)
+        assert found.split["optimizer state"] == width * 124_439_808
+
+
 def test_copies_to_the_host_and_back_take_the_time_of_the_link():
     asked = {"batch_size": 2, "seq_len": 64, "precision": "bf16-masters"}
     found = lc.cost("gpt2", on="A100-SXM-80GB", offload="optimizer", **asked).memory

@@ -331,10 +331,10 @@ class MemoryStep:
         changed = self._with(axes={**run.axes, **sizes})
         return changed.over_mesh(*self.mesh) if self.mesh else changed
 
-    def _with(self, eager: EagerOptions | None = None, **changes: Any) -> MemoryStep:
-        """Return the step that was asked for, with other options of engine eager, and changes of its run."""
+    def _with(self, eager: EagerOptions | None = None, kind: Precision | None = None, **changes: Any) -> MemoryStep:
+        """Return the step that was asked for, with other options of engine eager and types, and changes of its run."""
         run, *others = self._given
-        others[-1] = eager or self.eager
+        others[1], others[-1] = kind or self.kind, eager or self.eager
         changed = MemoryStep(replace(run, **changes), *others)
         changed.regions = self.regions
         return changed
@@ -345,12 +345,17 @@ class MemoryStep:
         return _step(Structure(self.model), self.procedure, self.mode or PAPER)
 
     def under(self, engine: Engine) -> MemoryStep:
-        """Return the step as an engine runs it: under its default plan if none was given, and compiled or not."""
+        """Return the step as an engine runs it: under its default plan if none was given, and compiled or not.
+
+        Lion of bitsandbytes has its state in fp32 (95f9af30, optim/optimizer.py:637, Optimizer1State.init_state).
+        """
         plan, compiled = None if self.run.plan_asked is not None else engine.plan, engine.name == COMPILED
-        if plan is None and compiled == self.eager.compiled:
+        fused_lion = bool(engine.module) and self.optimizer.name == "lion" and self.eager.implementation != "for-loop"
+        kind = replace(self.kind, states="fp32") if fused_lion else self.kind
+        if plan is None and compiled == self.eager.compiled and kind == self.kind:
             return self
         changes = {} if plan is None else {"plan_asked": plan(self.unplanned)}
-        return self._with(replace(self.eager, compiled=compiled), **changes)
+        return self._with(replace(self.eager, compiled=compiled), kind, **changes)
 
     def of(self, model: Model, axes: Mapping[str, int]) -> MemoryStep:
         """Return the step of a rewritten model and its sizes; `at` other sizes it is that of the original model."""

@@ -26,7 +26,7 @@ from learncost.procedures.optimizer import check_placed, default_optimizer, with
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step
 from learncost.program.checkpoints import fewer_recomputed
-from learncost.reports.microbatches import in_microbatches
+from learncost.reports.microbatches import DEFAULT_OVER_STAGES, in_microbatches
 from learncost.reports.request import Request
 from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.search.spread import MeshSharding, mesh_sharding
@@ -176,7 +176,7 @@ class OverMesh(Serializable):
     def sentence(self) -> str:
         """The sentence on the traffic of a device."""
         if self.stage and not self.sent:
-            return f"{self.stage} learncost run-cost --mesh shows the traffic and time of the stages."
+            return f"{self.stage} {DEFAULT_OVER_STAGES} learncost run-cost shows the traffic and time of the stages."
         if not self.sent:
             return "There is no communication."
         axes: dict[str, int] = {}

@@ -13,6 +13,9 @@ from learncost.sharding.mesh import mesh
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import BLOCKS
 
+DEFAULT_OVER_STAGES = "Without --accumulate, memory has one sequence per microbatch, fit one microbatch per stage."
+"""The note on microbatches over stages: a batch of more of them is larger for the same memory."""
+
 
 def _shards_and_stages(request: Request) -> tuple[dict[str, int], int]:
     """Return the axes of the mesh over which the batch is sharded, with their devices, and the pipeline's stages."""

@@ -20,7 +20,7 @@ from learncost.reports.memory.inference import NAME, has_sequences
 from learncost.reports.memory.memory import engine_over
 from learncost.reports.memory.step import available, device_asked
 from learncost.reports.memory.types import bytes_of, bytes_text
-from learncost.reports.microbatches import stages_of
+from learncost.reports.microbatches import DEFAULT_OVER_STAGES, stages_of
 from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import (
     WIDTH,
@@ -46,10 +46,6 @@ RECORDED = "Its step is recorded at a few sizes; at others every number follows 
 
 MICROBATCHES = 10**6
 """The largest number of microbatches."""
-
-EVERY = (NAME, *PROCEDURES)
-"""The procedures that are tried by default."""
-
 
 SHARDED = Key(form=attrgetter("said_of_mesh"), optional=True).field
 """The metadata of a mesh of which the traffic is not written."""
@@ -182,7 +178,7 @@ class Fit(AtLength, FigureAnswer):
         """Return the note on which memory holds what, and which engine executes the step."""
         if self.over:
             rule = f"{self.over.sharding} Memory is per device; the batch is global."
-            rule += f" {self.over.stage}" if self.over.stage else ""
+            rule += f" {self.over.stage} {DEFAULT_OVER_STAGES}" if self.over.stage else ""
         else:
             rule = f"All weights, gradients and activations are in {self._kind}."
             if self.flash_size is not None:
@@ -323,7 +319,7 @@ def fit(
     microbatches = check_size("accumulate", request.accumulate, MICROBATCHES)
     microbatches = stages_of(request) if microbatches == 1 and trained else microbatches
     trains = over or microbatches > 1
-    names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if trains else EVERY)))
+    names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if trains else (NAME, *PROCEDURES))))
     alone = next((name for name in names if name in ONE_PASS), "")
     if alone and len(names) > 1:
         raise InputError(f"{alone} has other lengths than training: give --procedure {alone} alone")
@@ -362,7 +358,10 @@ def fit(
         for text in why:
             names_it = text.startswith(f"{name} ")  # said of the procedure, by its name
             refused.setdefault((names_it, text.removeprefix(f"{name} ")), []).append(name)
-        rows += _different(candidate.fitting for candidate in candidates)
+        different: dict[FitResult, FitResult] = {}  # in more than the plan's name
+        for candidate in candidates:
+            different.setdefault(replace(candidate.fitting, plan="", why=""), candidate.fitting)
+        rows += different.values()
         if candidates and not any(candidate.fitting.fits for candidate in candidates):
             unfit.setdefault(advice_for(question, name, candidates), []).append(name)
     if not rows:
@@ -403,11 +402,3 @@ def fit(
 def each_of(over: OverMesh | None) -> str:
     """Return the remark that memory is per device."""
     return f" on each of {number(over.devices)} devices" if over else ""
-
-
-def _different(fittings: Iterable[FitResult]) -> Iterable[FitResult]:
-    """Return the rows that differ from the rows before them in more than the plan's name."""
-    rows: dict[FitResult, FitResult] = {}
-    for fitting in fittings:
-        rows.setdefault(replace(fitting, plan="", why=""), fitting)
-    return rows.values()

@@ -820,6 +820,7 @@ def test_autocast_of_a_file_is_that_of_eager_and_named_where_it_is_not_counted(t
         keywords = keywords_of(read_files([str(path)]), **given)
         assert (keywords["precision"], keywords.get("engine")) == (precision, engine)
     assert lc.memory(str(path), mesh="dp=2", **asked).dtype == "amp"
+    assert "placement" not in keywords_of(read_files([str(path)]), mesh="dp=1")
     command = trainer_step((str(path),), "run-cost", ("mesh", "precision"), mesh="dp=2")
     assert "--precision bf16-masters" in command.command
     assert any("precision = amp" in each.effect for each in command.unsupported)

@@ -298,10 +298,10 @@ def _mesh(step: Step, asked: Mapping[str, int] | None) -> tuple[str, str]:
 
 def _placed(placement: str, axes: Collection[str]) -> dict[str, str | None]:
     """Return placements as keywords: shards of data parallelism are over the devices of experts, too."""
-    names = placement.split(",")
+    names = placement.split(",") if placement else []
     cut = next((NAMED[name].place.rpartition(" of ")[2] for name in names if " * over " in NAMED[name].place), "")
     if "ep" not in names or not cut:
-        return {"placement": placement}
+        return {"placement": placement or None}
     others = [name for name in names if name != "ep" and ("dp" in axes or "dp" not in NAMED[name].mesh_axes)]
     return {"place": f"{NAMED['ep'].place}, * over ep of {cut}", "placement": ",".join(others) or None}
 

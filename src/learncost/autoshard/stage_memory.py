@@ -143,7 +143,7 @@ class StageMemory:
         return "optimizer_step" not in phases
 
     @property
-    def moment(self) -> ProgramPoint:
+    def peak_at(self) -> ProgramPoint:
         """Return the line at the peak."""
         return self.alive.moments[self.worst].at.moment(self.stage.peak, self.sizes)
 

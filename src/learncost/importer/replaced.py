@@ -224,10 +224,13 @@ def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
 
 @contextmanager
 def attributes_replaced(attributes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
-    """Replace attributes of modules and classes inside; those that a class inherits are inherited again afterwards."""
+    """Replace attributes of modules and classes inside, also those that they lack, such as PyTorch without CUDA.
+
+    Attributes that a class inherits are inherited again afterwards.
+    """
     with ExitStack() as replaced:
         for (of, name), value in attributes.items():
-            replaced.enter_context(patch.object(of, name, value))
+            replaced.enter_context(patch.object(of, name, value, create=True))
         yield
 
 

@@ -73,18 +73,8 @@ def compiled() -> Path:
         raise InputError("recording for a GPU without one requires a C++ compiler: install g++, or set CXX")
     library.parent.mkdir(parents=True, exist_ok=True)
     made = library.with_suffix(f".{os.getpid()}")
-    command = [
-        compiler,
-        "-shared",
-        "-fPIC",
-        "-O1",
-        "-std=c++20",
-        f"-I{torch / 'include'}",
-        str(SOURCE),
-        "-o",
-        str(made),
-    ]
-    command += [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch / 'lib'}"]
+    command = [compiler, "-shared", "-fPIC", "-O1", "-std=c++20", f"-I{torch / 'include'}", str(SOURCE)]
+    command += ["-o", str(made), f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch / 'lib'}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         line = next((each for each in done.stderr.splitlines() if "error" in each), "no message")

@@ -42,6 +42,13 @@ def test_a_text_config_inside_of_another_model_is_read_alike():
     assert type(named).__name__ == "MinistralModel"
 
 
+def test_the_decoder_of_t5_begins_with_the_padding_token():
+    """As decoder_start_token_id of its published files, which the class's default configuration does not have."""
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 50}
+    module = module_of({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], **sizes})
+    assert module._shift_right(torch.tensor([[3, 4, 1]])).tolist() == [[0, 3, 4]]
+
+
 def test_its_head_is_there():
     """FlopCounterMode of transformers' own class: the head is 2 d v a token of it."""
     values = {"model_type": "gemma4_text", **SMALL, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}

@@ -65,6 +65,8 @@ def _of_transformers(values: Mapping[str, Any]) -> Any:
         config = transformers.AutoConfig.for_model(kind, **settings)
         if not values.get(TRAINED):
             config._attn_implementation = "eager"
+        if getattr(config, "is_encoder_decoder", False) and not hasattr(config, "decoder_start_token_id"):
+            config.decoder_start_token_id = config.pad_token_id  # as all published files of T5 have it
         module = _class(transformers, config, settings)(config)
         if values.get(TRAINED):
             module.register_forward_hook(lambda _, __, result: getattr(result, "loss", None))  # None: all results

@@ -254,7 +254,8 @@ class _StepDrawing:
 
     def _line(self, leaf: _Leaf, path: Path, times: int) -> None:
         row = leaf.row
-        if (level := self.levels.get((path, row.macro_operation, leaf.line.name))) is not None:
+        before = self.memory[-1][1] if self.memory else None  # of a copy that only an optimizer reads: no array
+        if (level := self.levels.get((path, row.macro_operation, leaf.line.name), before)) is not None:
             self.memory.append((round(self.pen.at), level))
         facts, more = self._facts(leaf, times), {} if level is None else {"memory": level}
         length = facts["flops"] / self.step.scale if self.step.timing is None else facts["seconds"] * 1e9

@@ -5,8 +5,8 @@
 
 Needs torch (extra `torch`). A line each: the largest difference of a value and of a gradient between the program and
 the table that was read of it, and whether that has the FLOPs of the table that was written, forward and in a whole
-step, under the books `matmul` and `run`; where not, both numbers, and of which operations the table that was read has
-more or fewer: these FLOPs add up to the difference.
+step, under the books `matmul` and `run`; where not, both numbers, what FlopCounterMode counts, and of which operations
+the table that was read has more or fewer: these FLOPs add up to the difference.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from module_parity import ModuleParity, parity
+from torch.utils.flop_counter import FlopCounterMode
 
 from learncost.autodiff.derive import derive
 from learncost.backends import fill, program
@@ -50,6 +51,7 @@ class RoundTrip:
     parity   the differences of the program and its imported table
     written  FLOPs of the emitted table, forward and in a full step, by price book
     read     FLOPs of the imported table
+    counted  FLOPs of the program's forward pass by FlopCounterMode
     apart_by  the difference of the imported table's FLOPs under `run`, by pass and operation, such as
               ("backward", "merge"), an addition of parts of a gradient; without the optimizer's
     """
@@ -57,6 +59,7 @@ class RoundTrip:
     parity: ModuleParity
     written: Mapping[str, tuple[int, int]]
     read: Mapping[str, tuple[int, int]]
+    counted: int
     apart_by: Mapping[tuple[str, str], int]
 
     @property
@@ -78,9 +81,12 @@ def round_trip(table: Table, sizes: Mapping[str, int]) -> RoundTrip:
     written = Layer("written", table, {}, "", "", sizes={name: sizes[name] for name in sizes})
     read = layer(imported.text)
     of_written, of_read = ({book: _flops(each, book) for book in BOOKS} for each in (written, read))
+    with FlopCounterMode(display=False) as counter:
+        module(**given)
     more = _operations(read)
     more.subtract(_operations(written))
-    return RoundTrip(again, of_written, of_read, {operation: flops for operation, flops in more.items() if flops})
+    apart_by = {operation: flops for operation, flops in more.items() if flops}
+    return RoundTrip(again, of_written, of_read, int(counter.get_total_flops()), apart_by)
 
 
 def _operations(priced: Layer) -> Counter[tuple[str, str]]:
@@ -165,7 +171,9 @@ def said(trip: RoundTrip) -> str:
             ops.append(f"{book} equal")
             continue
         ops.append(f"{book} {forward:,} and {step:,}, read {read[0]:,} and {read[1]:,}")
-        if book == "run":
+        if book == "matmul":
+            ops.append(f"FlopCounterMode {trip.counted:,} forward")
+        else:
             ops += [f"{each} {operation} {flops:+,}" for (each, operation), flops in trip.apart_by.items()]
     return "; ".join(ops)
 

@@ -149,6 +149,8 @@ def test_an_operator_that_runs_a_function_costs_the_function_at_every_position(f
     imported = read_module(Running(), (torch.randn(4, 6),), {"x": "B 6"})
     ran = run_both(Running(), (torch.randn(5, 6),), imported, lc.layer(imported.text))
     assert max(ran.value, ran.gradient) < 1e-12
+    if function is not _mapped:
+        assert lc.verify(lc.from_module(Running(), {"x": "float B 6"})).passed
     costs = lc.cost(lc.layer(imported.text), B=5, price_book="matmul")
     product = 2 * 5 * 6 * 6
     assert costs.macro_operations["forward"][1].flops == 2 * product
@@ -165,6 +167,13 @@ def test_a_loop_until_a_condition_has_the_iterations_of_one_run():
     looped = Computes(lambda y: while_loop(lambda count, y: y.sum() < 100, step, (torch.tensor(0), 2 * y.abs() + 1))[1])
     with pytest.raises(lc.InputError, match=r"how often it runs depends on values: --as-run .* takes those of one"):
         lc.from_module(looped, {"x": "float 6 6"})
+
+    class Along(nn.Module):
+        def forward(self, x):
+            return while_loop(lambda count, x: count < x.shape[0], lambda count, x: (count + 1, x.tanh()), (0, x))[1]
+
+    with pytest.raises(lc.InputError, match=r"depends on values or on open sizes: give these numbers, or --as-run"):
+        lc.from_module(Along(), {"x": "float N 6"})
     counted = Computes(lambda y: while_loop(lambda count, y: count < 3, step, (torch.tensor(0), y))[1])
     written = Computes(lambda y: step(0, step(0, step(0, y)[1])[1])[1])
     with FlopCounterMode(display=False) as counter:

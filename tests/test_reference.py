@@ -26,7 +26,7 @@ def run_example(name):
     test = doctest.DocTestParser().get_doctest(text, {"lc": lc}, name, None, 0)
     assert test.examples, f"lc.{name} has no example"
     failures = []
-    doctest.DocTestRunner().run(test, out=failures.append)
+    doctest.DocTestRunner(verbose=False).run(test, out=failures.append)
     assert not failures, "".join(failures)
 
 

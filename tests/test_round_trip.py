@@ -14,6 +14,11 @@ UNREAD = {"key_distances", "places"}
 """Layers of which every line only makes constants: their programs alone take no array."""
 
 OTHERWISE = {
+    **dict.fromkeys(
+        ("separable_convolution", "short_convolution", "jamba"),
+        "the gradient of a window is added position by position",
+    ),
+    "gated_delta_net": "a window, and a norm that is written out",
     "selective_state_space": "the first turn's state is 0, and nobody needs its gradient",
     "state_space_duality": "the first turn's state is 0, and nobody needs its gradient",
     "time_mixing": "the first turn's state is 0, and nobody reads the last one's",
@@ -44,23 +49,25 @@ QUICK = ("attention", "norm", "jiang_block", "alternating_mean", "alibi_slopes",
 )
 def test_what_is_emitted_is_read_back(name):
     table = shipped_layer(name).table
-    trip = round_trip(table, small_sizes(table))
-    assert trip.apart < 1e-10
-    assert trip.read["matmul"] == trip.written["matmul"]
-    _check_operations(trip, name)
+    _check(round_trip(table, small_sizes(table)), name)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "mpt" else pytest.mark.slow) for n in FAMILIES])
 def test_a_family_is_read_back(name):
     table = build(small(name)).table
-    trip = round_trip(table, small_sizes(table))
+    _check(round_trip(table, small_sizes(table)), name)
+
+
+def _check(trip, name):
+    """The same, but where a program says it otherwise; what it does more adds up to the difference.
+
+    Under `matmul` a program has more only where `einsum` runs a product without rows or columns, such as a mixture of
+    experts' outputs, as bmm of one row: the operator counts there, as in FlopCounterMode, and the line of a table not.
+    """
     assert trip.apart < 1e-10
-    assert trip.read["matmul"] == trip.written["matmul"]
-    _check_operations(trip, name)
-
-
-def _check_operations(trip, name):
-    """Under `run` the same, but where a program says it otherwise; what it does more adds up to the difference."""
+    more = trip.read["matmul"][0] - trip.written["matmul"][0]
+    assert more == trip.apart_by.get(("forward", "product"), 0)
+    assert trip.read["matmul"] == trip.written["matmul"] or (more > 0 and trip.read["matmul"][0] == trip.counted)
     forward, step = (read - written for read, written in zip(trip.read["run"], trip.written["run"], strict=True))
     assert ((forward, step) == (0, 0)) == (name not in OTHERWISE)
     assert sum(flops for (each, _), flops in trip.apart_by.items() if each == "forward") == forward

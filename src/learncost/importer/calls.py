@@ -289,7 +289,7 @@ def _if_finite(node: Any) -> bool | None:
 
 def known_number(tensor: Any) -> Any:
     """Return the number of a traced tensor; None if it depends on inputs or on sizes."""
-    known = _values(tensor) if tensor.numel() == 1 else None
+    known = _values(tensor) if isinstance(tensor, torch.Tensor) and tensor.numel() == 1 else None
     return None if known is None else known.item()
 
 

@@ -392,8 +392,9 @@ def _of_pytorch(name: str, overload: str = "default") -> Callable[..., Any]:
 
 
 def _is_scaled(node: Any) -> bool:
-    """Return whether an ELU or a softplus has other settings than the op of the vocabulary."""
-    return any(setting not in (1, 20) for setting in node.args[2 if "elu" in str(node.target) else 1 :])
+    """Return whether an ELU, or a softplus, which is linear above 20 within 2e-9, is not the op of the vocabulary."""
+    given = arguments_of(node)
+    return given.get("threshold", 20) < 20 or any(given.get(name, 1) != 1 for name in ("scale", "input_scale", "beta"))
 
 
 def _is_off_the_diagonal(node: Any) -> bool:
@@ -443,10 +444,8 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "logdet": (lambda x: torch.linalg.slogdet(x)[1], _always),  # PyTorch's is nan where a determinant is negative
     "prod": (product_along, _is_listed),
     "cumprod": (products_so_far, _is_listed),
-    "elu": (_of_pytorch("elu"), _is_scaled),
-    "softplus": (_of_pytorch("softplus"), _is_scaled),
-    "native_layer_norm": (_of_pytorch("native_layer_norm"), _with_what_it_divides_by),
-    "native_group_norm": (_of_pytorch("native_group_norm"), _with_what_it_divides_by),
+    **{name: (_of_pytorch(name), _is_scaled) for name in ("elu", "softplus")},
+    **{name: (_of_pytorch(name), _with_what_it_divides_by) for name in ("native_layer_norm", "native_group_norm")},
 }
 """The decomposition of an operator by its name, and the calls that it applies to; `NotImplemented` keeps a call as it
 is.

@@ -161,10 +161,10 @@ def unpacked(numbers: bool = False) -> dict[Any, Callable[..., Any]]:
         return run
 
     def repeated(holds: Any, body: Any, carried: Sequence[Any], others: Sequence[Any] = ()) -> Any:
-        def known() -> Any:
-            return holds(*carried, *others) if numbers else known_number(holds(*carried, *others))
+        def known(again: Any) -> Any:
+            return again if numbers or isinstance(again, bool) else known_number(again)
 
-        while again := known():
+        while again := known(holds(*carried, *others)):
             carried = body(*carried, *others)
         return loop(holds, body, tuple(carried), tuple(others)) if again is None else tuple(carried)
 

@@ -70,7 +70,8 @@ def registered(node: Any, values: NodeConstants, given: Collection[Any] = ()) ->
     sizes = "at fixed sizes they may be, else " if open_before and texts[0] is not None else ""
     missing = f"the FLOPs of {unknown} are not known: {sizes}register_flop_formula says them" if unknown else ""
     if name == "while_loop":
-        missing = "how often it runs depends on values: --as-run (in Python as_run=True) takes those of one run"
+        sizes = " or on open sizes: give these numbers, or" if open_before else ":"
+        missing = f"how often it runs depends on values{sizes} --as-run (in Python as_run=True) takes those of one run"
     return Opaque() if texts[0] is None else Opaque(texts[0], texts[1], source), missing
 
 
@@ -180,9 +181,9 @@ def _leaves(values: Any) -> list[Any]:
 
 
 def _open_sizes(node: Any) -> set[str]:
-    """Return the symbols in the sizes of a node's arguments and results."""
+    """Return the symbols in a node's arguments and results, and in their sizes."""
     values = _leaves([each.meta.get("val") for each in (*node.all_input_nodes, node)])
-    sizes = [size for each in values for size in getattr(each, "shape", ()) if hasattr(size, "node")]
+    sizes = [size for each in values for size in getattr(each, "shape", [each]) if hasattr(size, "node")]
     return {str(symbol) for size in sizes for symbol in size.node.expr.free_symbols}
 
 

@@ -229,6 +229,13 @@ def test_a_narrow_type_alone_is_taken_where_the_choices_agree(name, kind):
     } == {tuple(map(numbers, asked(kind)))}
 
 
+@pytest.mark.parametrize(("old", "new"), [("bf16-8bit-states", "bf16-true"), ("fp32-8bit-states", "fp32")])
+def test_a_precision_of_states_is_refused_with_the_precision_and_the_optimizer(old, new):
+    with pytest.raises(InputError, match=f"{old} is now precision={new!r} optimizer='adamw8bit'"):
+        lc.memory("gpt2", precision=old, **SMALL)
+    assert lc.memory("gpt2", precision=new, optimizer="adamw8bit", **SMALL).peak
+
+
 def test_states_of_eight_bits_are_read_and_written_in_a_byte():
     """Over a mesh, what the optimizer moves has its own types; in differences the time of launches cancels."""
     sizes = {"mesh": "dp=2", "placement": "ddp", "seq_len": 16, "batch_size": 2, "on": "DGX H100"}

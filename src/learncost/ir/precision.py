@@ -391,8 +391,14 @@ PRECISIONS: dict[str, Precision] = {
 """The precisions by their names; a new one needs only a row."""
 
 
+SPLIT = {"bf16-8bit-states": "bf16-true", "fp32-8bit-states": "fp32"}
+"""Precisions of earlier versions that also gave the type of optimizer states, each with the precision."""
+
+
 def precision_of(name: str) -> Precision:
     """Return a precision by its name. Raises `InputError` for an unknown one, with those that exist."""
+    if name in SPLIT:
+        raise InputError(f"{name} is now --precision {SPLIT[name]} --optimizer adamw8bit")
     by_name = {**PRECISIONS, **{other: precision for precision in PRECISIONS.values() for other in precision.also}}
     return named_one("precision", name, by_name)
 

@@ -87,7 +87,7 @@ class MeshMemory:
         """Return the memory of the fullest device, line by line."""
         stage = max(self.stages(sizes), key=lambda stage: stage.peak)
         found = StageMemory(self.account, self.parallel(sizes), _whole(sizes), stage)
-        given = stage.peak, found.moment, found.split, found.live_at_peak
+        given = stage.peak, found.peak_at, found.split, found.live_at_peak
         return MemoryUse(*given, lambda: (found.curve, found.intervals()))
 
     def highest(self, sizes: Mapping[str, int]) -> str:

@@ -133,7 +133,7 @@ def test_a_file_of_a_trainer_has_one_answer_whoever_asks_and_its_printed_command
     if isinstance(page, str):
         assert reply.status == 400, shown
         is_refused = any(isinstance(found, str) for found in answers.values())
-        assert is_refused or "which learncost memory, cost and run-cost predict" in page, (shown, page)
+        assert is_refused or "which only learncost memory, cost and run-cost support" in page, (shown, page)
         return
     for memory in (page["memory"], json.loads(reply.content)["memory"]):
         assert [memory["peak"], memory["split"]] == [answers["memory"]["peak"], answers["memory"]["split"]], shown

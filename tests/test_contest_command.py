@@ -138,7 +138,7 @@ def test_ctrl_c_prints_what_is_there(number):
         ("digits --budget hours:3", "budget must be such as"),
         ("digits --budget memory:1MB --batch-size 3", "--batch-size cannot be combined with --budget memory"),
         ("digits --steps 3", "--steps cannot be combined with --budget steps"),
-        ("digits --batch-size 1301", "more than the 1,300 examples"),
+        ("digits --batch-size 1301", "exceeds the 1,300 training examples"),
         ("digits --seeds 0,0", "seeds must be a comma-separated list of different"),
         ("digits --rates 0.1,-1", "rates must be a comma-separated list of numbers above 0"),
         ("digits --optimizer adam8bit", "adam8bit has no step, only a state"),

@@ -217,7 +217,7 @@ def test_four_processes(text, alone, tmp_path):
     ("number", "ops", "message"),
     [
         (4, [], "4 processes were started without mesh: give mesh, for example mesh='dp=4'"),
-        (4, ["--mesh", "dp=3"], "the mesh dp=3 is of 3 processes, and 4 were started"),
+        (4, ["--mesh", "dp=3"], "the mesh dp=3 needs 3 processes, and 4 were started"),
         (1, ["--mesh", "dp=2"], "torchrun --nproc-per-node 2 -m learncost train"),
     ],
 )

@@ -318,7 +318,7 @@ def test_the_padded_gradient_of_a_mask_is_as_large_the_second_time():
 def test_the_guard_is_loaded_before_torch():
     import torch  # noqa: F401
 
-    with pytest.raises(InputError, match="before torch"):
+    with pytest.raises(InputError, match="only before that"):
         device.load_guard()
 
 

@@ -598,7 +598,7 @@ def test_files_join_by_their_roles(tmp_path: Path) -> None:
     with pytest.raises(lc.InputError, match=r"does not say over how many devices: add mesh=.dp=N"):
         lc.memory(sft)  # the DeepSpeed file beside it is followed
     for question, path, why in ((lc.compare, sft, "mesh dp=N"), (lc.sweep, EXAMPLES / "qlora.yaml", "lora all-linear")):
-        with pytest.raises(lc.InputError, match=rf"\({why}\), which learncost memory, cost and run-cost predict"):
+        with pytest.raises(lc.InputError, match=rf"\({why}\), which only learncost memory, cost and run-cost support"):
             question(str(path), on="RTX-4090")
     launch = tmp_path / "accelerate.yaml"
     launch.write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_processes: 4\n")

@@ -93,9 +93,8 @@ def program_time(program: Program, gpu: GPU, collective: SecondsOfCollective | N
     """
     model = KernelModel(gpu, program, collective)
     costs = _issue_costs(program.ops, gpu.host)
-    known = dict[int, tuple[Kernel, ...]]()  # once of an op that stands for several microbatches
-    for op in program.ops:
-        known[id(op)] = known.get(id(op)) or tuple(model.kernels(op))
+    once = {id(op): op for op in program.ops}  # an op may stand for several microbatches
+    known = {place: tuple(model.kernels(op)) for place, op in once.items()}
     issued = tuple(IssuedOp(op, cost, known[id(op)]) for op, cost in zip(program.ops, costs, strict=True))
     kinds = defaultdict[str, float](float)
     for each in issued:

@@ -122,8 +122,8 @@ def trainings(steps: int = 1000, strength: float = 1.0, every: int = 200) -> lis
             arrays = {"X": X, "targets": targets, "share": share}
             losses = [float(lc.run(NETWORK, {**arrays, **own})["loss"]) for own in (learned.weights, weights)]
             apart = max(distance(learned.weights[name], weights[name]) for name in weights)
-            turned = angle(projection @ learned.weights["W1"], learned.weights["W2"].T)
-            found.append(Snapshot(step, (losses[0], losses[1]), apart, turned))
+            degrees = angle(projection @ learned.weights["W1"], learned.weights["W2"].T)
+            found.append(Snapshot(step, (losses[0], losses[1]), apart, degrees))
         learned.step(X=X, targets=targets)
         updates = feedback(weights, X, targets, strength * projection)
         weights = {name: array - RATE * updates[name] for name, array in weights.items()}

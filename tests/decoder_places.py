@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from foreign_models import by, into, out_of, plain, turned
+from foreign_models import by, into, out_of, plain, transposed
 
 # Norms of a block, in the order of ours.
 NORMS = {
@@ -79,7 +79,7 @@ def norm(ours, theirs, gain="g", shift="b"):
 
 
 def network(first, second):
-    return linear("mlp.W1", "mlp.b1", first, turned, plain) | linear("mlp.W2", "mlp.b2", second, turned, plain)
+    return linear("mlp.W1", "mlp.b1", first, transposed, plain) | linear("mlp.W2", "mlp.b2", second, transposed, plain)
 
 
 def llama_like(values):
@@ -95,7 +95,7 @@ def llama_like(values):
     places["attn.gQ"] = (f"self_attn.{queries}.weight", by(h, g, k) if wide else plain)
     places["attn.gK"] = (f"self_attn.{keys}.weight", by(h, k) if wide else plain)
     for letter, name in {"G": "gate", "U": "up", "D": "down"}.items():
-        places |= linear(f"mlp.W{letter}", f"mlp.b{letter}", f"mlp.{name}_proj", turned, plain)
+        places |= linear(f"mlp.W{letter}", f"mlp.b{letter}", f"mlp.{name}_proj", transposed, plain)
     if family == "arcee":
         places |= network("mlp.up_proj", "mlp.down_proj")
     if family == "phi3":
@@ -160,9 +160,9 @@ def places_of(values, weights, theirs, stacks, block=None):
     """
     at, embedding, last = ENDS.get(values["model_type"], LLAMA_ENDS)
     ends = {"wte": (f"{embedding}.weight", plain), "ln_f": (f"{last}.weight", plain)} | norm("ln_f", last)
-    ends |= linear("head.W", "head.b", "embed_out" if "embed_out.weight" in theirs else "lm_head", turned, plain)
+    ends |= linear("head.W", "head.b", "embed_out" if "embed_out.weight" in theirs else "lm_head", transposed, plain)
     ends |= norm("ln_embedding", "transformer.word_embeddings_layernorm")
-    ends |= {f"project_{way}": (f"model.decoder.project_{way}.weight", turned) for way in ("in", "out")}
+    ends |= {f"project_{way}": (f"model.decoder.project_{way}.weight", transposed) for way in ("in", "out")}
     ends["wpe"] = (
         "model.decoder.embed_positions.weight" if values["model_type"] == "opt" else "transformer.wpe.weight",
         plain,

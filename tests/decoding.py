@@ -150,12 +150,12 @@ def weights_of(table, sizes, seed=0):
 def at_positions(table, sizes, queries, keys):
     """What a table is given that depends on positions: of the tokens, and of the keys that they look at."""
     distance = queries[:, None] - keys
-    turned = angles(100, sizes["r"] if any("KR" in name for name in table.axes) else sizes["k"])
+    angles_of_pairs = angles(100, sizes["r"] if any("KR" in name for name in table.axes) else sizes["k"])
     inputs = {
         "index": queries,
-        "cosine": turned["cosine"][queries],
-        "sine": turned["sine"][queries],
-        "flip": turned["flip"],
+        "cosine": angles_of_pairs["cosine"][queries],
+        "sine": angles_of_pairs["sine"][queries],
+        "flip": angles_of_pairs["flip"],
         "slope": 0.5 ** np.arange(1, sizes["h"] * sizes["g"] + 1).reshape(sizes["h"], sizes["g"]),
         "distance": -np.abs(distance).astype(float),
         "bucket": np.minimum(np.abs(distance), sizes["b"] - 1),

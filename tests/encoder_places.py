@@ -1,6 +1,6 @@
 """Where transformers keeps the weights of encoders and encoder-decoders, and how they look from here."""
 
-from foreign_models import by, into, out_of, plain, turned
+from foreign_models import by, into, out_of, plain, transposed
 
 H = 3  # heads of the tiny models
 
@@ -8,7 +8,7 @@ H = 3  # heads of the tiny models
 
 
 def linear(weight, bias, place):
-    return {weight: (f"{place}.weight", turned), bias: (f"{place}.bias", plain)}
+    return {weight: (f"{place}.weight", transposed), bias: (f"{place}.bias", plain)}
 
 
 def two_matrices(head):
@@ -147,7 +147,7 @@ def deberta_places(architecture):
         "attn.WQP": (attention_prefix + "pos_q_proj.weight", into(H, -1)),
         "attn.bQP": (attention_prefix + "pos_q_proj.bias", by(H, -1)),
         "relative": ("deberta.encoder.rel_embeddings.weight", plain),
-        "projection": ("deberta.embeddings.embed_proj.weight", turned),
+        "projection": ("deberta.embeddings.embed_proj.weight", transposed),
     }
     return configuration
 
@@ -176,7 +176,7 @@ def deberta_v2_places(architecture):
 
 
 def t5_places(architecture):
-    found = {"wte": ("shared.weight", plain), "head.W": ("lm_head.weight", turned)}
+    found = {"wte": ("shared.weight", plain), "head.W": ("lm_head.weight", transposed)}
     for side in ("encoder", "decoder"):
         block = side + ".block.{}.layer."
         calls = [("attn", "0.SelfAttention"), *([("cross", "1.EncDecAttention")] if side == "decoder" else [])]
@@ -187,7 +187,7 @@ def t5_places(architecture):
         found |= {f"{side}.ln_{i + 1}": (f"{block}{i}.layer_norm.weight", plain) for i in range(last + 1)}
         names = {"W1": "wi", "W2": "wo", "WG": "wi_0", "WU": "wi_1", "WD": "wo"}
         dense = f"{block}{last}.DenseReluDense."
-        found |= {f"{side}.mlp.{ours}": (f"{dense}{name}.weight", turned) for ours, name in names.items()}
+        found |= {f"{side}.mlp.{ours}": (f"{dense}{name}.weight", transposed) for ours, name in names.items()}
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         found |= {f"{side}.relative": (bias, plain), f"{side}.ln_f": (f"{side}.final_layer_norm.weight", plain)}
     return found
@@ -217,7 +217,7 @@ def whisper_places(architecture):
         place = f"model.encoder.conv{i}"
         places[f"conv_{i}.W"] = (f"{place}.weight", lambda weight: weight.transpose(2, 1, 0))
         places[f"conv_{i}.b"] = (f"{place}.bias", plain)
-    return places | {"wte": ("model.decoder.embed_tokens.weight", plain), "head.W": ("proj_out.weight", turned)}
+    return places | {"wte": ("model.decoder.embed_tokens.weight", plain), "head.W": ("proj_out.weight", transposed)}
 
 
 def vit_places(architecture):

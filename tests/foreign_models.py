@@ -38,7 +38,7 @@ def shaken(module):
     return module.double().eval()
 
 
-def turned(weight):
+def transposed(weight):
     """torch.nn.Linear's weight, output by input, the other way round."""
     return weight.T
 
@@ -69,9 +69,9 @@ def causal_mask(length, visible=None):
     return torch.zeros(length, length).masked_fill(~inside, -torch.inf)[None, None]
 
 
-def angles(length, width, turned_part=None, interleaved=False, base=10000.0):
-    """Cosines, sines with their sign, and the index of each element's partner; beyond `turned_part` nothing turns."""
-    part = turned_part or width
+def angles(length, width, rotated_part=None, interleaved=False, base=10000.0):
+    """Cosines, sines with their sign, and the index of each element's partner; beyond `rotated_part` nothing turns."""
+    part = rotated_part or width
     at = np.arange(width)
     pair = at // 2 if interleaved else at % (part // 2)
     angle = np.arange(length)[:, None] * base ** (-2.0 * pair / part)

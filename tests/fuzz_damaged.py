@@ -288,7 +288,7 @@ def arrays(chance: random.Random, path: Path) -> str:
     kinds = {
         "another shape": lambda: array.reshape(-1)[: chance.randrange(1, array.size + 1)],
         "an axis more": lambda: array[None],
-        "turned": lambda: array.T,
+        "reversed": lambda: array.T,
         "nothing in it": lambda: array[:0],
         "a number": lambda: np.float32(chance.random()).reshape(()),
         "half": lambda: array.astype(np.float16),

@@ -26,21 +26,21 @@ class SOAP(torch.optim.Optimizer):
                 state["bases"] = None
                 self.update(gradient, state)
                 continue
-            seen = turned(gradient, state["bases"])
+            seen = projected(gradient, state["bases"])
             average, square = state["average"], state["square"]
             state["step"] += 1
             average.mul_(first).add_(seen, alpha=1 - first)
             square.mul_(second).add_(seen.square(), alpha=1 - second)
             denominator = square.sqrt().add_(group["eps"])
             corrected = (1 - second ** state["step"]) ** 0.5 / (1 - first ** state["step"])
-            update = turned(average / denominator, state["bases"], 1)
+            update = projected(average / denominator, state["bases"], 1)
             weight.add_(update, alpha=-group["lr"] * corrected)
             weight.add_(weight, alpha=-group["lr"] * group["decay"])
             self.update(gradient, state)
 
     def update(self, gradient, state):
         if state["bases"] is not None:
-            state["average"] = turned(state["average"], state["bases"], 1)
+            state["average"] = projected(state["average"], state["bases"], 1)
         for side, gram in enumerate(state["grams"]):
             if len(gram):
                 product = torch.tensordot(gradient, gradient, dims=[[1 - side]] * 2)
@@ -48,10 +48,10 @@ class SOAP(torch.optim.Optimizer):
         if state["bases"] is None:
             state["bases"] = [torch.eye(len(gram)) if len(gram) else [] for gram in state["grams"]]  # by eigh, there
         if state["step"] > 0:
-            state["average"] = turned(state["average"], state["bases"])
+            state["average"] = projected(state["average"], state["bases"])
 
 
-def turned(matrix, bases, side=0):
+def projected(matrix, bases, side=0):
     """A matrix in the bases of its sides; side 1: out of these."""
     for basis in bases:
         if len(basis):

@@ -149,12 +149,12 @@ def test_the_products_of_a_step_by_hand() -> None:
     rows, head, both = B * M, D // H, B * H
     half = Fraction(1, 2)
     expected = {
-        # Forward: Q, K, V and the output's; the feed-forward network's two; the head's, its matrix v x d lies turned.
+        # Forward: Q, K, V and the output's; the feed-forward network's two; the head's, its matrix v x d is transposed.
         MatmulShape(1, rows, D, D, "NN"): 4 * L,
         MatmulShape(1, rows, F, D, "NN"): L,
         MatmulShape(1, rows, D, F, "NN"): L,
         MatmulShape(1, rows, V, D, "NT"): 1,
-        # Backward to the inputs, by turned weights, and to the weights, by turned inputs.
+        # Backward to the inputs, by transposed weights, and to the weights, by transposed inputs.
         MatmulShape(1, rows, D, D, "NT"): 4 * L,
         MatmulShape(1, rows, D, F, "NT"): L,
         MatmulShape(1, rows, F, D, "NT"): L,

@@ -124,10 +124,10 @@ def means_over_turns(dtype):
 @DTYPES
 def test_rows_of_llama(dtype):
     """rms_norm, rotary positions (read at an index, and scattered back), the gate of silu and its gradient."""
-    names_made = "attn.Q.fixed attn.Q.turned attn.Q"
+    names_made = "attn.Q.fixed attn.Q.rotated attn.Q"
     rotary = case("llama", "forward", names_made, "attn.Q", "rotary", dtype, integers={"flip": 4})
-    names_made = "dattn.K.fixed dattn.K.turned dattn.K.unturned+1 dattn.K.unturned+2 dattn.K.unturned"
-    back = case("llama", "backward", names_made, "dattn.K.unturned", "rotary_backward", dtype, integers={"flip": 4})
+    names_made = "dattn.K.fixed dattn.K.rotated dattn.K.unrotated+1 dattn.K.unrotated+2 dattn.K.unrotated"
+    back = case("llama", "backward", names_made, "dattn.K.unrotated", "rotary_backward", dtype, integers={"flip": 4})
     norm = case("llama", "forward", "X.2 G.Z G", "X.2 G.Z:g G", "rms_norm", dtype)
     gate = case("llama", "forward", "mlp.G mlp.H", "mlp.H mlp.G", "gate", dtype)
     names_made = "dmlp.G dmlp.V dmlp.U"

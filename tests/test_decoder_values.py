@@ -109,7 +109,7 @@ MODELS = {
         },
         {},
     ),
-    "phi3, partly turned": (
+    "phi3, partly rotated": (
         {**GROUPED, "hidden_size": 32, "rope_parameters": {**TURNED["rope_parameters"], "partial_rotary_factor": 0.75}},
         {},
     ),

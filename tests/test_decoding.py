@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import learncost as lc
 from counting import counting, tally_of
 from decoding import CAUSAL, GPT2, GROUPED, MODELS, SIZES, SLIDING, Generation, latent, llama, sizes_of, stack, tied
-from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
+from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, transposed
 from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite import with_biases, with_transposed
 from learncost.procedures.inference import inference
@@ -144,12 +144,12 @@ def llama_places(sizes):
         "attn.WK": ("self_attn.k_proj.weight", into(h, k)),
         "attn.WV": ("self_attn.v_proj.weight", into(h, k)),
         "attn.WO": ("self_attn.o_proj.weight", out_of(h, g, k)),
-        "mlp.WG": ("mlp.gate_proj.weight", turned),
-        "mlp.WU": ("mlp.up_proj.weight", turned),
-        "mlp.WD": ("mlp.down_proj.weight", turned),
+        "mlp.WG": ("mlp.gate_proj.weight", transposed),
+        "mlp.WU": ("mlp.up_proj.weight", transposed),
+        "mlp.WD": ("mlp.down_proj.weight", transposed),
     }
     outer = {"wte": ("model.embed_tokens.weight", plain), "ln_f": ("model.norm.weight", plain)}
-    outer["head.W"] = ("lm_head.weight", turned)
+    outer["head.W"] = ("lm_head.weight", transposed)
     return outer | {name: (f"model.layers.{{}}.{place}", view) for name, (place, view) in block_places.items()}
 
 
@@ -196,7 +196,7 @@ def deepseek_places(sizes):
 
     down = "self_attn.kv_a_proj_with_mqa.weight"
     block_places = {
-        "attn.WDQ": ("self_attn.q_a_proj.weight", turned),
+        "attn.WDQ": ("self_attn.q_a_proj.weight", transposed),
         "attn.gQ": ("self_attn.q_a_layernorm.weight", plain),
         "attn.WUQ": part("q_b_proj", k + r, slice(0, k)),
         "attn.WQR": part("q_b_proj", k + r, slice(k, k + r)),

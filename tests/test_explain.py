@@ -197,7 +197,7 @@ def test_a_term_that_is_longer_than_its_column_goes_on_further_in():
     lines = str(lc.explain("llama-3.1-8b")).splitlines()
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if line.startswith("  k=flip[k]]")]
-    assert "attn.Q.unturned[B M h g k=flip[k]]" in lc.explain("llama-3.1-8b").show("csv"), "spaces elsewhere"
+    assert "attn.Q.unrotated[B M h g k=flip[k]]" in lc.explain("llama-3.1-8b").show("csv"), "spaces elsewhere"
 
 
 @pytest.mark.parametrize("question", [lc.explain, lc.formulas, lc.cost])

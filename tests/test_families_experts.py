@@ -8,7 +8,7 @@ import pytest
 
 import learncost as lc
 from decoder_places import in_a_row, output
-from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
+from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, transposed
 from hugging_face import check_flops, check_parameters, module_of, read
 from learncost.engines.computed_inputs import computed_inputs
 from learncost.models.model import build, run_sizes
@@ -204,15 +204,15 @@ def attention_places(values):
             "bO": ("o_proj.bias", plain), "gQ": ("q_norm.weight", plain), "gK": ("k_norm.weight", plain),
             "sinks": ("sinks", by(h, g)),
         }  # fmt: skip
-    keys, turned_keys = sides(values, "kv_a_proj_with_mqa")
+    keys, transposed_keys = sides(values, "kv_a_proj_with_mqa")
     key, value = sides(values, "kv_b_proj")
     still, rotary = sides(values, "q")
     queries = "q_b_proj.weight" if values["q_lora_rank"] else "q_proj.weight"
     return {
-        "WDQ": ("q_a_proj.weight", turned), "bDQ": ("q_a_proj.bias", plain), "gQ": ("q_a_layernorm.weight", plain),
+        "WDQ": ("q_a_proj.weight", transposed), "bDQ": ("q_a_proj.bias", plain), "gQ": ("q_a_layernorm.weight", plain),
         "WUQ": (queries, still), "WQ": (queries, still), "WQR": (queries, rotary),
-        "WDK": ("kv_a_proj_with_mqa.weight", keys), "WKR": ("kv_a_proj_with_mqa.weight", turned_keys),
-        "bDK": ("kv_a_proj_with_mqa.bias", keys), "bKR": ("kv_a_proj_with_mqa.bias", turned_keys),
+        "WDK": ("kv_a_proj_with_mqa.weight", keys), "WKR": ("kv_a_proj_with_mqa.weight", transposed_keys),
+        "bDK": ("kv_a_proj_with_mqa.bias", keys), "bKR": ("kv_a_proj_with_mqa.bias", transposed_keys),
         "gK": ("kv_a_layernorm.weight", plain), "WUK": ("kv_b_proj.weight", key), "WUV": ("kv_b_proj.weight", value),
         "WO": ("o_proj.weight", out_of(heads, values["v_head_dim"])), "bO": ("o_proj.bias", plain),
     }  # fmt: skip
@@ -226,7 +226,7 @@ def halves(weight):
 def network_places(at):
     """A gated feed-forward network."""
     networks = {"G": "gate_proj", "U": "up_proj", "D": "down_proj"}
-    weights = {f"W{letter}": (f"{at}.{name}.weight", turned) for letter, name in networks.items()}
+    weights = {f"W{letter}": (f"{at}.{name}.weight", transposed) for letter, name in networks.items()}
     return weights | {f"b{letter}": (f"{at}.{name}.bias", plain) for letter, name in networks.items()}
 
 
@@ -240,7 +240,7 @@ def block_places(values):
         return {
             "ln_1": ("norm_attn_norm.norm_1.weight", plain), "ln_2": ("norm_attn_norm.norm_2.weight", plain),
             **in_a_row(values, "norm_attn_norm.attn.Wqkv"), **output(values, "norm_attn_norm.attn.out_proj"),
-            "moe.WR": ("ffn.router.layer.weight", turned),
+            "moe.WR": ("ffn.router.layer.weight", transposed),
             "moe.WG": ("ffn.experts.mlp.w1", lambda w: experts(w).swapaxes(1, 2)),
             "moe.WU": ("ffn.experts.mlp.v1", lambda w: experts(w).swapaxes(1, 2)),
             "moe.WD": ("ffn.experts.mlp.w2", experts),
@@ -250,10 +250,10 @@ def block_places(values):
     shared = "mlp.shared_expert" if values["model_type"] == "qwen2_moe" else "mlp.shared_experts"
     places |= {f"mlp.{name}": place for name, place in network_places("mlp").items()}
     places |= {f"shared.{name}": place for name, place in network_places(shared).items()}
-    places["shared.WS"] = (f"{shared}_gate.weight", turned)
+    places["shared.WS"] = (f"{shared}_gate.weight", transposed)
     if values["model_type"] == "gpt_oss":  # gate and up by turns, input by output, with biases
         return places | {
-            "moe.WR": ("mlp.router.weight", turned), "moe.bR": ("mlp.router.bias", plain),
+            "moe.WR": ("mlp.router.weight", transposed), "moe.bR": ("mlp.router.bias", plain),
             "moe.WG": ("mlp.experts.gate_up_proj", lambda w: w[..., ::2]),
             "moe.WU": ("mlp.experts.gate_up_proj", lambda w: w[..., 1::2]),
             "moe.bG": ("mlp.experts.gate_up_proj_bias", lambda w: w[..., ::2]),
@@ -261,7 +261,7 @@ def block_places(values):
             "moe.WD": ("mlp.experts.down_proj", plain), "moe.bD": ("mlp.experts.down_proj_bias", plain),
         }  # fmt: skip
     return places | {
-        "moe.WR": ("mlp.gate.weight", turned),
+        "moe.WR": ("mlp.gate.weight", transposed),
         "moe.WG": ("mlp.experts.gate_up_proj", lambda w: halves(w)[0]),
         "moe.WU": ("mlp.experts.gate_up_proj", lambda w: halves(w)[1]),
         "moe.WD": ("mlp.experts.down_proj", lambda w: w.swapaxes(1, 2)),
@@ -276,7 +276,7 @@ def places_of(values, table, module, stacks):
     if values["model_type"] == "dbrx":
         at, ends = "transformer.blocks", {"wte": ("transformer.wte.weight", plain)}
         ends["ln_f"] = ("transformer.norm_f.weight", plain)
-    ends["head.W"] = ("lm_head.weight", turned)
+    ends["head.W"] = ("lm_head.weight", transposed)
     places = {}
     for name in table.weights:
         if name in ends:

@@ -43,11 +43,11 @@ def with_feedback(module, fixed, feedback):
     """Every linear layer of the module with a matrix of its own for the way back."""
 
     def linear(own):
-        turned = isinstance(own, torch.nn.Linear)
+        transposed = isinstance(own, torch.nn.Linear)
 
         def forward(x):
             back = feedback(own.weight.detach(), fixed[id(own.weight)])
-            y = Linear.apply(x, own.weight.T if turned else own.weight, back.T if turned else back)
+            y = Linear.apply(x, own.weight.T if transposed else own.weight, back.T if transposed else back)
             return y if own.bias is None else y + own.bias
 
         return forward

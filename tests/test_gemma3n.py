@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import learncost as lc
-from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
+from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, transposed
 from hugging_face import check_parameters, module_of, read
 from learncost.engines.computed_inputs import computed_inputs
 from learncost.ir.errors import InputError
@@ -36,7 +36,7 @@ KINDS = {
 
 def every(*places):
     """Several parameters as one stack: those of the projections of all streams but the first."""
-    return list(places), turned, True
+    return list(places), transposed, True
 
 
 def places_of(values, weight):
@@ -67,11 +67,11 @@ def places_of(values, weight):
         "ln_3": ("pre_feedforward_layernorm", plain),
         "ln_4": ("post_feedforward_layernorm", plain),
         "altup.g": ("altup.router_norm", plain),
-        "altup.WR": ("altup.modality_router", turned),
+        "altup.WR": ("altup.modality_router", transposed),
         "altup.WP": ("altup.prediction_coefs", lambda w: w.T.reshape(streams, streams, streams)),
-        "altup.WC": ("altup.correction_coefs", turned),
-        "laurel.WL": ("laurel.linear_left", turned),
-        "laurel.WR": ("laurel.linear_right", turned),
+        "altup.WC": ("altup.correction_coefs", transposed),
+        "laurel.WL": ("laurel.linear_left", transposed),
+        "laurel.WR": ("laurel.linear_right", transposed),
         "laurel.g": ("laurel.post_laurel_norm", plain),
         "attn.WQ": ("self_attn.q_proj", into(h, g, k)),
         "attn.WK": ("self_attn.k_proj", into(h, k)),
@@ -83,12 +83,12 @@ def places_of(values, weight):
         "attn.bO": ("self_attn.o_proj", plain),
         "attn.gQ": ("self_attn.q_norm", plain),
         "attn.gK": ("self_attn.k_norm", plain),
-        "mlp.WG": ("mlp.gate_proj", turned),
-        "mlp.WU": ("mlp.up_proj", turned),
-        "mlp.WD": ("mlp.down_proj", turned),
+        "mlp.WG": ("mlp.gate_proj", transposed),
+        "mlp.WU": ("mlp.up_proj", transposed),
+        "mlp.WD": ("mlp.down_proj", transposed),
         "gate.s": ("altup.correct_output_scale", plain),
-        "gate.WG": ("per_layer_input_gate", turned),
-        "gate.WP": ("per_layer_projection", turned),
+        "gate.WG": ("per_layer_input_gate", transposed),
+        "gate.WP": ("per_layer_projection", transposed),
         "gate.g": ("post_per_layer_input_norm", plain),
     }
     place, view = block[inner]

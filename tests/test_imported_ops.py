@@ -77,7 +77,7 @@ def test_at_a_bound_a_gradient_passes_as_pytorch_has_it(bound):
 
 
 class Angles(nn.Module):
-    """What rotary positions are turned by, as a model has it in a module of its own."""
+    """What rotary positions are rotated by, as a model has it in a module of its own."""
 
     def __init__(self):
         super().__init__()
@@ -106,6 +106,6 @@ def test_what_makes_numbers_of_positions_is_its_own_table():
     assert parity(Angles(), (positions,), imported).value < 1e-7  # which is 1 in fp32, of angles up to 4
     assert lc.cost(lc.layer(imported.text)).total.flops == 5 * (4 + 3 * 8)  # products; cosines, sines and comparisons
     x = torch.randn(5, 4)
-    turned = read_module(Turned(), (x, positions))
-    forward = lc.cost(lc.layer(turned.text)).macro_operations["forward"][1].flops
-    assert forward == 5 * 8 * (2 * 4 + 1 + 2)  # the projection and its bias, and what is turned
+    rotated = read_module(Turned(), (x, positions))
+    forward = lc.cost(lc.layer(rotated.text)).macro_operations["forward"][1].flops
+    assert forward == 5 * 8 * (2 * 4 + 1 + 2)  # the projection and its bias, and the rotation

@@ -175,8 +175,8 @@ gradients: dA (7)"""
         lc.layer(text.replace("  A[B", "  V[B M d] = norm(X; *)\n  A[B"))
     with pytest.raises(lc.NotationError, match=r"\* stands for all weights of attention"):
         lc.layer(text.replace("T; *", "T; *, W"))
-    turned = lc.layer(text.replace("X, T, T; *", "X, X, X; *, N = M'").replace("X T;", "X;"))
-    assert turned.cache == ()  # its keys have no axis of their own
+    unlike = lc.layer(text.replace("X, T, T; *", "X, X, X; *, N = M'").replace("X T;", "X;"))
+    assert unlike.cache == ()  # its keys have no axis of their own
 
 
 def test_every_shipped_layer_has_a_foreign_implementation_in_the_proof():

@@ -193,13 +193,13 @@ def test_heads_of_blocks_take_turns_over_sequences_too(model, procedure):
 
     assert wide(table)
     for text in ("chunked-loss,fused-update", "flash,fused,chunked-loss,epilogue-update,recompute=gelu+silu+norm"):
-        turned = planned(table, text)
-        assert not wide(turned), text
-        computed = results(turned, values, sizes)
+        chunked = planned(table, text)
+        assert not wide(chunked), text
+        computed = results(chunked, values, sizes)
         assert computed.keys() == plain.keys()
         for name, array in plain.items():
             np.testing.assert_allclose(computed[name], array, 1e-12, 1e-12, err_msg=f"{name} under {text}")
-        assert count_operations(model, turned, finite_arrays(turned, sizes), sizes).passed, text
+        assert count_operations(model, chunked, finite_arrays(chunked, sizes), sizes).passed, text
 
 
 def test_the_gradient_that_blocks_add_up_is_nothing_that_they_hand_on():

@@ -68,7 +68,7 @@ def test_what_is_rewritten_at_every_depth(table):
     assert sorted(depths(twice)) == sorted(
         pair for pair in depths(table) for _ in range(1 if pair[1].startswith("repeat ") else 2)
     )
-    turned = map_scopes(table.lines, lambda lines: reversed(lines))
-    assert map_scopes(turned, lambda lines: reversed(lines)) == table.lines
+    backwards = map_scopes(table.lines, lambda lines: reversed(lines))
+    assert map_scopes(backwards, lambda lines: reversed(lines)) == table.lines
     flat = [line for line in table.lines if not isinstance(line, Loop)]
-    assert [line for line in reversed(turned) if not isinstance(line, Loop)] == flat
+    assert [line for line in reversed(backwards) if not isinstance(line, Loop)] == flat

@@ -112,7 +112,7 @@ def litgpts_norm(self, x):
 
 
 def litgpts_attention(q, k, v, is_causal, enable_gqa=False):
-    """What is turned and the rest of a head are concatenated, and all heads have their own keys: model.py:480."""
+    """The rotated part and the rest of a head are concatenated, and all heads have their own keys: model.py:480."""
     q, k = (torch.cat((part, part[..., part.shape[-1] :]), dim=-1) for part in (q, k))
     k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)

@@ -73,7 +73,7 @@ def seen(table, sizes, dtype, device=None):
         # where the optimizer is: its temporaries stand in each other's place as NumPy has them
         ("gpt2", {**SMALL, "vocab_size": 5000}, "bp", "adamw", 1, 32, "fp32", ""),
         ("gpt2", {**SMALL, "vocab_size": 5000}, "pepita", "momentum", 1, 32, "fp64", ""),
-        # other layouts, halves of heads that are turned, groups of queries, experts, a GELU without SciPy's help
+        # other layouts, halves of heads that are rotated, groups of queries, experts, a GELU without SciPy's help
         ("tinyllama-1.1b", LLAMA, "bp", "sgd", 6, 128, "fp32", ""),
         ("gemma-3-1b", {**LLAMA, "num_key_value_heads": 1, "head_dim": 32}, "bp", "sgd", 5, 128, "fp32", ""),
         ("bert-tiny", {**SMALL, "intermediate_size": 512}, "bp", "sgd", 8, 128, "fp32", ""),

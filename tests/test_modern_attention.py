@@ -19,7 +19,7 @@ from foreign_models import (
     plain,
     self_attention,
     shaken,
-    turned,
+    transposed,
 )
 from learncost.layers.layer import shipped_layer
 from learncost.layers.refinement import with_norms, with_rotary, with_scale, without_line
@@ -243,7 +243,7 @@ def test_latent_attention_of_deepseek(seed, interleaved):
 
     down = module.kv_a_proj_with_mqa.weight
     weights = {
-        "w.WDQ": (module.q_a_proj.weight, turned),
+        "w.WDQ": (module.q_a_proj.weight, transposed),
         "w.gQ": (module.q_a_layernorm.weight, plain),
         "w.WUQ": (module.q_b_proj.weight, heads("UQ", k + r)),
         "w.WQR": (module.q_b_proj.weight, heads("QR", k + r)),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import learncost as lc
-from foreign_models import by, compare, in_float64, plain, shaken, turned
+from foreign_models import by, compare, in_float64, plain, shaken, transposed
 from learncost.layers.layer import shipped_layer
 from learncost.layers.refinement import refined, with_scale
 from learncost.layers.rewrite import with_epsilon, with_op
@@ -39,7 +39,7 @@ def test_gated_feed_forward(act, op):
     X = draw(B, M, D)
     parts = {"WG": module.gate_proj, "WU": module.up_proj, "WD": module.down_proj}
     layer = with_op(shipped_layer("gated_feed_forward"), "silu", op)
-    compare(layer, {}, {n: (part.weight, turned) for n, part in parts.items()}, module(X), {"X": X})
+    compare(layer, {}, {n: (part.weight, transposed) for n, part in parts.items()}, module(X), {"X": X})
 
 
 # Mixtures of experts.
@@ -70,7 +70,7 @@ def test_mixture_of_experts(e, t, renormalised):
     X = draw(B, M, D)
     result = module(X)
     result = result[0] if isinstance(result, tuple) else result
-    weights = {"WR": (module.gate.weight, turned), **expert_weights(module.experts, FF)}
+    weights = {"WR": (module.gate.weight, transposed), **expert_weights(module.experts, FF)}
     layer = shipped_layer("mixture_of_experts" if renormalised else "softmax_mixture_of_experts")
     compare(layer, {"t": t}, weights, result, {"X": X})
 
@@ -111,10 +111,10 @@ def test_sigmoid_mixture_of_experts_with_a_shared_one(factor):
     scaled = with_scale(shipped_layer("sigmoid_mixture_of_experts"), factor, "T")
     routed = refined(scaled, "groups_of_best_two", "C")
     layer = lc.layer(text, layers={routed.name: routed})
-    router_weights = {"WR": (module.gate.weight, turned), **expert_weights(module.experts, FF)}
+    router_weights = {"WR": (module.gate.weight, transposed), **expert_weights(module.experts, FF)}
     shared = {"WG": "gate_proj", "WU": "up_proj", "WD": "down_proj"}
     weights = {f"moe.{name}": pair for name, pair in router_weights.items()}
-    weights |= {f"shared.{n}": (getattr(module.shared_experts, part).weight, turned) for n, part in shared.items()}
+    weights |= {f"shared.{n}": (getattr(module.shared_experts, part).weight, transposed) for n, part in shared.items()}
     inputs = {"correction": draw(e).detach().numpy(), "t": t, "i": 4, "j": 2, "q": 2, "b": 2}
     module.gate.e_score_correction_bias.copy_(torch.tensor(inputs["correction"]))
     compare(layer, inputs, weights, module(X), {"X": X})

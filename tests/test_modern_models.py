@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
-from foreign_models import angles, by, in_float64, into, numpy_of, out_of, plain, shaken, turned
+from foreign_models import angles, by, in_float64, into, numpy_of, out_of, plain, shaken, transposed
 from learncost.layers.active import parameters
 from learncost.layers.layer import shipped_layer
 from learncost.layers.refinement import with_norms, with_rotary, with_scale
@@ -84,10 +84,10 @@ def block_places(h, g, k, prefix="", at="model.layers.{}."):
         "attn.bV": (attention_prefix + "v_proj.bias", by(h, k)),
         "attn.gQ": (attention_prefix + "q_norm.weight", plain),
         "attn.gK": (attention_prefix + "k_norm.weight", plain),
-        "mlp.WG": (at + "mlp.gate_proj.weight", turned),
-        "mlp.WU": (at + "mlp.up_proj.weight", turned),
-        "mlp.WD": (at + "mlp.down_proj.weight", turned),
-        "moe.WR": (at + "mlp.gate.weight", turned),
+        "mlp.WG": (at + "mlp.gate_proj.weight", transposed),
+        "mlp.WU": (at + "mlp.up_proj.weight", transposed),
+        "mlp.WD": (at + "mlp.down_proj.weight", transposed),
+        "moe.WR": (at + "mlp.gate.weight", transposed),
         "moe.WG": (at + "mlp.experts.gate_up_proj", lambda w: np.split(w, 2, 1)[0].transpose(0, 2, 1)),
         "moe.WU": (at + "mlp.experts.gate_up_proj", lambda w: np.split(w, 2, 1)[1].transpose(0, 2, 1)),
         "moe.WD": (at + "mlp.experts.down_proj", lambda w: w.transpose(0, 2, 1)),
@@ -102,7 +102,7 @@ def places(layer, module):
     """For every weight of ours: their parameters in the order of our turns, or the one, and the view."""
     h, g, k = SIZES["h"], SIZES["g"], SIZES["k"]
     named_places = {"wte": ("model.embed_tokens.weight", plain), "ln_f": ("model.norm.weight", plain)}
-    named_places["head.W"] = ("lm_head.weight", turned)
+    named_places["head.W"] = ("lm_head.weight", transposed)
     number = module.config.num_hidden_layers
     if "local.ln_1" in layer.table.weights:
         iterations = [

@@ -50,7 +50,7 @@ def test_loss_and_gradients_of_the_block_as_it_is_printed():
     def normed(x, gain):
         return torch.nn.functional.layer_norm(x, x.shape[-1:], gain, None, 1e-5)
 
-    def turned(x):
+    def rotated(x):
         half = x.shape[-1] // 2
         other = torch.cat((x[..., half:], x[..., :half]), -1)  # the sine has the sign
         return x * cosine[:, None] + other * sine[:, None]
@@ -60,8 +60,8 @@ def test_loss_and_gradients_of_the_block_as_it_is_printed():
     for layer in range(TINY["num_hidden_layers"]):
         at = {name.partition(".")[2]: w[name][layer] for name in w if name.startswith(("attn.", "mlp."))}
         h = normed(x, w["ln_1"][layer])
-        q = turned((h @ at["WQ"].reshape(h.shape[-1], -1)).reshape(BATCH, LENGTH, -1, TINY["head_dim"]))
-        k = turned((h @ at["WK"].reshape(h.shape[-1], -1)).reshape(BATCH, LENGTH, 1, -1))
+        q = rotated((h @ at["WQ"].reshape(h.shape[-1], -1)).reshape(BATCH, LENGTH, -1, TINY["head_dim"]))
+        k = rotated((h @ at["WK"].reshape(h.shape[-1], -1)).reshape(BATCH, LENGTH, 1, -1))
         v = (h @ at["WV"].reshape(h.shape[-1], -1)).reshape(BATCH, LENGTH, 1, -1)
         scores = torch.einsum("bmhk,bnok->bhmn", q, k) * TINY["head_dim"] ** -0.5
         shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)

@@ -65,7 +65,7 @@ class Plain(torch.nn.Module):
         y = functional.rms_norm(x, x.shape[-1:], w["ln_1"], 1e-5)
         # Queries lie as [key heads, queries a key head, width]: key head i serves the queries 2i and 2i + 1.
         q, k, v = (heads(y, w[f"attn_W{n}"].flatten(1, -2)) for n in "QKV")
-        q, k = turned(q), turned(k)
+        q, k = rotated(q), rotated(k)
         k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
         a = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + a @ w["attn_WO"].flatten(0, -2)
@@ -79,8 +79,8 @@ def heads(x, weight, bias=None):
     return projected if bias is None else projected + bias[None, :, None]
 
 
-def turned(x):
-    """Rotary positions of Llama: the first half of a head is turned against the second."""
+def rotated(x):
+    """Rotary positions of Llama: the first half of a head is rotated against the second."""
     half = x.shape[-1] // 2
     rates = MODELS["llama"].settings["rope_theta"] ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = (torch.arange(x.shape[2], dtype=torch.float64)[:, None] * rates).to(x.dtype)

@@ -200,14 +200,14 @@ def test_the_head_takes_turns_over_sequences(model):
     table = table_of(model)
     wide = {name for name, axes in made(table) if {"B", "v"} <= set(axes)}
     assert len(wide) >= 4
-    turned = planned(table, "chunked-loss")
-    assert not any({"B", "v"} <= set(axes) for _, axes in made(turned))
-    (iterations,) = [line for line in repeats(turned) if line.count == "B"]
+    chunked = planned(table, "chunked-loss")
+    assert not any({"B", "v"} <= set(axes) for _, axes in made(chunked))
+    (iterations,) = [line for line in repeats(chunked) if line.count == "B"]
     assert wide <= set(iterations.axes)
     # Every sequence adds its share to the loss and to the gradients of the head's weights, and nothing else is new;
     # the first is added to nothing.
-    plain, turned_price = (lc.price(table_priced, {}, lc.book("run")) for table_priced in (table, turned))
-    assert turned_price.maccs == plain.maccs
+    plain, chunked_price = (lc.price(table_priced, {}, lc.book("run")) for table_priced in (table, chunked))
+    assert chunked_price.maccs == plain.maccs
     weights = {carry.final.removesuffix("+1")[1:] for carry in iterations.carry if carry.final != "loss"}
     assert weights == {
         "gpt2": {"wte"}, "llama-2-7b": {"head.W"}, "gemma-2-2b": {"wte"}, "mixtral-8x7b": {"head.W"},
@@ -215,7 +215,7 @@ def test_the_head_takes_turns_over_sequences(model):
     }[model]  # fmt: skip
     additions = Polynomial.of(("B",)) - Polynomial.of(())
     sums = total(Polynomial.of(table.axes[name]) * additions for name in weights)
-    assert turned_price.flops == plain.flops + sums + additions
+    assert chunked_price.flops == plain.flops + sums + additions
 
 
 def test_the_head_is_left_as_it_is_where_its_scores_are_wanted_or_its_loss_is_another():

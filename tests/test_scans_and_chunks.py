@@ -10,7 +10,7 @@ import torch
 
 import learncost as lc
 from decoder_places import apart, output
-from foreign_models import in_float64, numpy_of, out_of, plain, shaken, turned
+from foreign_models import in_float64, numpy_of, out_of, plain, shaken, transposed
 from hugging_face import check_parameters, module_of, read
 from learncost.engines.computed_inputs import computed_inputs
 from learncost.ir.loop import walk
@@ -162,9 +162,9 @@ def first_mamba(config):
         "mixer.WT": (f"{at}x_proj.weight", rows(0, rank)),
         "mixer.WB": (f"{at}x_proj.weight", rows(rank, rank + state)),
         "mixer.WC": (f"{at}x_proj.weight", rows(rank + state, rank + 2 * state)),
-        "mixer.WU": (f"{at}dt_proj.weight", turned), "mixer.bU": (f"{at}dt_proj.bias", plain),
+        "mixer.WU": (f"{at}dt_proj.weight", transposed), "mixer.bU": (f"{at}dt_proj.bias", plain),
         "mixer.A": (f"{at}A_log", plain), "mixer.D": (f"{at}D", plain),
-        "mixer.WO": (f"{at}out_proj.weight", turned), "mixer.bO": (f"{at}out_proj.bias", plain),
+        "mixer.WO": (f"{at}out_proj.weight", transposed), "mixer.bO": (f"{at}out_proj.bias", plain),
         "wte": ("backbone.embeddings.weight", plain),
     }  # fmt: skip
 
@@ -199,14 +199,14 @@ def rwkv(config):
         "wte": ("rwkv.embeddings.weight", plain), "pre_ln.g": ("rwkv.blocks.0.pre_ln.weight", plain),
         "pre_ln.b": ("rwkv.blocks.0.pre_ln.bias", plain), "ln_f.g": ("rwkv.ln_out.weight", plain),
         "ln_f.b": ("rwkv.ln_out.bias", plain), "attn.w": (f"{at}attention.time_decay", plain),
-        "attn.u": (f"{at}attention.time_first", plain), "attn.WO": (f"{at}attention.output.weight", turned),
+        "attn.u": (f"{at}attention.time_first", plain), "attn.WO": (f"{at}attention.output.weight", transposed),
     }  # fmt: skip
     for number in (1, 2):
         for ours, theirs in {"g": "weight", "b": "bias"}.items():
             places[f"ln_{number}.{ours}"] = f"{at}ln{number}.{theirs}", plain
     for ours, theirs in {"attn": "attention", "mlp": "feed_forward"}.items():
         for letter, name in {"K": "key", "V": "value", "R": "receptance"}.items():
-            places[f"{ours}.W{letter}"] = f"{at}{theirs}.{name}.weight", turned
+            places[f"{ours}.W{letter}"] = f"{at}{theirs}.{name}.weight", transposed
             places[f"{ours}.m{letter}"] = f"{at}{theirs}.time_mix_{name}", np.ravel
     return places
 
@@ -222,13 +222,13 @@ def llama4(config):
         "attn.WK": (f"{at}self_attn.k_proj.weight", rows(0, None, heads, width)),
         "attn.WV": (f"{at}self_attn.v_proj.weight", rows(0, None, heads, width)),
         "attn.WO": (f"{at}self_attn.o_proj.weight", out_of(heads, groups, width)),
-        "moe.WR": (f"{mlp}router.weight", turned), "moe.WD": (f"{moe}down_proj", plain),
+        "moe.WR": (f"{mlp}router.weight", transposed), "moe.WD": (f"{moe}down_proj", plain),
         "moe.WG": (f"{moe}gate_up_proj", lambda w: np.split(w, 2, -1)[0]),
         "moe.WU": (f"{moe}gate_up_proj", lambda w: np.split(w, 2, -1)[1]),
     }  # fmt: skip
     for letter, name in NETWORK.items():
-        places[f"shared.W{letter}"] = f"{mlp}shared_expert.{name}_proj.weight", turned
-        places[f"mlp.W{letter}"] = f"{mlp}{name}_proj.weight", turned
+        places[f"shared.W{letter}"] = f"{mlp}shared_expert.{name}_proj.weight", transposed
+        places[f"mlp.W{letter}"] = f"{mlp}{name}_proj.weight", transposed
     return places
 
 
@@ -246,7 +246,7 @@ def jamba(config):
         places[f"mamba.{ours}"] = f"{at}mamba.{theirs}_layernorm.weight", plain
     return places | {
         "ln_2": (f"{at}pre_ff_layernorm.weight", plain), "ln_f": ("model.final_layernorm.weight", plain),
-        "moe.WR": (f"{at}feed_forward.router.weight", turned),
+        "moe.WR": (f"{at}feed_forward.router.weight", transposed),
         "moe.WG": (f"{at}feed_forward.experts.gate_up_proj", lambda w: np.split(w.swapaxes(1, 2), 2, -1)[0]),
         "moe.WU": (f"{at}feed_forward.experts.gate_up_proj", lambda w: np.split(w.swapaxes(1, 2), 2, -1)[1]),
         "moe.WD": (f"{at}feed_forward.experts.down_proj", lambda w: w.swapaxes(1, 2)),
@@ -260,7 +260,7 @@ def lfm2(config):
         "attn.gQ": (f"{at}self_attn.q_layernorm.weight", plain),
         "attn.gK": (f"{at}self_attn.k_layernorm.weight", plain),
         "ln_1": (f"{at}operator_norm.weight", plain), "ln_2": (f"{at}ffn_norm.weight", plain),
-        "ln_f": ("model.embedding_norm.weight", plain), "conv.WO": (f"{at}conv.out_proj.weight", turned),
+        "ln_f": ("model.embedding_norm.weight", plain), "conv.WO": (f"{at}conv.out_proj.weight", transposed),
         "conv.bO": (f"{at}conv.out_proj.bias", plain), "conv.bK": (f"{at}conv.conv.bias", plain),
         "conv.K": (f"{at}conv.conv.weight", window(0, width)),
     }  # fmt: skip
@@ -268,7 +268,7 @@ def lfm2(config):
         places[f"conv.W{letter}"] = f"{at}conv.in_proj.weight", rows(place * width, (place + 1) * width)
         places[f"conv.b{letter}"] = f"{at}conv.in_proj.bias", values(place * width, (place + 1) * width)
     for letter, name in {"G": "w1", "U": "w3", "D": "w2"}.items():
-        places[f"mlp.W{letter}"] = f"{at}feed_forward.{name}.weight", turned
+        places[f"mlp.W{letter}"] = f"{at}feed_forward.{name}.weight", transposed
     return places
 
 
@@ -310,13 +310,13 @@ def qwen3_next(config):
         "attn.bK": (f"{at}self_attn.k_proj.bias", values(0, None, heads, width)),
         "attn.bV": (f"{at}self_attn.v_proj.bias", values(0, None, heads, width)),
         "attn.bO": (f"{at}self_attn.o_proj.bias", plain),
-        "moe.WR": (f"{mlp}gate.weight", turned), "shared.WS": (f"{mlp}shared_expert_gate.weight", turned),
+        "moe.WR": (f"{mlp}gate.weight", transposed), "shared.WS": (f"{mlp}shared_expert_gate.weight", transposed),
         "moe.WG": (f"{mlp}experts.gate_up_proj", lambda w: np.split(w.swapaxes(1, 2), 2, -1)[0]),
         "moe.WU": (f"{mlp}experts.gate_up_proj", lambda w: np.split(w.swapaxes(1, 2), 2, -1)[1]),
         "moe.WD": (f"{mlp}experts.down_proj", lambda w: w.swapaxes(1, 2)),
     }  # fmt: skip
     for letter, name in NETWORK.items():
-        places[f"shared.W{letter}"] = f"{mlp}shared_expert.{name}_proj.weight", turned
+        places[f"shared.W{letter}"] = f"{mlp}shared_expert.{name}_proj.weight", transposed
     return places
 
 
@@ -358,7 +358,7 @@ def nemotron_h(config):
               for ours, (theirs, view) in mamba2 if ours.startswith("mixer.")}  # fmt: skip
     for ours, theirs in {"mlp": mixer, "shared": f"{mixer}shared_experts."}.items():
         for number, name in {1: "up", 2: "down"}.items():
-            places[f"{ours}.W{number}"] = f"{theirs}{name}_proj.weight", turned
+            places[f"{ours}.W{number}"] = f"{theirs}{name}_proj.weight", transposed
             places[f"{ours}.b{number}"] = f"{theirs}{name}_proj.bias", plain
     for letter, name in {"Q": "q", "K": "k", "V": "v"}.items():
         shape = (heads, groups, width) if letter == "Q" else (heads, width)
@@ -366,7 +366,7 @@ def nemotron_h(config):
         places[f"attn.b{letter}"] = f"{mixer}{name}_proj.bias", values(0, None, *shape)
     return places | {
         "wte": ("model.embeddings.weight", plain), "norm_f": ("model.norm_f.weight", plain),
-        "norm": (f"{at}norm.weight", plain), "moe.WR": (f"{mixer}gate.weight", turned),
+        "norm": (f"{at}norm.weight", plain), "moe.WR": (f"{mixer}gate.weight", transposed),
         "attn.WO": (f"{mixer}o_proj.weight", out_of(heads, groups, width)), "attn.bO": (f"{mixer}o_proj.bias", plain),
         "moe.W1": (f"{mixer}experts.up_proj", lambda w: w.swapaxes(1, 2)),
         "moe.W2": (f"{mixer}experts.down_proj", lambda w: w.swapaxes(1, 2)),
@@ -403,22 +403,22 @@ def gemma4(config):
     }  # fmt: skip
     places = {f"ln_{number}": (f"{at}{name}.weight", plain) for number, name in norms.items()}
     for letter, name in NETWORK.items():
-        places[f"mlp.W{letter}"] = f"{at}mlp.{name}_proj.weight", turned
+        places[f"mlp.W{letter}"] = f"{at}mlp.{name}_proj.weight", transposed
     return places | {
         "wte": ("model.embed_tokens.weight", plain), "ln_f": ("model.norm.weight", plain),
         "ple.g": ("model.per_layer_projection_norm.weight", plain),
         "ple.W": ("model.embed_tokens_per_layer.weight{}", OfLayer(part)),
         "ple.WP": ("model.per_layer_model_projection.weight{}", OfLayer(lambda layer: lambda w: part(layer)(w.T))),
-        "gate.WG": (f"{at}per_layer_input_gate.weight", turned),
+        "gate.WG": (f"{at}per_layer_input_gate.weight", transposed),
         "gate.g": (f"{at}post_per_layer_input_norm.weight", plain),
-        "gate.WP": (f"{at}per_layer_projection.weight", turned),
+        "gate.WP": (f"{at}per_layer_projection.weight", transposed),
         "attn.WQ": by_head("q", groups=True), "attn.WK": by_head("k"), "attn.WV": by_head("v"),
         "attn.bQ": by_head("q", groups=True, bias=True), "attn.bK": by_head("k", bias=True),
         "attn.bV": by_head("v", bias=True), "attn.bO": (f"{at}self_attn.o_proj.bias", plain),
         "attn.WO": by_head("o", groups=True, last=True),
         "attn.gQ": (f"{at}self_attn.q_norm.weight", plain), "attn.gK": (f"{at}self_attn.k_norm.weight", plain),
         "moe.s": (f"{at}router.scale", plain), "moe.c": (f"{at}router.per_expert_scale", plain),
-        "moe.WR": (f"{at}router.proj.weight", turned),
+        "moe.WR": (f"{at}router.proj.weight", transposed),
         "moe.WG": (f"{at}experts.gate_up_proj", lambda w: np.split(w.swapaxes(1, 2), 2, -1)[0]),
         "moe.WU": (f"{at}experts.gate_up_proj", lambda w: np.split(w.swapaxes(1, 2), 2, -1)[1]),
         "moe.WD": (f"{at}experts.down_proj", lambda w: w.swapaxes(1, 2)),
@@ -430,7 +430,7 @@ def _llama_block(config, at):
     keys = {"num_key_value_heads", "num_attention_heads", "hidden_size"}
     named = apart({"model_type": "llama", **{key: getattr(config, key) for key in keys}}, "self_attn.")
     named |= output({"model_type": "llama", **{key: getattr(config, key) for key in keys}}, "self_attn.o_proj")
-    named |= {f"mlp.W{letter}": (f"mlp.{name}_proj.weight", turned) for letter, name in NETWORK.items()}
+    named |= {f"mlp.W{letter}": (f"mlp.{name}_proj.weight", transposed) for letter, name in NETWORK.items()}
     named["ln_1"] = "input_layernorm.weight", plain
     ends = {"wte": ("model.embed_tokens.weight", plain)}
     return {name: (f"{at}{theirs}", view) for name, (theirs, view) in named.items()} | ends
@@ -443,10 +443,10 @@ PLACES |= {"falcon_h1": falcon_h1, "nemotron_h": nemotron_h, "gemma4_text": gemm
 
 
 STACKS = {
-    "llama4_text": {"turned_in_chunks_sparse.": [0, 2], "placeless_sparse.": [1, 3]},
+    "llama4_text": {"rotary_in_chunks_sparse.": [0, 2], "placeless_sparse.": [1, 3]},
     "llama4_text, Maverick's kind": {
-        "turned_in_chunks_dense.": [0], "turned_in_chunks_sparse.": [1],
-        "turned_in_chunks_dense_2.": [2], "placeless_sparse.": [3],
+        "rotary_in_chunks_dense.": [0], "rotary_in_chunks_sparse.": [1],
+        "rotary_in_chunks_dense_2.": [2], "placeless_sparse.": [3],
     },
     "jamba": {"dense_mamba.": [0], "sparse_attention.": [1], "dense_mamba_2.": [2], "sparse_mamba.": [3]},
     "lfm2": {"convolution.": [0], "attention.": [1], "convolution_2.": [2]},
@@ -466,9 +466,9 @@ STACKS = {
 def places_of(name, model, module):
     """For every weight of ours: the names of their parameters, the view, and whether there is one for each turn."""
     theirs = dict(module.named_parameters())
-    places = PLACES[name.partition(",")[0]](module.config) | {"head.W": ("lm_head.weight", turned)}
+    places = PLACES[name.partition(",")[0]](module.config) | {"head.W": ("lm_head.weight", transposed)}
     if "lm_head.weight" not in theirs:
-        places["head.W"] = "head.weight", turned
+        places["head.W"] = "head.weight", transposed
     stacks = STACKS.get(name, {"": range(module.config.num_hidden_layers)})
     found = {}
     for weight in model.table.weights:

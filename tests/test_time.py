@@ -90,7 +90,7 @@ def test_another_name_of_an_array_is_no_work():
 
 
 def test_orientations_are_those_of_a_linear_layer():
-    # Y = X W: both as they lie; dX = dY W': the second turned; dW = X' dY: the first.
+    # Y = X W: both as they lie; dX = dY W': the second transposed; dW = X' dY: the first.
     step = lc.derive(lc.layer(PRODUCT)).step
     rows = price(step, SIZES, book("run")).rows
     ways = {rows[work.rows[0]].line: work.products[0] for work in works(rows, SIZES, "fp32", True)}

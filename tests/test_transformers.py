@@ -28,7 +28,7 @@ def plain(array: Array) -> Array:
     return array
 
 
-def turned(array: Array) -> Array:
+def transposed(array: Array) -> Array:
     return array.T
 
 
@@ -61,7 +61,7 @@ def gpt(h: int, names: dict[str, str]) -> dict[str, tuple[str, View]]:
         "mlp.b1": (block + "mlp.c_fc.bias", plain),
         "mlp.W2": (block + "mlp.c_proj.weight", plain),
         "mlp.b2": (block + "mlp.c_proj.bias", plain),
-        "head.W": ("lm_head.weight", turned),
+        "head.W": ("lm_head.weight", transposed),
     }
     for part, letter in enumerate("QKV"):
         weights[f"attn.W{letter}"] = (block + "attn.c_attn.weight", heads(h, part))
@@ -80,14 +80,14 @@ def bert(h: int, names: dict[str, str]) -> dict[str, tuple[str, View]]:
         "wtt": (names["embeddings"] + "token_type_embeddings.weight", plain),
         "attn.WO": (names["WO"] + ".weight", from_heads(h, linear=True)),
         "attn.bO": (names["WO"] + ".bias", plain),
-        "head.W": (names["head"] + "decoder.weight", turned),
+        "head.W": (names["head"] + "decoder.weight", transposed),
         "head.b": (names["head"] + "bias", plain),
     }
     for letter in "QKV":
         weights[f"attn.W{letter}"] = (names[letter] + ".weight", heads(h, linear=True))
         weights[f"attn.b{letter}"] = (names[letter] + ".bias", lambda array: array.reshape(h, -1))
     for ours, number in (("mlp", "1"), ("mlp", "2"), ("transform", ""), ("pooler", "")):
-        weights[f"{ours}.W{number}"] = (names[ours + number] + ".weight", turned)
+        weights[f"{ours}.W{number}"] = (names[ours + number] + ".weight", transposed)
         weights[f"{ours}.b{number}"] = (names[ours + number] + ".bias", plain)
     for ours in ("ln_e", "ln_1", "ln_2", "transform"):
         place = names["transform_norm" if ours == "transform" else ours]
@@ -136,7 +136,7 @@ def places(family: str, h: int) -> dict[str, tuple[str, View]]:
         return gpt(h, {"wte": "tokens_embed", "wpe": "positions_embed"})
     configuration = bert(h, BERT_NAMES if family == "bert" else DISTILBERT_NAMES)
     if family == "distilbert":
-        configuration["head.W"] = ("vocab_projector.weight", turned)
+        configuration["head.W"] = ("vocab_projector.weight", transposed)
     return configuration
 
 

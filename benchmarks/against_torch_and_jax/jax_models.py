@@ -77,7 +77,7 @@ def _llama(configuration: Configuration, activate: Callable[[Any], Any]) -> Call
         scaled = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + epsilon)
         return (scaled * gain).astype(x.dtype)
 
-    def turned(x: Any, cosine: Any, sine: Any) -> Any:
+    def rotated(x: Any, cosine: Any, sine: Any) -> Any:
         first, second = jnp.split(x, 2, axis=-1)
         return (x * cosine + jnp.concatenate((-second, first), axis=-1) * sine).astype(x.dtype)
 
@@ -91,7 +91,7 @@ def _llama(configuration: Configuration, activate: Callable[[Any], Any]) -> Call
             normed = norm(x, p[f"{block}.input_layernorm.weight"])
             qkv = (normed @ p[f"{block}.self_attn.qkv_proj.weight"].T).reshape(B, M, -1, head)
             q, k, v = jnp.split(qkv, (heads, heads + keys), axis=2)
-            a = jax.nn.dot_product_attention(turned(q, cosine, sine), turned(k, cosine, sine), v, is_causal=True)
+            a = jax.nn.dot_product_attention(rotated(q, cosine, sine), rotated(k, cosine, sine), v, is_causal=True)
             x = x + a.reshape(B, M, -1) @ p[f"{block}.self_attn.o_proj.weight"].T
             normed = norm(x, p[f"{block}.post_attention_layernorm.weight"])
             gate, up = jnp.split(normed @ p[f"{block}.mlp.gate_up_proj.weight"].T, 2, axis=-1)

@@ -152,7 +152,7 @@ class LlamaAttention(nn.Module):
         B, M, _ = x.shape
         counts = (self.heads, self.keys, self.keys)
         parts = self.qkv_proj(x).view(B, M, -1, self.head).transpose(1, 2).split(counts, dim=1)
-        q, k = (_turned(part, cosine, sine) for part in parts[:2])
+        q, k = (_rotated(part, cosine, sine) for part in parts[:2])
         grouped = self.heads != self.keys
         a = F.scaled_dot_product_attention(q, k, parts[2], is_causal=True, enable_gqa=grouped)
         return self.o_proj(a.transpose(1, 2).reshape(B, M, -1))
@@ -172,7 +172,7 @@ class LlamaFeedForward(nn.Module):
         return self.down_proj(self.activation(gate) * up)
 
 
-def _turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+def _rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     """Rotary positions, a head's first half paired with its second."""
     first, second = x.chunk(2, dim=-1)
     return (x * cosine + torch.cat((-second, first), dim=-1) * sine).to(x.dtype)

@@ -120,7 +120,7 @@ def bridge_of(model: str) -> str:
     return "bridge-all-to-all" if "gpt-oss" in model.lower() else "bridge"
 
 
-OTHER_PRODUCTS = "norm+silu+attn.K.unturned+A+mlp.V"
+OTHER_PRODUCTS = "norm+silu+attn.K.unrotated+A+mlp.V"
 """What torchtitan's selective recomputation by operators makes again: every other product, and what is pointwise."""
 
 TENSOR, SEQUENCE = "h f v over tp", "h f v over tp, M over tp of values"

@@ -60,8 +60,8 @@ def sharded(
     record = next(
         (text for tree, text in zip((*given, *results), texts, strict=True) if isinstance(tree, RecordNode)), ""
     )
-    said = [PARTS if text == record else text for text in texts]
-    first, then = said[: len(given)], said[len(given) :]
+    texts_of_record = [PARTS if text == record else text for text in texts]
+    first, then = texts_of_record[: len(given)], texts_of_record[len(given) :]
     body = f"    {PARTS} = {record}\n" if record else ""
     body = fill(body, WIDTH, subsequent_indent=" " * 8, break_long_words=False) + "\n" if body else ""
     if filled:
@@ -100,10 +100,12 @@ def _listed(texts: Sequence[str]) -> str:
     return fill(f"{', '.join(texts)},", WIDTH, subsequent_indent=" " * 12, break_long_words=False)
 
 
-def _tree(tree: Tree, axes: Mapping[str, tuple[str, ...]], said: Callable[[Sequence[str]], str] | None = None) -> str:
+def _tree(
+    tree: Tree, axes: Mapping[str, tuple[str, ...]], spec_of: Callable[[Sequence[str]], str] | None = None
+) -> str:
     if isinstance(tree, RecordNode):
-        return f"{tree.record}({', '.join(_tree(part, axes, said) for part in tree.fields)})"
-    return "None" if tree is None else (said or _spec)(axes[tree])
+        return f"{tree.record}({', '.join(_tree(part, axes, spec_of) for part in tree.fields)})"
+    return "None" if tree is None else (spec_of or _spec)(axes[tree])
 
 
 def _sizes(axes: Sequence[str], filled: Mapping[str, int]) -> str:
@@ -117,7 +119,7 @@ def _spec(axes: Iterable[str]) -> str:
     over = [sharded_over(axis) for axis in axes]
     while over and not over[-1]:
         over.pop()
-    said = (
+    specs = (
         "None" if not names else f'"{names[0]}"' if len(names) == 1 else repr(names).replace("'", '"') for names in over
     )
-    return f"PartitionSpec({', '.join(said)})"
+    return f"PartitionSpec({', '.join(specs)})"

@@ -35,10 +35,10 @@ def timed_ops() -> dict[str, str]:
 def _is_of_a_line(row: OpDef) -> bool:
     """Return whether an op is elementwise, with gradients for all operands."""
     made = {term.name: term.axes for line in row.body for term in line.left}
-    turned = {term.name for line in row.gradient for term in line.left}
+    differentiated = {term.name for line in row.gradient for term in line.left}
     given = row.inputs[: len(row.inputs) - len(row.defaults)]
     keeps = row.pointwise or all("n" in made[name] for name in row.outputs)
-    return keeps and all(f"d{name}" in turned for name in given)
+    return keeps and all(f"d{name}" in differentiated for name in given)
 
 
 def operands(text: str) -> str:

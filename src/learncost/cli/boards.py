@@ -147,10 +147,10 @@ def on_host(sources: Sequence[Path], folder: Path) -> BoardRun:
     command = ["cc", *FLAGS, f"-I{folder}", f"-I{HERE}", *map(str, sources), str(folder / "host.c"), "-o", str(path)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
-        said = subprocess.run([str(path)], check=True, capture_output=True, text=True).stdout
+        printed = subprocess.run([str(path)], check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise InputError(f"the program does not compile or run here: {getattr(error, 'stderr', '') or error}") from None
-    return _read(said)
+    return _read(printed)
 
 
 def on_board(
@@ -166,8 +166,8 @@ def on_board(
     return _read(run(built, 600), built)
 
 
-def _read(said: str, built: LinkedProgram | None = None) -> BoardRun:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _read(printed: str, built: LinkedProgram | None = None) -> BoardRun:
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
     counts: dict[str, list[int]] = {}
     for line in lines:
         if line.startswith(("instructions ", "stack ")):

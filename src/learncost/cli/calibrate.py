@@ -49,7 +49,7 @@ def calibrate(*, out: str | None = None, quick: bool = False, processes: int | s
     with _progress() as report:
         calibration = measure(report, quick)
     save(calibration, path)
-    return _said(calibration, path, "here" if out is None else out)
+    return _summary(calibration, path, "here" if out is None else out)
 
 
 def _links(processes: int | str, path: Path, out: str | None, quick: bool) -> str:
@@ -82,7 +82,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(f"calibrating: {text}")
 
 
-def _said(calibration: Calibration, path: Path, on: str) -> str:
+def _summary(calibration: Calibration, path: Path, on: str) -> str:
     threads = f"{calibration.threads} thread{'s' if calibration.threads > 1 else ''}"
     lines = [f"{calibration.name}, {threads}, {calibration.library}"]
     for engine, types in calibration.rates.items():

@@ -275,8 +275,8 @@ def emit(
             if (pipeline := asked.pipeline(subject)) is not None:
                 if backend != "torch":
                     raise InputError("pipeline stages require --backend torch")
-                program_of_stages, said = pipelined(subject, pipeline, flags_of_step, table, asked, dtype)
-                return program_of_stages(_title(f"{about}\n{said}", LIBRARIES[backend], written))
+                program_of_stages, description = pipelined(subject, pipeline, flags_of_step, table, asked, dtype)
+                return program_of_stages(_title(f"{about}\n{description}", LIBRARIES[backend], written))
             table, constants = _over(subject, lambda model: _model(model, *flags_of_step)[0], asked, flags_of_step[-1])
             of_all = f"a global batch of {constants['B']} by {constants['M']:,}"
             about += f"\nThe program of each device of {request.mesh}, for {of_all}."

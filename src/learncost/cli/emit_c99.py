@@ -168,13 +168,13 @@ def program_of(
     learning: Mapping[str, Any],
     weights: Mapping[str, Any] | None = None,
     title: tuple[str, ...] = (),
-    said: str = "",
+    origin: str = "",
     others: Mapping[str, Any] = MappingProxyType({}),
 ) -> FirmwareProgram:
     """Return the program of a model.
 
     learning  what `Training` takes: procedure, optimizer, clip, accumulate, train and others
-    weights   initial arrays of the plain or adapted model; `said` is their description, and `others` the remaining
+    weights   initial arrays of the plain or adapted model; `origin` describes them, and `others` the remaining
               entries of their state_dict
     Raises `InputError`.
     """
@@ -182,7 +182,9 @@ def program_of(
     if settings.dtype not in DTYPES:
         raise InputError(f"--backend c99 supports {' or '.join(DTYPES)}, not {settings.dtype}")
     configuration = _with_lengths(configuration, settings)
-    begin = begun(configuration) if weights is None else InitialValues(weights, said or "they are given", others=others)
+    begin = (
+        begun(configuration) if weights is None else InitialValues(weights, origin or "they are given", others=others)
+    )
     training = Training(configuration, dtype=DTYPES[settings.dtype], **learning)
     chosen = find_procedure(training.settings.procedure)
     if chosen.finds and chosen.held > 1 and settings.entry != "predict":
@@ -208,7 +210,7 @@ def program_of(
     content = _constants(training, batch, tables, sizes, begin)
     if settings.device:
         content = replace(content, regions=settings.device.free)
-    title = (*title, *_said(training, tables, sizes, plan), *_of_begin(begin, tables))
+    title = (*title, *_titles(training, tables, sizes, plan), *_of_begin(begin, tables))
     written = firmware(tables, sizes, settings.dtype, settings.prefix, content, title)
     flash = settings.device.flash if settings.device else None
     if flash is not None and written.program_memory.constants > flash:
@@ -388,22 +390,22 @@ def _of_begin(begin: InitialValues, tables: Mapping[str, Table]) -> tuple[str, .
     return (f"Matrices are drawn with a deviation of {deviation}; biases begin at 0, gains at 1.",)
 
 
-def _said(training: Training, tables: Mapping[str, Table], sizes: Mapping[str, int], plan: str) -> tuple[str, ...]:
+def _titles(training: Training, tables: Mapping[str, Table], sizes: Mapping[str, int], plan: str) -> tuple[str, ...]:
     layer = training.configuration.layer
     axes = [axis for axis in ("B", "M", "N") if axis in (sizes if layer is None else letters(layer))]
     lengths = ", ".join(f"{axis} = {sizes[axis]}" for axis in axes) or "the sizes of its table"
     under = f"under the plan {plan}" if plan else "under no plan"
-    said = [f"For {lengths}, {under}; entries: {', '.join(tables)}."]
+    lines = [f"For {lengths}, {under}; entries: {', '.join(tables)}."]
     if (predict := tables.get("predict")) is not None and (line := over_batch(predict)):
-        said.append(
+        lines.append(
             f"{training.configuration.name} has no running statistics: a prediction normalizes {line} by the mean and "
             f"variance of the {sizes['B']} that it is called with, as a step does, so that what is said of one depends "
             "on the others."
         )
     if not find_procedure(training.settings.procedure).by_iterations:
-        return tuple(said)
+        return tuple(lines)
     iteration = f"Only block {training.iteration}, the first of the cycle, is trained. The step of block K is that"
-    return *said, f"{iteration} of --procedure bp --train-layers K."
+    return *lines, f"{iteration} of --procedure bp --train-layers K."
 
 
 def freestanding(request: Request, flags: Freestanding) -> FirmwareSource:

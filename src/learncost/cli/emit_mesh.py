@@ -74,8 +74,8 @@ class MeshRequest:
 def refuse_filled(model: Model, padded: Sequence[Padded]) -> None:
     """Refuse sizes that would be padded; the `InputError` names the size to use."""
     for each in padded:
-        said = family_of(model.configuration).axes.get(each.axis, each.axis)
-        raise InputError(f"{said} is {each.size:,}, which is not divisible by the mesh: use {each.filled:,}")
+        axis = family_of(model.configuration).axes.get(each.axis, each.axis)
+        raise InputError(f"{axis} is {each.size:,}, which is not divisible by the mesh: use {each.filled:,}")
 
 
 def refuse_zigzag(placed: Placed) -> None:

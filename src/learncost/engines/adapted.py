@@ -183,9 +183,9 @@ def quantize(quantized: Quantized, weight: Any, sizes: Mapping[str, int]) -> Arr
         kind = np.float16 if quantized.kind.scales == "fp16" else np.float32
         return arrays | {first.name: scales.astype(kind).astype(np.float32).reshape(shape)}
     # The scales of a row of blocks, in blocks of their outputs.
-    turned = scales.swapaxes(1, 2)
-    second = _largest(turned, quantized.second.block)
-    inner = _nearest(quantized.second, turned, _spread(second, quantized.second.block, turned.shape[1]))
+    transposed = scales.swapaxes(1, 2)
+    second = _largest(transposed, quantized.second.block)
+    inner = _nearest(quantized.second, transposed, _spread(second, quantized.second.block, transposed.shape[1]))
     outer = quantized.scales[1]
     arrays[first.name] = inner.swapaxes(1, 2).reshape(shape)
     return arrays | {outer.name: second.swapaxes(1, 2).astype(np.float32).reshape(shape_of(outer.axes, sizes))}

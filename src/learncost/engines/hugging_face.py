@@ -30,7 +30,7 @@ class CheckpointLayout:
 
     source: str
     bare: str
-    turned: tuple[str, ...]
+    transposed: tuple[str, ...]
     tensors: Mapping[str, tuple[str, ...]]
     keys: Mapping[str, str]
 
@@ -53,7 +53,9 @@ def layouts() -> Mapping[str, CheckpointLayout]:
     by_family: dict[str, CheckpointLayout] = {}
     for family, table in tomllib.loads(text).items():
         also = table.pop("also", ())
-        by_family |= dict.fromkeys((family, *also), CheckpointLayout(**{**table, "turned": tuple(table["turned"])}))
+        by_family |= dict.fromkeys(
+            (family, *also), CheckpointLayout(**{**table, "transposed": tuple(table["transposed"])})
+        )
     return by_family
 
 
@@ -74,7 +76,7 @@ def to_checkpoint(model: Model, weights: Arrays) -> dict[str, Any]:
         joined = np.concatenate(
             [_flat(part, name, model.table.axes[weight]) for part, weight in zip(parts, ours, strict=True)], -1
         )
-        result[name] = joined.T if name.endswith(their_layout.turned) else joined
+        result[name] = joined.T if name.endswith(their_layout.transposed) else joined
     return result
 
 
@@ -86,7 +88,7 @@ def from_checkpoint(model: Model, tensors: Arrays, where: str) -> dict[str, Any]
         tensor = tensors.get(name, tensors.get(name.removeprefix(their_layout.bare)))
         if tensor is None:
             raise InputError(f"{where} has no tensor {name}")
-        tensor = tensor.T if name.endswith(their_layout.turned) else tensor
+        tensor = tensor.T if name.endswith(their_layout.transposed) else tensor
         shapes = [shape(model.table, weight, model.sizes)[block is not None :] for weight in ours]
         flat = [_flat(np.empty(size), name, model.table.axes[w]).shape for size, w in zip(shapes, ours, strict=True)]
         expected = (*flat[0][:-1], sum(size[-1] for size in flat))

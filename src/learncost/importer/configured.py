@@ -129,7 +129,7 @@ def inputs_of(module: Any) -> tuple[Input, ...]:
     return parse_inputs(lines)
 
 
-def _said(config: Any, *names: str) -> Any:
+def _setting(config: Any, *names: str) -> Any:
     """Return the first of several settings that a config, or a nested config, has."""
     parts = [getattr(config, part, None) for part in ("vision_config", "audio_config", "text_config")]
     for part in (config, *parts):
@@ -149,14 +149,14 @@ def _lines(module: Any, names: Mapping[str, Any]) -> Iterator[str]:
     if reads_tokens:
         yield f"input_ids: int B {tokens}"
     if "pixel_values" in names:
-        size = _said(config, "image_size", "sample_size") or SIDE
+        size = _setting(config, "image_size", "sample_size") or SIDE
         high, wide = size if isinstance(size, list | tuple) else (size, size)
-        yield f"pixel_values: float B {_said(config, 'num_channels', 'in_channels') or 3} {high} {wide}"
+        yield f"pixel_values: float B {_setting(config, 'num_channels', 'in_channels') or 3} {high} {wide}"
     if "input_values" in names:
         yield f"input_values: float B {SAMPLES}"
     if "input_features" in names:
-        bins = _said(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim") or 80
-        frames = _said(config, "max_source_positions")
+        bins = _setting(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim") or 80
+        frames = _setting(config, "max_source_positions")
         yield f"input_features: float B {bins} {2 * frames}" if frames else f"input_features: float B T {bins}"
     answers = "B M" if any(op in kind for op in ("ForCausalLM", "LMHead", "MaskedLM", "TokenClass", "Double")) else ""
     answers = answers or ("B M" if "ForConditionalGeneration" in kind or "ForSeq2Seq" in kind else "")

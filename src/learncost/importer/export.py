@@ -122,8 +122,8 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
             program, asked, left_out = traced(module, last, shapes if symbols else None)
         except Exception as error:
             text = str(error).strip()
-            said = text.splitlines()[0] if text else type(error).__name__
-            raise InputError(f"PyTorch cannot export it: {said}") from error
+            message = text.splitlines()[0] if text else type(error).__name__
+            raise InputError(f"PyTorch cannot export it: {message}") from error
     signature, flat = program.graph_signature, flattened(given)
     inputs_by_place = {node: node for node in signature.user_inputs if isinstance(node, str)}
     inputs_by_place |= dict(zip(signature.user_inputs, flat, strict=False))

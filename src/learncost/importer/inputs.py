@@ -215,7 +215,7 @@ def _are_texts(values: Iterable[Any]) -> bool:
     return texts and all(value is None or isinstance(value, str | bool | int | float) for value in every)
 
 
-def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input, ...] | Mapping[str, Any]:
+def examples(given: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input, ...] | Mapping[str, Any]:
     """Return the inputs of a module: descriptions by name, or tensors by name or in the order of forward.
 
     Tensors may be on the meta device. Raises `InputError`.
@@ -225,29 +225,29 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
     from learncost.importer.examples import arguments
 
     parameters = inspect.signature(module.forward).parameters
-    if isinstance(said, Mapping) and _are_texts(said.values()):
+    if isinstance(given, Mapping) and _are_texts(given.values()):
         if symbols:
             raise InputError("descriptions already name the symbolic sizes: remove `symbols`")
-        return parse_inputs(said)
-    if isinstance(said, str):
-        return parse_inputs([said])
-    if not isinstance(said, Mapping):
-        several = tuple(said) if isinstance(said, tuple | list) else (said,)
+        return parse_inputs(given)
+    if isinstance(given, str):
+        return parse_inputs([given])
+    if not isinstance(given, Mapping):
+        several = tuple(given) if isinstance(given, tuple | list) else (given,)
         if several and all(isinstance(value, str) for value in several):
             return parse_inputs(several)
         rows = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters.values())
         if len(several) > len(parameters) and not rows:
             raise InputError(f"{len(several)} inputs are given, but {type(module).__name__} takes {takes_text(module)}")
-        said = arguments(module, several)
-    if wrong := next((name for name in symbols if name.partition(".")[0] not in said), None):
-        raise InputError(f"there is no input {shown(wrong)}{nearest(wrong, said)}; the inputs are {', '.join(said)}")
+        given = arguments(module, several)
+    if wrong := next((name for name in symbols if name.partition(".")[0] not in given), None):
+        raise InputError(f"there is no input {shown(wrong)}{nearest(wrong, given)}; the inputs are {', '.join(given)}")
 
     for name, ops in symbols.items():
         outer, dot, _ = name.partition(".")
-        if not isinstance(ops, str) or not (dot or isinstance(said[outer], torch.Tensor)):
+        if not isinstance(ops, str) or not (dot or isinstance(given[outer], torch.Tensor)):
             raise InputError(
                 f"symbols name the sizes of a tensor as text, {{'x': 'B 64'}}, but {name} is a "
-                f"{type(said[name]).__name__}: remove it from symbols, which fixes its sizes, or name each tensor "
+                f"{type(given[name]).__name__}: remove it from symbols, which fixes its sizes, or name each tensor "
                 f"in it by its path, {{'{name}.0': 'B 64'}}"
             )
 
@@ -257,7 +257,7 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
         return value
 
     # All arguments of `*several` are in one tuple.
-    return {name: tuple(map(made, value)) if type(value) is tuple else made(value) for name, value in said.items()}
+    return {name: tuple(map(made, value)) if type(value) is tuple else made(value) for name, value in given.items()}
 
 
 def checked(inputs: Sequence[Input], module: Any, called: str) -> tuple[Input, ...]:

@@ -190,8 +190,8 @@ class LayerText:
         if follows := writer.follows():
             lines.append(f"follows: {' '.join(follows)}")
         used = set(writer.letters.values())
-        said = [each.text(letter) for letter, each in self.limits.items() if letter in used]
-        if limits := " ".join(filter(None, said)):
+        texts = [each.text(letter) for letter, each in self.limits.items() if letter in used]
+        if limits := " ".join(filter(None, texts)):
             lines.append(f"limits: {limits}")
         if undecided := writer.undecided():
             lines.append(f"undecided: {' '.join(undecided)}")

@@ -171,8 +171,8 @@ def _lines(text: str) -> list[str]:
 
 def letters_of(text: str) -> frozenset[str]:
     """Return the letters of sizes that the text of a table fixes or derives from others."""
-    said = (line for line in text.splitlines() if line.strip().startswith(("sizes:", "follows:", "undecided:")))
-    ops = (op for line in said for op in line.partition(":")[2].split())
+    lines = (line for line in text.splitlines() if line.strip().startswith(("sizes:", "follows:", "undecided:")))
+    ops = (op for line in lines for op in line.partition(":")[2].split())
     return frozenset(op.partition("=")[0] for op in ops)
 
 

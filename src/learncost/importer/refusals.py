@@ -162,15 +162,15 @@ def refusal(error: Exception, called: str) -> InputError:
     if any(f"{os.sep}torch{os.sep}nested{os.sep}" in each.filename for each in frames) or _NESTED.search(str(error)):
         return NotExportedError(f"{place}: `{code}` works on nested tensors, which PyTorch does not export: {_PADDED}")
     what = "exported" if any(f"{os.sep}torch{os.sep}" in frame.filename for frame in frames) else "read"
-    said = one_line(error)
+    message = one_line(error)
     if code and not str(error).strip():  # an assertion without a message
-        said = f"{said}: {code}"
-    if not said.startswith(place) and f"{os.sep}torch{os.sep}" not in place:  # an error of a package's code
-        said = f"{place}: {said}"
+        message = f"{message}: {code}"
+    if not message.startswith(place) and f"{os.sep}torch{os.sep}" not in place:  # an error of a package's code
+        message = f"{place}: {message}"
     if isinstance(error, InputError):  # this package refuses it, also in a traced run
-        return NotExportedError(f"{called} cannot be {what}: {said}")
+        return NotExportedError(f"{called} cannot be {what}: {message}")
     kind = NotExportedError if frames and is_local(frames[-1].filename) else ExportOnlyError
-    return kind(f"{called} cannot be {what}: {said}")
+    return kind(f"{called} cannot be {what}: {message}")
 
 
 def _place_of(error: Exception) -> tuple[str, str]:
@@ -179,8 +179,8 @@ def _place_of(error: Exception) -> tuple[str, str]:
     the error.
     """
     frames = [*traceback.extract_tb(error.__traceback__)]
-    said = re.findall(r'File "(.+)", line (\d+), in (\S+)', str(error))
-    frames += [traceback.FrameSummary(file, int(line), name) for file, line, name in said]
+    places = re.findall(r'File "(.+)", line (\d+), in (\S+)', str(error))
+    frames += [traceback.FrameSummary(file, int(line), name) for file, line, name in places]
     mine = [frame for frame in frames if is_local(frame.filename)]
     named = [frame for frame in frames if not frame.filename.startswith("<")]
     others = [frame for frame in named if "/torch/" not in frame.filename and "learncost" not in frame.filename]

@@ -307,13 +307,13 @@ def _written(
 
 def _left_out(exported: Exported, results: Sequence[str]) -> str:
     """Return the remark on integers and booleans that the module computes and returns; "" if there are none."""
-    last, said = exported.program.graph.output_node().args[0], list[str]()
+    last, without_lines = exported.program.graph.output_node().args[0], list[str]()
     returned = [node for node, name in zip(last, exported.outputs, strict=False) if name is not None]
     for place, node in enumerate(returned, 1):
         is_left_out = getattr(node, "op", "") == "call_function" and node.name not in results
         if is_left_out and not has_fraction(value := node.meta["val"]):
-            said.append(f"{place} ({str(value.dtype).removeprefix('torch.')})")
-    return f"The table has no lines for output {', '.join(said)} of {len(returned)}." if said else ""
+            without_lines.append(f"{place} ({str(value.dtype).removeprefix('torch.')})")
+    return f"The table has no lines for output {', '.join(without_lines)} of {len(returned)}." if without_lines else ""
 
 
 def _limits(exported: Exported, reader: GraphReader) -> Mapping[str, Limit]:

@@ -298,8 +298,8 @@ def _along(line: Op, row: OpDef, values: Mapping[str, Array], sizes: Sizes) -> A
     others = tuple(axis for axis in term.loops if axis not in line.axes)
     array = spread(values[term.name], term.loops, (*others, *line.axes))
     if row.kind == "scan":
-        turned = array[..., ::-1] if row.backwards else array
-        sums = np.add.accumulate(turned, axis=-1)
+        reversed_array = array[..., ::-1] if row.backwards else array
+        sums = np.add.accumulate(reversed_array, axis=-1)
         return spread(sums[..., ::-1] if row.backwards else sums, (*others, *line.axes), want)
     if row.chooses == "one":
         return spread((np.argmax if row.largest else np.argmin)(array, axis=-1), others, want)

@@ -142,8 +142,8 @@ class Stated:
                 raise NotationError(
                     f"a limit is a size and its largest or smallest value, as in `limits: M<=1024`, not {item!r}", line
                 )
-            said = Limit(most=int(match[3])) if match[2] == "<=" else Limit(int(match[3]))
-            both = self.limits[match[1]] = self.limits.get(match[1], Limit()) & said
+            limit = Limit(most=int(match[3])) if match[2] == "<=" else Limit(int(match[3]))
+            both = self.limits[match[1]] = self.limits.get(match[1], Limit()) & limit
             if both.least > both.most:
                 raise NotationError(f"no {match[1]} is within {both.text(match[1])}", line)
 

@@ -121,18 +121,18 @@ OUTSIDE_BLOCKS: frozenset[Part] = frozenset({"embedding", "positions", "head", "
 
 def shown_layer(name: str) -> str:
     """Return the name by which reports show a layer of a model's table."""
-    return _said(name).get(SHOWN, name) if name else NO_LAYER
+    return _declarations(name).get(SHOWN, name) if name else NO_LAYER
 
 
 def words_of(name: str) -> Mapping[str, str]:
     """Return what people call the values and weights of a shipped layer, such as queries for Q, by their letters."""
-    words = (letter.partition(" ") for letter in _said(name).get(NAMES, "").split(", ") if letter)
+    words = (letter.partition(" ") for letter in _declarations(name).get(NAMES, "").split(", ") if letter)
     return {letter: word for letter, _, word in words}
 
 
 def part_of(name: str) -> Part:
     """Return the function of a layer in a model, by its name in the table or in reports; empty if none is declared."""
-    return _PARTS[_said(shown_layer(name)).get(PART, "")]
+    return _PARTS[_declarations(shown_layer(name)).get(PART, "")]
 
 
 def is_norm(name: str) -> bool:
@@ -149,11 +149,11 @@ _PARTS: Mapping[str, Part] = {part: part for part in get_args(Part)}
 
 
 @lru_cache(maxsize=4096)
-def _said(name: str) -> Mapping[str, str]:
+def _declarations(name: str) -> Mapping[str, str]:
     """Return the declarations in the file of a shipped layer, by their keywords; empty for other layers."""
     file = Path(__file__).with_name("tables") / f"{name}.table"
     if not name.isidentifier() or not file.is_file():
         return {}
     lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    said = {key: [line.removeprefix(key).strip() for line in lines if line.startswith(key)] for key in SHIPPED_KEYWORDS}
-    return {key: ", ".join(several) for key, several in said.items() if several}
+    by_key = {k: [line.removeprefix(k).strip() for line in lines if line.startswith(k)] for k in SHIPPED_KEYWORDS}
+    return {key: ", ".join(several) for key, several in by_key.items() if several}

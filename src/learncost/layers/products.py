@@ -232,12 +232,12 @@ def _skips(line: Line, made_inside: set[str], others: set[str], queries: str) ->
         for term in terms
         if any(condition.axes <= set(term.loops) for condition in line.where if condition.ordered)
     }
-    turned = any(
+    swaps_sides = any(
         base(condition.upper) == base(queries) and condition.upper != queries
         for condition in line.where
         if condition.ordered
     )
-    return not pairs & made_inside & others and (not turned or bool(pairs & made_inside))
+    return not pairs & made_inside & others and (not swaps_sides or bool(pairs & made_inside))
 
 
 def _causal(line: Product) -> Condition | None:

@@ -51,11 +51,11 @@ def _inside(line: Statement, around: Table) -> Statement:
     if not isinstance(line, Loop):
         return line
     iteration = replace(around, lines=line.lines, values={**around.values, **line.values}, outputs=line.ends)
-    turned = chunked_loss(iteration)
-    if turned is iteration:
+    chunked = chunked_loss(iteration)
+    if chunked is iteration:
         return line
-    line = replace(line, lines=turned.lines)
-    return replace(line, values={name: value for name, value in turned.values.items() if name in line.inside})
+    line = replace(line, lines=chunked.lines)
+    return replace(line, values={name: value for name, value in chunked.values.items() if name in line.inside})
 
 
 def _part(table: Table) -> tuple[int, int, set[str]] | None:

@@ -254,8 +254,8 @@ def saving_block_inputs(table: Table) -> Table:
     """
     lines, values = list(table.lines), dict(table.values)
     forwards = ((at, line) for at, line in enumerate(lines) if isinstance(line, Loop) and not line.reverse)
-    turned = [(at, forward, carry) for at, forward in forwards for carry in forward.carry]
-    finals = {carry.final: (at, forward.inside) for at, forward, carry in turned}
+    loop_carried = [(at, forward, carry) for at, forward in forwards for carry in forward.carry]
+    finals = {carry.final: (at, forward.inside) for at, forward, carry in loop_carried}
     for after, reverse in enumerate(table.lines):
         if not isinstance(reverse, Loop) or not reverse.reverse:
             continue

@@ -164,8 +164,8 @@ class _QuantizedScope:
             out = () if self.kind.powers else tuple(axis for axis in weight.axes if axis in left.loops)
             factors = (Term(total, left.axes), Term(scales.name, out))
             names = (f"{local}.sum", f"{places.get(weight, inside)}.{SCALES}")
-            unsaid = replace(meta, locals=names, equation="", gradients=(), operator="")  # which the sum has
-            scaled = Product(line.left, factors, (), unsaid)
+            plain_meta = replace(meta, locals=names, equation="", gradients=(), operator="")  # which the sum has
+            scaled = Product(line.left, factors, (), plain_meta)
             return [summed, scaled]
         return [line]
 

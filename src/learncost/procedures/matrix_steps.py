@@ -140,12 +140,12 @@ def step_layer(tables: str, matrix: Matrix, sizes: Mapping[str, int] = {}) -> La
 def _soap(short: bool, long: bool) -> str:
     """Return SOAP's step between two decompositions, which precede every tenth step, with a basis of one or both sides.
 
-    As nikhilvyas/SOAP a1e5535, soap.py, has it: gradients are turned into the basis, where AdamW's step is, and back.
-    The average of gradients is turned out of the basis and in again. Vyas et al. 2024, SOAP, Algorithm 3.
+    As in nikhilvyas/SOAP a1e5535, soap.py: gradients are projected into the basis, where AdamW's step is, and back.
+    The average of gradients is projected out of the basis and in again. Vyas et al. 2024, SOAP, Algorithm 3.
     """
     sides = [side for side, there in (("P L d c v", short), ("Q R f e u", long)) if there]
 
-    def turned(name: str, result: str, back: bool = False) -> list[str]:
+    def projected(name: str, result: str, back: bool = False) -> list[str]:
         """Return the products of a matrix with each basis: the sides of what they read are primed."""
         before = ["x", "u"] if len(sides) > 1 else [axes for *_, axes in map(str.split, sides)]
         made = [f"{result}_half[u]", f"{result}[w]"][-len(sides) :]
@@ -171,7 +171,7 @@ def _soap(short: bool, long: bool) -> str:
     states = " ".join(("M", "V", *kept, *bases))
     results = " ".join(("U", "M2", "V2", *(f"{name}2" for name in kept)))
     lines = (
-        *turned("G", "seen"),
+        *projected("G", "seen"),
         "M_old[w] = M[w] b1[]",
         "M_new[w] = seen[w] c1[]",
         "average[w] = M_old[w] + M_new[w]",
@@ -182,16 +182,16 @@ def _soap(short: bool, long: bool) -> str:
         "root[w] = sqrt(V2[w])",
         "denominator[w] = root[w] + eps[]",
         "direction[w] = divide(average[w], denominator[w])",
-        *turned("direction", "update", back=True),
+        *projected("direction", "update", back=True),
         "corrected[] = sqrt(k2[])",
         "larger[] = lr[] k1[]",
         "rate[] = divide(larger[], corrected[])",
         "S[w] = update[w] rate[]",
         "stepped[w] = W[w] - S[w]",
         "U[w] = stepped[w] decay[]",
-        *turned("average", "outside", back=True),
+        *projected("average", "outside", back=True),
         *averages,
-        *turned("outside", "M2"),
+        *projected("outside", "M2"),
     )
     return f"soap(W G {states} lr b1 c1 b2 c2 k1 k2 eps decay) -> {results}\n" + "".join(
         f"  {line}\n" for line in lines

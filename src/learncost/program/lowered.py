@@ -148,7 +148,7 @@ class _OfTape:
                 self._block += 1
                 self._seen.clear()
             self._seen.add(label)
-            self._path = f"blocks.{self._block}.{label.partition('+')[0].removesuffix('.unturned')}"
+            self._path = f"blocks.{self._block}.{label.partition('+')[0].removesuffix('.unrotated')}"
             self._products = 0
         self._products += is_linear
         if is_linear and self._products > 1 and label in self._named:

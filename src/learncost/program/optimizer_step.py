@@ -179,7 +179,7 @@ def _muon(stepping: OptimizerStep, shapes: Shapes, builder: ProgramBuilder) -> N
 
 
 def _soap(stepping: OptimizerStep, shapes: Shapes, builder: ProgramBuilder) -> None:
-    """`SOAP.step`, which turns matrices into the bases of their sides and back, by a product for each.
+    """`SOAP.step`, which projects matrices into the bases of their sides and back, by a product for each.
 
     A new average of gradients takes the place of the old one, which a variable holds until the next weight.
     """
@@ -193,25 +193,25 @@ def _soap(stepping: OptimizerStep, shapes: Shapes, builder: ProgramBuilder) -> N
         elements, width = prod(shape), stepping.width
         sides = [side for side in shape if len(shape) == 2 and side <= LARGEST_SIDE]
 
-        def turned(before: int = 0, elements: int = elements, sides: int = len(sides)) -> int:
+        def projected(before: int = 0, elements: int = elements, sides: int = len(sides)) -> int:
             for _ in range(sides):
                 new = _new(builder, elements, stepping.width)
                 builder.hold(*filter(None, (before,)))
                 before = new
             return before
 
-        assign("seen", turned())
+        assign("seen", projected())
         assign("average", 0)
         builder.hold(_new(builder, elements, width))
         assign("denominator", _new(builder, elements, width))
-        assign("update", turned(_new(builder, elements, width)))
-        outside = turned()
+        assign("update", projected(_new(builder, elements, width)))
+        outside = projected()
         product = 0
         for side in sides:
             new = _new(builder, side**2, width)
             builder.hold(*filter(None, (product,)))
             product = new
-        inside = turned()
+        inside = projected()
         builder.hold(*filter(None, (outside, product)))
         assign("average", inside)
 

@@ -251,7 +251,7 @@ class OverMesh(Serializable):
         return {**self.sizes, **{each.axis: each.size for each in self.padded}}
 
     @property
-    def said_of_mesh(self) -> dict[str, Any]:
+    def without_communication(self) -> dict[str, Any]:
         """Return what is sharded over what as data, without what is sent."""
         sent = ("sent_per_device", "collectives")
         return {name: value for name, value in self.to_dict().items() if name not in sent}

@@ -409,8 +409,10 @@ def check_has(of_step: Mapping[str, Any], names: Collection[str], is_placed: boo
         raise InputError(f"the step is of task {task}, which only learncost memory, cost and run-cost support")
     for name, what in {"lora": "has adapters", "mesh": "is over several devices"}.items():
         if name in of_step and "on" in names and name not in names and not (name == "mesh" and is_placed):
-            said = of_step[name] or "dp=N"
-            raise InputError(f"the step {what} ({name} {said}), which only learncost memory, cost and run-cost support")
+            given = of_step[name] or "dp=N"
+            raise InputError(
+                f"the step {what} ({name} {given}), which only learncost memory, cost and run-cost support"
+            )
 
 
 def _of_files(given: dict[str, Any], names: Collection[str], devices: object) -> dict[str, Any]:

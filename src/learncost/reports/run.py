@@ -108,7 +108,7 @@ def left_out_text(refused: Mapping[str, str]) -> str:
     reasons = dict.fromkeys(refused.values())
     by_reason = {reason: [name for name in refused if refused[name] == reason] for reason in reasons}
     parts = [(" and ".join(names), reason, reason.removeprefix(f"{names[0]} ")) for reason, names in by_reason.items()]
-    return "; ".join(f"left out: {who}{'; ' if said == reason else ', which '}{said}" for who, reason, said in parts)
+    return "; ".join(f"left out: {who}{'; ' if rest == reason else ', which '}{rest}" for who, reason, rest in parts)
 
 
 TEACHER = "teacher."

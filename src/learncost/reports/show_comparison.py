@@ -138,12 +138,12 @@ def _crossings(comparison: Comparison) -> Sheet:
     rows = []
     for pair in pairs:
         of_pair = [overtaking for overtaking in comparison.overtaking if overtaking.procedures == pair]
-        sentences = {_said(overtaking) for overtaking in of_pair}
+        sentences = {_sentence(overtaking) for overtaking in of_pair}
         rows.append(SheetRow((f"{pair[0]}, {pair[1]}", sentences.pop() if len(sentences) == 1 else "")))
         if sentences:
             for overtaking in of_pair:
                 label = f"{overtaking.price_book}, {overtaking.quantity.upper()[:-1]}s"
-                rows.append(SheetRow((label, _said(overtaking)), depth=1))
+                rows.append(SheetRow((label, _sentence(overtaking)), depth=1))
     notes = []
     if comparison.positions and any(
         c.beyond_positions for overtaking in comparison.overtaking for c in overtaking.crossings
@@ -154,7 +154,7 @@ def _crossings(comparison: Comparison) -> Sheet:
     return Sheet(heading, ("", ""), tuple(rows), tuple(notes), frozenset({0, 1}))
 
 
-def _said(overtaking: Crossover) -> str:
+def _sentence(overtaking: Crossover) -> str:
     start = overtaking.cheaper[0].procedure
     if not overtaking.crossings:
         return "never: both cost the same" if start is None else f"never: {start} is cheaper at every length"

@@ -581,12 +581,12 @@ def step_of_reading(
         sizes = isinstance(subject, Mapping)
         line = shlex.join(["learncost", command, "-" if sizes else str(subject), *flags_typed(typed)])
         line = f"echo {shlex.quote(json.dumps(subject))} | {line}" if sizes else line
-    said = {name: value for name, value in vars(reading.step).items() if value is not None}
+    step = {name: value for name, value in vars(reading.step).items() if value is not None}
     return made_of(
         TrainerStep,
         reading,
         frameworks=tuple(framework.source for framework in reading.frameworks),
-        step=said,
+        step=step,
         assumed=(*reading.assumed, *_by_name(reading, model)),
         unsupported=(*reading.unsupported, *(not_counted(reading, keywords) if keywords else ())),
         command=line,
@@ -602,10 +602,10 @@ def _overridden(reading: Reading, model: str, given: Mapping[str, Any]) -> Itera
         yield f"{printable(model)} (the files: {printable(own)})"
     for name, value in given.items():
         try:  # what the files give beside the other flags
-            said = keywords_of(reading, model, **{other: each for other, each in given.items() if other != name})
+            of_files = keywords_of(reading, model, **{other: each for other, each in given.items() if other != name})
         except InputError:
             continue
-        if (theirs := said.get(name)) is not None and str(theirs) != str(value):
+        if (theirs := of_files.get(name)) is not None and str(theirs) != str(value):
             typed, without = (shlex.join(flags_typed({name: each})) for each in (value, theirs))
             yield f"{typed} (the files: {without})"
 

@@ -293,9 +293,7 @@ class ShardSpecs:
             roles.add("scores")
         if owner in self._experts:
             roles.add("experts")
-        return any(
-            name_said in roles or _begins(owner, name_said) or _begins(name, name_said) for name_said in clause.names
-        )
+        return any(listed in roles or _begins(owner, listed) or _begins(name, listed) for listed in clause.names)
 
     def _long(self, value: Value) -> Callable[[str], bool]:
         """Return a predicate for the axes of a value that have more than one position."""

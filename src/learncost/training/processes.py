@@ -121,20 +121,20 @@ class ProcessGroup(Processes):
 
         With torchrun the store is gone that could be asked: then the first of its processes speaks.
         """
-        said: list[int] = []
+        reported: list[int] = []
 
         def ask() -> None:
             with suppress(RuntimeError):
                 if lost:
                     self._second_store.set(LOST_KEY, "")
-                said.append(self._second_store.add("reported", 1))
+                reported.append(self._second_store.add("reported", 1))
 
         asks = threading.Thread(target=ask, daemon=True)
         asks.start()
         asks.join(REFUSAL_GRACE)
-        if not said and self._heartbeat.orphan:
+        if not reported and self._heartbeat.orphan:
             return os.environ.get("LOCAL_RANK") == "0"
-        return said in ([], [1])
+        return reported in ([], [1])
 
     def end(self, seconds: float) -> None:
         """Leave the others. The first, which may keep the store, is the last: it waits for them, so long at most."""

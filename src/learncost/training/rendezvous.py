@@ -88,11 +88,11 @@ def _check_reached(port: int) -> None:
 
 def _notice(whom: str) -> Callable[[], None]:
     """Return a function to call while a process waits, which says once for whom where that takes long."""
-    began, said = monotonic(), list[bool]()
+    began, noticed = monotonic(), list[bool]()
 
     def notice() -> None:
-        if monotonic() - began > NOTICE_AFTER and not said:
-            said.append(True)
+        if monotonic() - began > NOTICE_AFTER and not noticed:
+            noticed.append(True)
             print(f"learncost: waiting at {_place()} for {whom}", file=sys.stderr, flush=True)
 
     return notice
@@ -176,9 +176,9 @@ class Heartbeat:
             while not self._ended.is_set():
                 beats += 1
                 self._store.set(self._mine, str(beats))
-                said = self._store.get(self._next) if heard or self._store.check([self._next]) else b""
-                if said in (b"", DONE) or said != heard:  # it has not come yet, or has ended, or lives
-                    heard, self._silent, self._since = said, 0, monotonic()
+                latest = self._store.get(self._next) if heard or self._store.check([self._next]) else b""
+                if latest in (b"", DONE) or latest != heard:  # it has not come yet, or has ended, or lives
+                    heard, self._silent, self._since = latest, 0, monotonic()
                 self._lost = self._store.check([LOST_KEY])
                 self._ended.wait(HEARTBEAT_INTERVAL)
 

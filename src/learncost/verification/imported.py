@@ -314,11 +314,11 @@ def products(module: Any, inputs: Any, imported: ImportedModule, table: Layer | 
     put_right = _counted_of_table(_as_plain(read, lambda name: name.startswith("conv")), module, inputs, imported)
     lacking = {row.packet: row.flops for row in FORMULAS if row.packet not in flop_registry and imported.calls}
     attempts: list[tuple[dict[Any, Any], list[str]]] = [({}, []), (lacking, [_LACKING] * bool(lacking))]
-    for formulas, said in (*attempts, (lacking | _formulas(), [*attempts[1][1], _CORRECTED])):
-        if said and _counted(module, inputs, formulas) in (ours, put_right):
-            return Products(ours, theirs, f"{', '.join(said)}: equal")
+    for formulas, reasons in (*attempts, (lacking | _formulas(), [*attempts[1][1], _CORRECTED])):
+        if reasons and _counted(module, inputs, formulas) in (ours, put_right):
+            return Products(ours, theirs, f"{', '.join(reasons)}: equal")
         if _counted_of_export(module, inputs, imported, formulas) in (ours, put_right):
-            return Products(ours, theirs, f"{', '.join([*said, _OF_EXPORT])}: equal")
+            return Products(ours, theirs, f"{', '.join([*reasons, _OF_EXPORT])}: equal")
     return Products(ours, theirs)
 
 

@@ -161,10 +161,10 @@ def _found(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
         seen = table.axes[f"{weight}.seen"]
         stack = [axis for axis in axes[:-1] if axis in seen]
         order = [*axes[:-1], *(axis for axis in seen if axis not in (*stack, axes[-1]))]
-        turned = values[f"d{weight}"].transpose([table.axes[weight].index(axis) for axis in order])
+        transposed = values[f"d{weight}"].transpose([table.axes[weight].index(axis) for axis in order])
         number = int(np.prod([values[found].shape[i] for i in range(len(stack))], dtype=int))
         vectors = values[found].reshape(number, -1, 2)
-        matrices = turned.reshape(number, vectors.shape[1], -1)
+        matrices = transposed.reshape(number, vectors.shape[1], -1)
         lengths[weight] = vectors.transpose(0, 2, 1) @ matrices @ matrices.transpose(0, 2, 1) @ vectors
         largest = np.linalg.svd(matrices, compute_uv=False)[:, :2]
         expected[weight] = np.stack([np.diag(pair**2) for pair in largest])

@@ -156,8 +156,8 @@ def _case(
     except InputError as refusal:
         yield Check(subject, "a step", str(refusal), None)
         return
-    for said, placed, own, large in cases:
-        yield from failures_as_checks(said, _comparisons(said, table, placed, own, large))
+    for title, placed, own, large in cases:
+        yield from failures_as_checks(title, _comparisons(title, table, placed, own, large))
 
 
 def _step_of(model: Model, procedure: str, optimizer: str, plan: str) -> Table:
@@ -200,11 +200,11 @@ def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) 
     """Return sizes with as many blocks as the stages list, or a multiple of the stages."""
     (*_, last) = model.table.repeats
     count, _, parts = base(last.count).partition("/")
-    said = sum(pipeline.blocks)
-    if said:
+    listed = sum(pipeline.blocks)
+    if listed:
         sizes[count] = int(parts or 1)
-    while iterations_of(model.table, sizes) < said or (
-        not said and iterations_of(model.table, sizes) % pipeline.stages
+    while iterations_of(model.table, sizes) < listed or (
+        not listed and iterations_of(model.table, sizes) % pipeline.stages
     ):
         sizes[count] += int(parts or 1)
     return sizes

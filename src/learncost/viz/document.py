@@ -87,7 +87,7 @@ def document(request: Request, side_by_side: str | None = None) -> dict[str, Any
         "schema": SCHEMA,
         "version": __version__,
         "asked": _settings(request, side_by_side),
-        "said": _facts(step),
+        "facts": _facts(step),
         "totals": _totals(step),
         **controls.to_dict(),
         "time": times(step, lines) if step.timing else None,

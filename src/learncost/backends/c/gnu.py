@@ -31,7 +31,7 @@ PACKED = r"""
 
 /* Packed factors: row i in cells [i][l], or strips in cells [j / LANES][l][j % LANES], with zeros for columns that are
    not there; a row may be read, not used, up to the next multiple of 16. The source's rows are those of the result, or
-   turned: its columns are. Of strips the rows are the summed axis. */
+   transposed: its columns are. Of strips the rows are the summed axis. */
 #define CELLS_float(inner) (inner)
 #define STRIP(CELL, inner, first, column) \
     ((column) / LANES * LANES * CELLS_##CELL(inner) + CELLS_##CELL(first) * LANES)
@@ -79,14 +79,14 @@ static inline __m512i cells_float_bf16(const bf16 *x, place l, place inner) {
 }
 
 #define STRIPS_OF(CELL, TYPE, PLACES)                                                                                  \
-    static void strips_##CELL##_##TYPE(int turned, CELL *to, place inner, place columns, const TYPE *from,             \
+    static void strips_##CELL##_##TYPE(int transposed, CELL *to, place inner, place columns, const TYPE *from,         \
                                        place stride) {                                                                 \
         const place cells = CELLS_##CELL(inner);                                                                       \
-        for (place l = 0; !turned && l < cells; l++)                                                                   \
+        for (place l = 0; !transposed && l < cells; l++)                                                               \
             for (place j = 0; j < columns; j += 16)                                                                    \
                 _mm512_store_si512(to + j * cells + l * 16,                                                            \
                                    across_##CELL##_##TYPE(from, stride, l, inner, j, columns));                        \
-        for (place j = 0; turned && j < columns; j += 16, to += 16 * cells)                                            \
+        for (place j = 0; transposed && j < columns; j += 16, to += 16 * cells)                                        \
             for (place l = 0; l < cells; l += 16) {                                                                    \
                 __m512i row[16];                                                                                       \
                 UNROLLED for (int i = 0; i < 16; i++)                                                                  \
@@ -103,9 +103,9 @@ STRIPS_OF(float, float, 1)
 STRIPS_OF(float, bf16, 1)
 #else
 #define STRIPS_OF(CELL, TYPE)                                                                                          \
-    static void strips_##CELL##_##TYPE(int turned, CELL *to, place inner, place columns, const TYPE *from,             \
+    static void strips_##CELL##_##TYPE(int transposed, CELL *to, place inner, place columns, const TYPE *from,         \
                                       place stride) {                                                                  \
-        place along = turned ? 1 : stride, across = turned ? stride : 1;                                               \
+        place along = transposed ? 1 : stride, across = transposed ? stride : 1;                                       \
         for (place j = 0; j < columns; j += LANES, to += LANES * inner)                                                \
             for (place l = 0; l < inner; l++)                                                                          \
                 for (place i = 0; i < LANES; i++)                                                                      \
@@ -137,13 +137,13 @@ static inline __m256i load_float(const float *x, place count) {
         return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));                                                      \
     }                                                                                                                  \
     STRIPS_OF(pair, TYPE, 2)                                                                                           \
-    static void rows_pair_##TYPE(int turned, pair *to, place rows, place inner, const TYPE *from, place stride) {      \
+    static void rows_pair_##TYPE(int transposed, pair *to, place rows, place inner, const TYPE *from, place stride) {  \
         const place cells = CELLS_pair(inner);                                                                         \
-        for (place i = 0; !turned && i < rows; i++)                                                                    \
+        for (place i = 0; !transposed && i < rows; i++)                                                                \
             for (place l = 0; l < cells; l += 16)                                                                      \
                 _mm512_mask_storeu_epi32(to + i * cells + l, first(cells - l),                                         \
                                          cells_pair_##TYPE(from + i * stride, 2 * l, inner));                          \
-        for (place i = 0; turned && i < rows; i += 16)                                                                 \
+        for (place i = 0; transposed && i < rows; i += 16)                                                             \
             for (place l = 0; l < cells; l += 16) {                                                                    \
                 __m512i row[16];                                                                                       \
                 UNROLLED for (int m = 0; m < 16; m++)                                                                  \
@@ -160,10 +160,10 @@ typedef float pair;
 #define strips_pair_float strips_float_float
 #define strips_pair_bf16 strips_float_bf16
 #define PACK(TYPE)                                                                                                     \
-    static void rows_pair_##TYPE(int turned, pair *to, place rows, place inner, const TYPE *from, place stride) {      \
+    static void rows_pair_##TYPE(int transposed, pair *to, place rows, place inner, const TYPE *from, place stride) {  \
         for (place i = 0; i < rows; i++)                                                                               \
             for (place l = 0; l < inner; l++)                                                                          \
-                to[i * inner + l] = float_of_##TYPE(from[turned ? l * stride + i : i * stride + l]);                   \
+                to[i * inner + l] = float_of_##TYPE(from[transposed ? l * stride + i : i * stride + l]);               \
     }
 #endif
 PACK(bf16)
@@ -236,13 +236,13 @@ def _product(part: tree.Dot | tree.Pack) -> Iterator[str]:
         kind = f"{part.to.type}_{part.source.first.array.type}"
         extents = ", ".join(map(number, part.extents))
         source = f"{pointer(part.source)}, {number(part.source.stride)}"
-        yield f"{part.form}_{kind}({int(part.source.turned)}, {part.to.name}, {extents}, {source});"
+        yield f"{part.form}_{kind}({int(part.source.is_transposed)}, {part.to.name}, {extents}, {source});"
         return
     factors = (part.left, part.right)
     packed = isinstance(part.right, tree.Packed) and part.right.array.type
     name = f"tiled_{packed}" if packed else f"product_{part.to.first.array.type}"
-    turned = [str(int(factor.turned)) for factor in factors if isinstance(factor, tree.MatrixBlock)]
-    yield f"{name}({', '.join((*turned, *map(number, part.extents)))},"
+    transposed = [str(int(factor.is_transposed)) for factor in factors if isinstance(factor, tree.MatrixBlock)]
+    yield f"{name}({', '.join((*transposed, *map(number, part.extents)))},"
     yield from (f"              {_factor(factor)}," for factor in factors)
     yield f"              {int(part.add)}, {pointer(part.to)}, {number(part.to.stride)});"
 

@@ -53,15 +53,15 @@ static inline float bits_float(float x) { return (float)bits_double(x); }
 
 /* C = A B, or C += A B; the elements of a row, or of a transposed factor's column, are adjacent. */
 #define LOOPS(TYPE)                                                                                                    \
-    static inline void loops_##TYPE(int a_turned, int b_turned, place rows, place columns, place inner,                \
+    static inline void loops_##TYPE(int a_transposed, int b_transposed, place rows, place columns, place inner,        \
                                     const TYPE *a, place a_stride, const TYPE *b, place b_stride, int add, TYPE *c,    \
                                     place c_stride) {                                                                  \
         for (place i = 0; i < rows; i++) {                                                                             \
             for (place j = 0; j < columns && !add; j++) c[i * c_stride + j] = 0;                                       \
             for (place l = 0; l < inner; l++) {                                                                        \
-                const TYPE factor = a_turned ? a[l * a_stride + i] : a[i * a_stride + l];                              \
+                const TYPE factor = a_transposed ? a[l * a_stride + i] : a[i * a_stride + l];                          \
                 for (place j = 0; j < columns; j++)                                                                    \
-                    c[i * c_stride + j] += factor * (b_turned ? b[j * b_stride + l] : b[l * b_stride + j]);            \
+                    c[i * c_stride + j] += factor * (b_transposed ? b[j * b_stride + l] : b[l * b_stride + j]);        \
             }                                                                                                          \
         }                                                                                                              \
     }
@@ -177,17 +177,18 @@ void bind(void *for_float, void *for_double) {
     library_double = (gemm_double)for_double;
 }
 
-static inline void product_double(int a_turned, int b_turned, place rows, place columns, place inner, const double *a,
-                                  place a_stride, const double *b, place b_stride, int add, double *c,
+static inline void product_double(int a_transposed, int b_transposed, place rows, place columns, place inner,
+                                  const double *a, place a_stride, const double *b, place b_stride, int add, double *c,
                                   place c_stride) {
     if (rows <= 0 || columns <= 0) return;
     if (library_double && inner > 0) {
         int m = (int)rows, n = (int)columns, k = (int)inner;
         int as = (int)a_stride, bs = (int)b_stride, cs = (int)c_stride;
         double one = 1, beta = add;
-        library_double(b_turned ? "T" : "N", a_turned ? "T" : "N", &n, &m, &k, &one, b, &bs, a, &as, &beta, c, &cs);
+        library_double(b_transposed ? "T" : "N", a_transposed ? "T" : "N", &n, &m, &k, &one, b, &bs, a, &as, &beta, c,
+                       &cs);
         return;
     }
-    loops_double(a_turned, b_turned, rows, columns, inner, a, a_stride, b, b_stride, add, c, c_stride);
+    loops_double(a_transposed, b_transposed, rows, columns, inner, a, a_stride, b, b_stride, add, c, c_stride);
 }
 """

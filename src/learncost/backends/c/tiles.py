@@ -158,10 +158,10 @@ static int in_processor_tiles(place rows, place columns, place cells, const pair
 
 /* Of the left factor: its rows as stored or, transposed, the summed axis; of pairs, rows as they were packed with
    a_inner. */
-static inline void tiled_float(int a_turned, place rows, place columns, place inner, const float *a, place a_stride,
+static inline void tiled_float(int a_transposed, place rows, place columns, place inner, const float *a, place a_stride,
                                const float *b, place b_inner, int add, float *c, place c_stride) {
-    tiles_float(rows, columns, inner, a, a_turned ? 1 : a_stride, a_turned ? a_stride : 1, b, LANES * b_inner, add, c,
-                c_stride);
+    tiles_float(rows, columns, inner, a, a_transposed ? 1 : a_stride, a_transposed ? a_stride : 1, b, LANES * b_inner,
+                add, c, c_stride);
 }
 
 static inline void tiled_pair(place rows, place columns, place inner, const pair *a, place a_inner, const pair *b,

@@ -177,7 +177,7 @@ class MatrixBlock(CNode):
         return MatrixBlock(self.first, (self.strides[1], self.strides[0]))
 
     @property
-    def turned(self) -> bool:
+    def is_transposed(self) -> bool:
         return self.strides[1] != ONE
 
     @property

@@ -371,24 +371,25 @@ class _FirmwareWriter:
             if not self._is_number(name) and kind != "masks":
                 constant = "const " if kind == "constants" else ""
                 points, extent = self._points(name), declared(self._points(name), dtype)
-                said = f"{name}[{' '.join(axes)}]{f', {points} of {extent}' if extent > points else ''}"
-                said += self._unit(self.values[name].power)
-                yield name, f"{constant}{_PUBLIC_TYPES[dtype].format(self.prefix)} {self.names[name]}[{extent}]", said
+                description = f"{name}[{' '.join(axes)}]{f', {points} of {extent}' if extent > points else ''}"
+                description += self._unit(self.values[name].power)
+                public_type = _PUBLIC_TYPES[dtype].format(self.prefix)
+                yield name, f"{constant}{public_type} {self.names[name]}[{extent}]", description
 
     def _unit(self, power: int | None) -> str:
         """Return the scale of an integer that represents another number."""
         return "" if power is None else f", in units of 2^{power}"
 
     def _definitions(self) -> Iterator[str]:
-        for name, declaration, said in self._public():
+        for name, declaration, description in self._public():
             kind, _, dtype = self.given[name]
             values = self.content.values.get(name)
             empty = values is None or kind == "inputs" or (kind == "states" and not np.any(values))
             declaration += "" if kind == "constants" else self._placed(name, "bss" if empty else "data")
             yield (
-                f"{declaration}; /* {said} */"
+                f"{declaration}; /* {description} */"
                 if empty
-                else f"{declaration} = {initializer(values, dtype)}; /* {said} */"
+                else f"{declaration} = {initializer(values, dtype)}; /* {description} */"
             )
         if self._has_loss:
             yield f"{self.prefix}_real {self.prefix}_loss(void) {{ return loss; }}"
@@ -464,7 +465,7 @@ class _FirmwareWriter:
             ]
         for group in _GROUPS:
             arrays = [
-                f"extern {text}; /* {said} */" for name, text, said in self._public() if self._group(name) == group
+                f"extern {text}; /* {about} */" for name, text, about in self._public() if self._group(name) == group
             ]
             lines += [f"/* {_GROUPS[group]} */", *arrays, ""] if arrays else []
         lines += [f"{text}\n" for text in self._functions()]

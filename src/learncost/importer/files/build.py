@@ -100,14 +100,14 @@ def _needed(value: Callable[..., Any]) -> list[str]:
 
 def _inputs(ran: RanFile, module: Any) -> tuple[Input, ...] | Mapping[str, Any] | None:
     """Return the inputs that a file or a module specifies; None if neither does."""
-    said = getattr(ran.values, INPUTS, None)
+    specified = getattr(ran.values, INPUTS, None)
     where = f"{ran.target.file}:{INPUTS}"
-    if callable(said):
+    if callable(specified):
         with user_code(where):
-            said = said()
-    elif said is None:
-        said, where = getattr(module, "example_inputs", None), "example_inputs of the module"
-    if said is None:
+            specified = specified()
+    elif specified is None:
+        specified, where = getattr(module, "example_inputs", None), "example_inputs of the module"
+    if specified is None:
         return None
     with user_code(where):
-        return examples(said, module, {})
+        return examples(specified, module, {})

@@ -68,7 +68,7 @@ class CachedTable:
     """A cached table: its text, and the notices printed during its import."""
 
     text: str
-    said: tuple[str, ...]
+    notices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class CachePlace:
             if record["digest"] == _text_digest(text) and all(
                 _digest(Path(file)) == recorded for file, recorded in files.items()
             ):
-                return CachedTable(text, tuple(map(str, record["said"])))
+                return CachedTable(text, tuple(map(str, record["notices"])))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
         return None
@@ -108,7 +108,7 @@ class CachePlace:
     def write(self, table: CachedTable, files: Iterable[Path]) -> None:
         """Cache a table with the files that it depends on; do nothing if the cache cannot be written."""
         digests = {str(file): _digest(file) for file in sorted({self.file.resolve(), *files})}
-        record = {"files": digests, "said": table.said, "text": table.text, "digest": _text_digest(table.text)}
+        record = {"files": digests, "notices": table.notices, "text": table.text, "digest": _text_digest(table.text)}
         with suppress(OSError, InputError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with written(self.path) as temporary:
@@ -189,7 +189,7 @@ def _known(wanted: Target, how: FileOptions, training: str) -> CachedTable:
         known, files = _read(wanted, inputs, how, training)
         if how.cache:
             place.write(known, files)
-    for text in known.said:
+    for text in known.notices:
         say(text)
     return known
 
@@ -200,20 +200,20 @@ def _read(wanted: Target, inputs: tuple[Input, ...], how: FileOptions, training:
     from learncost.importer.pipeline import ImportObserver, table_of
     from learncost.importer.refusals import DataDependentError, NotExportedError
 
-    said: list[str] = []
+    notices: list[str] = []
     with _shown() as stage, watched() as files, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as PyTorch has about itself; what the user's code prints is shown
         stage(f"{'running' if wanted.name else 'building'} {wanted.file.name}")
-        building = built(wanted, how.as_run, said.append, inputs)
+        building = built(wanted, how.as_run, notices.append, inputs)
         given = building.inputs or ()
         if not given:
             checked((), building.module, str(wanted))
-        options = _options(how), ImportObserver(stage, said.append)
+        options = _options(how), ImportObserver(stage, notices.append)
         if training:
             from learncost.importer.pipeline import evaluation_of
 
             return CachedTable(
-                evaluation_of(building.module, given, str(wanted), training, *options), tuple(said)
+                evaluation_of(building.module, given, str(wanted), training, *options), tuple(notices)
             ), files
         try:
             text, described = table_of(building.module, given, str(wanted), *options)
@@ -221,10 +221,10 @@ def _read(wanted: Target, inputs: tuple[Input, ...], how: FileOptions, training:
             if wanted.name:
                 raise
             text, described = table_of(building.module.eval(), given, str(wanted), *options)
-            said.append(f"{wanted} is imported in evaluation mode: PyTorch cannot export its training mode")
+            notices.append(f"{wanted} is imported in evaluation mode: PyTorch cannot export its training mode")
         if how.as_run:
-            said.append("the table has the operations of one run, for these sizes, with the branches as taken")
-    return CachedTable(f"{_remarks(wanted, described, how)}{text.strip()}\n", tuple(said)), files
+            notices.append("the table has the operations of one run, for these sizes, with the branches as taken")
+    return CachedTable(f"{_remarks(wanted, described, how)}{text.strip()}\n", tuple(notices)), files
 
 
 def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:

@@ -312,10 +312,10 @@ def backward(floats: Sequence[Any], seeds: Sequence[Any]) -> None:
     try:
         torch.autograd.backward(floats, seeds)
     except RuntimeError as error:
-        said = str(error).partition("\n")[0]
-        if not said.startswith("derivative for"):
+        message = str(error).partition("\n")[0]
+        if not message.startswith("derivative for"):
             raise
-        raise InputError(f"PyTorch has no backward pass of it ({said}): detach its inputs there") from None
+        raise InputError(f"PyTorch has no backward pass of it ({message}): detach its inputs there") from None
 
 
 def _node(tensor: Any) -> Any:

@@ -249,12 +249,12 @@ class Transformers(Module):
         """Run `apply_rotary_pos_emb`, with slices in `rotate_half`."""
         if self.rotary == "part":
             turning, rest = x.slice(x.elements // 2), x.slice(x.elements - x.elements // 2)
-            return cat((self._turned(turning, cosine, sine), rest))
-        return self._turned(x, cosine, sine)
+            return cat((self._rotated(turning, cosine, sine), rest))
+        return self._rotated(x, cosine, sine)
 
-    def _turned(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
+    def _rotated(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
         half = x.elements // 2
-        return x * cosine + cat((-x.slice(half), x.slice(half)), x.turned) * sine
+        return x * cosine + cat((-x.slice(half), x.slice(half)), x.transposed) * sine
 
     def attended(
         self, q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, masks: Masks
@@ -314,7 +314,7 @@ class LitGPT(Module):
         return super().attended(q, k, v, replace(scores, groups=1), masks)
 
     def rotated(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
-        """Concatenate what is turned and the rest of a head, which may be nothing."""
+        """Concatenate the rotated part and the rest of a head, which may be nothing."""
         return cat((super().rotated(x, cosine, sine),))
 
 

@@ -101,7 +101,7 @@ class TapeTensor:
     width     bytes of one
     storage   its memory, that of another tensor for a view
     node      the node that receives its gradient, with the number of the result; None where it requires none
-    turned    whether its layout has heads and positions exchanged
+    transposed  whether its layout has heads and positions exchanged
     """
 
     tape: Tape
@@ -111,11 +111,11 @@ class TapeTensor:
     node: TapeNode | None = None
     result: int = 0
     view: bool = False
-    turned: bool = False
+    transposed: bool = False
 
-    def viewed_as(self, elements: int, width: int = 0, turned: bool = False) -> TapeTensor:
+    def viewed_as(self, elements: int, width: int = 0, transposed: bool = False) -> TapeTensor:
         """Return a view without a gradient."""
-        return TapeTensor(self.tape, elements, width or self.width, self.storage, view=True, turned=turned)
+        return TapeTensor(self.tape, elements, width or self.width, self.storage, view=True, transposed=transposed)
 
     @property
     def learns(self) -> bool:
@@ -131,21 +131,21 @@ class TapeTensor:
         row, tape, result_width = _row(name), self.tape, width or self.width
 
         def backward(gradients: Gradients) -> Gradients:
-            turned = _given(gradients).turned
-            temporaries = [tape.new(self.elements, result_width, turned) for _ in range(row.temporaries)]
-            result = tape.new(self.elements, result_width, turned)
+            transposed = _given(gradients).transposed
+            temporaries = [tape.new(self.elements, result_width, transposed) for _ in range(row.temporaries)]
+            result = tape.new(self.elements, result_width, transposed)
             tape.hold(*temporaries)
-            return [tape.new(self.elements, self.width, turned) if self.width != result_width else result]
+            return [tape.new(self.elements, self.width, transposed) if self.width != result_width else result]
 
         kept: dict[str, tuple[TapeTensor | int, ...]] = {"operand": (self,), "result": (0,), "both": (self, 0)}
-        before = [tape.new(self.elements, result_width, self.turned) for _ in range(row.before)]
+        before = [tape.new(self.elements, result_width, self.transposed) for _ in range(row.before)]
         (result,) = tape.run(
             NAMES.get(name, name),
             (self,),
             ((self.elements, result_width),),
             _same if name == "shift" else backward,
             kept.get(row.keeps, ()),
-            turned=self.turned,
+            transposed=self.transposed,
         )
         tape.hold(*before)
         if row.tested:
@@ -164,7 +164,7 @@ class TapeTensor:
 
     def to(self, width: int) -> TapeTensor:
         """Cast to another type; return itself where it has that."""
-        return self if width == self.width else self.copied(self.elements, width, self.turned)
+        return self if width == self.width else self.copied(self.elements, width, self.transposed)
 
     def lowered(self) -> TapeTensor:
         """Return an operand of a product as autocast casts it; without autocast, itself."""
@@ -177,10 +177,10 @@ class TapeTensor:
     def in_float(self) -> TapeTensor:
         return self.to(FLOAT) if self.width < FLOAT else self
 
-    def copied(self, elements: int = 0, width: int = 0, turned: bool = False) -> TapeTensor:
+    def copied(self, elements: int = 0, width: int = 0, transposed: bool = False) -> TapeTensor:
         """Return a copy, with more elements if some are repeated; its gradient has as many as before."""
         name = "_to_copy" if width not in (0, self.width) else "clone"
-        return self._sized(name, elements or self.elements, width=width, turned=turned, laid=turned)
+        return self._sized(name, elements or self.elements, width=width, transposed=transposed, laid=transposed)
 
     def _sized(
         self,
@@ -189,20 +189,20 @@ class TapeTensor:
         keeps: Sequence[TapeTensor] = (),
         views: bool = False,
         width: int = 0,
-        turned: bool = False,
+        transposed: bool = False,
         laid: bool = False,
     ) -> TapeTensor:
         """Run an operator whose result has so many elements, and whose gradient is a new tensor of the operand's size.
 
         views   whether the result is a view
-        turned  whether the result has heads and positions exchanged, and `laid`, whether its gradient has
+        transposed  whether the result has heads and positions exchanged, and `laid`, whether its gradient has
         """
         sizes, storage = ((elements, width or self.width),), self.storage if views else None
 
         def backward(_: Gradients) -> Gradients:
             return [self.tape.new(self.elements, self.width, laid)]
 
-        return self.tape.run(name, (self,), sizes, backward, keeps, storage, turned)[0]
+        return self.tape.run(name, (self,), sizes, backward, keeps, storage, transposed)[0]
 
     def repeated(self, times: int) -> TapeTensor:
         """Run `repeat_kv`: every head `times` times, in a copy."""
@@ -220,7 +220,7 @@ class TapeTensor:
         return self._sized("expand", elements, views=True)
 
     def contiguous(self) -> TapeTensor:
-        return self.copied(self.elements) if self.turned else self
+        return self.copied(self.elements) if self.transposed else self
 
     def mean(self, rows: int) -> TapeTensor:
         """Return the mean over all but `rows` rows."""
@@ -242,14 +242,14 @@ class TapeTensor:
 
     def transpose(self) -> TapeTensor:
         """Return a view with heads and positions exchanged; a gradient with another layout is copied."""
-        tape, sizes, turned = self.tape, (self.elements, self.width), not self.turned
+        tape, sizes, transposed = self.tape, (self.elements, self.width), not self.transposed
 
         def backward(gradients: Gradients) -> Gradients:
             gradient = _given(gradients)
-            laid = gradient if gradient.turned == turned else tape.new(*sizes)
+            laid = gradient if gradient.transposed == transposed else tape.new(*sizes)
             return [laid.viewed_as(*sizes)]
 
-        return tape.run("transpose", (self,), (sizes,), backward, views=self.storage, turned=turned)[0]
+        return tape.run("transpose", (self,), (sizes,), backward, views=self.storage, transposed=transposed)[0]
 
     def split(self, sizes: Sequence[int]) -> list[TapeTensor]:
         """Return views by `split` or `chunk`; their gradients are concatenated."""
@@ -259,12 +259,12 @@ class TapeTensor:
             [(size, self.width) for size in sizes],
             lambda _: [self.tape.new(self.elements, self.width)],
             views=self.storage,
-            turned=self.turned,
+            transposed=self.transposed,
         )
 
     def slice(self, elements: int) -> TapeTensor:
         """Return a view of a part; its gradient has the full size, zero elsewhere."""
-        return self._sized("slice", elements, views=True, turned=self.turned)
+        return self._sized("slice", elements, views=True, transposed=self.transposed)
 
     def pooled(self, elements: int, chooses: bool) -> TapeTensor:
         """Return the maximum of every window, with saved indices, or the mean; both save their operand."""
@@ -283,7 +283,7 @@ class TapeTensor:
         """
         if self.tape.cuda:
             return self._dropped()
-        noise = self.tape.new(self.elements, self.width, self.turned)
+        noise = self.tape.new(self.elements, self.width, self.transposed)
         return self * noise
 
     def _dropped(self) -> TapeTensor:
@@ -291,9 +291,9 @@ class TapeTensor:
             "native_dropout",
             (self,),
             ((self.elements, self.width), (self.elements, BOOLEAN)),
-            lambda _: [self.tape.new(self.elements, self.width, self.turned)],
+            lambda _: [self.tape.new(self.elements, self.width, self.transposed)],
             (1,),
-            turned=self.turned,
+            transposed=self.transposed,
         )[0]
 
     def __neg__(self) -> TapeTensor:
@@ -452,7 +452,7 @@ def _cast_copies(operands: Sequence[TapeTensor], width: int) -> list[TapeTensor]
 def _times(left: TapeTensor, right: TapeTensor, elements: int) -> TapeTensor:
     """Return an elementwise product, factors broadcast: each is saved for the other's gradient."""
     tape, operands, width = left.tape, (left, right), max(left.width, right.width)
-    turned = max(operands, key=lambda each: each.elements).turned
+    transposed = max(operands, key=lambda each: each.elements).transposed
 
     def backward(gradients: Gradients) -> Gradients:
         incoming = _given(gradients)
@@ -460,13 +460,13 @@ def _times(left: TapeTensor, right: TapeTensor, elements: int) -> TapeTensor:
         for number in (1, 0):  # the second operand's first, as in Functions.cpp
             if operands[number].learns:
                 copies = _cast_copies([operands[1 - number]], width)
-                results[number] = tape.new(elements, width, incoming.turned)
+                results[number] = tape.new(elements, width, incoming.transposed)
                 tape.hold(*copies)
         return results
 
     keeps = [factor for factor, each in zip(operands[::-1], operands, strict=True) if each.learns]
     copies = _cast_copies(operands, width)
-    (result,) = tape.run("mul", operands, ((elements, width),), backward, keeps, turned=turned)
+    (result,) = tape.run("mul", operands, ((elements, width),), backward, keeps, transposed=transposed)
     tape.hold(*copies)
     return result
 
@@ -474,21 +474,21 @@ def _times(left: TapeTensor, right: TapeTensor, elements: int) -> TapeTensor:
 def _plus(left: TapeTensor, right: TapeTensor, elements: int, storage: Storage | None = None) -> TapeTensor:
     """Return a sum, operands broadcast: nothing is saved, and the gradient passes through."""
     tape, operands, width = left.tape, (left, right), max(left.width, right.width)
-    turned = max(operands, key=lambda each: each.elements).turned
+    transposed = max(operands, key=lambda each: each.elements).transposed
 
     def backward(gradients: Gradients) -> Gradients:
         return [gradients[0] if each.learns else None for each in operands]
 
     copies = _cast_copies(operands, width)
     name = "add_" if storage else "add"
-    (result,) = tape.run(name, operands, ((elements, width),), backward, views=storage, turned=turned)
+    (result,) = tape.run(name, operands, ((elements, width),), backward, views=storage, transposed=transposed)
     tape.hold(*copies)
     return result
 
 
 def cat(
     parts: Sequence[TapeTensor],
-    turned: bool = False,
+    transposed: bool = False,
     shares: Sequence[int] = (),
     elements: int = 0,
     views: Storage | None = None,
@@ -507,11 +507,11 @@ def cat(
     def backward(gradients: Gradients) -> Gradients:
         incoming = _given(gradients)
         return [
-            incoming.viewed_as(size, width, incoming.turned) if size == share else tape.new(size, width)
+            incoming.viewed_as(size, width, incoming.transposed) if size == share else tape.new(size, width)
             for size, share in zip(sizes, spread, strict=True)
         ]
 
-    return tape.run("cat", parts, ((elements or sum(spread), width),), backward, views=views, turned=turned)[0]
+    return tape.run("cat", parts, ((elements or sum(spread), width),), backward, views=views, transposed=transposed)[0]
 
 
 def linear(
@@ -571,7 +571,7 @@ def flash_attention(
         ((elements, q.width), (rows, max(FLOAT, q.width))),
         lambda _: [tape.new(each.elements, each.width, True) for each in operands],
         (*keeps, 0, 1),
-        turned=q.turned or (tape.cuda and q.width >= FLOAT),
+        transposed=q.transposed or (tape.cuda and q.width >= FLOAT),
     )[0]
 
 

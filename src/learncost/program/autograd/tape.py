@@ -134,14 +134,14 @@ class Tape:
         self._readers: Counter[TapeNode] = Counter()
         self._waiting: Counter[int] = Counter()  # gradients that no node has read yet, by their buffers
 
-    def new(self, elements: int, width: int = 0, turned: bool = False, name: str = "") -> TapeTensor:
+    def new(self, elements: int, width: int = 0, transposed: bool = False, name: str = "") -> TapeTensor:
         """Run a kernel, which allocates its result; `name` is its operator's, by default that of the node that runs."""
-        value = self._value(elements, width or self.width, turned)
+        value = self._value(elements, width or self.width, transposed)
         self.builder.run(f"aten::{name or self._name}", self._read, [self._operand(value)])
         return value
 
-    def _value(self, elements: int, width: int, turned: bool) -> TapeTensor:
-        return TapeTensor(self, elements, width, Storage(self.builder.make(elements * width)), turned=turned)
+    def _value(self, elements: int, width: int, transposed: bool) -> TapeTensor:
+        return TapeTensor(self, elements, width, Storage(self.builder.make(elements * width)), transposed=transposed)
 
     def read(self, *values: TapeTensor | None) -> None:
         """Set what the next kernels read."""
@@ -165,7 +165,7 @@ class Tape:
         step = 1 + (value.view and self.builder.buffers[value.storage.buffer].bytes > size * value.width)
         shape: tuple[int, ...] = (size,)
         strides: tuple[int, ...] = (step,)
-        if value.turned and size % 2 == 0:  # another order of two axes
+        if value.transposed and size % 2 == 0:  # another order of two axes
             shape, strides = (2, size // 2), (step, 2 * step)
         return Operand(value.storage.buffer, shape, TYPES.get(value.width, ""), strides, 0)
 
@@ -224,7 +224,7 @@ class Tape:
         """Give a weight its whole gradient in the type of its reduction."""
         if gradient.width != width:
             self.read(gradient)
-            gradient = self.new(gradient.elements, width, gradient.turned, "_to_copy")
+            gradient = self.new(gradient.elements, width, gradient.transposed, "_to_copy")
             self.builder.assign(gradient.storage.buffer, GRADIENTS)
         node.gradients[0] = gradient
 
@@ -240,7 +240,7 @@ class Tape:
         backward: Backward,
         keeps: Sequence[TapeTensor | int] = (),
         views: Storage | None = None,
-        turned: bool = False,
+        transposed: bool = False,
     ) -> list[TapeTensor]:
         """Run an operator and return its results, with new allocations of the given sizes, or as views.
 
@@ -255,11 +255,11 @@ class Tape:
             raise StopRecomputationError
         selected = self._is_selected(name, operands)
         if views:
-            made_values = [TapeTensor(self, *size, views, view=True, turned=turned) for size in results]
+            made_values = [TapeTensor(self, *size, views, view=True, transposed=transposed) for size in results]
         elif selected and self._source:
             made_values = [replace(value, node=None) for value in self._source.results.pop(0)]
         else:
-            made_values = [self._value(size, width, turned) for size, width in results]
+            made_values = [self._value(size, width, transposed) for size, width in results]
         if not (selected and self._source):
             read, written = [*map(self._operand, operands)], [*map(self._operand, made_values)]
             self.builder.run(f"aten::{name}", read, written, arguments=self._arguments)
@@ -414,7 +414,7 @@ class Tape:
     def _fetched(self, value: TapeTensor) -> TapeTensor:
         self.hold(*self._stash)  # the forward pass is over
         self._stash.clear()
-        result = replace(value, storage=self._value(value.elements, value.width, value.turned).storage)
+        result = replace(value, storage=self._value(value.elements, value.width, value.transposed).storage)
         self.builder.run("aten::_to_copy", [self._operand(value)], [self._operand(result)])
         return result
 
@@ -505,7 +505,7 @@ class Tape:
             self.builder.run("aten::add_", self._read, self._read[:1])
             return first
         self._wait(first, -1)
-        result = self.new(second.elements, second.width, second.turned, "add")
+        result = self.new(second.elements, second.width, second.transposed, "add")
         self._wait(result)
         self.builder.assign(first.storage.buffer, WORKSPACE)
         return result
@@ -534,4 +534,4 @@ class Tape:
         if gradient.width == width:
             return gradient
         self.read(gradient)
-        return self.new(elements, width, gradient.turned, "_to_copy")
+        return self.new(elements, width, gradient.transposed, "_to_copy")

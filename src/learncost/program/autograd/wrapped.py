@@ -219,4 +219,4 @@ class Sharded:
             return gradients
 
         sizes = ((tensor.elements, tensor.width),)
-        return self.tape.run("view", (tensor,), sizes, backward, views=tensor.storage, turned=tensor.turned)[0]
+        return self.tape.run("view", (tensor,), sizes, backward, views=tensor.storage, transposed=tensor.transposed)[0]

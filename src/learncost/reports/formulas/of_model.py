@@ -109,12 +109,12 @@ class ModelFormulas(TabularAnswer):
             rows.append(Cells((phase.replace("_", " "), "", ""), "bold"))
             for row in (row for row in self.rows if row.macro_operation == phase):
                 place = f"{row.block or ''} {row.place}" if self._two_sided else row.place
-                rows.append(Cells((place.strip(), "MACCs", _said(row.maccs, row.values[0])), depth=1))
-                rows.append(Cells(("", "FLOPs", _said(row.flops, row.values[1])), depth=1))
+                rows.append(Cells((place.strip(), "MACCs", _with_value(row.maccs, row.values[0])), depth=1))
+                rows.append(Cells(("", "FLOPs", _with_value(row.flops, row.values[1])), depth=1))
         if self.layer:
             for kind, count in zip(("MACCs", "FLOPs"), self.total, strict=True):
                 label = "total" if kind == "MACCs" else ""
-                rows.append(Cells((label, kind, _said(count, int(count.at(self.sizes)))), "bold"))
+                rows.append(Cells((label, kind, _with_value(count, int(count.at(self.sizes)))), "bold"))
         heading = f"{self.model}, formulas of one step of {self.procedure}" + (f": {self.layer}" if self.layer else "")
         letters = legend(self.total, self.sizes, self.names)
         notes = (*([f"{letters}."] if letters else []), f"{convention(self.price_book)}.")
@@ -131,7 +131,7 @@ class ModelFormulas(TabularAnswer):
         return write.mathml_grid(rows, self.sheets()[0].notes)
 
 
-def _said(count: Polynomial, value: int) -> str:
+def _with_value(count: Polynomial, value: int) -> str:
     return f"{write.plain(count, {})} = {number(value)}" if count.terms else "0"
 
 

@@ -47,7 +47,7 @@ RECORDED = "Its step is recorded at a few sizes; at others every number follows 
 MICROBATCHES = 10**6
 """The largest number of microbatches."""
 
-SHARDED = Key(form=attrgetter("said_of_mesh"), optional=True).field
+SHARDED = Key(form=attrgetter("without_communication"), optional=True).field
 """The metadata of a mesh of which the traffic is not written."""
 _REGIONS = Key(form=lambda regions: {region.name: region.bytes for region in regions}, optional=True).field
 

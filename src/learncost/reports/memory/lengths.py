@@ -80,16 +80,16 @@ class Lengths(TabularAnswer):
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return the table: a row for each procedure and plan, a column for each length."""
 
-        def said(largest: int | None) -> str:
+        def shown(largest: int | None) -> str:
             return "-" if largest is None else f"{largest:,}" if largest else "no"
 
         def of_length(place: int, row: FitAtLengths) -> str:
-            return said(row.batches[place])
+            return shown(row.batches[place])
 
         columns = (
             *words_of("procedure plan"),
             *(TableColumn(f"{length:,}", partial(of_length, place)) for place, length in enumerate(self.seq_lens)),
-            TableColumn("longest", lambda row: said(row.longest)),
+            TableColumn("longest", lambda row: shown(row.longest)),
         )
         title = (
             f"{self.model} in {bytes_text(self.budget)}{each_of(self.over)}: {self.dtype}, {self.optimizer}; the "

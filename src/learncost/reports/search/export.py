@@ -192,8 +192,8 @@ def _wanted(request: Request, framework: Framework, parallel: ParallelConfig) ->
     if "micro_batch_size" in names:
         wanted["micro_batch_size"] = (parallel.microbatch,)
         total = {"accumulate": (parallel.microbatches,), "global_batch_size": (request.batch_size,)}
-        said = "accumulate" if "accumulate" in names else "global_batch_size"
-        wanted[said] = total[said]
+        flag = "accumulate" if "accumulate" in names else "global_batch_size"
+        wanted[flag] = total[flag]
     values = {**find(request.model).values, **request.sizes}
     if framework.role != STEP:
         wanted = {name: right for name, right in wanted.items() if name not in LEFT}

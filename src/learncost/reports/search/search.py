@@ -300,12 +300,12 @@ def _schedule(each: FoundConfig) -> str:
     schedule = (
         "" if parallel.stages == 1 else parallel.schedule + (f" x {parallel.chunks}" if parallel.chunks > 1 else "")
     )
-    return ", ".join(filter(None, (schedule, CONTEXTS[each.context].title, said_of(each.plan)))) or "no pipeline"
+    return ", ".join(filter(None, (schedule, CONTEXTS[each.context].title, recomputation(each.plan)))) or "no pipeline"
 
 
-def said_of(plan: str) -> str:
+def recomputation(plan: str) -> str:
     """Return the description of a plan's recomputation."""
-    return next(said for text, said in reversed(PLANS.items()) if f"{plan},".startswith(f"{text},"))
+    return next(title for text, title in reversed(PLANS.items()) if f"{plan},".startswith(f"{text},"))
 
 
 def _why(step: StepUsage) -> str:

@@ -156,30 +156,30 @@ def of_sweep(answer: Sweep) -> Curves:
         for place, group in enumerate(groups):
             chosen = np.flatnonzero(which.ravel() == place)
             order = chosen[np.argsort(answer.sizes[along][chosen], kind="stable")]
-            more = ", ".join(f"{size:,} {_said(other, size)}" for other, size in zip(others, group, strict=True))
+            more = ", ".join(f"{size:,} {_size_name(other, size)}" for other, size in zip(others, group, strict=True))
             places, values = (tuple(map(float, column[order])) for column in (answer.sizes[along], series.flops))
             lines.append(CurveLine(", ".join(filter(None, (name, more))) or "FLOPs", places, values))
     first, last = float(several[along][0]), float(several[along][-1])
     ends = lines[0].values
-    said = _said(along)
+    size_name = _size_name(along)
     inexact = f"{answer.inexact:,} counts are from 2^53 on, rounded to 64-bit floats" if answer.inexact else ""
     times = f"{ends[-1] / ends[0]:.3g} times the FLOPs" if ends[0] else "no FLOPs"
     return Curves(
         name=answer.model,
-        about=f"FLOPs of a step over {said}",
-        x=said,
+        about=f"FLOPs of a step over {size_name}",
+        x=size_name,
         y="FLOPs",
         lines=tuple(lines),
         logarithmic=(last / first > 8, last / first > 8),
-        finding=f"{answer.model} takes {times} at {last / first:.3g} times the {said}",
+        finding=f"{answer.model} takes {times} at {last / first:.3g} times the {size_name}",
         notes=(f"{answer.model}: {answer.configurations:,} configurations", inexact),
     )
 
 
-def _said(size: str, value: float = 0) -> str:
+def _size_name(size: str, value: float = 0) -> str:
     """Return the name of a size as people say it, of a value of one in the singular."""
-    said = _SIZES.get(size, size.replace("_", " "))
-    return said.removesuffix("s") if size in _SIZES and value == 1 else said
+    name = _SIZES.get(size, size.replace("_", " "))
+    return name.removesuffix("s") if size in _SIZES and value == 1 else name
 
 
 def _follows(values: np.ndarray, others: np.ndarray) -> bool:

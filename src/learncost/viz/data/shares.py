@@ -126,5 +126,5 @@ def of_fit(answer: Fit) -> FitBars:
     """Return the bars of an answer of `lc.fit`."""
     bars = tuple(FitBar(" ".join(filter(None, (row.procedure, row.plan))), row.ram, row.largest) for row in answer.rows)
     about = f"RAM for one sequence of {answer.seq_len:,} tokens · {answer.dtype} · {answer.optimizer}"
-    said = (f"{answer.model}: {answer.dtype}, {answer.optimizer}, sequences of {answer.seq_len:,} tokens",)
-    return FitBars(answer.model, about, answer.budget, bars, said)
+    notes = (f"{answer.model}: {answer.dtype}, {answer.optimizer}, sequences of {answer.seq_len:,} tokens",)
+    return FitBars(answer.model, about, answer.budget, bars, notes)

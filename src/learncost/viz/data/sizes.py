@@ -112,7 +112,7 @@ def _usual(name: str, step: Cost, values: Mapping[str, Any], free: Container[str
 
 
 def _axes(
-    step: Cost, model: Model, values: Mapping[str, Any], free: set[str], said: Container[str]
+    step: Cost, model: Model, values: Mapping[str, Any], free: set[str], chosen: Container[str]
 ) -> Iterator[tuple[str, Tree]]:
     """Return each axis as an expression in the sizes. With a cache, lengths are those of all tokens.
 
@@ -122,7 +122,7 @@ def _axes(
     axes = step._priced.sizes
     new_tokens = "target_len" if model.two_sided else "seq_len"
     meant = {"B": "batch_size", "M": new_tokens, "N": "seq_len"}
-    run: dict[str, Tree] = {axis: name if name in said else 1 for axis, name in meant.items()}
+    run: dict[str, Tree] = {axis: name if name in chosen else 1 for axis, name in meant.items()}
     with_cache: dict[str, Tree] = run if step.context is None else {**run, "M": ["+", "context", new_tokens]}
     for axis in axes:
         name = _SIZES.get(axis)

@@ -1,4 +1,4 @@
-// The icicle: the step, its passes, their layers, their lines; every cell as wide as its share. On phones it is turned.
+// The icicle: the step, its passes, their layers, their lines; every cell as wide as its share. On phones it is vertical.
 "use strict";
 
 const ROW = 58;
@@ -92,10 +92,10 @@ function label(node, space, height, root, quantity) {
 /** The cells of the part `top` of the tree `root`; shares are those of the whole tree. */
 function drawIcicle(place, root, top, quantity, current, choose, zoom) {
   const width = widthOf(place);
-  const turned = width < 560 && !page.paper;
+  const vertical = width < 560 && !page.paper;
   const levels = 4 - top.depth;
-  const height = turned ? 560 : levels * (ROW + 1) - 1;
-  const boxes = cells(top, turned ? height : width);
+  const height = vertical ? 560 : levels * (ROW + 1) - 1;
+  const boxes = cells(top, vertical ? height : width);
   const columns = { 4: [0, 0, 0.3, 0.66, 1], 3: [0, 0, 0.45, 1], 2: [0, 0, 1] }[levels].map((part) => part * width);
   const svg = svgElement("svg", {
     viewBox: `0 0 ${width} ${height}`,
@@ -108,8 +108,8 @@ function drawIcicle(place, root, top, quantity, current, choose, zoom) {
   for (const cell of boxes) {
     const { node } = cell;
     const row = node.depth - top.depth;
-    if (turned && row === 0) continue;
-    const box = turned
+    if (vertical && row === 0) continue;
+    const box = vertical
       ? {
           x: columns[row],
           y: cell.x,

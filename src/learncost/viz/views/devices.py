@@ -21,7 +21,7 @@ from learncost.program.pipeline import schedule as schedule_of
 from learncost.reports.memory.types import excess
 from learncost.reports.placed import place as placed_table
 from learncost.reports.request import Request, takes_request
-from learncost.reports.search.search import FoundConfig, Search, said_of, search
+from learncost.reports.search.search import FoundConfig, Search, recomputation, search
 from learncost.reports.search.spread import SpreadStep, described, spread
 from learncost.reports.sheet import number, seconds_of, size_of
 from learncost.sharding.collective import reason_of
@@ -146,7 +146,7 @@ def _name(answer: FoundConfig) -> str:
     schedule = (
         "" if parallel.stages == 1 else parallel.schedule + (f" x {parallel.chunks}" if parallel.chunks > 1 else "")
     )
-    return ", ".join(filter(None, (f"{parallel} {answer.zero}", schedule, said_of(answer.plan))))
+    return ", ".join(filter(None, (f"{parallel} {answer.zero}", schedule, recomputation(answer.plan))))
 
 
 def _pick(model: Any, answer: FoundConfig) -> dict[str, str]:
@@ -155,7 +155,7 @@ def _pick(model: Any, answer: FoundConfig) -> dict[str, str]:
     axes = [axis for axis in parallel.mesh if axis != PIPELINE]
     every = structures(model, [precision_of(answer.precision)], [answer.plan], axes, [answer.context])
     structure = next(each for each in every if each.zero == answer.zero)
-    if said_of(structure.plan) or structure.plan != answer.plan:  # balanced or ring attention is a plan, too
+    if recomputation(structure.plan) or structure.plan != answer.plan:  # balanced or ring attention is a plan, too
         return {}
     flags = {"mesh": str(parallel), "place": structure.text, "microbatch": str(parallel.microbatch)}
     pipeline = {"schedule": parallel.schedule} | ({"chunks": str(parallel.chunks)} if parallel.chunks > 1 else {})

@@ -422,7 +422,7 @@ def _steps(step: MemoryStep) -> str:
     return f"{NOT_ON_GPU if stepping.cuda else ''}{paged or known.name}{how}{hooks}{unfused if how else ''}.{clipped}"
 
 
-def _convention(said: str, step: MemoryStep, device: str) -> str:
+def _convention(module_summary: str, step: MemoryStep, device: str) -> str:
     """Return the text on what the memory of a module on a device includes."""
     lives = {
         HOOKED_LIVE: _hooked(step),
@@ -431,7 +431,7 @@ def _convention(said: str, step: MemoryStep, device: str) -> str:
     }
     gone = next((text for text, holds in lives.items() if holds), LIVE)
     text = _COMPILED if step.eager.compiled else _CONVENTION
-    return text.format(said, PLACES[device], gone, _steps(step))
+    return text.format(module_summary, PLACES[device], gone, _steps(step))
 
 
 def _rules(step: MemoryStep) -> Mapping[str, str]:
@@ -490,10 +490,10 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
         return curve_of(_emulated(step, sizes, True) if program.nested and not itself else program, table, counts)
 
     buffers = library_workspace(program) if itself and program.device == CPU else None
-    moment, said = at_line(most.op.label, most.bytes), _said(step, program, bool(buffers))
+    moment, text = at_line(most.op.label, most.bytes), _described(step, program, bool(buffers))
     there = grouped(allocations)
     rules, host = _rules(step), most_on_host(program)
-    given = most.bytes, moment, split, there, lines, said
+    given = most.bytes, moment, split, there, lines, text
     moved = _moved(step, sizes, program) if step.eager.hosted else (0, 0)
     return MemoryUse(*given, rules=rules, buffers=buffers, host=host, moved=moved)
 
@@ -519,40 +519,40 @@ def _moved(step: MemoryStep, sizes: Mapping[str, int], program: Program) -> tupl
     return there, back
 
 
-def _said(step: MemoryStep, program: Program, buffered: bool) -> str:
+def _described(step: MemoryStep, program: Program, buffered: bool) -> str:
     """Return the text on what the memory of a step includes."""
     if step.module == UserModule.name:
         of_preset = "transformers' own module, run on fake tensors,"
-        said = _convention(UserModule.summary if step.model.configuration.layer else of_preset, step, program.device)
+        text = _convention(UserModule.summary if step.model.configuration.layer else of_preset, step, program.device)
         if buffered:
-            said = said.replace(WITHOUT_BUFFERS, "Kernel buffers are listed separately.")
+            text = text.replace(WITHOUT_BUFFERS, "Kernel buffers are listed separately.")
         if is_sharded(step) and (wrapping := _wrapping(step)):
-            said += f" Wrapped by {wrapping.summary}; memory of the communication library is not included."
-        return said + (f" Not run on {PLACES[GPU]}: {step.instead}." if step.instead else "")
+            text += f" Wrapped by {wrapping.summary}; memory of the communication library is not included."
+        return text + (f" Not run on {PLACES[GPU]}: {step.instead}." if step.instead else "")
     module = _module(step)
-    said = _convention(module.summary, step, step.eager.device)
+    text = _convention(module.summary, step, step.eager.device)
     if module.mixes and has_recurrences(step.forward):
-        said += f" {RECURRENCES}; fewer tensors are saved with these kernels."
+        text += f" {RECURRENCES}; fewer tensors are saved with these kernels."
     if wrapping := _wrapping(step):
-        said += f" Wrapped by {wrapping.summary}; memory of the communication library is not included."
+        text += f" Wrapped by {wrapping.summary}; memory of the communication library is not included."
     if step.is_parallel:
-        said += " Tensors are parallel as by parallelize_module, whose collectives make new tensors."
+        text += " Tensors are parallel as by parallelize_module, whose collectives make new tensors."
     if step.over and (pipeline := step.over.pipeline):
-        said += f" Stage {step.device + 1} of {pipeline.stages} has the highest peak; it frees what it has sent."
+        text += f" Stage {step.device + 1} of {pipeline.stages} has the highest peak; it frees what it has sent."
     for name in step.eager.offload:
-        said += f" Not in this memory: {OFFLOADED[name].title}."
+        text += f" Not in this memory: {OFFLOADED[name].title}."
     if row := _loss(step):
-        said += f" The loss is {row.title} ({row.source})."
+        text += f" The loss is {row.title} ({row.source})."
     if step.eager.selects:
-        said += (
+        text += (
             " Checkpoints keep the results of attention and of every second product without a bias (torchtitan's op)."
         )
     if (task := _task(step)) and task.reference:
         weights = "is the same without adapters" if step.eager.adapts else "has its own weights"
-        said += f" The reference model {weights}."
+        text += f" The reference model {weights}."
     if teacher := step.eager.teacher:
-        said += f" The teacher, {teacher.configuration.name}, has its weights in the type of the model's."
-    return said + (f" The module itself was not run: {step.instead}." if step.instead else "")
+        text += f" The teacher, {teacher.configuration.name}, has its weights in the type of the model's."
+    return text + (f" The module itself was not run: {step.instead}." if step.instead else "")
 
 
 def _unwrapped(step: MemoryStep) -> str:

@@ -106,7 +106,7 @@ def dragged(browser: Any, address: str) -> tuple[list[float], dict[str, Any], in
     """Milliseconds of every move; what a burst of moves did; the most questions to the server at once in it."""
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     page.goto(f"{address}/#model={MODEL}")
-    while page.evaluate("page.step?.said.model") != MODEL:
+    while page.evaluate("page.step?.summary.model") != MODEL:
         page.wait_for_timeout(50)
     page.click("#more summary")
     page.wait_for_selector('[data-more="seq_len-slider"]')

@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--models", default="mlp,vit")
     parser.add_argument("--plan", help="the plan of every step; the default is the one with the smallest arena")
     parser.add_argument("--procedures", default=",".join(PROCEDURES))
-    parser.add_argument("--precision", default="fp32", help="of `learncost list precisions`, such as int8-kept")
+    parser.add_argument("--precision", default="fp32", help="of `learncost list precisions`, such as int8-saved")
     arguments = parser.parse_args()
     models = {
         "mlp": (configure(lc.layer((EXAMPLE / "net.table").read_text(encoding="utf-8")), {}), "X"),

@@ -64,7 +64,7 @@ def fault(path: Path) -> str:
             for document in given["documents"]:
                 for name in ("maccs", "flops"):
                     if sum(int(line.get(name, 0)) for line in document["lines"]) != int(document["totals"][name]):
-                        return f"the lines of {document['said']['procedure']} do not sum to its {name}"
+                        return f"the lines of {document['summary']['procedure']} do not sum to its {name}"
             return "" if len(data) < 6_000_000 else f"{len(data):,} bytes"
         case ".json":
             events = json.loads(data)["traceEvents"]

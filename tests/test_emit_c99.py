@@ -202,7 +202,7 @@ def test_frozen_codes_are_read_by_products(name: str, learns: dict[str, str]) ->
 @pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("name", ["mlp", "convolution", "gpt2", "vit"])
 def test_activations_wait_for_the_backward_pass_as_codes(name: str) -> None:
-    learning = {"precision": "int8-kept", "optimizer": "sgd"}
+    learning = {"precision": "int8-saved", "optimizer": "sgd"}
     program, plain = (made(name, plan="fused,epilogue-update", **of) for of in (learning, {"optimizer": "sgd"}))
     found = parity(program, 2, ("-O0",))
     assert max(found.losses, found.weights) <= NEAR, found

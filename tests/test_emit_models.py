@@ -180,7 +180,7 @@ def test_a_block_is_one_function_called_in_a_loop():
     repeats = [line for line in table.lines if isinstance(line, Loop)]
     assert text.count("\n    for iteration in") == len(repeats) == 2
     assert text.count("\ndef block(") == text.count("\ndef block_backward(") == 1
-    assert "kept.pop()" in text
+    assert "saved.pop()" in text
     assert '["' not in text.partition("def step(")[2]  # no look-up by name
 
 

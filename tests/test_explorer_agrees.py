@@ -96,7 +96,7 @@ def agree(client: TestClient, config: dict[str, Any], flags: dict[str, str], fol
     if "on" in flags:
         assert document["totals"]["seconds"] == pytest.approx(cost["time"]["seconds"], rel=1e-12)
     if "peak" in (document["memory"] or {}):
-        usual = {"precision": document["said"]["dtype"], "optimizer": document["said"]["optimizer"]}
+        usual = {"precision": document["summary"]["dtype"], "optimizer": document["summary"]["optimizer"]}
         for_memory = {
             **usual,
             **{name: value for name, value in flags.items() if name in OF_MEMORY or "layers" in name},

@@ -369,7 +369,7 @@ def test_who_makes_a_value_says_what_it_is():
     assert roles["W.new"] == ("new", "W")
     assert roles["W.V.new"] == ("new", "W.V")
     assert roles["lr"] == ("number", "lr")
-    assert roles["H*"] == ("kept", "H")
+    assert roles["H*"] == ("saved", "H")
     assert [role for role in roles.values() if role[0] == "part"] == [("part", "X.3")] * 3
     assert step.renewed == {"W": "W.new", "W.V": "W.V.new"}
     assert [step.header(name) for name in layer.table.outputs] == ["X"]

@@ -132,7 +132,7 @@ def test_a_single_microbatch_takes_what_the_step_placed_over_the_mesh_itself_kee
     case = drawn(1000 * (number + 1) + next(numbers))
     found, kind = case.memory, PRECISIONS[case.flags["precision"]]
     placed = found.over.placed
-    widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": 4}
+    widths = {"weight": kind.weight, "gradient": kind.gradient, "saved": kind.value, "": kind.value, "index": 4}
     widths |= dict.fromkeys(placed.scores, kind.scores)
     dtype = {4: "fp32", 2: "bf16"}[kind.value]
     alive = live(updated_in_place(placed), {**found.over.sizes, **placed.sizes}, dtype, widths, IN_KERNELS)

@@ -474,7 +474,7 @@ def test_a_report_is_one_small_file_made_soon(tmp_path: Path, capsys: pytest.Cap
     assert "http-equiv" not in html
     assert "@import" not in html
     answer = json.loads(html.partition('id="data">')[2].partition("</script>")[0])
-    assert [document["said"]["procedure"] for document in answer["documents"]] == [
+    assert [document["summary"]["procedure"] for document in answer["documents"]] == [
         "bp",
         "recompute",
         "pepita",

@@ -274,8 +274,8 @@ def test_weights_and_activations_are_those_of_one_device():
     widths = {"weight": 0, "gradient": 0, "index": 4} | dict.fromkeys(found.step.placed.scores, 4)
     whole = live(found.step.placed.whole, {**sizes, "dp": 1}, "bf16", widths)
     part = parts_of(found.step.model.table, sizes, [8])[0]
-    kept = sum(held.bytes for held in whole.saved if held.role == "kept")
-    assert found.passes.activations(sizes, part).kept == pytest.approx(kept, rel=0.01)
+    saved = sum(held.bytes for held in whole.saved if held.role == "saved")
+    assert found.passes.activations(sizes, part).saved == pytest.approx(saved, rel=0.01)
 
 
 def test_segments_are_the_stages_that_tables_are_cut_into():

@@ -160,13 +160,15 @@ def test_many_turns_of_an_inner_repeat_are_one_that_says_so(monkeypatch):
     monkeypatch.setattr("learncost.viz.predicted.MOST", 300)
     albert, _ = traced("albert-base-v2", {})
     (iterations,) = {
-        part.facts["iterations"] for part in albert.timeline.processes[0].walk() if part.kind == "turn"
+        part.facts["iterations"] for part in albert.timeline.processes[0].walk() if part.kind == "iteration"
     } - {1}
     assert iterations == 3
     monkeypatch.setattr("learncost.viz.predicted.MOST", 10)
     for on in (None, ON):
         trace, keywords = traced("gpt2", {"on": on})
-        assert {part.name for part in trace.timeline.processes[0].walk() if part.kind == "turn"} == {"3 iterations"}
+        assert {part.name for part in trace.timeline.processes[0].walk() if part.kind == "iteration"} == {
+            "3 iterations"
+        }
         plan = "flash" if on else "none"  # what attention recomputes on a device is in its trace
         assert sum(line.facts["flops"] for line in lines(trace)) == lc.cost("gpt2", plan=plan, **keywords).total.flops
         check_events(trace)

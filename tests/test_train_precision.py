@@ -68,7 +68,7 @@ TRAINED = [
         "int8-frozen",
         "int8-frozen-fp32",
     ),
-    *("int8-kept", "int8-products", "int8-frozen-products", "nf4", "nf4-double", "int4-frozen"),
+    *("int8-saved", "int8-products", "int8-frozen-products", "nf4", "nf4-double", "int4-frozen"),
     *("nf4-true", "nf4-double-true", "int8-learned", "int8-learned-products"),
 ]
 """Precisions in which a model with blocks is trained; of the others each test below says why not."""

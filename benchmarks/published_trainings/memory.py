@@ -52,8 +52,8 @@ def by_eager(case: Case) -> int:
         **flags,
         **dict(overrides),
     )
-    kept = found.split["weights"] if framework == "deepspeed-fp32" else 0
-    return int(found.peak - (0 if fully else found.split.get("buckets", 0)) + kept)
+    saved = found.split["weights"] if framework == "deepspeed-fp32" else 0
+    return int(found.peak - (0 if fully else found.split.get("buckets", 0)) + saved)
 
 
 def held(case: Case) -> float:
@@ -68,12 +68,12 @@ def activations(case: Case) -> float:
     """Bytes that the first device of a pipeline keeps of microbatches, of its blocks alone."""
     account, parallel, sizes = case.account(), case.parallel, case.sizes()
     inner = sizes_of(account, parallel, sizes)
-    kept = [
-        float(account.passes.activations(inner, _blocks(part)).kept) for part in stages_of(account, parallel, sizes)
+    saved = [
+        float(account.passes.activations(inner, _blocks(part)).saved) for part in stages_of(account, parallel, sizes)
     ]
     most = min(parallel.microbatches, 8 * parallel.stages * parallel.chunks)
     most = max(parallel.stages, most // parallel.stages * parallel.stages) if parallel.chunks > 1 else most
-    return peak(schedule(parallel.schedule, parallel.stages, most, parallel.chunks), 0, kept)
+    return peak(schedule(parallel.schedule, parallel.stages, most, parallel.chunks), 0, saved)
 
 
 def _blocks(part: StagePart) -> StagePart:

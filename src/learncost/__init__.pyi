@@ -161,7 +161,7 @@ _Dtype = Literal[
     "fp16-true",
     "int8-frozen",
     "int8-frozen-fp32",
-    "int8-kept",
+    "int8-saved",
     "int8-products",
     "int8-frozen-products",
     "int8-learned",
@@ -553,7 +553,7 @@ _Precision = Literal[
     "fp16-true",
     "int8-frozen",
     "int8-frozen-fp32",
-    "int8-kept",
+    "int8-saved",
     "int8-products",
     "int8-frozen-products",
     "int8-learned",
@@ -943,7 +943,7 @@ def cost(
         calibrate `out`, or a published device (`learncost list devices`).
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
-        int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
+        int8-frozen, int8-frozen-fp32, int8-saved, int8-products, int8-frozen-products, int8-learned,
         int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
         nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     mesh: The mesh: axes with their sizes, such as dp=2,tp=4; the last axis is the innermost (same node).
@@ -1114,7 +1114,7 @@ def fit(
     dropout: The dropout probability.
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
-        int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
+        int8-frozen, int8-frozen-fp32, int8-saved, int8-products, int8-frozen-products, int8-learned,
         int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
         nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     plan: Try only this plan (`learncost list plans`).
@@ -1226,7 +1226,7 @@ def memory(
     page_size: Tokens in a page of the KV cache, such as 16 in vLLM: each sequence has full pages.
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
-        int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
+        int8-frozen, int8-frozen-fp32, int8-saved, int8-products, int8-frozen-products, int8-learned,
         int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
         nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     plan: Memory optimizations, comma-separated: flash (FlashAttention), recompute=.
@@ -1331,7 +1331,7 @@ def place(
     dropout: The dropout probability.
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
-        int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
+        int8-frozen, int8-frozen-fp32, int8-saved, int8-products, int8-frozen-products, int8-learned,
         int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
         nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     train: The trainable parameters: all, none, head, embeddings, biases, the encoder or decoder of a model with
@@ -1591,7 +1591,7 @@ def sweep(
     progress: A function that is called with the number of configurations that are done, and of all.
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
-        int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
+        int8-frozen, int8-frozen-fp32, int8-saved, int8-products, int8-frozen-products, int8-learned,
         int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
         nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     sizes: Any size or setting of the model, such as `num_hidden_layers` 4, `n_embd` 256, `activation` relu or
@@ -1766,7 +1766,7 @@ def report(
     context: For decode: tokens in the KV cache before the step.
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
-        int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
+        int8-frozen, int8-frozen-fp32, int8-saved, int8-products, int8-frozen-products, int8-learned,
         int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
         nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     plan: Memory optimizations, comma-separated: flash (FlashAttention), recompute=.
@@ -1855,7 +1855,7 @@ def trace(
         or a published device (`learncost list devices`).
     precision: Data type of weights, activations, gradients and optimizer states: fp32, fp64, bf16, fp16,
         bf16-masters, bf16-masters-fp32-gradients, amp, amp-fp16, fp16-masters, fp8, int8, bf16-true, fp16-true,
-        int8-frozen, int8-frozen-fp32, int8-kept, int8-products, int8-frozen-products, int8-learned,
+        int8-frozen, int8-frozen-fp32, int8-saved, int8-products, int8-frozen-products, int8-learned,
         int8-learned-products, integer-only, nf4, nf4-double, nf4-double-amp, nf4-double-fp32-norms, nf4-true,
         nf4-double-true, nf4-fp16, int4-frozen (`learncost list precisions`).
     engine: The engine of the step's time and memory: eager, graph or cuda.

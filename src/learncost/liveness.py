@@ -43,7 +43,7 @@ class LiveArray:
     bytes: Any
     layer: str = ""
     block: str | None = None
-    role: str = ""  # weight, index, gradient, kept (a saved tensor), or "" for a temporary
+    role: str = ""  # weight, index, gradient, saved (a saved tensor), or "" for a temporary
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class Liveness:
         counted: set[tuple[str, tuple[int, ...]]] = set()
         for each in self.arrays:
             array = each.array
-            if array.kept and array.role != "weight":
+            if array.saved and array.role != "weight":
                 loops = tuple(loop for loop, _ in self.points[array.first - 1].loops)
                 if array.stack or (array.name, loops) not in counted:
                     yield each
@@ -360,7 +360,7 @@ class Walk:
             elif names & (indices | gradients):
                 array.role = "index" if names & indices else "gradient"
             else:
-                array.role = "kept" if array.kept else ""
+                array.role = "saved" if array.saved else ""
 
     def liveness(self, width: int, widths: Mapping[str, int]) -> Liveness:
         """Return the arrays with their bytes; those of an element are by its name, by its role, or the default."""
@@ -398,7 +398,7 @@ FIXED = "fixed matrices"
 KINDS = {
     "weight": "weights",
     "gradient": "gradients",
-    "kept": "activations",
+    "saved": "activations",
     "index": "activations",
     "projection": FIXED,
 }

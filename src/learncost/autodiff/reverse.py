@@ -378,7 +378,7 @@ class Reverse:
         stacked_now = tuple((n, f"{n}*") for n in read if n in names_inside and n not in stacked)
         self.stacks_of[line.makes] = stacked_now
         values = {**line.values, **inner.derived_values, **inner.stacks}
-        self.stacks |= {stack: Value((line.count, *values[name].axes), "kept", name) for name, stack in stacked_now}
+        self.stacks |= {stack: Value((line.count, *values[name].axes), "saved", name) for name, stack in stacked_now}
         self.out.append(
             Loop(
                 line.count,

@@ -360,7 +360,7 @@ class StructureCost:
         for gradients, group in groups_of:
             values = self.account.passes.activations(group.sizes, group.part, gradients)
             static = self.account.weights.static(group.sizes, group.part, gradients != ONCE).total
-            every = (static, values.kept, values.forward, values.backward, values.waiting, values.update)
+            every = (static, values.saved, values.forward, values.backward, values.waiting, values.update)
             columns.append([np.broadcast_to(each, len(group.configs)).tolist() for each in every])
         result = []
         for parallel, place in zip(several, places, strict=True):

@@ -160,7 +160,7 @@ class StageActivations:
     For separate weight updates: the bytes saved for them after the backward pass, and their peak.
     """
 
-    kept: Any
+    saved: Any
     forward: Any
     backward: Any
     waiting: Any = 0
@@ -226,7 +226,7 @@ class MicrobatchPasses:
         typed |= dict.fromkeys(scores, kind.scores) | self.step.model.quantized_widths
         typed |= {array: typed[name] for array, name in placed.holds.items() if name in typed}
         typed |= {name: kind.gradient for name in (*placed.holds, *known) if purpose(placed, name) == "gradients"}
-        widths = {"weight": 0, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX} | typed
+        widths = {"weight": 0, "gradient": kind.gradient, "saved": kind.value, "": kind.value, "index": INDEX} | typed
         if gradients != ONCE:
             updates = [line for line, _ in walk(placed.table.lines) if line.meta.phase == "optimizer_step"]
             read = {name for line in updates for name in line.reads} & {*passes.outputs}
@@ -261,9 +261,9 @@ class MicrobatchPasses:
         """
         alive, part_sizes = self.of_stage(part, gradients), self.sizes.of_stage(sizes, part)
         values = alive.bytes(part_sizes)
-        kept, waiting = alive.saved("BW") @ values, alive.saved("W") @ values
+        saved, waiting = alive.saved("BW") @ values, alive.saved("W") @ values
         levels = alive.at(values, part_sizes)
-        most = {"F": 0 * kept, "B": kept, "W": waiting}
+        most = {"F": 0 * saved, "B": saved, "W": waiting}
         for letter, level in most.items():
             if rows := [row for row, moment in enumerate(alive.moments) if moment.letter == letter]:
                 most[letter] = np.maximum(level, levels[rows].max(axis=0))
@@ -272,7 +272,7 @@ class MicrobatchPasses:
             for name, segment in self._masks.items()
             if self.step.within((segment,), part)
         )
-        return StageActivations(kept + masks, most["F"] + masks, most["B"] + masks, waiting, most["W"])
+        return StageActivations(saved + masks, most["F"] + masks, most["B"] + masks, waiting, most["W"])
 
     @cached_property
     def _masks(self) -> dict[str, int]:

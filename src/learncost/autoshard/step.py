@@ -340,7 +340,7 @@ def memory_of(
     local_sizes, parts = (account.sizes.filled(sizes_of(account, parallel, sizes)), stages_of(account, parallel, sizes))
     values = {part: account.passes.activations(local_sizes, part, parallel.gradients) for part in {*parts}}
     order = order_in_flight(parallel)
-    names = ("kept", "forward", "backward", "waiting", "update")
+    names = ("saved", "forward", "backward", "waiting", "update")
     of_stages = [[float(getattr(values[part], name)) for part in parts] for name in names]
     result = []
     for device, static in enumerate(static_of(account, parallel, sizes)):

@@ -39,20 +39,20 @@ def erf(X):
     return np.asarray(erf(X), X.dtype)'''
 
 
-def _hashes(whole: str, number: str, constant: str = "{}", kept: str = " & 0xFFFFFFFF") -> dict[str, str]:
+def _hashes(whole: str, number: str, constant: str = "{}", masked: str = " & 0xFFFFFFFF") -> dict[str, str]:
     """Return the random helpers: a number below 2^24 or a sign from two integers.
 
     whole     a number as an integer of the library
     number    an integer as a number of X's type
     constant  a large integer
-    kept      what leaves the lower 32 bits of an integer that has more
+    masked    what leaves the lower 32 bits of an integer that has more
     """
     first, factor = constant.format("0x9E3779B1"), constant.format("0x45D9F3B")
     mixing = f"""\
     kind, X, Z = X.dtype, {whole.format("X")}, {whole.format("Z")}
-    H = X * {first} + Z{kept}
-    H = (H ^ H >> 16) * {factor}{kept}
-    H = (H ^ H >> 16) * {factor}{kept}
+    H = X * {first} + Z{masked}
+    H = (H ^ H >> 16) * {factor}{masked}
+    H = (H ^ H >> 16) * {factor}{masked}
     H = H ^ H >> 16"""
     texts = {
         "hashed": ("A whole number below 2^24, as two whole numbers say.", number.format("H >> 8")),
@@ -94,9 +94,9 @@ def laid(X, axis, sizes, factors, first, size):
     X = X.reshape(*before, *places.shape, *after)
     total = np.zeros((*before, size + 1, *after), X.dtype)
     total[(*every, places[:, 0])] = X[(*every, slice(None), 0)]
-    for turn in range(1, places.shape[1]):  # of which none has two of the same place
-        at = (*every, places[:, turn])
-        total[at] = total[at] + X[(*every, slice(None), turn)]
+    for column in range(1, places.shape[1]):  # of which none has two of the same place
+        at = (*every, places[:, column])
+        total[at] = total[at] + X[(*every, slice(None), column)]
     return total[(*every, slice(size))]"""
 TORCH_TAKEN = f"""\
 def taken(X, axis, sizes, factors, first, outside=0):

@@ -76,9 +76,10 @@ def returned(items: Iterable[str]) -> str:
 
 
 # What a mark in a derived name says: a part of a gradient, the modulated pass, a step of a line, a
-# tangent, a kept stack.
+# tangent, a stack of saved tensors.
 _MARKS = {
-    "+": ".part", "^": ".mod.", "~": ".step", ">": ".tangent", "*": ".kept", "'": ".prime", "@": ".turns", "-": "to",
+    "+": ".part", "^": ".mod.", "~": ".step", ">": ".tangent", "*": ".saved", "'": ".prime",
+    "@": ".iterations", "-": "to",
 }  # fmt: skip
 
 

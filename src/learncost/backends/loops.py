@@ -43,7 +43,7 @@ class LoopsWriter:
     statements: Callable[[FunctionScope, Sequence[Statement], set[str]], None]
     records: list[Record] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
-    kept_objects: dict[str, SavedList] = field(default_factory=dict)  # by the name of a stack
+    saved_lists: dict[str, SavedList] = field(default_factory=dict)  # by the name of a stack
     numbers: Iterator[int] = field(default_factory=count)  # of the loops
 
     def write(self, scope: FunctionScope, line: Loop, around: Sequence[Statement], handed: set[str]) -> None:
@@ -138,7 +138,7 @@ class _LoopWriter:
                 self.sources += [SizeSource(inner.paths[inside], inner.axes[inside]) for inside in slices]
                 rest = {inside: outer for inside, outer in rest.items() if inside not in slices}
         for record in dict.fromkeys(
-            self.iterations.kept_objects[outer] for outer in rest.values() if outer in self.iterations.kept_objects
+            self.iterations.saved_lists[outer] for outer in rest.values() if outer in self.iterations.saved_lists
         ):
             slices = {outer: inside for inside, outer in rest.items() if outer in record.names}
             opened += self._open(record, slices)
@@ -224,20 +224,20 @@ class _LoopWriter:
         layouts = tuple(inner.layout(name) for name, _ in pairs)
         values = [inner.value(name).text for name, _ in pairs]
         if len(pairs) == 1:
-            kept_object = SavedList(names.of(outers[0]), "", outers, layouts, line.reverse)
+            saved_list = SavedList(names.of(outers[0]), "", outers, layouts, line.reverse)
             text = values[0]
         else:
-            wish = "Kept" if self.title == "block" else f"Kept{self.title.title().replace('_', '')}"
+            wish = "Saved" if self.title == "block" else f"Saved{self.title.title().replace('_', '')}"
             record = names.of(wish, f"class {key}")
-            kept_object = SavedList(names.of("kept", f"record {key}"), record, outers, layouts, line.reverse)
+            saved_list = SavedList(names.of("saved", f"record {key}"), record, outers, layouts, line.reverse)
             axes = {axes_text: f"[{' '.join(inner.axes[axes_text])}]" for axes_text, _ in pairs}
             fields = tuple((names.of(name), inner.backend.array, axes[name]) for name, _ in pairs)
             self.iterations.records.append(
                 Record(record, "The saved tensors of one iteration for its backward pass.", fields)
             )
             text = call(record, values, indent=4 + len(", ".join(["return", *self.returned])))
-        self.iterations.kept_objects |= dict.fromkeys(outers, kept_object)
-        self._collect(kept_object.variable, f"record {kept_object.variable}", text)
+        self.iterations.saved_lists |= dict.fromkeys(outers, saved_list)
+        self._collect(saved_list.variable, f"record {saved_list.variable}", text)
 
     def _gradients(self, group: WeightGroup, inside_of: Mapping[str, str]) -> None:
         """Return the gradients of a group's weights by stack: a record per iteration, then a record of stacks."""

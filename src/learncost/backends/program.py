@@ -157,7 +157,7 @@ class FunctionWriter:
         axes = {axis for declared in self.lowered.axes.values() for axis in declared} | set(windows(self.lowered.lines))
         self.w = self.identifiers.of("weights" if "w" in axes else "w", "record") if self.weights.tree else ""
         self.w = before.w if before else self.w
-        self.identifiers.of("turn", "loop")  # before a value of this name
+        self.identifiers.of("iteration", "loop")  # before a value of this name
         self.states = self._states()
         paths = {name: f"{self.w}.{end}" for name, end in self.weights.paths.items()}
         for part, names in self.states.items():

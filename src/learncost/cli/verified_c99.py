@@ -255,7 +255,7 @@ def mask(dropout: float, seed: int, step: int, number: int, shape: tuple[int, ..
     """
     begin = int(mixed(np.asarray(0), np.asarray(int(mixed(np.asarray(seed), np.asarray(step))) + number)))
     numbers = mixed(np.asarray(0), begin + np.arange(prod(shape))) >> np.uint64(32 - masks.BITS)
-    return np.where(numbers < masks.least(dropout), 0.0, masks.kept(dropout)).reshape(shape)
+    return np.where(numbers < masks.least(dropout), 0.0, masks.scale(dropout)).reshape(shape)
 
 
 def _without_gradient(program: FirmwareProgram, batch: Mapping[str, Any]) -> list[str]:

@@ -149,7 +149,7 @@ def _product(weight: Term, a: Term, b: Term, arrays_of: Mapping[str, Any], outer
     letters: dict[str, str] = {}
 
     def spelled(term: Term) -> str:
-        iterations = ("turns",) if term.name in outer else ()
+        iterations = ("iterations",) if term.name in outer else ()
         return "".join(letters.setdefault(axis, chr(97 + len(letters))) for axis in (*iterations, *term.declared))
 
     left, right, product = spelled(a), spelled(b), spelled(weight)

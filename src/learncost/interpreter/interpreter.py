@@ -107,7 +107,7 @@ def _keeping(table: Table) -> Table:
             if isinstance(line, Loop):
                 stacked = tuple(name for name in sorted(line.inside) if name not in dict(line.each) | dict(line.keep))
                 more = tuple((name, f"{name}*") for name in stacked)
-                stacks = {stack: Value((line.count, *line.axes[name]), "kept", name) for name, stack in more}
+                stacks = {stack: Value((line.count, *line.axes[name]), "saved", name) for name, stack in more}
                 values |= {stack: value for stack, value in stacks.items() if stack not in values}
                 inner = dict(line.values)
                 line = replace(line, lines=keeping(line.lines, inner), values=inner, keep=(*line.keep, *more))
@@ -133,7 +133,7 @@ def _public(values: Values, table: Table) -> Values:
     result: Values = {}
     for name, value in values.items():
         plain = name
-        while plain in table.known and table.known[plain].role == "kept":
+        while plain in table.known and table.known[plain].role == "saved":
             plain = table.known[plain].of
         stacked = np.stack(value) if isinstance(value, list) else value
         result[plain if plain not in values else name] = stacked
@@ -293,7 +293,7 @@ def _repeated(
     line: Loop, roles: Mapping[str, Value], nothing: frozenset[str], calls: Mapping[str, Call]
 ) -> _LoopProgram:
     parts = {pair: line.part(pair[0], roles[pair[1]].axes) for pair in (*line.each, *line.keep)}
-    stacked = frozenset(outer for _, outer in line.keep if roles[outer].role != "kept")
+    stacked = frozenset(outer for _, outer in line.keep if roles[outer].role != "saved")
     inside, starts = {**roles, **line.values}, begun(line, nothing)
     later = _prepared(line.lines, inside, calls=calls)
     first = _prepared(line.lines, inside, starts, calls) if starts else later

@@ -132,7 +132,7 @@ RETIRED: Mapping[str, Mapping[str, str]] = {
         },
         "torch-operators": "torch",
     },
-    "precision": {"bf16-pure": "bf16-true", "fp16-pure": "fp16-true"},
+    "precision": {"bf16-pure": "bf16-true", "fp16-pure": "fp16-true", "int8-kept": "int8-saved"},
     "list": {"words": "operators"},
     "flag": {"--mine": "--identify", "--ram": "--budget", "--flash": "--flash-size"},
     "plan": {"at-once": "fused-update", "in-product": "epilogue-update", "head": "chunked-loss"},

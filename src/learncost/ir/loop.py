@@ -12,7 +12,7 @@ from learncost.ir.line import Line, Op, Sum
 from learncost.ir.term import Term
 from learncost.ir.value import Value, axes_of
 
-AT_MOST_ONCE = "turn."
+AT_MOST_ONCE = "once."
 """The beginning of the name of the trip count of a loop that runs once at most."""
 
 

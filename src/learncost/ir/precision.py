@@ -142,7 +142,7 @@ class Precision:
     masters    of the master weights, which the optimizer updates; "": it updates the weights themselves
     loss       of the operands and results of log-softmax and its gradient, which programs widen
     frozen     of frozen weights that blocks multiply by as matrices; "": as the other weights
-    kept       of saved tensors until the backward pass; "": as the other values
+    saved      of saved tensors until the backward pass; "": as the other values
     products   of the factors of matrix products, which have a scale per row and column; "": as the values
     autocast   whether values are of the type to which PyTorch's autocast casts operands of products, and others of that
                of the weights
@@ -162,7 +162,7 @@ class Precision:
     loss: str
     source: str
     frozen: str = ""
-    kept: str = ""
+    saved: str = ""
     products: str = ""
     learned: str = ""
     autocast: bool = False
@@ -222,7 +222,7 @@ class Precision:
     @property
     def computed(self) -> str:
         """The precision in which a program computes that reads codes directly: the type of its other numbers."""
-        codes = self.kept or self.products or (self.quantized is not None and self.quantized.behind)
+        codes = self.saved or self.products or (self.quantized is not None and self.quantized.behind)
         return self.values if codes else self.name
 
 
@@ -309,11 +309,11 @@ PRECISIONS: dict[str, Precision] = {
             "fp32", "fp32", "fp32", "fp32", "", "fp32", BLOCKS["int8-sums"].source, "int8-sums",
         ),
         Precision(
-            "int8-kept", "fp32, saved tensors in int8 with a scale per row",
+            "int8-saved", "fp32, saved tensors in int8 with a scale per row",
             "fp32", "fp32", "fp32", "fp32", "", "fp32",
             "Chakrabarti & Moseley 2019, Backprop with approximate activations for memory-efficient network training, "
             "section 3: forward is exact, and the copy that backward reads has few bits",
-            kept="int8",
+            saved="int8",
         ),
         Precision(
             "int8-products", "fp32, matrix products of int8 codes with a scale a row and a column",

@@ -33,7 +33,7 @@ Role: TypeAlias = Literal[
     "tangent",  # the tangent of the value `of` in forward mode
     "unsummed",  # the gradient of an operand from an op's result `of`, before the reduction of broadcast axes
     "inner",  # an intermediate of the op that computes the value `of`, for its gradient
-    "kept",  # the stack of a value `of` each iteration, saved for later
+    "saved",  # the stack of a value `of` each iteration, saved for later
     "cache",  # the cached positions `of` a value
     "new",  # the value of a weight, a state or a cache `of` after the step
     "copy",  # of the value `of`, in another type

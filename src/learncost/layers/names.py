@@ -70,8 +70,8 @@ def _bases(axes: Iterable[str | None]) -> list[str]:
 def written_once(table: Table) -> Table:
     """Return the table in static single assignment form: no name is defined twice.
 
-    All but the last definition of a name in a scope are renamed to `name:1`, `name:2`; inside a loop, `name:turn` is
-    the value whose final one has the loop's output `name`.
+    All but the last definition of a name in a scope are renamed to `name:1`, `name:2`; inside a loop, `name:iteration`
+    is the value whose final one has the loop's output `name`.
     """
     lines, values = _versions(table.lines, table.values)
     return replace(table, lines=lines, values={**table.values, **values})
@@ -121,7 +121,7 @@ def _versions(
 def _with_distinct_names(line: Loop) -> Loop:
     """Return the loop with inner names that differ from the final names of its loop-carried values."""
     finals = {carry.final for carry in line.carry}
-    names = {name: f"{name}:turn" for name in line.inside & finals}
+    names = {name: f"{name}:iteration" for name in line.inside & finals}
     return line.with_own(names) if names else line
 
 

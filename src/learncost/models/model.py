@@ -53,7 +53,7 @@ class Model:
     plain: Table | None = None  # with the dequantized weights
     whole: bool = False  # whether matrix products multiply codes
     integers: bool = False  # whether its steps are integer-only
-    kept: str = ""  # the type in which saved tensors are stored, if it differs
+    saved: str = ""  # the type in which saved tensors are stored, if it differs
 
     @property
     def learning(self) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ class Structure:
         model = self.model
         counts = frozenset((name, size) for name, size in model.sizes.items() if name not in model.rules)
         learning = model.trained, model.differentiated
-        return IdentityKey(model.table), counts, *learning, model.kept, model.whole, model.integers
+        return IdentityKey(model.table), counts, *learning, model.saved, model.whole, model.integers
 
     def __hash__(self) -> int:
         return hash(self._key)

@@ -22,9 +22,9 @@ def changed(
     """
     if learned is not None:
         model = adapted(model, learned)
-    if precision.kept or precision.products or precision.is_whole:
+    if precision.saved or precision.products or precision.is_whole:
         whole, integers = bool(precision.products), precision.is_whole
-        model = replace(model, kept=precision.kept, whole=whole, integers=integers)
+        model = replace(model, saved=precision.saved, whole=whole, integers=integers)
     return quantized(model, precision, learns) if precision.quantized is not None else model
 
 

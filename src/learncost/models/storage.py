@@ -51,7 +51,7 @@ def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
 
 
 @contextmanager
-def written(path: Path, kept: WriteAdvice = NO_ADVICE) -> Iterator[Path]:
+def written(path: Path, advice: WriteAdvice = NO_ADVICE) -> Iterator[Path]:
     """Yield a temporary path, whose file replaces `path` after it has been written to disk.
 
     Raises InputError, and leaves `path` unchanged, if writing fails.
@@ -68,7 +68,7 @@ def written(path: Path, kept: WriteAdvice = NO_ADVICE) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise cannot_write(path, error, kept) from None
+        raise cannot_write(path, error, advice) from None
 
 
 _ADVICE: Mapping[int, str] = {
@@ -85,9 +85,9 @@ _ADVICE: Mapping[int, str] = {
 """The advice for some errors of the operating system."""
 
 
-def cannot_write(path: Path, error: OSError, kept: WriteAdvice = NO_ADVICE) -> InputError:
+def cannot_write(path: Path, error: OSError, advice: WriteAdvice = NO_ADVICE) -> InputError:
     """Return the error for a file or a folder that cannot be written, with the cause and advice."""
-    return InputError(f"cannot write {path}: {_reason(path, error)}{kept.after(_ADVICE.get(error.errno or 0, ''))}")
+    return InputError(f"cannot write {path}: {_reason(path, error)}{advice.after(_ADVICE.get(error.errno or 0, ''))}")
 
 
 def _reason(path: Path, error: OSError) -> str:
@@ -97,9 +97,9 @@ def _reason(path: Path, error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"no permission ({error.strerror})"
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        in_the_way = next((file for file in (path, *path.parents) if file.is_file()), None)
-        if in_the_way is not None:
-            return f"{in_the_way} is a file, not a folder"
+        obstacle = next((file for file in (path, *path.parents) if file.is_file()), None)
+        if obstacle is not None:
+            return f"{obstacle} is a file, not a folder"
     if error.errno == errno.EISDIR:
         return "there is a folder of this name"
     return error.strerror or str(error)
@@ -148,20 +148,20 @@ def _to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, content: bytes, kept: WriteAdvice = NO_ADVICE) -> None:
+def write_bytes(path: Path, content: bytes, advice: WriteAdvice = NO_ADVICE) -> None:
     """Write a file atomically."""
-    with written(path, kept) as temporary:
+    with written(path, advice) as temporary:
         temporary.write_bytes(content)
 
 
-def write_text(path: Path, text: str, kept: WriteAdvice = NO_ADVICE) -> None:
+def write_text(path: Path, text: str, advice: WriteAdvice = NO_ADVICE) -> None:
     """Write a text file atomically."""
-    write_bytes(path, text.encode(), kept)
+    write_bytes(path, text.encode(), advice)
 
 
-def write_json(path: Path, value: Mapping[str, Any], kept: WriteAdvice = NO_ADVICE) -> None:
+def write_json(path: Path, value: Mapping[str, Any], advice: WriteAdvice = NO_ADVICE) -> None:
     """Write an indented JSON file atomically."""
-    write_text(path, json.dumps(value, indent=2) + "\n", kept)
+    write_text(path, json.dumps(value, indent=2) + "\n", advice)
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def safetensors() -> Any:
     return imported("safetensors", "training needs the package safetensors", "train")
 
 
-def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: WriteAdvice = NO_ADVICE) -> str:
+def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], advice: WriteAdvice = NO_ADVICE) -> str:
     """Write named arrays with metadata and a digest of the arrays to a safetensors file; return the digest.
 
     Arrays are written one after the other, so that only one is copied at a time.
@@ -203,7 +203,7 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: 
         header[name] = {"dtype": _WRITTEN[array.dtype.str], "shape": [*array.shape], "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with written(path, kept) as temporary, temporary.open("wb") as file:
+    with written(path, advice) as temporary, temporary.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             file.write(np.ascontiguousarray(arrays[name]).data)

@@ -17,7 +17,7 @@ class Optimizer:
     op       the operator of its step
     state    operands that are stored between steps; `M2` is the new value of `M`
     scalars  operands that are numbers, the same for all weights
-    kept     a description of the state, with its source
+    description  a description of the state, with its source
     states   the type in which states are stored, rounded after every step; "" for the type of the precision
     tables   the steps of matrices, by the name of their tables (`procedures/matrix_steps.py`); "" for none
     hidden   whether these are of the matrices of blocks alone
@@ -27,7 +27,7 @@ class Optimizer:
     op: str
     state: tuple[str, ...]
     scalars: tuple[str, ...]
-    kept: str
+    description: str
     states: str = ""
     tables: str = ""
     hidden: bool = False
@@ -37,7 +37,9 @@ OPTIMIZERS: dict[str, Optimizer] = {}
 """The optimizers by name."""
 
 
-def _optimizer(name: str, state: Sequence[str], scalars: Sequence[str], body: str, *, kept: str, source: str) -> None:
+def _optimizer(
+    name: str, state: Sequence[str], scalars: Sequence[str], body: str, *, description: str, source: str
+) -> None:
     """Register an operator that computes the new weight U and state from a weight W, its gradient G and its state.
 
     The scalars are lr, mu (the momentum), b1 and b2 (the betas) with c = 1 - b and k = 1/(1 - b^t) at step t, eps,
@@ -45,7 +47,7 @@ def _optimizer(name: str, state: Sequence[str], scalars: Sequence[str], body: st
     """
     outputs = ("U", *(f"{state_name}2" for state_name in state))
     define(OpDef(name, ("W", "G", *state, *scalars), outputs, body, pointwise=True, source=source))
-    OPTIMIZERS[name] = Optimizer(name, name, tuple(state), tuple(scalars), kept)
+    OPTIMIZERS[name] = Optimizer(name, name, tuple(state), tuple(scalars), description)
 
 
 _optimizer(
@@ -56,7 +58,7 @@ _optimizer(
     S[_] = G[_] lr[]
     U[_] = W[_] - S[_]
     """,
-    kept="W := W - eta dW",
+    description="W := W - eta dW",
     source="W := W - eta dW, Pau & Aymone 2024, Algorithms 1 and 2",
 )
 _optimizer(
@@ -69,7 +71,7 @@ _optimizer(
     S[_] = V2[_] lr[]
     U[_] = W[_] - S[_]
     """,
-    kept="torch.optim.SGD: one buffer",
+    description="torch.optim.SGD: one buffer",
     source="Polyak's momentum as in torch.optim.SGD",
 )
 _optimizer(
@@ -93,7 +95,7 @@ _optimizer(
     O[_] = W[_] decay[]
     U[_] = O[_] - S[_]
     """,
-    kept="Loshchilov & Hutter 2019, Algorithm 2: m and v",
+    description="Loshchilov & Hutter 2019, Algorithm 2: m and v",
     source="Loshchilov & Hutter 2019, Algorithm 2; c = 1 - b, k = 1/(1 - b^t), decay = 1 - lr x weight decay",
 )
 _optimizer(
@@ -111,7 +113,7 @@ _optimizer(
     S[_] = N[_] lr[]
     U[_] = W[_] - S[_]
     """,
-    kept="torch.optim.RMSprop: one average of squares",
+    description="torch.optim.RMSprop: one average of squares",
     source="Tieleman & Hinton 2012, lecture 6.5, as torch.optim.RMSprop writes it; its alpha is the second beta",
 )
 _optimizer(
@@ -130,11 +132,11 @@ _optimizer(
     O[_] = W[_] decay[]
     U[_] = O[_] - S[_]
     """,
-    kept="Chen et al. 2023, Symbolic discovery of optimization algorithms, Algorithm 2",
+    description="Chen et al. 2023, Symbolic discovery of optimization algorithms, Algorithm 2",
     source="Chen et al. 2023, Symbolic discovery of optimization algorithms, Algorithm 2; c = 1 - b",
 )
 OPTIMIZERS["adamw8bit"] = replace(
-    OPTIMIZERS["adamw"], name="adamw8bit", states="int8-256", kept=f"AdamW, {BLOCKS['int8-256'].source}"
+    OPTIMIZERS["adamw"], name="adamw8bit", states="int8-256", description=f"AdamW, {BLOCKS['int8-256'].source}"
 )
 
 LARGEST_SIDE = 10_000
@@ -155,15 +157,15 @@ OF_MATRICES: dict[str, Optimizer] = {
             OPTIMIZERS["adamw"],
             name="muon",
             scalars=(*OPTIMIZERS["adamw"].scalars, "mu"),
-            kept="Jordan et al. 2024, Muon: momentum of matrices in blocks; AdamW's states of all else",
+            description="Jordan et al. 2024, Muon: momentum of matrices in blocks; AdamW's states of all else",
             tables="muon",
             hidden=True,
         ),
         replace(
             OPTIMIZERS["adamw"],
             name="soap",
-            kept="Vyas et al. 2024, SOAP, Algorithm 3: AdamW's states, and two squares of each side up to 10,000; "
-            "decompositions, before every tenth step, are not counted",
+            description="Vyas et al. 2024, SOAP, Algorithm 3: AdamW's states, and two squares of each side up to "
+            "10,000; decompositions, before every tenth step, are not counted",
             tables="soap",
         ),
     )

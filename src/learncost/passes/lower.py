@@ -147,7 +147,7 @@ class _Lowering:
 
     def repeat(self, line: Loop) -> Loop:
         """Return a loop with its body lowered; slices have the outside values of their stacks."""
-        read_in_slices = {name for name, value in self.values.items() if value.role == "kept"}
+        read_in_slices = {name for name, value in self.values.items() if value.role == "saved"}
         ends = {carry.end for carry in line.carry} | {name for name, stack in line.keep if stack not in read_in_slices}
         inside = line.inside
         outside = OutsideValues({name: numbers for name, numbers in self.outside.items() if name not in inside})

@@ -65,7 +65,7 @@ class _LoopPair:
         second = self.outer(reverse, [again, self.inner(reverse, reverse.keep)], slices, reverse.keep)
         own_values = {start: forward.values[start] for start in starts}
         stacks = {
-            stack: Value((first.count, *own_values[start].axes), "kept", start) for start, stack in starts.items()
+            stack: Value((first.count, *own_values[start].axes), "saved", start) for start, stack in starts.items()
         }
         self.values |= stacks
         own_values |= {outer: self.part(outer) for _, outer in again.keep}
@@ -265,7 +265,7 @@ def saving_block_inputs(table: Table) -> Table:
             forward = lines[before]
             assert isinstance(forward, Loop)
             stacks = tuple((carry.end, f"{carry.end}*") for carry in made)
-            values |= {o: Value((forward.count, *forward.values[n].axes), "kept", n) for n, o in stacks}
+            values |= {o: Value((forward.count, *forward.values[n].axes), "saved", n) for n, o in stacks}
             carries = tuple(carry for carry in reverse.carry if carry not in made)
             lines[before] = replace(forward, keep=(*forward.keep, *stacks))
             lines[after] = replace(reverse, carry=carries, each=(*reverse.each, *stacks))

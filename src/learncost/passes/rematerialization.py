@@ -183,7 +183,7 @@ def joined(
     for name in read:
         if name in inside and name not in given | dict(forward.each).keys():
             sources[name] = stacks.setdefault(name, f"{name}*")
-            values.setdefault(sources[name], Value((forward.count, *inner_values[name].axes), "kept", name))
+            values.setdefault(sources[name], Value((forward.count, *inner_values[name].axes), "saved", name))
         if name in sources:
             each.append((name, sources[name]))
     needed = elsewhere | {outer for _, outer in each}
@@ -209,7 +209,7 @@ def collecting(lines: Sequence[Statement], left: Set[str], values: Mapping[str, 
             line,
             keep=(
                 *(pair for pair in line.keep if pair[1] in read),
-                *(pair for pair in missing if values[pair[1]].role == "kept" and pair[0] in line.inside),
+                *(pair for pair in missing if values[pair[1]].role == "saved" and pair[0] in line.inside),
             ),
         )
         if isinstance(line, Loop) and phases((line,)) <= FORWARD

@@ -14,7 +14,7 @@ scales are recomputed in every step, and codes have no gradients. An operand tha
 For a convolution, the image has a scale for each sample, and the kernel one for each result; window axes and summed
 axes have none. Products with a condition or with index arrays are unchanged.
 
-`with_kept` stores saved tensors as codes with a scale per row:
+`with_saved_codes` stores saved tensors as codes with a scale per row:
 
     A.size[B f] = abs(A[B f])
     A.most[B] = max[f](A.size[B f])
@@ -129,7 +129,7 @@ def _whole(
     return lines
 
 
-def with_kept(table: Table) -> Table:
+def with_saved_codes(table: Table) -> Table:
     """Return the step with codes in place of the activations that the forward pass saves for the backward pass."""
     return _CompressedStep(table).table
 
@@ -221,7 +221,7 @@ class _CompressedStep:
                 array = f"{name}.{part}"
                 kept.append((array, stack))
                 given.append((slice_name, stack))
-                values[stack] = replace(inner[array].stacked(forward.count), role="kept", of=array)
+                values[stack] = replace(inner[array].stacked(forward.count), role="saved", of=array)
                 behind[slice_name] = inner[array]
             again[inside] = self._again(inside, behind)
             values.pop(outer, None)

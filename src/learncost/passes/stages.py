@@ -129,7 +129,9 @@ def with_separate_trip_counts(table: Table) -> Table:
     counts, values, lines = Counter(repeat.count for repeat in table.repeats), dict(table.values), list[Statement]()
     for line in table.lines:
         if isinstance(line, Loop) and (counts[line.count] > 1 or line.count.isdecimal()):
-            count = f"{AT_MOST_ONCE if line.runs_once else 'turns.'}{sum(isinstance(each, Loop) for each in lines)}"
+            count = (
+                f"{AT_MOST_ONCE if line.runs_once else 'iterations.'}{sum(isinstance(each, Loop) for each in lines)}"
+            )
             for _, stack in (*line.each, *line.keep):
                 values[stack] = values[stack].along((count, *values[stack].axes[1:]))
             line = replace(line, count=count)
@@ -330,7 +332,7 @@ def _parted_repeat(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[
     for name in reads[1]:
         if name in there:
             stack = dict(keep[0]).get(name) or _free(f"{name}*", values)
-            values.setdefault(stack, Value((repeat.count, *own[name].axes), "kept", name))
+            values.setdefault(stack, Value((repeat.count, *own[name].axes), "saved", name))
             keep[0] += [(name, stack)] if (name, stack) not in keep[0] else []
             each[1].append((name, stack))
     before, behind = (

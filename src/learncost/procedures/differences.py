@@ -303,7 +303,9 @@ class _Differences:
         for line in lines:
             if isinstance(line, Loop):
                 values_made = {carry.final: Value(line.axes[carry.end]) for carry in line.carry}
-                values_made |= {outer: Value((line.count, *line.axes[name]), "kept", name) for name, outer in line.keep}
+                values_made |= {
+                    outer: Value((line.count, *line.axes[name]), "saved", name) for name, outer in line.keep
+                }
             else:
                 values_made = {term.name: Value(term.declared) for term in line.left}
             result |= {name: self.known.get(name, value).along(value.axes) for name, value in values_made.items()}

@@ -214,7 +214,7 @@ class _Local:
         axes = self.axes(name)
         phase = "weight_update" if name in self.model.table.weights else "backward"
         meta = Meta(phase=phase, local="merge")
-        zero, start, end, final = (f"d{name}:{part}{number}" for part in ("zero", "sum", "sum.", "turns"))
+        zero, start, end, final = (f"d{name}:{part}{number}" for part in ("zero", "sum", "sum.", "total"))
         before.append(applied("zeros", Term(zero, axes), (), meta))
         iteration.append(Sum((Term(end, axes),), (Term(start, axes), Term(gradient, axes)), (), meta, (1, 1)))
         inner |= {start: Value(axes, "part", name), end: Value(axes, "part", name)}

@@ -346,7 +346,7 @@ STATES: Mapping[str, OptimizerState] = {
     state.name: state
     for state in (
         *(
-            OptimizerState(name, _times(len(optimizer.state), optimizer.states), optimizer.kept)
+            OptimizerState(name, _times(len(optimizer.state), optimizer.states), optimizer.description)
             for name, optimizer in OPTIMIZERS.items()
         ),
         OptimizerState("adam8bit", _times(2, "int8-2048"), BLOCKS["int8-2048"].source),
@@ -357,7 +357,7 @@ STATES: Mapping[str, OptimizerState] = {
             "efficient optimizers with 4-bit states",
         ),
         *(
-            OptimizerState(name, of, OF_MATRICES[name].kept, OF_MATRICES[name].hidden)
+            OptimizerState(name, of, OF_MATRICES[name].description, OF_MATRICES[name].hidden)
             for name, of in (("adafactor", _factored), ("muon", _muon), ("soap", _soap))
         ),
     )

@@ -127,8 +127,8 @@ def step(
         table, gradients = by_two_sides(model, chosen)
     else:
         table, gradients = _by_gradients(model, chosen, jacobian)
-    if model.kept:
-        table = _kept(table, chosen)
+    if model.saved:
+        table = _with_saved_codes(table, chosen)
     if model.whole:
         from learncost.passes.rewrite_codes import with_whole
 
@@ -163,13 +163,13 @@ def _in_integers(table: Table, model: Model) -> Table:
     return in_integers(table, model)
 
 
-def _kept(table: Table, chosen: Procedure) -> Table:
+def _with_saved_codes(table: Table, chosen: Procedure) -> Table:
     """Return the step in which saved tensors are stored as codes until the backward pass."""
-    from learncost.passes.rewrite_codes import with_kept  # imported when used, for a fast start
+    from learncost.passes.rewrite_codes import with_saved_codes  # imported when used, for a fast start
 
     if set(chosen.schedule) - set(LEARNING["bp"].schedule) - set(LEARNING["recompute"].schedule):
         raise InputError(f"int8 activations work with the procedures bp and recompute, not {chosen.name}")
-    return with_kept(table)
+    return with_saved_codes(table)
 
 
 def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Table, Mapping[str, str]]:

@@ -37,7 +37,7 @@ class ScheduledArray:
     part     the array that it is an iteration's slice of, and the iteration: it has no separate memory
     over     the array that it overwrites
     phase, layer, block  of the line that defines it; `readers`, the phases that read it
-    role     weight, projection, index, gradient, kept (a saved tensor), or "" for a temporary, where it is known
+    role     weight, projection, index, gradient, saved (a saved tensor), or "" for a temporary, where it is known
     bytes, place         its size, and its offset in the arena, where arrays are placed
     """
 
@@ -97,7 +97,7 @@ class ScheduledArray:
         return root.part[0].owner if root.part else root.given
 
     @property
-    def kept(self) -> bool:
+    def saved(self) -> bool:
         """Return whether it is a saved tensor: a value or input of the forward pass that another phase reads."""
         mine = "forward" in self.readers if self.phase == "given" else self.phase == "forward"
         return mine and bool(self.readers - {"forward"})
@@ -327,12 +327,12 @@ class Lifetimes:
         for carry in repeat.carry:
             for array in _arrays(scope[carry.end]):
                 self._touch(array)
-        kept_arrays = {array for inner, _ in repeat.keep for array in _arrays(scope[inner])}
+        saved_arrays = {array for inner, _ in repeat.keep for array in _arrays(scope[inner])}
         # Where both the input and the result of an iteration are saved, the input is the previous iteration's result.
         again = {
             start: end
             for carry in repeat.carry
-            if (end := scope[carry.end]) in kept_arrays and (start := scope[carry.start]) is not end
+            if (end := scope[carry.end]) in saved_arrays and (start := scope[carry.start]) is not end
         }
         twins: dict[ScheduledArray, ScheduledArray] = {}
         for inner, outer in repeat.keep:

@@ -91,15 +91,15 @@ class Schedule(Displayed):
         return peak(self, device, [1.0] * self.stages) / self.chunks
 
 
-def peak(schedule: Schedule, device: int, kept: Sequence[float], *passes: Sequence[float] | None) -> float:
+def peak(schedule: Schedule, device: int, saved: Sequence[float], *passes: Sequence[float] | None) -> float:
     """Return the peak bytes of microbatches on a device, of the bytes that `worst` takes."""
-    return worst(schedule, device, kept, *passes)[0]
+    return worst(schedule, device, saved, *passes)[0]
 
 
 def worst(
     schedule: Schedule,
     device: int,
-    kept: Sequence[float],
+    saved: Sequence[float],
     forward: Sequence[float] | None = None,
     backward: Sequence[float] | None = None,
     waiting: Sequence[float] | None = None,
@@ -107,12 +107,12 @@ def worst(
 ) -> tuple[float, str, int]:
     """Return the peak bytes of microbatches on a device, and the pass and the chunk that run then.
 
-    kept      bytes that a stage saves of one microbatch, by its number, from F to the end of B
+    saved     bytes that a stage saves of one microbatch, by its number, from F to the end of B
     waiting   bytes that it saves from B to the end of W, where a schedule separates them; by default those of `kept`
     forward, backward, update  peak bytes of one F, B or W; by default the saved bytes
     """
-    held = kept, (waiting or kept) if schedule.splits_backward else [0.0] * schedule.stages
-    during = {"F": forward or kept, "B": backward or kept, "W": update or waiting or kept}
+    held = saved, (waiting or saved) if schedule.splits_backward else [0.0] * schedule.stages
+    during = {"F": forward or saved, "B": backward or saved, "W": update or waiting or saved}
     most = 0.0, "", 0
     for kind, chunk, counts in schedule.moments[device]:
         size = during[kind][chunk * schedule.devices + device] if kind else 0.0

@@ -43,7 +43,7 @@ RING = "in a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
 """The convention of the bytes that a device sends."""
 
 FEW = 0.01
-"""The share of the weights' elements up to which it is not said that they stay whole: biases."""
+"""The share of the weights' elements up to which replicated weights are not listed: biases."""
 
 
 @dataclass(frozen=True)

@@ -340,7 +340,7 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
         from learncost.models.quantization import quantized
 
         built = quantized(built, kind, learns=bool(names))
-    built = replace(built, kept=kind.kept, whole=bool(kind.products), integers=kind.is_whole)
+    built = replace(built, saved=kind.saved, whole=bool(kind.products), integers=kind.is_whole)
     axes = run_sizes(built, *(lengths.get(name) for name in RUN))
     if request.plan and book.rule != "formula":
         _check_plan(request, built, names)

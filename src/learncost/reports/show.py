@@ -251,7 +251,7 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
     notes.extend(notes_of(cost.not_derived))
     notes.append(f"{cost.parameters:,} parameters{active(cost)}{learning(cost)}. Counted: {cost.counted}.")
     whole = OF_MATRICES.get(cost.optimizer)
-    optimizer = f" Optimizer: {cost.optimizer}{f' ({whole.kept})' if whole else ''}." if cost.is_training else ""
+    optimizer = f" Optimizer: {cost.optimizer}{f' ({whole.description})' if whole else ''}." if cost.is_training else ""
     notes.append(f"{convention(cost.price_book)}.{optimizer}")
     if cost.cache:
         notes.extend(_cache_notes(cost, cost.cache))

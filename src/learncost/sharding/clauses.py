@@ -397,7 +397,7 @@ def kind_of(table: Table, name: str, value: Value) -> tuple[str, str]:
 
 
 _GRADIENT = {"gradient", "part", "unsummed", "gathered"}
-_OF = {"gradient", "part", "unsummed", "gathered", "new", "kept", "copy", "step", "inner", "state", *DRAWN}
+_OF = {"gradient", "part", "unsummed", "gathered", "new", "saved", "copy", "step", "inner", "state", *DRAWN}
 
 
 def _begins(name: str, beginning: str) -> bool:

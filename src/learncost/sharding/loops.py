@@ -177,7 +177,7 @@ def _kept_layout(inner: ShardingScope, name: str, over: frozenset[str]) -> Shard
     if layout is None and all(each.sent for each in held):
         return next(iter(held))
     value = inner.value(name)
-    if layout is None or value.role == "kept":
+    if layout is None or value.role == "saved":
         return spec
     waiting = frozenset((q, how) for q, how in layout.partial if q not in spec.over)
     if inner.specs.kind(name, value)[0] != "gradients":

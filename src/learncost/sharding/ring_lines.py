@@ -174,7 +174,7 @@ class RingLines:
         """Return the loop over the received shards; totals begin as the results of the own shard, or as zeros."""
         region = self.region
         around, self.values = self.values, {}
-        received = _Shard(self, [], "turn", {}, is_round=True)
+        received = _Shard(self, [], "round", {}, is_round=True)
         carries = [self._came(received, line) for line in region.gathers.values()]
         begin = {} if region.scatters else {name: own.names[name] for name in region.totals}
         starts = {name: self._start(name, received) for name in (*region.totals, *region.scatters)}

@@ -58,7 +58,7 @@ class ModelModule(TableModule):
         """Return the loss in nats per target; without targets the logits, or the outputs of a bare model.
 
         tokens   numbers [B, M]
-        targets  [B, M], what is to be said at each position, negative where nothing is
+        targets  [B, M], the token to predict at each position, negative where there is none
         others   whatever else the model reads, by the names that `lc.Training.step` takes (mask and encoder_mask, true
                  at tokens; encoder_tokens, types, image, features, labels, ends ...), or any input of the table by its
                  name, in the place of what it would be

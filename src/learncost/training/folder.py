@@ -130,9 +130,9 @@ class Folder:
             raise InputError(f"{path} is damaged: batch_size, seq_len and learning_rate are needed; {self.advice}")
         return options
 
-    def rewrite(self, options: Options, kept: WriteAdvice) -> None:
+    def rewrite(self, options: Options, advice: WriteAdvice) -> None:
         """Replace the options."""
-        write_json(self.path / OPTIONS, options.to_dict(), kept)
+        write_json(self.path / OPTIONS, options.to_dict(), advice)
 
     def configuration(self) -> Configuration:
         """Return the model of the run."""
@@ -156,12 +156,12 @@ class Folder:
         """Write a checkpoint that replaces the previous one, of step `last` or -1. Raises InputError."""
         last_one = last_checkpoint(last)
         check_finite({**weights, **state}, f"step {steps:,}", f"give a smaller --learning-rate; {last_one}")
-        kept = WriteAdvice(last_one, self.again)
+        advice = WriteAdvice(last_one, self.again)
         theirs = _to_checkpoint(model, weights)
         optimizer = self._optimizer(steps)
-        fingerprint = write_arrays(optimizer, state, {OURS: json.dumps({"steps": steps})}, kept)
+        fingerprint = write_arrays(optimizer, state, {OURS: json.dumps({"steps": steps})}, advice)
         facts = {"steps": steps, "optimizer": fingerprint, "logs": {name: self._length(name) for name in LOGS}}
-        write_arrays(self.path / WEIGHTS, theirs, {"format": "pt", OURS: json.dumps(facts)}, kept)
+        write_arrays(self.path / WEIGHTS, theirs, {"format": "pt", OURS: json.dumps(facts)}, advice)
         for old in (*self.path.glob("optimizer-*.safetensors"), *self.path.glob(f"*{TEMPORARY}")):
             if old != optimizer:
                 old.unlink(missing_ok=True)
@@ -169,8 +169,8 @@ class Folder:
 
     def save_parts(self, arrays: Parts, steps: int, last: int, processes: Processes) -> None:
         """Write this process's shards of a checkpoint that replaces all previous ones. Raises InputError."""
-        kept = WriteAdvice(last_checkpoint(last), self.again)
-        in_parts.save(self.path, arrays, steps, {name: self._length(name) for name in LOGS}, kept, processes)
+        advice = WriteAdvice(last_checkpoint(last), self.again)
+        in_parts.save(self.path, arrays, steps, {name: self._length(name) for name in LOGS}, advice, processes)
 
         def forget_others() -> None:
             in_parts.forget(self.path, steps)

@@ -73,7 +73,7 @@ class JaxEngine(NumPyEngine):
     _runner: _JaxRunner
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
-        imported("jax", "--engine jax needs JAX", "jax")  # said here, before anything else is made
+        imported("jax", "--engine jax needs JAX", "jax")  # refused here, before anything else is made
         kind = precision_of(options.dtype)
         if find_optimizer(options.optimizer).states:
             raise InputError(

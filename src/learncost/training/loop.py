@@ -148,7 +148,7 @@ def start(
 ) -> TrainingResult:
     """Train with the options in a new folder; `stop`, `trace` and `processes` as for `go_on`. Raises InputError.
 
-    What is refused before its first step, such as a list with a mistake, leaves no folder: it can be said again.
+    What is refused before its first step, such as a list with a mistake, leaves no folder: it can be run again.
     """
     folder = Folder(path)
 
@@ -222,16 +222,16 @@ class _TrainingRun:
             self._measure()
         lengths = logs or dict.fromkeys(LOGS, 0)
         self.saved = self.engine.steps if logs is not None else -1
-        kept = WriteAdvice(self._kept(), folder.again)
+        advice = WriteAdvice(self._advice(), folder.again)
         if not processes.first:
-            self.metrics = self.samples = MetricsLog(Path(os.devnull), 0, kept)
+            self.metrics = self.samples = MetricsLog(Path(os.devnull), 0, advice)
 
         def log() -> None:
-            self.metrics, self.samples = (MetricsLog(folder.path / name, lengths[name], kept) for name in LOGS)
+            self.metrics, self.samples = (MetricsLog(folder.path / name, lengths[name], advice) for name in LOGS)
 
         processes.of_first(log)
         if self.options != options:
-            processes.of_first(lambda: folder.rewrite(self.options, kept))
+            processes.of_first(lambda: folder.rewrite(self.options, advice))
 
     def _loaded(self) -> Mapping[str, int] | None:
         """Load the last checkpoint; return the lengths of the logs, None without one."""
@@ -350,7 +350,7 @@ class _TrainingRun:
         loss = self.tracer.step(at + 1, lambda: engine.step(batch, rate))
         seconds = perf_counter() - began
         if not math.isfinite(loss):
-            raise InputError(f"the loss of step {at + 1:,} is {loss}: give a smaller --learning-rate; {self._kept()}")
+            raise InputError(f"the loss of step {at + 1:,} is {loss}: give a smaller --learning-rate; {self._advice()}")
         flops = engine.flops(batch) if options.peak_flops else 0
         mfu = flops / seconds / options.peak_flops if options.peak_flops else None
         most_bytes = memory.highest()
@@ -378,7 +378,7 @@ class _TrainingRun:
         written = (path, self.tracer.traced, weights, self.engine.says, self.engine.memory, step)
         self.report.say(displayed.drawing().write_traces(*written))
 
-    def _kept(self) -> str:
+    def _advice(self) -> str:
         return last_checkpoint(self.saved)
 
     def _validated(self, step: TrainingStep) -> TrainingStep:
@@ -457,14 +457,14 @@ def _due(step: int, every: int | None) -> bool:
 class MetricsLog:
     """An append-only file of metrics or samples; a resumed run truncates it to its length at the last checkpoint."""
 
-    def __init__(self, path: Path, length: int, kept: WriteAdvice) -> None:
-        self._path, self._kept = path, kept
+    def __init__(self, path: Path, length: int, advice: WriteAdvice) -> None:
+        self._path, self._advice = path, advice
         try:
             self._file = path.open("ab")
             if path.stat().st_size > length:
                 os.truncate(path, length)
         except OSError as error:
-            raise cannot_write(path, error, kept) from None
+            raise cannot_write(path, error, advice) from None
 
     def add(self, text: str) -> None:
         """Write a text, at once. Raises InputError."""
@@ -472,14 +472,14 @@ class MetricsLog:
             self._file.write(text.encode())
             self._file.flush()
         except OSError as error:
-            raise cannot_write(self._path, error, self._kept) from None
+            raise cannot_write(self._path, error, self._advice) from None
 
     def settle(self) -> None:
         """Flush everything to the disk before a checkpoint refers to it."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise cannot_write(self._path, error, self._kept) from None
+            raise cannot_write(self._path, error, self._advice) from None
 
     def close(self) -> None:
         """Close the file."""

@@ -74,23 +74,28 @@ def _saved(path: Path, facts: Mapping[str, Any], advice: str) -> SavedCheckpoint
 
 
 def save(
-    run: Path, parts: Parts, steps: int, logs: Mapping[str, int], kept: WriteAdvice, processes: Processes = ONE_PROCESS
+    run: Path,
+    parts: Parts,
+    steps: int,
+    logs: Mapping[str, int],
+    advice: WriteAdvice,
+    processes: Processes = ONE_PROCESS,
 ) -> Path:
     """Write the parts of every process, and return the checkpoint's folder. Raises InputError.
 
     What could not be written is taken away again.
     """
     path = run / f"{NAMED}{steps}"
-    advice = f"give a smaller --learning-rate{kept.after('')}"
-    processes.each(lambda: _check_finite(parts, f"step {steps:,}", advice))
-    processes.of_first(lambda: _replace_folder(path, kept))
+    rate_advice = f"give a smaller --learning-rate{advice.after('')}"
+    processes.each(lambda: _check_finite(parts, f"step {steps:,}", rate_advice))
+    processes.of_first(lambda: _replace_folder(path, advice))
     try:
-        _written(path, parts, kept)
+        _written(path, parts, advice)
         mine = [*path.glob(f"__{processes.rank}_*"), *([path / METADATA] if processes.first else [])]
         digests = processes.gathered({path.name: _digest(path) for path in mine})
         together = {name: digest for each in digests for name, digest in each.items()}
         facts = {"steps": steps, "logs": dict(logs), "digests": together}
-        processes.of_first(lambda: write_json(path / METADATA_FILE, facts, kept))
+        processes.of_first(lambda: write_json(path / METADATA_FILE, facts, advice))
     except InputError:
         if processes.first:
             rmtree(path, ignore_errors=True)
@@ -98,16 +103,16 @@ def save(
     return path
 
 
-def _replace_folder(path: Path, kept: WriteAdvice) -> None:
+def _replace_folder(path: Path, advice: WriteAdvice) -> None:
     try:
         if path.exists():  # what a killed run left
             rmtree(path)
         path.mkdir()
     except OSError as error:
-        raise cannot_write(path, error, kept) from None
+        raise cannot_write(path, error, advice) from None
 
 
-def _written(path: Path, parts: Parts, kept: WriteAdvice) -> None:
+def _written(path: Path, parts: Parts, advice: WriteAdvice) -> None:
     import torch.distributed as distributed
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save as write
@@ -119,9 +124,9 @@ def _written(path: Path, parts: Parts, kept: WriteAdvice) -> None:
         with _quietly():
             write(nested(parts), storage_writer=CheckpointWriter(path), no_dist=alone)
     except CheckpointException as error:
-        raise _refusal(path, error.failures.values(), kept) from None
+        raise _refusal(path, error.failures.values(), advice) from None
     except (OSError, RuntimeError) as error:
-        raise _refusal(path, [(error, None)], kept) from None
+        raise _refusal(path, [(error, None)], advice) from None
 
 
 @contextmanager
@@ -132,16 +137,16 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _refusal(path: Path, failures: Iterable[tuple[BaseException, Any]], kept: WriteAdvice) -> Exception:
+def _refusal(path: Path, failures: Iterable[tuple[BaseException, Any]], advice: WriteAdvice) -> Exception:
     """Return the error of the process that could not write; if a process is lost, that error."""
     errors = [error for error, _ in failures]
     if gone := next((error for error in errors if isinstance(error, RuntimeError) and is_of_peers(error)), None):
         return gone
     for error in errors:
         if isinstance(error, OSError):
-            return cannot_write(path, error, kept)
+            return cannot_write(path, error, advice)
     reason = str(errors[0]).strip().splitlines()[0] if errors else "no reason is given"
-    return InputError(f"cannot write {path}: {reason}{kept.after('')}")
+    return InputError(f"cannot write {path}: {reason}{advice.after('')}")
 
 
 def read(saved: SavedCheckpoint, parts: Parts, advice: str, processes: Processes = ONE_PROCESS) -> None:
@@ -195,10 +200,10 @@ def _check_finite(parts: Parts, where: str, advice: str) -> None:
             check_finite({name: part.array}, where, advice)
 
 
-def forget(run: Path, kept: int) -> None:
+def forget(run: Path, step: int) -> None:
     """Take away the checkpoints of other steps than that one, and what killed runs left of some."""
     for path in run.glob(f"{NAMED}*"):
-        if path.name != f"{NAMED}{kept}":
+        if path.name != f"{NAMED}{step}":
             with suppress(OSError):
                 (path / METADATA_FILE).unlink(missing_ok=True)  # first: what is no longer whole is no checkpoint
             rmtree(path, ignore_errors=True)

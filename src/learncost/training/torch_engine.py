@@ -112,7 +112,7 @@ class TorchEngine(NumPyEngine):
     _runner: TorchRunner
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
-        imported("torch", "--engine torch needs PyTorch", "torch")  # said here, before anything else is made
+        imported("torch", "--engine torch needs PyTorch", "torch")  # refused here, before anything else is made
         from learncost.engines.in_triton import check_device, check_gpu
 
         (check_gpu if options.device.startswith("cuda") else check_device)(options.device)

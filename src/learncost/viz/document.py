@@ -87,7 +87,7 @@ def document(request: Request, side_by_side: str | None = None) -> dict[str, Any
         "schema": SCHEMA,
         "version": __version__,
         "asked": _settings(request, side_by_side),
-        "facts": _facts(step),
+        "summary": _summary(step),
         "totals": _totals(step),
         **controls.to_dict(),
         "time": times(step, lines) if step.timing else None,
@@ -164,7 +164,7 @@ _STEP = attributes("model procedure price_book optimizer dtype plan counted sour
 _ERRATUM = attributes("id document where printed right effect")
 
 
-def _facts(step: Cost) -> dict[str, Any]:
+def _summary(step: Cost) -> dict[str, Any]:
     """Return the names and descriptions of the step."""
     assert step._built is not None
     return {

@@ -211,11 +211,11 @@ class _StepDrawing:
     def _loops(self, loop: _DrawnLoop, path: Path, times: int, outermost: bool) -> None:
         passes = ",".join(_ordered(leaf.row.macro_operation for leaf in _leaves(loop.parts)))
         if not self._iterations(loop, outermost):
-            with self.pen.around(f"{loop.count:,} iterations", "turn", passes, iterations=loop.count):
+            with self.pen.around(f"{loop.count:,} iterations", "iteration", passes, iterations=loop.count):
                 self._scope(loop.parts, (*path, 0), times * loop.count, False)
             return
         for iteration in reversed(range(loop.count)) if loop.repeat.reverse else range(loop.count):
-            with self.pen.around(loop.names.of(iteration), "block" if loop.names.block else "turn", passes):
+            with self.pen.around(loop.names.of(iteration), "block" if loop.names.block else "iteration", passes):
                 self._scope(loop.parts, (*path, iteration), times, False)
 
     def _layer(self, leaves: Sequence[_Leaf], path: Path, times: int) -> None:

@@ -136,7 +136,7 @@ def report(request: Request, *models: str, procedure: str | None = None, output:
         documents += of_model
     html = page(documents)
     while len(html.encode()) > LARGEST and len(documents) > 1 and not procedure:
-        last = documents.pop()["facts"]
+        last = documents.pop()["summary"]
         refused.append(f"{last['model']} by {last['procedure']}: the report would be larger than {LARGEST / 1e6:g} MB")
         html = page(documents)
     if len(html.encode()) > LARGEST:
@@ -148,7 +148,7 @@ def report(request: Request, *models: str, procedure: str | None = None, output:
     if path is not None:
         with written(path) as temporary:
             temporary.write_text(html, encoding="utf-8")
-    procedures = tuple(dict.fromkeys(each["facts"]["procedure"] for each in documents))
+    procedures = tuple(dict.fromkeys(each["summary"]["procedure"] for each in documents))
     named = dict.fromkeys(each["asked"]["model"] for each in documents)
     return Report(html, path, tuple(named), procedures, tuple(refused))
 

@@ -12,6 +12,6 @@ def least(dropout: float) -> int:
     return ceil(dropout * (1 << BITS))
 
 
-def kept(dropout: float) -> float:
+def scale(dropout: float) -> float:
     """Return the factor of kept elements, which preserves the mean."""
     return 1 / (1 - dropout)

@@ -300,11 +300,11 @@ class _FirmwareWriter:
             return
         gathers = entry == "gather"
         steps = f"{self.prefix}_steps{' + 1u' * gathers}"
-        least, kept = masks.least(self.content.dropout), initial(masks.kept(self.content.dropout), self.dtype)
+        least, scale = masks.least(self.content.dropout), initial(masks.scale(self.content.dropout), self.dtype)
         yield f"const uint32_t drawn = mixed({self.prefix}_seed * 0x9e3779b1u + {steps});"
         for number, name in enumerate(names):
             seed = f"mixed(drawn + {number * self.content.parts}u{' + gathered - 1u' * gathers})"
-            yield f"drop({self._points(name)}, {least}u, {kept}, {seed}, {self.names[name]});"
+            yield f"drop({self._points(name)}, {least}u, {scale}, {seed}, {self.names[name]});"
 
     def _halves(self) -> Iterator[str]:
         """Return the step that is called for each microbatch."""

@@ -137,14 +137,14 @@ class TapeTensor:
             tape.hold(*temporaries)
             return [tape.new(self.elements, self.width, transposed) if self.width != result_width else result]
 
-        kept: dict[str, tuple[TapeTensor | int, ...]] = {"operand": (self,), "result": (0,), "both": (self, 0)}
+        saved_by: dict[str, tuple[TapeTensor | int, ...]] = {"operand": (self,), "result": (0,), "both": (self, 0)}
         before = [tape.new(self.elements, result_width, self.transposed) for _ in range(row.before)]
         (result,) = tape.run(
             NAMES.get(name, name),
             (self,),
             ((self.elements, result_width),),
             _same if name == "shift" else backward,
-            kept.get(row.keeps, ()),
+            saved_by.get(row.keeps, ()),
             transposed=self.transposed,
         )
         tape.hold(*before)

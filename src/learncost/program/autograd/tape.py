@@ -44,14 +44,14 @@ class TapeNode:
     shape      of a weight
     operands   the receivers of the operands' gradients, with their numbers of elements and widths
     gradients  of its results, as far as they are defined
-    kept       its saved tensors
+    saved      its saved tensors
     frame      the checkpoint that recomputes its saved tensors
     """
 
     backward: Backward | None
     operands: tuple[tuple[TapeNode, int, int, int] | None, ...] = ()
     gradients: Gradients = field(default_factory=lambda: [None])
-    kept: tuple[TapeTensor, ...] = ()
+    saved: tuple[TapeTensor, ...] = ()
     frame: Frame | None = None
     label: str = ""
     name: str = ""
@@ -249,9 +249,9 @@ class Tape:
         """
         needed = not self._without and any(operand.node for operand in operands)
         target = self._again.pop(0) if self._again and needed and keeps else None
-        kept = tuple(each for each in keeps if not isinstance(each, int))
-        if target and len(kept) == len(keeps) and not self._again:
-            target.kept = kept
+        saved = tuple(each for each in keeps if not isinstance(each, int))
+        if target and len(saved) == len(keeps) and not self._again:
+            target.saved = saved
             raise StopRecomputationError
         selected = self._is_selected(name, operands)
         if views:
@@ -265,14 +265,14 @@ class Tape:
             self.builder.run(f"aten::{name}", read, written, arguments=self._arguments)
         if selected and self._frame:
             self._frame.results.append(made_values)
-        self.hold(*kept)
+        self.hold(*saved)
         if not needed:
             return made_values
-        remembered = (*kept, *(made_values[each] for each in keeps if isinstance(each, int)))
+        remembered = (*saved, *(made_values[each] for each in keeps if isinstance(each, int)))
         if self._again is None:
             node = self._node(name, operands, len(made_values), backward, remembered)
         elif target:
-            node, target.kept = _RECOMPUTED, remembered
+            node, target.saved = _RECOMPUTED, remembered
             if not self._again:
                 raise StopRecomputationError
         else:
@@ -308,7 +308,7 @@ class Tape:
             node.frame = self._frame
             self._frame.nodes.append(node)
         else:
-            node.kept = self._packed(remembered)
+            node.saved = self._packed(remembered)
         self.nodes.append(node)
         return node
 
@@ -438,7 +438,7 @@ class Tape:
                 node()
                 continue
             if not any(node.gradients):
-                self.hold(*node.kept)
+                self.hold(*node.saved)
                 self._ran(node)
                 continue
             self.label = node.label if node.label.endswith(", backward") else f"{node.label}, backward"
@@ -467,8 +467,8 @@ class Tape:
     def _back(self, node: TapeNode, again: bool) -> None:
         gradients, node.gradients = node.gradients, []
         assert node.backward
-        self._name, node.kept = node.name, self._unpacked(node.kept)
-        self.read(*gradients, *node.kept)
+        self._name, node.saved = node.name, self._unpacked(node.saved)
+        self.read(*gradients, *node.saved)
         for incoming in gradients:
             self._wait(incoming, -1)
         results = [*node.backward(gradients)]
@@ -478,7 +478,7 @@ class Tape:
             results[number] = self._settled(gradient, *place[2:]) if place and gradient else None
             self._wait(results[number])
         if not again:  # the hook that unpacks a recomputed tensor no longer holds it
-            self.hold(*node.kept)
+            self.hold(*node.saved)
         for place, gradient in zip(reversed(node.operands), reversed(results), strict=True):
             if place and gradient:
                 owner, number, *_ = place

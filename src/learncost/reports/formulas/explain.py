@@ -138,7 +138,7 @@ def _saved(topic: Subject) -> tuple[SavedValue, ...]:
     for item in saved_arrays:
         value = step.known[item.name]
         # a stack of all iterations is read inside by its slices' name
-        name = value.of if value.role == "kept" else item.name
+        name = value.of if value.role == "saved" else item.name
         reading = tuple(dict.fromkeys(readers.get(name, ())))
         saved_values.append(SavedValue(item.name, item.axes, item.name in inputs, reading, *inner.get(name, ())))
     return tuple(saved_values)

@@ -54,7 +54,7 @@ class ActivationConvention:
     source: str
     claim: str
     miscounts: tuple[str, ...]
-    kept: Mapping[str, tuple[SavedActivations, ...]]
+    saved: Mapping[str, tuple[SavedActivations, ...]]
     moments: Mapping[str, tuple[str, ...]]
 
     def elements(self, procedure: str, sizes: Mapping[str, int], corrected: bool = False) -> int | None:
@@ -68,7 +68,7 @@ class ActivationConvention:
             return max(_summed(moment, sizes) for moment in self.moments[stack])
         if procedure not in ("bp", "pepita"):
             return None
-        rows = (row for row in self.kept[stack] if not row.only or procedure in row.only)
+        rows = (row for row in self.saved[stack] if not row.only or procedure in row.only)
         return sum(_summed((corrected and row.corrected) or row.elements, sizes) for row in rows)
 
 
@@ -85,11 +85,11 @@ def conventions() -> Mapping[str, ActivationConvention]:
     for name, entry in tomllib.loads(text).items():
         stacks, miscounts = entry.pop("stacks"), tuple(entry.pop("miscounts"))
         arrays = {
-            stack: tuple(SavedActivations(**{**row, "only": tuple(row.get("only", ()))}) for row in table["kept"])
+            stack: tuple(SavedActivations(**{**row, "only": tuple(row.get("only", ()))}) for row in table["saved"])
             for stack, table in stacks.items()
         }
         moments = {stack: tuple(row["elements"] for row in table["moments"]) for stack, table in stacks.items()}
-        by_name[name] = ActivationConvention(name, miscounts=miscounts, kept=arrays, moments=moments, **entry)
+        by_name[name] = ActivationConvention(name, miscounts=miscounts, saved=arrays, moments=moments, **entry)
     return by_name
 
 

@@ -516,7 +516,7 @@ def _levels(
 
 def _widths(structure: Structure, table: Table, kind: Precision, gathers: bool = False) -> dict[str, int]:
     """Return the bytes of an element by role, and by name for exceptions."""
-    widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX}
+    widths = {"weight": kind.weight, "gradient": kind.gradient, "saved": kind.value, "": kind.value, "index": INDEX}
     widths |= {name: BYTES[value.dtype] for name, value in table.known.items() if value.dtype}
     if gathers:  # products add to the sums of the gradients of microbatches in place
         learning = (*table.weights, *table.projections)

@@ -111,7 +111,7 @@ class Corpus:
 
 
 def philox(seed: int, step: int, stream: int = 0) -> np.random.Philox:
-    """Return the random generator of a step; `turn` distinguishes several of one step."""
+    """Return the random generator of a step; `stream` distinguishes several of one step."""
     return np.random.Philox(key=np.array([seed, stream], np.uint64), counter=[0, 0, 0, step])
 
 

@@ -135,7 +135,7 @@ class Pairs(ExampleReader):
 def compared_text(tokenizer: Tokenizer, targets: Any, predictions: Any) -> str:
     """Return the target text, and the text predicted under teacher forcing."""
     mask = targets >= 0
-    return f"{tokenizer.decode(targets[mask])!r}, said {tokenizer.decode(predictions[mask])!r}"
+    return f"{tokenizer.decode(targets[mask])!r}, predicted {tokenizer.decode(predictions[mask])!r}"
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Classes(ExampleReader):
 def classes_of(batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
     """Return the class of each example, and its prediction."""
     return [
-        f"{labels[right]}, said {labels[predicted_label] if predicted_label < len(labels) else predicted_label}"
+        f"{labels[right]}, predicted {labels[predicted_label] if predicted_label < len(labels) else predicted_label}"
         for right, predicted_label in zip(batch["labels"], predicted(scores), strict=True)
     ]
 
@@ -215,7 +215,7 @@ class Words(ExampleReader):
         names = np.array([*labels, *map(str, range(len(labels), scores.shape[-1]))])
         return [
             f"{self.tokenizer.decode(tokens[keep])!r}: {' '.join(names[right[right >= 0]])}, "
-            f"said {' '.join(names[predictions[right >= 0]])}"
+            f"predicted {' '.join(names[predictions[right >= 0]])}"
             for tokens, keep, right, predictions in zip(
                 batch["tokens"], batch["mask"], batch["targets"], predicted(scores), strict=True
             )

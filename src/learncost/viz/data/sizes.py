@@ -116,7 +116,7 @@ def _axes(
 ) -> Iterator[tuple[str, Tree]]:
     """Return each axis as an expression in the sizes. With a cache, lengths are those of all tokens.
 
-    said  the sizes of the run that there are
+    chosen  the sizes of the run that can be chosen
     """
     assert step._priced is not None
     axes = step._priced.sizes

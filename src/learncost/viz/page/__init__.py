@@ -60,7 +60,7 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
     nonce      of the content security policy, where a server has one
     """
     procedures = dict(_titles())
-    procedures |= {name: procedure_title(name) for name in (document["facts"]["procedure"] for document in documents)}
+    procedures |= {name: procedure_title(name) for name in (document["summary"]["procedure"] for document in documents)}
     views = [
         {"name": name, "word": view.word, "title": view.title, "after": view.after} for name, view in VIEWS.items()
     ]
@@ -73,7 +73,7 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
     data = as_json(data_of_page).replace("<", "\\u003c")  # no text of the data can end its element
     parts = {
         "version": __version__,
-        "title": escape(" and ".join(dict.fromkeys(document["facts"]["model"] for document in documents)))
+        "title": escape(" and ".join(dict.fromkeys(document["summary"]["model"] for document in documents)))
         + " · learncost",
         "nonce": f' nonce="{escape(nonce)}"' if nonce else "",
         "style": _part("style.css"),

@@ -19,7 +19,7 @@ function drawBlocks(chart, place) {
   });
   const kinds = [...new Set([...chart.boxes.map(([, kind]) => kind), ...chart.spans.map(([kind]) => kind)])],
     fills = fillsOf(kinds),
-    said = element("p", { class: "caption said", "aria-live": "off" });
+    description = element("p", { class: "caption described", "aria-live": "off" });
   for (const tick of ticks(0, Number(chart.height), 5))
     svg.append(
       svgLine(left, y(tick), width - 4, y(tick)),
@@ -29,7 +29,7 @@ function drawBlocks(chart, place) {
   const tell = (box) => {
     const [name, kind, where, first, last, begin, size] = box;
     const scratch = kind === "given" ? "" : `${passName(kind)}${where ? `, ${where}` : ""}: `;
-    said.textContent = `${name} of ${scratch}${amountText(size, chart.unit)} from byte ${grouped(exact(begin))} on, from ${chart.moments} ${first} to ${last}.`;
+    description.textContent = `${name} of ${scratch}${amountText(size, chart.unit)} from byte ${grouped(exact(begin))} on, from ${chart.moments} ${first} to ${last}.`;
   };
   const largest = chart.boxes.reduce((most, box) => (Number(box[6]) * (box[4] - box[3] + 1) > Number(most[6]) * (most[4] - most[3] + 1) ? box : most), chart.boxes[0]);
   for (const [number, box] of chart.boxes.entries()) {
@@ -58,7 +58,7 @@ function drawBlocks(chart, place) {
   return [
     keysOf(fills),
     svg,
-    said,
+    description,
     asTable(
       ["array", "made in", "", `first ${chart.moments}`, `last ${chart.moments}`, "from byte", "bytes"],
       chart.boxes.map(([name, kind, where, first, last, begin, size]) => [name, passName(kind), where, first, last, grouped(exact(begin)), grouped(exact(size))]),

@@ -6,7 +6,7 @@ section(
   "conventions",
   (place) => {
     const conventions = page.step.conventions;
-    if (!conventions?.bars?.length || !page.step.said.learns) return false;
+    if (!conventions?.bars?.length || !page.step.summary.learns) return false;
     const names = Object.keys(conventions.to),
       usual = names.includes("torch-flop-counter") ? "torch-flop-counter" : names[names.length - 1];
     const to = names.includes(page.state.to) ? page.state.to : usual;

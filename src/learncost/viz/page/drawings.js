@@ -93,11 +93,11 @@ function drawBars(chart, place, pick) {
       : stackedBar(row, totals[at], chart.unit, { fills, scale, space, limit, isBelow: at === 0 && limit !== null });
     return element("tr", {}, element("td", { class: `name ${row.here ? "here" : ""}` }, name, row.here ? element("small", {}, "shown here") : null), element("td", {}, bar));
   });
-  const said = chart.limit ? element("p", { class: "caption" }, `${chart.limit[1]}${limit === null ? "" : ", the upright line"}.`) : null;
+  const limitNote = chart.limit ? element("p", { class: "caption" }, `${chart.limit[1]}${limit === null ? "" : ", the upright line"}.`) : null;
   return [
     keysOf(fills),
     element("table", { class: "rows bars" }, element("tbody", {}, ...rows)),
-    said,
+    limitNote,
     asTable(
       ["", ...kinds.map(passName), "in all"],
       chart.rows.filter((row) => !row.refused).map((row, at) => [

@@ -56,7 +56,7 @@ function save(name, type, content) {
 }
 
 function fileName(ending) {
-  return `${page.step.said.model.replace(/[^\w.-]+/g, "-")}-${page.step.said.procedure}.${ending}`;
+  return `${page.step.summary.model.replace(/[^\w.-]+/g, "-")}-${page.step.summary.procedure}.${ending}`;
 }
 
 /** What is shown, exactly: sizes, totals and lines; whole numbers as numbers, whatever their length. */
@@ -75,11 +75,11 @@ function saveJson() {
   }));
   const content = {
     learncost: step.version,
-    model: step.said.model,
-    procedure: step.said.procedure,
-    price_book: step.said.price_book,
-    dtype: step.said.dtype,
-    device: step.said.device,
+    model: step.summary.model,
+    procedure: step.summary.procedure,
+    price_book: step.summary.price_book,
+    dtype: step.summary.dtype,
+    device: step.summary.device,
     sizes: view.names,
     totals: view.totals,
     peak_bytes: view.peak,
@@ -138,7 +138,7 @@ function drawingOf() {
   copy.setAttribute("height", height);
   copy.setAttribute("font-family", getComputedStyle(document.body).fontFamily);
   copy.prepend(
-    svgElement("metadata", {}, `${callOf().command}; ${page.step.said.convention}; learncost ${page.step.version}`),
+    svgElement("metadata", {}, `${callOf().command}; ${page.step.summary.convention}; learncost ${page.step.version}`),
     svgElement("rect", { width: "100%", height: "100%", fill: getComputedStyle(document.body).backgroundColor }),
   );
   return { text: new XMLSerializer().serializeToString(copy), width, height };
@@ -203,7 +203,7 @@ async function takeFiles(files) {
   const { chosen, config, notes } = content,
     kept = notes.length ? ["on", "show", "order"] : ["procedure", "on", "show", "order"];
   page.config = config || null;
-  page.said = notes.join(" ");
+  page.notice = notes.join(" ");
   page.state = { ...Object.fromEntries(Object.entries(page.state).filter(([key]) => kept.includes(key))), ...chosen };
   ask(page.state, true);
 }

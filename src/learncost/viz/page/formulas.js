@@ -16,7 +16,7 @@ section("formulas", "formulas", (place) => {
   formulasOf = { step, quantity, refresh: [] };
   for (const line of view.lines) {
     if (line.mathml === undefined) continue;
-    const key = `${passName(line.phase)}: ${layerName(line, step.said.two_sided)}`;
+    const key = `${passName(line.phase)}: ${layerName(line, step.summary.two_sided)}`;
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(line);
   }

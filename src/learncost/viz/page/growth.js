@@ -11,7 +11,7 @@ section(
   (place) => {
     const all = page.step.growth ?? {},
       available = Object.keys(ALONG).filter((name) => all[name]?.places.length > 1);
-    if (!available.length || !page.step.said.learns) return false;
+    if (!available.length || !page.step.summary.learns) return false;
     const along = available.includes(page.state.grow) ? page.state.grow : available[0],
       grown = all[along];
     const ratios = grown.series.length > 1 && page.state.scale !== "absolute";
@@ -123,7 +123,7 @@ function drawGrowth(place, grown, ratios) {
     );
   if (ground !== null) {
     const text = [
-      `beyond the ${grouped(BigInt(grown.limit))} positions that ${page.step.said.model} learns →`,
+      `beyond the ${grouped(BigInt(grown.limit))} positions that ${page.step.summary.model} learns →`,
       "beyond its positions →",
     ].find((words) => textWidth(words, 12) < width - right - ground - 12);
     if (text)

@@ -47,7 +47,7 @@ section(
 
 function lineSaid(curve, at) {
   const line = curve.lines[at],
-    layer = [line.block && page.step.said.two_sided ? line.block : "", plainName(line.layer)]
+    layer = [line.block && page.step.summary.two_sided ? line.block : "", plainName(line.layer)]
       .filter(Boolean)
       .join(" ");
   return `${layer}${layer && line.macro_operation ? ", " : ""}${passName(line.macro_operation)}`;

@@ -68,7 +68,7 @@ function sliderField(name) {
       now = page.view.names[name],
       limit = most === null || most === undefined ? null : value(most, page.view.names);
     input.value = grouped(now);
-    follows.textContent = rule !== null && rule !== undefined && Number.isNaN(Number(rule)) && page.state[name] === undefined ? `follows: ${said(rule)}` : "";
+    follows.textContent = rule !== null && rule !== undefined && Number.isNaN(Number(rule)) && page.state[name] === undefined ? `follows: ${expressionText(rule)}` : "";
     if (!slider) return;
     slider.setAttribute("aria-valuetext", grouped(now));
     if (slider.matches(":active")) return; // the user sets it while dragging

@@ -98,7 +98,7 @@ function render(all = false) {
     const another = GIVEN.api && state.model !== undefined && state.model !== caseName(step, "model");
     page.view = viewOf(step, another ? {} : chosenSizes(step, state));
     page.step = step;
-    problem(page.refused || page.said);
+    problem(page.refused || page.notice);
   } catch (error) {
     if (!(error instanceof NotWhole)) throw error;
     problem(error.message);
@@ -230,7 +230,7 @@ function drawFooter() {
       element(
         "p",
         {},
-        `learncost ${page.step.version}. ${page.step.said.counted[0].toUpperCase()}${page.step.said.counted.slice(1)}; sizes: ${page.step.said.source}. Counts are exact; time and energy are predicted, not measured.`,
+        `learncost ${page.step.version}. ${page.step.summary.counted[0].toUpperCase()}${page.step.summary.counted.slice(1)}; sizes: ${page.step.summary.source}. Counts are exact; time and energy are predicted, not measured.`,
       ),
     );
 }

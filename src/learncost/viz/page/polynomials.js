@@ -25,7 +25,7 @@ function value(tree, names) {
     case "/":
       if (left % right)
         throw new NotWhole(
-          `${said(operands[0])} ${grouped(left)} is not a multiple of ${said(operands[1])} ${grouped(right)}`,
+          `${expressionText(operands[0])} ${grouped(left)} is not a multiple of ${expressionText(operands[1])} ${grouped(right)}`,
         );
       return left / right;
     case "//":
@@ -56,8 +56,8 @@ function value(tree, names) {
   throw new Error(`no operator is called ${sign}`);
 }
 
-function said(tree) {
-  return typeof tree === "object" ? tree.slice(1).map(said).join(` ${tree[0]} `) : String(tree);
+function expressionText(tree) {
+  return typeof tree === "object" ? tree.slice(1).map(expressionText).join(` ${tree[0]} `) : String(tree);
 }
 
 /** The sizes of a document with what is chosen in their place; what follows from others follows. Throws `NotWhole`. */
@@ -73,7 +73,7 @@ function sizesWith(step, chosen) {
     const most = value(size.most, names);
     if (most > 0n && names[size.name] > most)
       throw new NotWhole(
-        `${size.name} ${grouped(names[size.name])} is longer than the ${grouped(most)} positions that ${step.said.model} learns`,
+        `${size.name} ${grouped(names[size.name])} is longer than the ${grouped(most)} positions that ${step.summary.model} learns`,
       );
   }
   return names;

@@ -2,7 +2,7 @@
 "use strict";
 
 section("procedures", "procedures", (place) => {
-  if (!page.step.said.learns) return false;
+  if (!page.step.summary.learns) return false;
   const rows = proceduresNow();
   if (rows.length < 2) return false;
   const base = rows.find((row) => row.name === "bp") ?? rows[0];
@@ -28,7 +28,7 @@ section("procedures", "procedures", (place) => {
     ...(peaks ? [element("th", {}, `memory at the peak, all by ${page.step.compared.memory}`)] : []),
   );
   const body = rows.map((row) => {
-    const here = row.name === page.step.said.procedure;
+    const here = row.name === page.step.summary.procedure;
     const ratioText = row === base ? "1.00 × (base)" : ratio(row.flops, base.flops);
     return element(
       "tr",
@@ -63,7 +63,7 @@ section("procedures", "procedures", (place) => {
 /** The procedures at the sizes that are chosen: from the documents of each where they are there, else as they are. */
 function proceduresNow() {
   const compared = page.step.compared?.procedures ?? [];
-  const documents = new Map(siblings().map((step) => [step.said.procedure, step]));
+  const documents = new Map(siblings().map((step) => [step.summary.procedure, step]));
   return compared
     .filter((procedure) => !page.view.changed || documents.has(procedure.name) || GIVEN.api)
     .map((procedure) => {

@@ -12,7 +12,7 @@ section("time", "time", (place) => {
   );
   const all = order.reduce((sum, name) => sum + timed.limits[name], 0);
   const bounds = order.map((name) => `${share(timed.limits[name], all)} ${name}-bound`).join(", ");
-  const finding = `On the ${step.said.device} the step is ${bounds}`;
+  const finding = `On the ${step.summary.device} the step is ${bounds}`;
   const recordedNote = (recorded) =>
     recorded
       ? `These are the kernels of the table. ${recorded.program === "recorded" ? "The module’s own step, recorded operator by operator," : `The step ${recorded.program}`} takes ` +
@@ -31,7 +31,7 @@ section("time", "time", (place) => {
     element(
       "p",
       { class: "caption" },
-      `${recordedNote(step.time.recorded)}Predicted, not measured: ${seconds(view.totals.seconds)} is between ${between(view.totals.low, view.totals.high).replace("–", " and ")}. ${step.said.device_source[0].toUpperCase()}${step.said.device_source.slice(1)}. Lines that run inside another’s kernel have no point of their own.`,
+      `${recordedNote(step.time.recorded)}Predicted, not measured: ${seconds(view.totals.seconds)} is between ${between(view.totals.low, view.totals.high).replace("–", " and ")}. ${step.summary.device_source[0].toUpperCase()}${step.summary.device_source.slice(1)}. Lines that run inside another’s kernel have no point of their own.`,
     ),
     asTable(
       ["layer", "line", "pass", "FLOPs a byte", "FLOP/s", "time", "limit"],
@@ -175,7 +175,7 @@ function drawRoof(place, points, roof) {
     svgText(x(roof.ridge) + 5, height - bottom - 6, `ridge ${digits(roof.ridge)}`, { class: "faint small" }),
   );
   svg.append(
-    svgText(width - right, y(roof.peak) - 28, `compute ${si(roof.peak, "FLOP/s")}, ${page.step.said.dtype}`, {
+    svgText(width - right, y(roof.peak) - 28, `compute ${si(roof.peak, "FLOP/s")}, ${page.step.summary.dtype}`, {
       class: "faint small",
       "text-anchor": "end",
     }),

@@ -104,7 +104,7 @@ const plural = (count, singular, many = `${singular}s`) => (count === 1n ? singu
 function drawSentence() {
   const { step, view } = page,
     { totals, names } = view,
-    said = step.said;
+    summary = step.summary;
   const inside = [],
     put = (...parts) => inside.push(...parts);
   const model = chooser("model", "Model", caseName(step, "model"));
@@ -112,10 +112,10 @@ function drawSentence() {
     isBatch = names.batch_size !== undefined,
     batch = isBatch ? sizeField("batch_size", isSequence ? "Sequences in a step" : "Samples in a step") : "1",
     sequences = ` ${plural(names.batch_size ?? 1n, "sequence")}`;
-  if (said.procedure === "decode") {
+  if (summary.procedure === "decode") {
     put(
       "One step of ",
-      chooser("procedure", "Procedure", said.procedure, titleOf),
+      chooser("procedure", "Procedure", summary.procedure, titleOf),
       " by ",
       model,
       " for ",
@@ -127,11 +127,11 @@ function drawSentence() {
     );
   } else {
     const tokens = [
-      isSequence && sizeField("seq_len", said.two_sided ? "Tokens in a sequence of the encoder" : "Tokens in a sequence"),
+      isSequence && sizeField("seq_len", summary.two_sided ? "Tokens in a sequence of the encoder" : "Tokens in a sequence"),
     ];
-    if (said.two_sided && names.target_len !== undefined)
+    if (summary.two_sided && names.target_len !== undefined)
       tokens.push(" and ", sizeField("target_len", "Tokens in a sequence of the decoder"));
-    const opening = said.learns ? "One training step of " : "One pass of ";
+    const opening = summary.learns ? "One training step of " : "One pass of ";
     const run = isSequence
       ? [" on ", batch, sequences, " of ", ...tokens, ` ${plural(names.seq_len, "token")}`]
       : isBatch
@@ -141,8 +141,8 @@ function drawSentence() {
       opening,
       model,
       ...run,
-      said.learns ? " by " : " for ",
-      chooser("procedure", "Procedure", said.procedure, titleOf),
+      summary.learns ? " by " : " for ",
+      chooser("procedure", "Procedure", summary.procedure, titleOf),
     );
   }
   const facts = [["takes ", element("b", { id: "flops" }, `${words(totals.flops)} FLOPs`)]];
@@ -171,7 +171,7 @@ function drawSentence() {
       ),
       view.changed ? "" : element("span", { class: "range" }, ` (${between(recorded.low, recorded.high)})`),
       " on ",
-      deviceField(said),
+      deviceField(summary),
     ]);
   else if (totals.seconds)
     facts.push([
@@ -180,30 +180,30 @@ function drawSentence() {
       " ",
       element("span", { class: "range" }, `(${between(totals.low, totals.high)})`),
       " on ",
-      deviceField(said),
+      deviceField(summary),
     ]);
   put(" ");
   facts.forEach((fact, place) =>
     put(place === 0 ? "" : place === facts.length - 1 ? (facts.length > 2 ? ", and " : " and ") : ", ", ...fact),
   );
-  if (!totals.seconds && choicesOf("on")) put(", on ", deviceField(said));
+  if (!totals.seconds && choicesOf("on")) put(", on ", deviceField(summary));
   put(".");
   const place = document.getElementById("sentence"),
     focused = document.activeElement?.dataset?.control;
   place.replaceChildren(...inside);
   if (focused) place.querySelector(`[data-control="${focused}"]`)?.focus({ preventScroll: true });
   document.getElementById("exactly").replaceChildren(...exactly());
-  document.title = `${said.model}: what a step costs · learncost`;
+  document.title = `${summary.model}: what a step costs · learncost`;
 }
 
-function deviceField(said) {
+function deviceField(summary) {
   const options = (choicesOf("on") ?? []).map((choice) => choice.name);
-  if (!options.length) return element("b", {}, said.device);
-  const current = page.state.on === "none" ? "" : (said.device ?? page.state.on ?? "");
-  return kept("on", [current, said.device], () => element(
+  if (!options.length) return element("b", {}, summary.device);
+  const current = page.state.on === "none" ? "" : (summary.device ?? page.state.on ?? "");
+  return kept("on", [current, summary.device], () => element(
     "select",
     { "aria-label": "Device", "data-control": "on", onchange: (event) => choose({ on: event.target.value || "none" }) },
-    element("option", { value: "" }, said.device ? "no device" : "no device yet"),
+    element("option", { value: "" }, summary.device ? "no device" : "no device yet"),
     ...options.map((option) => element("option", { value: option, selected: option === current }, option)),
   ));
 }
@@ -211,7 +211,7 @@ function deviceField(said) {
 /** The exact numbers, and what they count. */
 function exactly() {
   const { step, view } = page,
-    said = step.said,
+    summary = step.summary,
     { totals } = view;
   const strong = (text) => element("strong", {}, text);
   const parts = [
@@ -219,16 +219,16 @@ function exactly() {
     strong(`${grouped(totals.flops)} FLOPs`),
     " and ",
     strong(`${grouped(totals.maccs)} MACCs`),
-    `: ${said.convention.replace(/^1 MACC = 2 FLOPs; /, "one multiply–accumulate (MACC) is two FLOPs; ")}. `,
+    `: ${summary.convention.replace(/^1 MACC = 2 FLOPs; /, "one multiply–accumulate (MACC) is two FLOPs; ")}. `,
   ];
-  parts.push(strong(`${grouped(totals.parameters)} parameters`), `: ${said.counted}. `);
-  parts.push(said.learns ? `Optimizer ${said.optimizer}, ${said.dtype}.` : `In ${said.dtype}.`);
-  if (said.plan) parts.push(` Plan: ${said.plan}.`);
-  if (said.trained !== "all") parts.push(` What learns: ${said.trained}.`);
+  parts.push(strong(`${grouped(totals.parameters)} parameters`), `: ${summary.counted}. `);
+  parts.push(summary.learns ? `Optimizer ${summary.optimizer}, ${summary.dtype}.` : `In ${summary.dtype}.`);
+  if (summary.plan) parts.push(` Plan: ${summary.plan}.`);
+  if (summary.trained !== "all") parts.push(` What learns: ${summary.trained}.`);
   const bars = step.conventions?.bars ?? [],
-    chosen = bars.find((bar) => bar.price_book === said.price_book);
+    chosen = bars.find((bar) => bar.price_book === summary.price_book);
   const others =
-    chosen && said.procedure === "bp" ? bars.filter((bar) => bar !== chosen).map((bar) => bar.ratio / chosen.ratio) : [];
+    chosen && summary.procedure === "bp" ? bars.filter((bar) => bar !== chosen).map((bar) => bar.ratio / chosen.ratio) : [];
   if (others.length)
     parts.push(
       ` Other price books say ${digits(Math.min(...others))} to ${digits(Math.max(...others))} times as many: `,

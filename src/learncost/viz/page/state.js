@@ -15,7 +15,7 @@ function withShared(step) {
 const VIEW_KEYS = { show: "flops", order: "pass", at: null, in: null, to: null, grow: "seq_len" };
 const CASES = ["model", "procedure"];
 
-const page = { state: {}, step: null, view: null, root: null, fixed: null, said: "", width: 0, paper: false };
+const page = { state: {}, step: null, view: null, root: null, fixed: null, notice: "", width: 0, paper: false };
 
 /** In the explorer: what there is to choose from, by the name of what takes it. */
 function choicesOf(name) {
@@ -31,7 +31,7 @@ function stateOf(hash) {
     else if (key) unknown.push(key);
   }
   if (state.show && !(state.show in QUANTITIES)) delete state.show;
-  if (unknown.length) page.said = `The address has ${unknown.join(", ")}, which this page does not know.`;
+  if (unknown.length) page.notice = `The address has ${unknown.join(", ")}, which this page does not know.`;
   return state;
 }
 
@@ -47,7 +47,7 @@ function knownKeys() {
 /** The address of a state: only what differs from the first document as it is. */
 function addressOf(state) {
   const first = GIVEN.documents[0],
-    usual = { ...VIEW_KEYS, model: caseName(first, "model"), procedure: first.said.procedure, on: first.said.device };
+    usual = { ...VIEW_KEYS, model: caseName(first, "model"), procedure: first.summary.procedure, on: first.summary.device };
   const settings = Object.entries(state).filter(
     ([key, setting]) => setting !== undefined && setting !== null && String(setting) !== String(usual[key]),
   );
@@ -61,7 +61,7 @@ function keepAddress(state, isEntry) {
 }
 
 function caseName(step, key) {
-  return key === "model" ? step.asked.model : step.said.procedure;
+  return key === "model" ? step.asked.model : step.summary.procedure;
 }
 
 /** Something else is chosen. While a value is dragged the history keeps one entry. */
@@ -71,7 +71,7 @@ function choose(changes, dragging = false) {
     if (state[key] === null || state[key] === undefined || state[key] === "") delete state[key];
   if ("model" in changes && changes.model !== caseName(page.step, "model"))
     for (const key of sizeKeys(page.step)) if (!(key in changes)) delete state[key];
-  if ("model" in changes) page.said = "";
+  if ("model" in changes) page.notice = "";
   page.state = state;
   keepAddress(state, !dragging);
   schedule();
@@ -174,7 +174,7 @@ async function ask(state, isEntry = false) {
       Object.assign(page, page.good);
       page.answered = queryKey(page.state, ofViews());
       keepAddress(page.state, false);
-      page.refused = content.error ?? `The server said ${answer.status}.`;
+      page.refused = content.error ?? `The server answered ${answer.status}.`;
       return render();
     }
     page.refused = null;

@@ -92,10 +92,10 @@ function partOf(view, line, twoSided) {
 
 /** The step as a tree by passes or by layers first: each node has a key, a name, its value in a quantity, its parts. */
 function treeOf(view, quantity, order) {
-  const twoSided = view.step.said.two_sided;
+  const twoSided = view.step.summary.two_sided;
   const root = {
     key: "",
-    name: view.step.said.learns ? "one step" : "one pass",
+    name: view.step.summary.learns ? "one step" : "one pass",
     depth: 0,
     parts: new Map(),
     lines: [],

@@ -80,7 +80,7 @@ function askView(view, state) {
       const content = await answer.json();
       if (number !== state.asked) return;
       state.key = key;
-      state.refused = answer.ok ? null : (content.error ?? `The server said ${answer.status}.`);
+      state.refused = answer.ok ? null : (content.error ?? `The server answered ${answer.status}.`);
       if (answer.ok) state.picture = content;
       state.number += 1;
       drawSection(SECTIONS.find(({ id }) => id === view.name));

@@ -606,7 +606,7 @@ def _outside(step: MemoryStep) -> str:
         return f"supports activations in {', '.join(TRAINED)} only"
     if step.in_flash:
         return "does not support --flash-size"
-    if step.kind.kept or step.kind.products or step.kind.learned:
+    if step.kind.saved or step.kind.products or step.kind.learned:
         return "does not support quantized weights or activations"
     paths = (term for line, _ in walk(step.forward.lines) if line.meta.layer == "lora" for term in line.right)
     if any(isinstance(term, Term) and term.indexed and term.name.partition("@")[0].endswith(".B") for term in paths):
